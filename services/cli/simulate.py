@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +87,9 @@ def training(
     predictor: Annotated[
         str, typer.Option(help="Predictor of job lengths: perfect; or, for recurring jobs, forest, mean or median.")
     ] = "perfect",
+    report: Annotated[
+        Path | None, typer.Option(help="Write figures and curves as one HTML page to this file.", metavar="FILE.html")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, or a list for several policies.")
     ] = False,
@@ -93,6 +98,8 @@ def training(
     from services.simulator.training import Inputs, OptionError, prepare
 
     add_plugins()
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
+        raise CliError(f"--report: {report} is no file in a folder that exists", EXIT_USAGE)
     sources = {"jobs": jobs, "carbon": carbon, "forecast": forecast}
     try:
         options = TrainingOptions(
@@ -123,8 +130,16 @@ def training(
     except OptionError as error:
         raise CliError(str(error), EXIT_USAGE) from None
     results: list[SimulationResult] = []
-    with _bar(len(run.workload), quiet=as_json) as report:
-        results.extend(run.results(report))
+    with _bar(len(run.workload), quiet=as_json) as advance:
+        results.extend(run.results(advance))
+    if report is not None:
+        from services.simulator.run_report import page_of
+
+        page = page_of(run, results, shlex.join(["wattshift", *sys.argv[1:]]))
+        try:
+            report.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise CliError(f"--report: {report} cannot be written: {error.strerror}", EXIT_USAGE) from None
     if as_json:
         print_json(run.document(results))
     else:

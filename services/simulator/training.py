@@ -68,7 +68,6 @@ class TrainingRun:
         results: list[SimulationResult] = []
         for result in self.results(report):
             results.append(result)
-            report(result.policy, result.completed, result.jobs)
         return self.document(results)
 
     def results(self, report: Progress | None = None) -> Iterator[SimulationResult]:

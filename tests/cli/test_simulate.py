@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from services.cli.client import CliError
 from services.cli.main import app
+from services.contracts.simulations import TrainingOptions
+from services.simulator.training import Inputs, prepare
 
 DAY = ["simulate", "training", "--jobs", "green-day", "--carbon", "GB", "--start", "2023-08-01", "--days", "0.2"]
 NEEDED = {"policy", "jobs", "completed", "avg_jct_s", "p99_jct_s", "makespan_s", "energy_kwh", "carbon_kg"} | {
@@ -76,3 +79,38 @@ def test_policies_may_see_four_days_ahead_by_the_forecasts_of_the_time(capsys: p
 
     assert day["completed"] == days["completed"] == day["jobs"]
     assert day["avg_jct_s"] < days["avg_jct_s"]
+
+
+def test_the_report_is_one_page_with_the_curves_the_front_and_the_bound(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "run.html"
+
+    run(capsys, "--policy", "las,wait-awhile", "--report", str(page))
+
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"<h2>([^<]*)</h2>", text) == [
+        *("Figures", "Carbon against completion time", "Power", "Intensity", "Queue", "Inputs"),
+    ]
+    assert len(re.findall("<circle", text)) == 2
+    assert re.search(r"bound: [\d.]+ kg", text)
+    assert "prefers-color-scheme:dark" in text
+    assert not re.search(r"<script|\ssrc=|https?://[^<]*\.(?:js|css)", text)
+
+
+@pytest.mark.parametrize("place", ["missing/run.html", "."])
+def test_a_report_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path, place: str) -> None:
+    with pytest.raises(CliError, match="--report"):
+        app([*DAY, "--policy", "green", "--report", str(tmp_path / place)], standalone_mode=False)
+
+
+def test_progress_ends_full() -> None:
+    options = TrainingOptions(policy="fifo,las", cluster="1x1:RTX3090", start="2023-08-01", days=0.1, round_minutes=7)
+    told: dict[str, tuple[int, int]] = {}
+
+    for _ in prepare(options, Inputs("green-day", "GB", "perfect")).results(
+        lambda name, done, of: told.update({name: (done, of)})
+    ):
+        pass
+
+    assert [done == of > 0 for done, of in told.values()] == [True, True]

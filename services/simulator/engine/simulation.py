@@ -55,7 +55,7 @@ from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 STALLED_S = 60 * 86_400.0
 
 Progress = Callable[[int, int], None]
-"""Called now and then with the numbers of ended jobs and of all jobs."""
+"""Called now and then with the numbers of ended jobs and of all jobs; with the latter for both when all is done."""
 
 
 def simulate(
@@ -272,6 +272,8 @@ class Simulation:
                 self._passive()
         if math.isfinite(until_s) and until_s > self.gangs.now_s:
             self._advance(until_s)
+        if progress is not None:
+            progress(len(self.workload), len(self.workload))
         return self._result(parameters)
 
     def _show(self, rows: Iterable[int]) -> None:

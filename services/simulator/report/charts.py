@@ -28,6 +28,15 @@ class Line:
     y: Sequence[float]
 
 
+@dataclass(frozen=True)
+class Dot:
+    """A point with a name."""
+
+    name: str
+    x: float
+    y: float
+
+
 def colour(index: int) -> str:
     """Return the colour of the series of that number."""
     return COLOURS[index % len(COLOURS)]
@@ -149,6 +158,53 @@ def lines(series: Sequence[Line], unit: str, behind: Line | None = None, behind_
         x = LEFT + hours / last * (WIDTH - LEFT - RIGHT)
         parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{hours:g} h", "middle"))
     return f'<p class="unit">{escape(unit)}</p>' + _svg(parts) + legend([line.name for line in drawn], behind_unit)
+
+
+def dots(points: Sequence[Dot], x_unit: str, y_unit: str, line: float | None = None, what: str = "") -> str:
+    """Return points, of which those are joined that no other one is below and left of.
+
+    Args:
+        points: Less is better along both axes.
+        x_unit, y_unit: What the axes are.
+        line: A value of y that is drawn across; None: none.
+        what: What that is.
+    """
+    if not points:
+        return "<p>nothing to draw</p>"
+    right = max(point.x for point in points) * 1.12 or 1.0
+    heights = [point.y for point in points] + ([] if line is None else [line])
+    margin = 0.15 * (max(heights) - min(heights)) or 0.1 * abs(heights[0]) or 1.0
+    low, top = min(heights) - margin, max(heights) + margin
+    parts = [_frame(low, top)]
+
+    def place(point: Dot) -> tuple[float, float]:
+        return LEFT + point.x / right * (WIDTH - LEFT - RIGHT), _y(point.y, low, top)
+
+    for value in ticks(0.0, right):
+        x = LEFT + value / right * (WIDTH - LEFT - RIGHT)
+        parts.append(_text(x, HEIGHT - BOTTOM + 16, f"{value:g}", "middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_unit, "middle"))
+    if line is not None:
+        y = _y(line, low, top)
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{GRID_COLOUR}" stroke-dasharray="6 3"/>')
+        parts.append(_text(LEFT + 4, y - 4, what, "start", 11, GRID_COLOUR))
+    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front(points)))
+    parts.append(f'<polyline points="{joined}" fill="none" stroke="{INK}" stroke-width="1.2"/>')
+    for index, point in enumerate(points):
+        x, y = place(point)
+        title = f"<title>{escape(point.name)}: {point.x:.3g}, {point.y:.4g}</title>"
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour(index)}">{title}</circle>')
+        parts.append(_text(x + 8, y - 6 if index % 2 else y + 14, point.name, "start"))
+    return f'<p class="unit">{escape(y_unit)}</p>' + _svg(parts) + legend([point.name for point in points])
+
+
+def front(points: Sequence[Dot]) -> list[Dot]:
+    """Return the points that no other one is below and left of, from left to right."""
+    best: list[Dot] = []
+    for point in sorted(points, key=lambda each: (each.x, each.y)):
+        if not best or point.y < best[-1].y:
+            best.append(point)
+    return best
 
 
 def picture(charts: Sequence[tuple[str, Sequence[Line]]]) -> str:
