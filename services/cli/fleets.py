@@ -74,6 +74,8 @@ def show_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
         "applications": ", ".join(fleet["apps"]) or "none",
         "plan": plan_line(fleet["plan"]),
     }
+    if fleet["detail"]:
+        rows["waits"] = fleet["detail"]
     if fleet["only_proposes"]:
         rows["only proposals"] = fleet["only_proposes"]
     show_rows(rows)

@@ -342,7 +342,8 @@ class Fleet(Message):
     updated_at: Instant
     apps: list[str] = Field(description="Applications that use it.")
     gpus: list[FleetGpu]
-    missing_gpus: int = Field(description="GPUs that it should have and that are not there.")
+    missing_gpus: int = Field(description="GPUs that it should have and that are not there, or that jobs still use.")
+    detail: str | None = Field(default=None, description="Why its applications cannot run at all; null if they can.")
     only_proposes: str | None = Field(default=None, description="Why plans are only proposed; null if they are not.")
     plan: FleetPlan | None = Field(default=None, description="The newest plan.")
 

@@ -103,6 +103,26 @@ class FleetWorld:
             *(name, ZONE, devices),
         )
 
+    async def use(self, gpu: int, job: str | None) -> None:
+        """Have a job of others run on a GPU of the first node, or end."""
+        allocation = f"allocation_{gpu}"
+        if job is None:
+            await self.database.execute("DELETE FROM device_claims WHERE allocation_id = $1", allocation)
+            return
+        await self.database.execute(
+            "INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state) "
+            "VALUES ($1, 'acme', 'job', 'default', '{}', '{}', 'running')",
+            job,
+        )
+        await self.database.execute(
+            "INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port) "
+            "VALUES ($1, $2, 1, 'running', 1, '[]', 1)",
+            *(allocation, job),
+        )
+        await self.database.execute(
+            "INSERT INTO device_claims (node_id, device, allocation_id) VALUES ('n0', $1, $2)", gpu, allocation
+        )
+
     async def lose(self, node: str, *, back: bool = False) -> None:
         await self.database.execute("UPDATE nodes SET state = $2 WHERE id = $1", node, "up" if back else "down")
 
@@ -330,7 +350,7 @@ async def a_fleet_world(database_url: str, **changes: Any) -> AsyncIterator[Flee
     await database.execute("SET session_replication_role = replica")  # rows stand for jobs that are not there
     await database.execute(
         "TRUNCATE fleets, apps, fleet_plans, app_observations, pool_instances, gpu_partitions, device_claims, "
-        "allocations, nodes, audit_log, energy_usages CASCADE"
+        "allocations, nodes, audit_log, energy_usages, jobs CASCADE"
     )
     world = FleetWorld(engine, database, ServingRepository(engine), Grid(), settings)
     world.grid.gco2_per_kwh[ZONE] = 200

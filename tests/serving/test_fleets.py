@@ -119,6 +119,30 @@ async def test_a_gpu_on_which_a_job_runs_does_not_keep_applications_waiting(worl
     assert await world.running() == {"photos big.7g": 2}
 
 
+async def test_a_fleet_whose_gpus_jobs_use_says_so_and_begins_by_itself(world: FleetWorld) -> None:
+    for gpu in range(4):
+        await world.use(gpu, f"job_{gpu}")
+    await world.fleets.put("edge", a_fleet(gpus=2), OPERATOR)
+    await world.apps.put("photos", an_app(), ACME)
+    await world.turn(3)
+    shown = await world.fleets.find("edge", OPERATOR)
+    assert (shown.plan, shown.missing_gpus) == (None, 2)
+    assert shown.detail is not None
+    assert "Jobs still run on all of its GPUs" in shown.detail
+    assert [gpu.detail for gpu in shown.gpus] == ["job_0 runs on it until it ends", "job_1 runs on it until it ends"]
+
+    await world.use(1, None)
+    await world.settle()
+    assert await world.running() == {"photos big.7g": 1}
+    assert (await world.fleets.find("edge", OPERATOR)).detail is None
+    await world.use(0, None)
+    await world.later(10)
+    await world.turn(2)
+    plan = await world.settle()
+    assert await world.plans() == [("first", "applied"), ("gpus", "applied")]
+    assert plan["basis"]["gpus"] == [["n0", 0], ["n0", 1]]
+
+
 async def test_a_plan_that_waits_is_given_up_for_a_newer_one(world: FleetWorld) -> None:
     await cut_by_plan(world, requests_per_s=20)  # both GPUs are needed
     for _ in range(10):

@@ -32,6 +32,7 @@ class GpuState:
         wanted: How it is to be cut.
         state: How far the node is with that: ``pending``, ``busy``, ``applied`` or ``failed``.
         is_up: Whether its node is up and accepts work.
+        used_by: A job of others that still runs on it; None if there is none.
     """
 
     at: Gpu
@@ -40,6 +41,12 @@ class GpuState:
     state: str
     is_up: bool
     detail: str = ""
+    used_by: str | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether instances can run on it now."""
+        return self.is_up and self.used_by is None
 
 
 @dataclass(frozen=True, slots=True)

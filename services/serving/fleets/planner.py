@@ -132,7 +132,7 @@ class FleetPlanner:
 
     async def _take_gpus(self, queries: Queries, fleet: FleetState) -> bool:
         """Take GPUs that are missing and give back those that are too many; return whether there were any."""
-        record, up = fleet.record, fleet.up
+        record, up = fleet.record, [gpu for gpu, state in sorted(fleet.gpus.items()) if state.is_up]
         missing = record.spec.gpus - len(up)
         changed = False
         if missing > 0:
@@ -141,7 +141,7 @@ class FleetPlanner:
                     log.info("fleet.gpu_taken", fleet=record.name, node=gpu[0], gpu=gpu[1])
                     changed = True
         elif missing < 0:
-            idle_first = sorted(up, key=lambda gpu: (len(record.assignment.get(gpu, ())), gpu))
+            idle_first = sorted(up, key=lambda gpu: (len(record.assignment.get(gpu, ())), gpu in fleet.up, gpu))
             for gpu in idle_first[:-missing]:
                 await queries.fleets.release(gpu, record.name)
                 log.info("fleet.gpu_given_back", fleet=record.name, node=gpu[0], gpu=gpu[1])
@@ -348,7 +348,7 @@ async def begin_proposed(queries: Queries, record: FleetRecord, plan: PlanRecord
     if newest is None or newest.id != plan.id:
         return f"Plan {plan.id} is outdated: plan {newest.id if newest else '-'} is newer."
     states = {state.at: state for state in (await queries.fleets.gpus([record.name])).get(record.name, [])}
-    if set(plan.basis.gpus) != {gpu for gpu, state in states.items() if state.is_up}:
+    if set(plan.basis.gpus) != {gpu for gpu, state in states.items() if state.is_usable}:
         return f"Plan {plan.id} is outdated: the fleet's GPUs have changed."
     answer = PartitionResult.model_validate(plan.result)
     placed = await queries.fleets.placed([app.name for app in await queries.apps.of_fleet(record.name)])

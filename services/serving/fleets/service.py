@@ -362,12 +362,22 @@ async def show_fleets(queries: Queries, records: list[FleetRecord]) -> list[Flee
                 updated_at=record.updated_at,
                 apps=users.get(record.name, []),
                 gpus=[_show_gpu(state) for state in states],
-                missing_gpus=max(record.spec.gpus - sum(state.is_up for state in states), 0),
+                missing_gpus=max(record.spec.gpus - sum(state.is_usable for state in states), 0),
+                detail=_why_it_waits(states) if users.get(record.name) else None,
                 only_proposes=record.only_proposes,
                 plan=plan and show_plan(plan),
             )
         )
     return shown
+
+
+def _why_it_waits(states: list[GpuState]) -> str | None:
+    """Return why a fleet's applications cannot run at all; None where they can."""
+    if any(state.is_usable for state in states):
+        return None
+    if any(state.is_up for state in states):
+        return "Jobs still run on all of its GPUs; applications start by themselves once one of these is free."
+    return "It has no GPU; applications start by themselves once there is one."
 
 
 def _show_gpu(state: GpuState) -> FleetGpu:
@@ -377,7 +387,7 @@ def _show_gpu(state: GpuState) -> FleetGpu:
         sizes=list(ordered(size for size in state.sizes if size)),
         wanted=list(state.wanted),
         state=state.state,
-        detail=state.detail or None,
+        detail=f"{state.used_by} runs on it until it ends" if state.used_by else state.detail or None,
         is_up=state.is_up,
     )
 

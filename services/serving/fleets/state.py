@@ -45,8 +45,8 @@ class FleetState:
 
     @property
     def up(self) -> list[Gpu]:
-        """Its GPUs that are up."""
-        return [gpu for gpu, state in sorted(self.gpus.items()) if state.is_up]
+        """Its GPUs on which instances can run: that are up, and that no job of others uses any more."""
+        return [gpu for gpu, state in sorted(self.gpus.items()) if state.is_usable]
 
     @property
     def basis(self) -> Basis:

@@ -42,7 +42,11 @@ _IS_UP = """(n.state = 'up' AND NOT n.draining AND coalesce(w.state, 'on') <> 'f
              AND (n.lease_until > now() OR w.state IN ('off', 'waking')))"""
 
 GPUS = text(f"""
-SELECT p.owner, p.node_id, p.gpu, p.sizes, p.state, p.detail, n.devices, coalesce({_IS_UP}, false) AS is_up
+SELECT p.owner, p.node_id, p.gpu, p.sizes, p.state, p.detail, n.devices, coalesce({_IS_UP}, false) AS is_up,
+       (SELECT min(j.id)
+          FROM device_claims c JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id
+         WHERE c.node_id = p.node_id AND coalesce(c.parent, c.device) = p.gpu
+           AND j.spec #>> '{{service,fleet}}' IS DISTINCT FROM p.owner) AS used_by
   FROM gpu_partitions p LEFT JOIN nodes n ON n.id = p.node_id LEFT JOIN node_power w ON w.node_id = p.node_id
  WHERE p.owner = ANY(CAST(:fleets AS text[])) ORDER BY p.node_id, p.gpu
 """)
@@ -192,6 +196,7 @@ class FleetRows:
                     state=row["state"],
                     is_up=row["is_up"] and sizes is not None,
                     detail=row["detail"] or "",
+                    used_by=row["used_by"],
                 )
             )
         return found
