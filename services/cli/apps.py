@@ -156,23 +156,24 @@ def report(
         "saved": "-" if saved is None else f"{saved:.1f} %",
     }
     if found["evaluations"]:
-        rows["searches by measurement"] = _evaluations(found["evaluations"])
+        rows |= _evaluations(found["evaluations"])
     show_rows(rows)
 
 
-def _evaluations(found: dict[str, Any]) -> str:
+def _evaluations(found: dict[str, Any]) -> dict[str, str]:
     """Return what searches by measurement did, in a few words."""
-    said = f"{found['evaluations']} evaluations, {found['measuring_s']:.0f} s of them measured"
-    said += f" and {found['bringing_up_s']:.0f} s until instances were ready"
-    said += f"; {found['late']} of {found['answered']} answers late, {found['failed']} failed"
-    if found["unmeasured"]:
-        said += f"; {found['unmeasured']} could not be measured"
+    unmeasured = f", {found['unmeasured']} could not be measured" if found["unmeasured"] else ""
     errors = [
-        f"{what} {found[f'{name}_error_pct']:+.1f} %"
-        for what, name in (("p95", "p95"), ("energy", "energy"), ("accuracy", "accuracy"))
+        f"{name} {found[f'{name}_error_pct']:+.1f} %"
+        for name in ("accuracy", "p95", "energy")
         if found[f"{name}_error_pct"] is not None
     ]
-    return f"{said}; the model against what was measured: {', '.join(errors)}" if errors else said
+    return {
+        "evaluations": f"{found['evaluations']} measured for {found['measuring_s']:.0f} s{unmeasured}; "
+        f"{found['bringing_up_s']:.0f} s until instances were ready",
+        "meanwhile": f"{found['late']} of {found['answered']} answers late, {found['failed']} failed",
+        "model is off by": ", ".join(errors) or "-",
+    }
 
 
 def delete_app(name: AppArgument, as_json: AsJson = False) -> None:

@@ -130,7 +130,9 @@ def list_plans(
     shown = output.table("plan", "made", "because of", "gCO2/kWh", "state", "instances", right=("gCO2/kWh",))
     for plan in found:
         instances = "; ".join(f"{each['name']}: {configuration(each['instances'])}" for each in plan["applications"])
-        said = [each for each in (plan["detail"], searched(plan["search"])) if each]
+        search = plan["search"]
+        is_told = search is not None and search["detail"] == plan["detail"]
+        said = [each for each in (None if is_told else plan["detail"], searched(search)) if each]
         state = ": ".join([plan["state"], *said])
         shown.add_row(
             *(plan["id"], output.age(plan["made_at"]), WHY[plan["trigger"]], f"{plan['gco2_per_kwh']:.0f}"),

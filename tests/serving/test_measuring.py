@@ -36,7 +36,7 @@ def evaluated(
     searches: dict[str, MeasuredSearch], p95_ms: float, waiting: int = 0
 ) -> tuple[FleetEvaluation, dict[str, Window]]:
     seen = Seen(100, 100, 0, 8_400.0, {bucket_of(p95_ms): 100})
-    windows = {"photos": Window(seen, 2_500.0, waiting, seats=2)}
+    windows = {"photos": Window(seen, 2_500.0, waiting)}
     present = FleetEvaluation(begun_at=NOW, applications=[AppEvaluation(name="photos", instances=BIG, is_tried=True)])
     return measured_of(present, searches, windows, NOW), windows
 
@@ -47,8 +47,8 @@ def evaluated(
         (300, 0, 0.9, None),
         (375, 0, 0.9, "The p95 of photos was"),
         (300, 0, 0.7, "more than 70 % of its SLA of 400 ms"),
-        (300, 2, 0.9, None),
-        (300, 3, 0.9, "3 requests waited in the queue of photos."),
+        (300, 12, 0.9, None),
+        (300, 13, 0.9, "The queue of photos held 13 requests, which take 390 ms: more than 90 % of its SLA"),
     ],
 )
 def test_there_is_room_while_latency_is_below_a_share_of_the_sla_and_the_queue_is_short(

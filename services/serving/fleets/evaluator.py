@@ -184,10 +184,8 @@ class Evaluator:
         windows: dict[str, Window] = {}
         for app in fleet.apps:
             rest = max(searches[app.name].gpus - held_gpus(app.name, [*fleet.gpus.values()], fleet.instances), 0.0)
-            seats = app.spec.concurrency * sum(each.kind[0] == app.name for each in fleet.instances)
-            windows[app.name] = Window(
-                seen[app.name], energy_j[app.name] + idle_w * rest * length_s, waiting[app.name], seats
-            )
+            used_j = energy_j[app.name] + idle_w * rest * length_s
+            windows[app.name] = Window(seen[app.name], used_j, waiting[app.name])
         return windows, until
 
     async def _unmeasured(self, queries: Queries, fleet: FleetState, plan: PlanRecord, detail: str) -> None:

@@ -53,13 +53,11 @@ class Window:
         seen: Its requests.
         energy_j: Of the GPUs: what its instances used, and the idle power of the rest of its share.
         waiting: Requests in its queue at the end.
-        seats: Requests that its instances take at once.
     """
 
     seen: Seen
     energy_j: float
     waiting: int
-    seats: int
 
 
 @dataclass(frozen=True)
@@ -195,14 +193,19 @@ def without_room(
 ) -> str | None:
     """Return why no further configuration may be tried from this one; None where the SLAs have room."""
     for each in evaluation.applications:
-        window, sla_ms = windows[each.name], 1_000 * searches[each.name].goal.baseline.p95_s
+        of, waiting = searches[each.name], windows[each.name].waiting
+        sla_ms = 1_000 * of.goal.baseline.p95_s
         if each.measured is not None and each.measured.p95_ms > share * sla_ms:
             return (
                 f"The p95 of {each.name} was {each.measured.p95_ms:.0f} ms, "
                 f"which is more than {100 * share:.0f} % of its SLA of {sla_ms:g} ms."
             )
-        if window.waiting > window.seats:
-            return f"{window.waiting} requests waited in the queue of {each.name}."
+        queue_ms = 1_000 * waiting / of.application.capacity_per_s(graph_of(of.application, each.instances).weights)
+        if queue_ms > share * sla_ms:
+            return (
+                f"The queue of {each.name} held {waiting} requests, which take {queue_ms:.0f} ms: "
+                f"more than {100 * share:.0f} % of its SLA of {sla_ms:g} ms."
+            )
     return None
 
 
