@@ -221,6 +221,8 @@ def show_search(plan: dict[str, Any] | None) -> None:
     if plan is None or search is None:
         return
     console.print(f"searched by measurement: {searched(search)}")
+    if not search["evaluations"]:
+        return
     chosen = {each["name"]: each["instances"] for each in plan["applications"]} if search["ended_at"] else {}
     right = ("accuracy", "p95 (model)", "J/request (model)", "objective (model)", "late", "ready after")
     shown = output.table("evaluation", "application", "instances", *right, right=right)

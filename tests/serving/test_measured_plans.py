@@ -152,7 +152,7 @@ async def test_too_few_requests_leave_the_plan_to_the_model(world: FleetWorld) -
         if plan["state"] == "applied":
             break
     (evaluation,) = plan["search"]["evaluations"]
-    assert re.fullmatch(r"photos had only 1\d answers within 60 s\.", evaluation["detail"])
+    assert re.fullmatch(r"photos had 1\d answers within 60 s; 20 are needed\.", evaluation["detail"])
     assert await world.running() != {"photos big.7g": 2}
 
 

@@ -177,7 +177,8 @@ class Evaluator:
                 return None
             if length_s < least_s:
                 return f"The ledger had no energy of all instances within {patience_s:.0f} s."
-            return f"{few[0]} had only {seen[few[0]].answered} answers within {patience_s:.0f} s."
+            answered = seen[few[0]].answered
+            return f"{few[0]} had {answered} answers within {patience_s:.0f} s; {LEAST_ANSWERS} are needed."
         energy_j, _ = await apps.energy(searches, start_at, until)
         waiting = await apps.waiting(searches, until)
         idle_w = idle_w_of(spec) or 0.0
