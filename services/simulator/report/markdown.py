@@ -73,6 +73,10 @@ def unfinished(folder: Path) -> list[tuple[str, str]]:
     return list(dict.fromkeys((label, signal) for label, signal in missing))
 
 
+def _has_results(folder: Path) -> bool:
+    return (folder / "index.json").is_file()
+
+
 def _index(folder: Path) -> list[tuple[str, str, str]]:
     found: list[list[str]] = json.loads((folder / "index.json").read_text(encoding="utf-8"))
     return [(key, label, signal) for key, label, signal in found]
@@ -135,10 +139,15 @@ def _settings(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
 
 
 def _settings_by(rows: Sequence[Compared], over: str) -> list[str]:
-    others = sorted((row for row in rows if row.label != BASELINE), key=lambda row: row.of[0])
+    others = sorted((row for row in rows if row.label != BASELINE), key=lambda row: _by_numbers(row.of[0]))
     lines = [[row.of[0], row.label, *changes(row)] for row in others]
     head = f"Against {BASELINE} in the same setting, means over {over}:"
     return [f"{head}\n\n{_table(['setting', 'policy', *HEAD], lines)}"]
+
+
+def _by_numbers(label: str) -> list[tuple[int, str]]:
+    """Return a key that sorts the numbers in labels by their size."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
 
 
 KINDS: Mapping[str, Callable[[Sequence[Result], Sequence[Result]], list[str]]] = {
@@ -187,7 +196,7 @@ def fill(text: str, results: Path) -> str:
 
     def made(match: re.Match[str]) -> str:
         folder, which = results / match[1], match[2] or ""
-        if not folder.is_dir():
+        if not _has_results(folder):
             return match[0]
         waiting = ", ".join(f"{label} ({signal})" for label, signal in unfinished(folder))
         rest = f"\nNot run everywhere yet, and left out: {waiting}.\n" if waiting else ""
@@ -196,12 +205,22 @@ def fill(text: str, results: Path) -> str:
     return MARK.sub(made, text)
 
 
-def cells_of(text: str, results: Path) -> bytes:
-    """Return the figures of every cell behind a page, one row each: CSV, packed."""
+def cells_of(text: str, results: Path, before: bytes = b"") -> bytes:
+    """Return the figures of every cell behind a page, one row each: CSV, packed.
+
+    Args:
+        text: The page.
+        results: Folder of results.
+        before: The cells until now: those of experiments without results stay, as their tables do.
+    """
     rows = io.StringIO()
     out = csv.writer(rows, lineterminator="\n")
     out.writerow(["experiment", "policy", "trace", "zone", "signal", "seed", *FIGURES])
+    known = list(csv.reader(io.StringIO(gzip.decompress(before).decode()))) if before else []
     for name in sorted({match[1] for match in MARK.finditer(text)}):
+        if not _has_results(results / name):
+            out.writerows(row for row in known if row[0] == name)
+            continue
         for cell in load(results / name)[0]:
             figures = (cell["summary"][figure] for figure in FIGURES)
             shown = (f"{value:.7g}" if isinstance(value, float) else value for value in figures)
@@ -213,7 +232,8 @@ def fill_page(page: Path, results: Path) -> None:
     """Fill a page in place, and write the cells beside it."""
     text = fill(page.read_text(encoding="utf-8"), results)
     page.write_text(text, encoding="utf-8")
-    page.with_name(f"{page.stem}-cells.csv.gz").write_bytes(cells_of(text, results))
+    cells = page.with_name(f"{page.stem}-cells.csv.gz")
+    cells.write_bytes(cells_of(text, results, cells.read_bytes() if cells.exists() else b""))
 
 
 if __name__ == "__main__":

@@ -210,6 +210,11 @@ def test_a_page_of_results_is_filled_and_its_cells_lie_beside_it(
     assert len(rows) == 1 + len(results)
     assert rows[1].startswith("small,Tiresias (LAS),two hours,GB,direct,1,")
 
+    fill_page(page, folder / "elsewhere")
+
+    assert page.read_text(encoding="utf-8") == once, "an experiment without results keeps its tables"
+    assert gzip.decompress((folder / "page-cells.csv.gz").read_bytes()).decode().splitlines() == rows
+
 
 def test_a_policy_that_has_not_run_everywhere_is_left_out_of_a_page(tmp_path: Path) -> None:
     index = [["k1", "a", "direct"], ["k2", "a", "direct"], ["k3", "a", "lifecycle"], ["k4", "b", "direct"]]
@@ -303,15 +308,15 @@ def test_one_setting_on_several_days_is_one_row() -> None:
         summary = dict.fromkeys((*RATIOS.values(), "idle_energy_kwh", "idle_carbon_kg"), 1.0)
         return {"inputs": inputs, "summary": {**summary, "carbon_kg": carbon}}
 
-    traces = ("a, August 8", "a, August 22", "b, August 8")
+    traces = ("10 W, August 8", "10 W, August 22", "5 W, August 8")
     cells = [cell(BASELINE, trace, 10.0) for trace in traces]
     cells += [cell("x", trace, carbon) for trace, carbon in zip(traces, (8.0, 9.0, 11.0), strict=True)]
 
     lines = tables(cells, [], "settings").splitlines()
 
     assert [line.split(" | ")[:3] for line in lines if "| x |" in line] == [
-        ["| a", "x", "-15.0 %"],
-        ["| b", "x", "+10.0 %"],
+        ["| 5 W", "x", "+10.0 %"],
+        ["| 10 W", "x", "-15.0 %"],
     ]
 
 
