@@ -170,7 +170,10 @@ def load_experiment(path: Path) -> Experiment:
         raise DomainError(f"{path}: every policy must have its own label, and the baseline must be one of them")
     shared = dict(content.get("options", {}))
     for trace, choice in product(traces, choices):
-        _check_options({**shared, **trace.options, **choice.options}, path)
+        options = {**shared, **trace.options, **choice.options}
+        _check_options(options, path)
+        if content.get("bound_horizons_h") and "host_per_job_w" in options:
+            raise DomainError(f"{path}: no bound is known for hosts charged per job: leave out bound_horizons_h")
     return Experiment(
         name=str(content.get("name", path.stem)),
         cluster=str(content.get("cluster", "32x2:RTX3090")),

@@ -93,6 +93,7 @@ def test_a_file_lists_its_cells_the_baseline_first(file: Path) -> None:
         (('policy = "green"', 'label = "x"'), "missing"),
         (("tail_days = 2", "options = { host_per_job = 1.0 }"), "the engine has no option 'host_per_job'"),
         (("tail_days = 2", "options = { host_per_job_once = true }"), "once needs host_per_job_w"),
+        (("tail_days = 2", "options = { host_per_job_w = 100.0 }"), "leave out bound_horizons_h"),
         (("params = {", 'options = { grace_s = "2" }\nparams = {'), "grace_s must be a number, not '2'"),
     ],
 )
