@@ -1,18 +1,19 @@
 """A-SRPT against its paper as tables: ``python -m reproductions.asrpt PAGE RESULTS``.
 
 RESULTS is a folder with what ``wattshift simulate experiment`` left of the experiments in ``TABLES``, each in a folder
-of that name; what is missing leaves its table as it is, and of an experiment that was stopped, what is there counts. In
-PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew; the
-text around it is by hand.
+of that name; what is missing leaves its table as it is, and of an experiment that was stopped, what is there counts.
+Some rows are runs of another experiment: 10 Gb/s is the 0 % on one GPU, tau 1 and the group's median are the defaults.
+In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew; the text around it is by hand.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from services.simulator.experiments.cell import workload_of
 from services.simulator.experiments.plan import Trace
 from services.simulator.workload import ClusterSpec, Workload
 
-TABLES = ("a-srpt-jobs", "a-srpt-jobs-150k", "a-srpt-single", "a-srpt-bandwidth", "a-srpt-predictors")
+TABLES = ("a-srpt-jobs", "a-srpt-jobs-150k", "a-srpt-single", "a-srpt-bandwidth", "a-srpt-tau", "a-srpt-predictors")
 OURS = "a-srpt"
 HOUR_S = 3_600.0
 
@@ -53,9 +54,20 @@ class Run:
         return str(self.inputs["trace"]["label"])
 
     @property
+    def seed(self) -> int:
+        """Of the workload."""
+        return int(self.inputs["seed"])
+
+    def named(self, label: str, trace: str | None = None) -> Run:
+        """Return the run under other labels, as another experiment would have it."""
+        choice = {**self.inputs["choice"], "label": label}
+        own = {**self.inputs["trace"], "label": self.trace if trace is None else trace}
+        return Run({**self.inputs, "choice": choice, "trace": own}, self.summary, self.predictions)
+
+    @property
     def workload(self) -> Workload:
         """The jobs."""
-        return _jobs(json.dumps(self.inputs["trace"], sort_keys=True), int(self.inputs["seed"]))
+        return _jobs(json.dumps(self.inputs["trace"], sort_keys=True), self.seed)
 
     @property
     def flow_s(self) -> float:
@@ -84,22 +96,48 @@ def runs_of(folder: Path) -> list[Run]:
 
 
 def compared(runs: list[Run]) -> str:
-    """Return mean completion times by policy and trace, and what A-SRPT makes of the sum against each baseline."""
-    traces = list(dict.fromkeys(run.trace for run in runs))
-    of = {(run.label, run.trace): run for run in runs}
-    head = ["policy", *(f"{trace}: mean JCT" for trace in traces), *(f"{trace}: a-srpt's sum" for trace in traces)]
+    """Return mean completion times by policy and trace, seed by seed, and what A-SRPT makes of each baseline's.
+
+    The last columns are of the sum of completion times that all count from the first submission.
+    """
+    traces, seeds = (list(dict.fromkeys(of)) for of in ([run.trace for run in runs], [run.seed for run in runs]))
+    of = {(run.label, run.trace, run.seed): run for run in runs}
+    head = ["policy"]
+    for what in ("mean JCT", "a-srpt's mean against it", "a-srpt's sum"):
+        head += [f"{trace}: {what}" for trace in traces]
     rows: list[list[str]] = []
     for label in dict.fromkeys(run.label for run in runs):
-        found = [of.get((label, trace)) for trace in traces]
-        means = ["-" if run is None else f"{run.summary['avg_jct_s'] / HOUR_S:.2f} h" for run in found]
-        rows.append([label, *means, *(_against(of.get((OURS, run.trace)) if run else None, run) for run in found)])
+        found = [[of.get((label, trace, seed)) for seed in seeds] for trace in traces]
+        ours = [[of.get((OURS, trace, seed)) for seed in seeds] for trace in traces]
+        means = [", ".join(f"{run.summary['avg_jct_s'] / HOUR_S:.2f}" for run in each if run) for each in found]
+        rows.append([label, *(f"{each} h" if each else "-" for each in means)])
+        for amount in (attrgetter("flow_s"), attrgetter("total_s")):
+            rows[-1] += [_against(*both, amount) for both in zip(ours, found, strict=True)]
     return rows_of(head, rows)
 
 
-def _against(ours: Run | None, other: Run | None) -> str:
-    if ours is None or other is None or ours is other:
-        return "-"
-    return f"{100 * (ours.total_s / other.total_s - 1):+.0f} %"
+def _against(ours: list[Run | None], others: list[Run | None], amount: Callable[[Run], float]) -> str:
+    """Return what A-SRPT makes of a baseline, from the best seed to the worst."""
+    pairs = [(one, other) for one, other in zip(ours, others, strict=True) if one and other and one is not other]
+    changes = sorted({f"{100 * (amount(one) / amount(other) - 1):+.0f}" for one, other in pairs}, key=float)
+    return " to ".join(dict.fromkeys((changes[0], changes[-1]))) + " %" if changes else "-"
+
+
+def waits_for_servers(runs: list[Run]) -> str:
+    """Return what it costs to wait longer or shorter for better servers."""
+    head = ["tau", "mean JCT", "last job ends after"]
+    ordered = sorted(runs, key=lambda run: run.inputs["choice"]["params"].get("tau", AsrptConfig.tau))
+    return rows_of(
+        head,
+        (
+            [
+                f"{run.inputs['choice']['params'].get('tau', AsrptConfig.tau):g}",
+                f"{run.summary['avg_jct_s'] / HOUR_S:.1f} h",
+                f"{run.summary['makespan_s'] / 86_400:.0f} days",
+            ]
+            for run in ordered
+        ),
+    )
 
 
 def predictors(runs: list[Run]) -> str:
@@ -127,7 +165,7 @@ def theorem(runs: Iterable[Run]) -> str:
     rows: list[list[str]] = []
     for run in runs:
         params = run.inputs["choice"]["params"]
-        if run.inputs["choice"]["policy"] != OURS or "machine_speed" in params:
+        if run.inputs["choice"]["policy"] != OURS or run.seed != 1:
             continue
         jobs, cluster = run.workload, ClusterSpec.parse(run.inputs["cluster"])
         promise = _promise(run, float(params.get("tau", AsrptConfig.tau)))
@@ -165,14 +203,29 @@ def _promise(run: Run, tau: float) -> Promise:
     )
 
 
+def with_shared_runs(found: dict[str, list[Run]]) -> dict[str, list[Run]]:
+    """Return the experiments' runs, each with those that another experiment did for it; see the module."""
+    of = {name: list(found.get(name, ())) for name in TABLES}
+    slow, fast = ([run for run in of["a-srpt-bandwidth"] if run.trace == trace] for trace in ("1 Gb/s", "50 Gb/s"))
+    paper = [run.named(run.label, "10 Gb/s") for run in of["a-srpt-single"] if run.trace == "0 %"]
+    of["a-srpt-bandwidth"] = slow + paper + fast
+    of["a-srpt-tau"] += [run for run in slow if run.label == OURS]
+    median = [run.named(f"{run.label}, median") for run in of["a-srpt-jobs"] if run.seed == 1]
+    by_policy = ("a-srpt, median", "spwf, median", "wcs-duration, median")
+    of["a-srpt-predictors"] += [run for run in median if run.label in by_policy]
+    of["a-srpt-predictors"].sort(key=lambda run: (run.inputs["choice"]["policy"], -run.predictions["exact"]))
+    return {name: of[name] for name in found}
+
+
 def main() -> None:
     """Make the tables of a page anew."""
     page, results = Path(sys.argv[1]), Path(sys.argv[2])
-    found = {name: runs_of(results / name) for name in TABLES if (results / name / "index.json").exists()}
-    makers = {name: predictors if name == "a-srpt-predictors" else compared for name in found}
-    tables = {name: partial(makers[name], runs) for name, runs in found.items()}
+    there = {name: runs_of(results / name) for name in TABLES if (results / name / "index.json").exists()}
+    found = with_shared_runs(there)
+    makers = {"a-srpt-predictors": predictors, "a-srpt-tau": waits_for_servers}
+    tables = {name: partial(makers.get(name, compared), runs) for name, runs in found.items()}
     if found:
-        tables["a-srpt-theorem"] = partial(theorem, [run for runs in found.values() for run in runs])
+        tables["a-srpt-theorem"] = partial(theorem, [run for runs in there.values() for run in runs])
     fill(page, tables)
 
 
