@@ -30,7 +30,15 @@ from services.simulator.experiments.cell import workload_of
 from services.simulator.experiments.plan import Trace
 from services.simulator.workload import ClusterSpec, Workload
 
-TABLES = ("a-srpt-jobs", "a-srpt-jobs-150k", "a-srpt-single", "a-srpt-bandwidth", "a-srpt-tau", "a-srpt-predictors")
+TABLES = (
+    "a-srpt-jobs",
+    "a-srpt-jobs-150k",
+    "a-srpt-small",
+    "a-srpt-single",
+    "a-srpt-bandwidth",
+    "a-srpt-tau",
+    "a-srpt-predictors",
+)
 OURS = "a-srpt"
 HOUR_S = 3_600.0
 
