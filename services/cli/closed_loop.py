@@ -3,6 +3,8 @@
 It runs on the node, by ``python3 -c`` and possibly in a container, so it uses the standard library of Python 3.8 alone.
 Its only argument is a JSON object; its standard output is one JSON line, and everything that the server prints goes to
 standard error. Requests go over one connection on loopback, as long as the server keeps it open.
+
+Instances that are measured together meet at a port of loopback once their servers are ready, and begin at one moment.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import subprocess
 import sys
 import time
 from typing import Any
+
+SLOWEST = 8
+"""Instances beside this one take at most so many times as long for a request."""
 
 
 class GaveUp(Exception):  # noqa: N818  not an error of the program
@@ -84,6 +89,61 @@ def send_for(seconds: float, port: int, request: dict[str, Any]) -> tuple[float,
     return started, started + now - began, took_s
 
 
+def meet(port: int, token: str, rank: int, instances: int, within_s: float) -> float:
+    """Return when all instances begin, UTC seconds, once each of them is here; the one of rank 0 lets the others in.
+
+    Raises:
+        GaveUp: Some do not come in time, or the port is in use.
+    """
+    deadline = time.monotonic() + within_s
+    return _let_in(port, token, instances, deadline) if rank == 0 else _come_in(port, token, deadline)
+
+
+def _let_in(port: int, token: str, instances: int, deadline: float) -> float:
+    door = socket.socket()
+    inside: list[socket.socket] = []
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(("127.0.0.1", port))
+        door.listen(instances)
+        while len(inside) < instances - 1:
+            door.settimeout(max(deadline - time.monotonic(), 0.001))
+            guest, _ = door.accept()
+            guest.settimeout(5)
+            try:
+                known = guest.recv(len(token)).decode() == token
+            except (OSError, ValueError):
+                known = False
+            if known:
+                inside.append(guest)
+            else:
+                guest.close()
+        begins = time.time() + 0.5
+        for guest in inside:
+            guest.sendall(f"{begins!r}\n".encode())
+        return begins
+    except socket.timeout:  # noqa: UP041  it is no TimeoutError before Python 3.10
+        raise GaveUp(f"only {len(inside) + 1} of {instances} instances were ready in time") from None
+    except OSError as error:
+        raise GaveUp(f"the instances cannot meet at port {port}: {error}") from error
+    finally:
+        for each in [door, *inside]:
+            each.close()
+
+
+def _come_in(port: int, token: str, deadline: float) -> float:
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise GaveUp("the other instances were not ready in time")
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=left_s) as way:
+                way.sendall(token.encode())
+                return float(way.makefile().readline())
+        except (OSError, ValueError):  # nobody lets in yet, or no more
+            time.sleep(0.1)
+
+
 def percentile(ordered: list[float], share: float) -> float:
     """Return a percentile of sorted values, between the two nearest."""
     at = share * (len(ordered) - 1)
@@ -99,8 +159,14 @@ def measure(plan: dict[str, Any]) -> dict[str, Any]:
     server = subprocess.Popen(plan["command"], env=environment, stdout=sys.stderr)
     try:
         wait_until_ready(server, port, plan["health_path"], plan["ready_timeout_s"])
+        together = plan.get("together")
+        if together is not None:
+            begins = meet(within_s=plan["ready_timeout_s"], **together)
+            time.sleep(max(begins - time.time(), 0.0))
         send_for(plan["warmup_s"], port, plan["request"])
         started, ended, took_s = send_for(plan["seconds"], port, plan["request"])
+        if together is not None:  # so that no instance loses its neighbours while it is still measured
+            send_for(min(max(1.0, SLOWEST * max(took_s)), plan["seconds"]), port, plan["request"])
     finally:
         server.terminate()
         try:

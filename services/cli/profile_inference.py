@@ -1,18 +1,21 @@
 """``wattshift profile inference``: measure how fast variants of a model are on slices of a GPU, and what they draw.
 
-For each size the GPU is cut, and each variant runs there as a job that sends itself one request after another
-(``closed_loop``). The agent's readings of the GPU's energy counter during that time are its energy. What is measured is
-in the file at once, so that a run that was killed goes on where it was. The GPU ends as it was cut before.
+For each size, or each mix of sizes, the GPU is cut, and each variant runs there as jobs that send themselves one
+request after another (``closed_loop``); those of a mix do so at the same time. The agent's readings of the GPU's
+energy counter during that time are its energy. What is measured is in the file at once, so that a run that was killed
+goes on where it was. The GPU ends as it was cut before.
 """
 
 from __future__ import annotations
 
 import json
+import random
+import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +38,7 @@ from services.cli.slice_profiles import (
     Variant,
     gpu_name,
     is_whole,
+    mixes_of,
     read_family,
     reading_of,
     row_of,
@@ -47,6 +51,8 @@ from services.core.domain.mig import parent_of, slice_name
 
 POLL_S = 0.5
 _GRACE_S = 10.0
+_PORTS = (20_000, 30_000)
+"""Where instances meet; below the ports that Linux gives to connections."""
 
 
 def register(app: typer.Typer) -> None:
@@ -76,8 +82,19 @@ def inference(
     file: Annotated[Path, typer.Argument(help="The model's variants as JSON; docs/profiles.md describes it.")],
     node: Annotated[str, typer.Option(help="The GPU's node.")],
     gpu: Annotated[int, typer.Option(help="Index of the GPU on its node.")] = 0,
-    out: Annotated[Path, typer.Option(help="CSV file that rows are added to.")] = Path("inference_slices.csv"),
-    slices: Annotated[str, typer.Option(help="Sizes to measure on; 7g is the GPU as a whole.")] = "1g,2g,3g,4g,7g",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="CSV file that rows are added to; by default inference_slices.csv or inference_shared.csv."),
+    ] = None,
+    slices: Annotated[
+        str, typer.Option(help="Sizes to measure on, one alone; 7g is the GPU as a whole.")
+    ] = "1g,2g,3g,4g,7g",
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Measure instances that run at once on slices of the GPU, by --mixes.")
+    ] = False,
+    mixes: Annotated[
+        str, typer.Option(help="With --shared: what the GPU is cut into, each with an instance of the same variant.")
+    ] = "1g+1g+1g+1g+1g+1g+1g,4g+2g+1g",
     seconds: Annotated[float, typer.Option(min=1, max=3_600, help="How long each measurement takes.")] = 10,
     warmup: Annotated[float, typer.Option(min=0, max=3_600, help="Seconds of requests before it.")] = 2,
     ready_timeout: Annotated[float, typer.Option(min=1, max=86_400, help="How long a server may take to load.")] = 300,
@@ -90,15 +107,18 @@ def inference(
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast variants of a model answer on slices of a GPU, and the energy of a request."""
-    family, sizes = read_family(file), slice_sizes(slices)
+    if shared and mps:
+        raise CliError("--shared needs slices of their own for instances: it does not go with --mps", EXIT_USAGE)
+    family = read_family(file)
+    cuts = mixes_of(mixes) if shared else [(size,) for size in slice_sizes(slices)]
+    out = out or Path("inference_shared.csv" if shared else "inference_slices.csv")
     settings = Settings(seconds, warmup, ready_timeout, filled(python), mps)
     gateway = Gateway()
     bench = Bench(gateway, node, gpu, settings, quiet=as_json)
     profile = ProfileFile(out, bench.gpu_name)
-    wanted = [(size, variant) for size in sizes for variant in family.variants]
+    wanted = [(sizes, variant) for sizes in cuts for variant in family.variants]
     missing = [each for each in wanted if not profile.has(family.family, each[1].name, each[0])]
-    cuts = any(not is_whole(size) for size, _ in missing) and not mps
-    if cuts and not bench.device["can_partition"]:
+    if any(not _is_whole(sizes) for sizes, _ in missing) and not mps and not bench.device["can_partition"]:
         raise CliError(
             f"GPU {gpu} of {node} cannot be cut into slices; measure the whole GPU with --slices 7g, or parts of it by "
             "CUDA MPS with --mps",
@@ -107,18 +127,27 @@ def inference(
     rows: list[Row] = []
     with _left_as_it_was(bench, out), _bar(len(wanted), quiet=as_json) as report:
         report(len(wanted) - len(missing), "")
-        for number, (size, variant) in enumerate(missing, len(wanted) - len(missing)):
-            report(number, f"{variant.name} on {slice_name(size)}")
+        for number, (sizes, variant) in enumerate(missing, len(wanted) - len(missing)):
+            report(number, f"{variant.name} on {_names(sizes)}")
             if not mps:
-                bench.cut([] if is_whole(size) else [size])
-            row = bench.measure(family, variant, size)
-            profile.add(row)
-            rows.append(row)
+                bench.cut([] if _is_whole(sizes) else list(sizes))
+            measured = bench.measure(family, variant, sizes)
+            profile.add(measured)
+            rows += measured
         report(len(wanted), family.family)
+    count = sum(len(sizes) for sizes, _ in wanted)
     if as_json:
-        output.print_json({"file": str(out), "rows": len(wanted), "measured": [row.__dict__ for row in rows]})
+        output.print_json({"file": str(out), "rows": count, "measured": [row.__dict__ for row in rows]})
     else:
-        console.print(f"{out}: {len(wanted)} rows, {len(rows)} of them measured now, on {bench.gpu_name}")
+        console.print(f"{out}: {count} rows, {len(rows)} of them measured now, on {bench.gpu_name}")
+
+
+def _is_whole(sizes: Sequence[int]) -> bool:
+    return len(sizes) == 1 and is_whole(sizes[0])
+
+
+def _names(sizes: Sequence[int]) -> str:
+    return "+".join(map(slice_name, sizes))
 
 
 class Bench:
@@ -142,7 +171,7 @@ class Bench:
         self._quiet = quiet
         self.state_file: Path | None = None
         self._before: list[int] = self.sizes(self.node())
-        self.job = ""
+        self.jobs: list[str] = []
         self.device = next(
             (each for each in self.node()["devices"] if each["index"] == gpu and parent_of(each["index"]) is None), {}
         )
@@ -170,7 +199,7 @@ class Bench:
         return [device["sevenths"] for device in devices if device.get("parent") == self.gpu]
 
     def begin(self, state_file: Path) -> None:
-        """Remember how the GPU is cut; after a run that was killed, how it was before that, and end its job."""
+        """Remember how the GPU is cut; after a run that was killed, how it was before that, and end its jobs."""
         self.state_file = state_file
         try:
             left = json.loads(state_file.read_text(encoding="utf-8"))
@@ -180,8 +209,8 @@ class Bench:
                     "killed: run that again, or cut the GPU yourself and remove the file",
                     EXIT_USAGE,
                 )
-            self._before, self.job = [int(size) for size in left["before"]], str(left["job"])
-            self._end_job()
+            self._before, self.jobs = [int(size) for size in left["before"]], _jobs_of(left)
+            self._end_jobs()
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -189,8 +218,8 @@ class Bench:
         self._save()
 
     def end(self) -> None:
-        """End the job that runs, and cut the GPU as it was before."""
-        self._end_job()
+        """End the jobs that run, and cut the GPU as it was before."""
+        self._end_jobs()
         if not self._settings.mps:
             self.cut(self._before)
         if self.state_file is not None:
@@ -220,30 +249,45 @@ class Bench:
                 said = self._say(said, f"GPU {self.gpu} of {self.node_id} is to be cut: {row['detail']}")
             time.sleep(POLL_S)
 
-    def measure(self, family: Family, variant: Variant, size: int) -> Row:
-        """Measure a variant on a slice of the GPU that has this size alone.
+    def measure(self, family: Family, variant: Variant, sizes: Sequence[int]) -> list[Row]:
+        """Measure a variant on the slices that the GPU has, which have these sizes, with an instance on each.
 
         Raises:
             CliError: it cannot be measured; the message says why.
         """
-        what = f"{variant.name} on {slice_name(size)}"
-        self.job = submit_all(self._gateway, [self._spec(family, variant, size)])[0]["id"]
-        self._save()
+        what = f"{variant.name} on {_names(sizes)}"
+        for spec in self._specs(family, variant, sizes):
+            self.jobs.append(submit_all(self._gateway, [spec])[0]["id"])
+            self._save()
         readings: dict[float, Reading] = {}
-        said = ""
-        while (job := self._gateway.get(f"/v1/jobs/{self.job}"))["state"] not in FINAL:
-            if job["state"] == "queued" and job.get("detail"):
-                said = self._say(said, f"{what}: {job['detail']}")
-            for node, gpu in self._places(job, size, what):
-                if (reading := reading_of(self.node(node), gpu)) is not None:
-                    readings[reading.at_s] = reading
+        said, ended = "", dict[str, dict[str, Any]]()
+        while len(ended) < len(self.jobs):
+            for job_id in [each for each in self.jobs if each not in ended]:
+                job = self._gateway.get(f"/v1/jobs/{job_id}")
+                if job["state"] in FINAL:
+                    ended[job_id] = self._result(job, what)
+                    continue
+                if job["state"] == "queued" and job.get("detail"):
+                    said = self._say(said, f"{what}: {job['detail']}")
+                for node, gpu in self._places(job, sizes, what):
+                    if (reading := reading_of(self.node(node), gpu)) is not None:
+                        readings[reading.at_s] = reading
             time.sleep(POLL_S)
-        measured = self._result(job, what)
-        self.job = ""
+        of_jobs, self.jobs = self.jobs, []
         self._save()
-        return row_of(self.gpu_name, family.family, variant.name, size, measured, sorted(readings.values(), key=_at))
+        read = sorted(readings.values(), key=_at)
+        names = self.gpu_name, family.family, variant.name
+        return [row_of(*names, size, ended[job], read, sizes) for size, job in zip(sizes, of_jobs, strict=True)]
 
-    def _spec(self, family: Family, variant: Variant, size: int) -> JobSpec:
+    def _specs(self, family: Family, variant: Variant, sizes: Sequence[int]) -> Iterator[JobSpec]:
+        if len(sizes) == 1:
+            yield self._spec(family, variant, sizes[0], {})
+            return
+        met: dict[str, Any] = {"port": random.randrange(*_PORTS), "token": secrets.token_hex(8)}
+        for rank, size in enumerate(sizes):
+            yield self._spec(family, variant, size, {"together": {**met, "rank": rank, "instances": len(sizes)}})
+
+    def _spec(self, family: Family, variant: Variant, size: int, together: dict[str, Any]) -> JobSpec:
         settings = self._settings
         body = family.request.body
         plan = {
@@ -257,6 +301,7 @@ class Bench:
             "warmup_s": settings.warmup_s,
             "seconds": settings.seconds,
             "grace_s": _GRACE_S,
+            **together,
         }
         own = {"WATTSHIFT_APP": family.family, "WATTSHIFT_VARIANT": variant.name, "WATTSHIFT_SLICE": slice_name(size)}
         if settings.mps:
@@ -272,10 +317,12 @@ class Bench:
             labels={"profile": family.family},
             preemptible=False,
             grace_s=2 * _GRACE_S,
-            time_limit_s=settings.ready_timeout_s + settings.warmup_s + settings.seconds + 6 * _GRACE_S,
+            time_limit_s=(2 if together else 1) * (settings.ready_timeout_s + settings.seconds)
+            + settings.warmup_s
+            + 6 * _GRACE_S,
         )
 
-    def _places(self, job: dict[str, Any], size: int, what: str) -> list[tuple[str, int]]:
+    def _places(self, job: dict[str, Any], sizes: Sequence[int], what: str) -> list[tuple[str, int]]:
         """Return the GPU that a job runs on, with its node; nothing before it starts.
 
         Raises:
@@ -287,7 +334,7 @@ class Bench:
             for share in job["placement"]
             for index in share["devices"]
         ]
-        if found and not (is_whole(size) or self._settings.mps) and found != [(self.node_id, self.gpu)]:
+        if found and not (_is_whole(sizes) or self._settings.mps) and found != [(self.node_id, self.gpu)]:
             ((node, gpu), *_) = found
             raise CliError(
                 f"{what}: the job was placed on a slice of GPU {gpu} of {node}; drain that node while this GPU is "
@@ -302,7 +349,7 @@ class Bench:
         Raises:
             CliError: it has failed.
         """
-        text = self._gateway.text(f"/v1/jobs/{self.job}/logs", stream="stdout").text.strip()
+        text = self._gateway.text(f"/v1/jobs/{job['id']}/logs", stream="stdout").text.strip()
         try:
             found = json.loads(text.splitlines()[-1])
         except (ValueError, IndexError):
@@ -310,30 +357,35 @@ class Bench:
         if not isinstance(found, dict) or "requests" not in found:
             why = found.get("error") if isinstance(found, dict) else None
             reason = why or job.get("detail") or f"the job has {job['state']}"
-            raise CliError(f"{what}: {reason}; `wattshift logs {self.job}` has its output", EXIT_FAILED)
+            raise CliError(f"{what}: {reason}; `wattshift logs {job['id']}` has its output", EXIT_FAILED)
         return found
 
-    def _end_job(self) -> None:
-        """Cancel the job that runs, if one does, and wait for its end."""
-        job, self.job = self.job, ""
-        if not job:
-            return
-        try:
-            self._gateway.call("POST", f"/v1/jobs/{job}/cancel")
-            while self._gateway.get(f"/v1/jobs/{job}")["state"] not in FINAL:
-                time.sleep(POLL_S)
-        except CliError:  # it has ended, or nobody knows it any more
-            return
+    def _end_jobs(self) -> None:
+        """Cancel the jobs that run, and wait for their ends."""
+        jobs, self.jobs = self.jobs, []
+        for job in jobs:
+            with suppress(CliError):  # it has ended, or nobody knows it any more
+                self._gateway.call("POST", f"/v1/jobs/{job}/cancel")
+        for job in jobs:
+            with suppress(CliError):
+                while self._gateway.get(f"/v1/jobs/{job}")["state"] not in FINAL:
+                    time.sleep(POLL_S)
 
     def _save(self) -> None:
         if self.state_file is not None:
-            state = {"node": self.node_id, "gpu": self.gpu, "before": self._before, "job": self.job}
+            state = {"node": self.node_id, "gpu": self.gpu, "before": self._before, "jobs": self.jobs}
             self.state_file.write_text(json.dumps(state), encoding="utf-8")
 
     def _say(self, said: str, text: str) -> str:
         if text != said and not self._quiet:
             Console(stderr=True).print(text, highlight=False)
         return text
+
+
+def _jobs_of(left: dict[str, Any]) -> list[str]:
+    """Return the jobs that a run left; earlier releases had one at a time."""
+    jobs: list[str] = left["jobs"] if "jobs" in left else [left["job"]]
+    return [str(job) for job in jobs if job]
 
 
 def _at(reading: Reading) -> float:

@@ -22,7 +22,7 @@ from services.contracts.secrets import EnvironmentName
 from services.core.accounting.energy import counter_energy_j
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import SLICE_SEVENTHS, SLICE_SM_PERCENT
-from services.core.domain.mig import WHOLE, sevenths_of
+from services.core.domain.mig import WHOLE, placed, sevenths_of
 
 SHORT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,23}$"
 PERCENT: dict[int, int] = dict(zip(SLICE_SEVENTHS, SLICE_SM_PERCENT, strict=True))
@@ -89,6 +89,30 @@ def slice_sizes(text: str) -> list[int]:
         raise CliError(f"--slices: {error}", EXIT_USAGE) from None
 
 
+def mixes_of(text: str) -> list[tuple[int, ...]]:
+    """Return the mixes that ``4g+2g+1g,1g+1g`` names, each in sevenths and from large to small.
+
+    Raises:
+        CliError: there is no such slice, one GPU does not hold them all, or a slice is alone.
+    """
+    found: list[tuple[int, ...]] = []
+    for mix in text.split(","):
+        try:
+            sizes = tuple(sorted((sevenths_of(name.strip()) for name in mix.split("+")), reverse=True))
+            placed(sizes)
+        except DomainError as error:
+            raise CliError(f"--mixes: {error}", EXIT_USAGE) from None
+        if len(sizes) < 2:
+            raise CliError(f"--mixes: {mix.strip()} is one slice alone, which --slices measures", EXIT_USAGE)
+        found.append(sizes)
+    return list(dict.fromkeys(found))
+
+
+def instances_of(sizes: Sequence[int]) -> str:
+    """Return what the file says of instances that run at once on slices of these sizes, in sevenths."""
+    return "1" if len(sizes) == 1 else _mix(sizes)
+
+
 @dataclass(frozen=True)
 class Row:
     """One measurement; the columns of the file, in their order. Times of requests, power of the whole GPU."""
@@ -140,7 +164,13 @@ def mean_power_w(readings: Sequence[Reading]) -> float:
 
 
 def row_of(
-    gpu: str, family: str, variant: str, size: int, measured: dict[str, Any], readings: Sequence[Reading]
+    gpu: str,
+    family: str,
+    variant: str,
+    size: int,
+    measured: dict[str, Any],
+    readings: Sequence[Reading],
+    mix: Sequence[int] = (WHOLE,),
 ) -> Row:
     """Return the row of one measurement.
 
@@ -151,6 +181,7 @@ def row_of(
         size: Of the slice, in sevenths.
         measured: What ``closed_loop`` printed.
         readings: Of the GPU, before, during and after the requests.
+        mix: The sizes of all instances that were measured at once; one of any size stands for itself alone.
 
     Raises:
         CliError: fewer than two readings fell into the time of the requests.
@@ -169,7 +200,7 @@ def row_of(
         family=family,
         variant=variant,
         sm_percent=PERCENT[size],
-        concurrent_instances="1",
+        concurrent_instances=instances_of(mix),
         requests=measured["requests"],
         mean_ms=round(measured["mean_ms"], 4),
         p50_ms=round(measured["p50_ms"], 4),
@@ -194,7 +225,7 @@ class ProfileFile:
 
     def __init__(self, path: Path, gpu: str) -> None:
         self.path = path
-        self._done: set[tuple[str, str, int]] = set()
+        self._done: set[tuple[str, str, str]] = set()
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -202,33 +233,54 @@ class ProfileFile:
             return
         except OSError as error:
             raise CliError(f"{path} cannot be read: {error.strerror}", EXIT_USAGE) from None
-        if (whole := text[: text.rfind("\n") + 1]) != text:
-            self._write(whole, whole=True)  # a run that was killed left part of a line
+        whole = text[: text.rfind("\n") + 1]  # a run that was killed left part of a line
         rows = csv.DictReader(io.StringIO(whole))
         if rows.fieldnames is None or list(rows.fieldnames) != COLUMNS:
             raise CliError(f"{path} has other columns than a profile: name another file with --out", EXIT_USAGE)
+        kept: dict[tuple[str, str, str], list[list[str]]] = {}
         for row in rows:
+            if None in row.values() or None in row:
+                raise CliError(f"{path} line {rows.line_num} is no row of a profile", EXIT_USAGE)
             if row["gpu"] != gpu:
                 raise CliError(f"{path} is of {row['gpu']}, not of {gpu}: name another file with --out", EXIT_USAGE)
-            self._done.add((row["family"], row["variant"], int(row["sm_percent"])))
+            kept.setdefault((row["family"], row["variant"], _key(row)), []).append(list(row.values()))
+        lines = [COLUMNS]
+        for key, of_mix in kept.items():
+            instances = len(key[2].split("+"))
+            done = len(of_mix) // instances * instances  # a run that was killed left some instances of a mix
+            lines += of_mix[:done]
+            self._done |= {key} if done else set()
+        if (known := "".join(map(_line, lines))) != text:
+            self._write(known, whole=True)
 
-    def has(self, family: str, variant: str, size: int) -> bool:
-        """Whether a variant was measured on slices of a size."""
-        return (family, variant, PERCENT[size]) in self._done
+    def has(self, family: str, variant: str, sizes: Sequence[int]) -> bool:
+        """Whether instances of a variant were measured at once on slices of these sizes, in sevenths."""
+        return (family, variant, _mix(sizes)) in self._done
 
-    def add(self, row: Row) -> None:
-        """Add a row, on disk when this returns."""
-        self._write(_line([str(value) for value in astuple(row)]), whole=False)
-        self._done.add((row.family, row.variant, row.sm_percent))
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add the rows of instances that were measured at once; they are on disk when this returns."""
+        self._write("".join(_line([str(value) for value in astuple(row)]) for row in rows), whole=False)
 
     def _write(self, text: str, *, whole: bool) -> None:
+        path = self.path.with_name(f"{self.path.name}.part") if whole else self.path
         try:
-            with self.path.open("w" if whole else "a", encoding="utf-8", newline="") as file:
+            with path.open("w" if whole else "a", encoding="utf-8", newline="") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
+            if whole:
+                path.replace(self.path)
         except OSError as error:
             raise CliError(f"{self.path} cannot be written: {error.strerror}", EXIT_USAGE) from None
+
+
+def _key(row: dict[str, str]) -> str:
+    mix = row["concurrent_instances"]
+    return mix if "+" in mix else row["sm_percent"]
+
+
+def _mix(sizes: Sequence[int]) -> str:
+    return "+".join(str(PERCENT[size]) for size in sizes)
 
 
 def _line(values: Sequence[str]) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -109,6 +112,43 @@ def test_a_server_that_cannot_be_measured_says_why(command: list[str], changes: 
     assert why in found["error"]
 
 
+def test_instances_that_are_measured_together_begin_at_one_moment() -> None:
+    port = closed_loop.free_port()
+    with ThreadPoolExecutor(3) as executor, socket.socket() as stranger:
+        begins = [executor.submit(closed_loop.meet, port, "token", 0, 3, 30.0)]
+        while stranger.connect_ex(("127.0.0.1", port)):
+            assert not begins[0].done()
+        stranger.sendall(b"nobody")
+        begins += [executor.submit(closed_loop.meet, port, "token", rank, 3, 30.0) for rank in (2, 1)]
+    assert len({each.result() for each in begins}) == 1
+    assert begins[0].result() > 0
+
+
+def test_instances_do_not_wait_for_ever() -> None:
+    port = closed_loop.free_port()
+    with pytest.raises(closed_loop.GaveUp, match="only 1 of 2 instances were ready in time"):
+        closed_loop.meet(port, "token", 0, 2, 0.05)
+    with pytest.raises(closed_loop.GaveUp, match="the other instances were not ready in time"):
+        closed_loop.meet(port, "token", 1, 2, 0.05)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(closed_loop.GaveUp, match=f"cannot meet at port {port}"):
+            closed_loop.meet(port, "token", 0, 2, 5)
+
+
+def test_each_of_several_instances_is_measured() -> None:
+    together = {"port": closed_loop.free_port(), "token": "t", "instances": 2}
+    with ThreadPoolExecutor(2) as executor:
+        runs = [
+            executor.submit(run_loop, [sys.executable, "-c", SERVER], together={**together, "rank": rank})
+            for rank in (1, 0)
+        ]
+    for code, found in (each.result() for each in runs):
+        assert code == 0
+        assert found["requests"] > 1
+
+
 def test_percentiles_lie_between_their_neighbours() -> None:
     assert closed_loop.percentile([1.0], 0.95) == 1.0
     assert closed_loop.percentile([1.0, 2.0, 3.0], 0.5) == 2.0
@@ -157,12 +197,12 @@ def test_the_columns_are_those_of_the_bundled_profile() -> None:
 
 def test_a_file_goes_on_where_a_killed_run_left_it(tmp_path: Path) -> None:
     path = tmp_path / "slices.csv"
-    ProfileFile(path, GPU).add(ROW)
+    ProfileFile(path, GPU).add([ROW])
     with path.open("a") as file:
         file.write(f"{GPU},images,large,14,1,3")
     again = ProfileFile(path, GPU)
-    assert (again.has("images", "small", 1), again.has("images", "large", 1)) == (True, False)
-    again.add(replace(ROW, variant="large"))
+    assert (again.has("images", "small", [1]), again.has("images", "large", [1])) == (True, False)
+    again.add([replace(ROW, variant="large")])
     assert path.read_text().count("\n") == 3
     with pytest.raises(CliError, match="is of simulated A100-SXM4-40GB, not of NVIDIA H200"):
         ProfileFile(path, "NVIDIA H200")
@@ -226,7 +266,9 @@ class Cluster:
 
     def text(self, path: str, stream: str) -> Any:
         job = self.jobs[path.split("/")[3]]
-        found = {"start_s": self.now_s - 3, "end_s": self.now_s, "requests": 60}
+        spec = job.get("spec", {"command": ["{}"]})
+        instances = json.loads(spec["command"][-1]).get("together", {"instances": 1})["instances"]
+        found = {"start_s": self.now_s - 3 * instances, "end_s": self.now_s, "requests": 60}
         found |= {"mean_ms": 5.0, "p50_ms": 5.0, "p95_ms": 6.0} if not self.fails(job) else {}
         printed = {"error": self.fails(job)} if self.fails(job) else found
         return type("Answer", (), {"text": json.dumps(printed) + "\n"})
@@ -268,8 +310,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
 
 def measure(gpu: int = 0, slices: str = "1g,2g,7g", **options: Any) -> None:
     values: dict[str, Any] = {"seconds": 3.0, "warmup": 1.0, "ready_timeout": 60.0, "python": "python3", "mps": False}
-    values |= {"as_json": True, **options}
-    profile_inference.inference(Path("family.json"), "n1", gpu, Path("slices.csv"), slices, **values)
+    values |= {"shared": False, "mixes": "1g+1g", "out": Path("slices.csv"), "as_json": True, **options}
+    profile_inference.inference(Path("family.json"), "n1", gpu, slices=slices, **values)
 
 
 def lines() -> list[str]:
@@ -350,6 +392,71 @@ def test_through_mps_nothing_is_cut(cluster: Cluster) -> None:
     assert cluster.cuts == []
     (spec, *_) = [job["spec"] for job in cluster.jobs.values()]
     assert (spec["gpus"]["slice"], spec["environment"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == (None, "28")
+
+
+def test_instances_are_measured_at_once_on_slices_of_one_gpu(cluster: Cluster) -> None:
+    measure(shared=True, mixes="1g+2g+4g,3g+3g")
+    assert cluster.cuts == [[4, 2, 1], [3, 3], []]
+    assert [line.split(",")[2:5] for line in lines()] == [
+        [variant, percent, mix]
+        for mix, sizes in (("57+28+14", ("57", "28", "14")), ("43+43", ("43", "43")))
+        for variant in ("small", "large")
+        for percent in sizes
+    ]
+    plans = [json.loads(job["spec"]["command"][-1])["together"] for job in cluster.jobs.values()]
+    assert [(plan["rank"], plan["instances"]) for plan in plans[:3]] == [(0, 3), (1, 3), (2, 3)]
+    assert len({(plan["port"], plan["token"]) for plan in plans}) == 4, "each mix meets at a place of its own"
+    assert [job["spec"]["gpus"]["slice"] for job in cluster.jobs.values()][:3] == ["4g", "2g", "1g"]
+    measure(shared=True, mixes="3g+3g,4g+2g+1g")
+    assert len(cluster.jobs) == 10, "what was measured is not measured again"
+    measure(slices="1g,2g,4g,7g", out=Path("alone.csv"))
+    Path("accuracy.json").write_text('{"small": 70, "large": 80}')
+    application = read_application("images", Path("alone.csv"), Path("slices.csv"), Path("accuracy.json"))
+    assert application.busy_w[0, 0] == pytest.approx((80 - 55) / 7), "the GPU's power above idle, split by size"
+
+
+def test_a_mix_that_was_written_in_part_is_measured_again(cluster: Cluster) -> None:
+    measure(shared=True, mixes="4g+2g+1g")
+    kept = Path("slices.csv").read_text().splitlines(keepends=True)
+    Path("slices.csv").write_text("".join(kept[:6]))
+    measure(shared=True, mixes="4g+2g+1g")
+    assert len(cluster.jobs) == 9
+    assert [line.split(",")[2:4] for line in lines()] == [
+        [v, p] for v in ("small", "large") for p in ("57", "28", "14")
+    ]
+
+
+def test_an_instance_that_fails_ends_its_neighbours(cluster: Cluster) -> None:
+    cluster.fails = lambda job: "out of memory" if job["spec"]["name"].endswith("2g") else None
+    with pytest.raises(CliError, match=r"small on 4g\+2g\+1g: out of memory; `wattshift logs job_1`"):
+        measure(shared=True, mixes="4g+2g+1g")
+    assert set(cluster.cancelled) == {"job_0", "job_1", "job_2"}
+    assert (lines(), cluster.sizes) == ([], [])
+
+
+def test_a_run_that_was_killed_ends_all_its_jobs(cluster: Cluster) -> None:
+    for job in ("job_0", "job_1"):
+        cluster.jobs[job] = {"state": "running", "polls": 0}
+    left = {"node": "n1", "gpu": 0, "before": [], "jobs": ["job_0", "job_1"]}
+    Path("slices.csv.state").write_text(json.dumps(left))
+    measure(shared=True, mixes="1g+1g")
+    assert cluster.cancelled == ["job_0", "job_1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"mixes": "4g+4g"}, "--mixes: slices of 4g, 4g do not fit on one GPU together"),
+        ({"mixes": "1g+9g"}, "--mixes: there is no slice '9g'"),
+        ({"mixes": "1g+1g,7g"}, "--mixes: 7g is one slice alone, which --slices measures"),
+        ({"mps": True}, "--shared needs slices of their own for instances: it does not go with --mps"),
+    ],
+)
+def test_a_mix_that_cannot_be_measured_is_one_line(cluster: Cluster, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(CliError, match=re.escape(why)):
+        measure(shared=True, **options)
+    assert cluster.cuts == []
+    assert not Path("slices.csv").exists()
 
 
 @pytest.mark.parametrize(
