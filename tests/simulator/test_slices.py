@@ -100,6 +100,28 @@ def test_slices_go_by_priority_then_age_and_to_the_gpu_that_is_used_most() -> No
     assert ended.started_s[5] == pytest.approx(ended.ended_s[1])
 
 
+def test_the_oldest_comes_first_also_before_those_that_ask_for_less() -> None:
+    """The second job needs memory, so that it asks for something else than the first and the third."""
+    jobs = on_slices([(0.0, 100.0, 2), (1.0, 100.0, 2), (2.0, 100.0, 2)], slice_memory_gib=np.array([0.0, 8.0, 0.0]))
+
+    started_s = run(jobs, "1x1:A100[2g]").columns.started_s - START_S
+
+    assert started_s.tolist() == [0.0, 350.0, 700.0]
+
+
+def test_jobs_start_together_on_slices_that_are_free_together() -> None:
+    result = run(on_slices([(0.0, 100.0, 2)] * 3))
+
+    assert (result.columns.started_s - START_S).tolist() == [0.0, 0.0, 350.0]
+
+
+def test_a_slice_has_the_memory_that_a_job_needs() -> None:
+    jobs = on_slices([(0.0, 100.0, 2), (0.0, 100.0, 2)], slice_memory_gib=np.array([10.0, 20.0]))
+
+    assert run(jobs).unrunnable == 1, "a 2g of an A100 of 40 GB has 10"
+    assert run(jobs, "1x1:A100-SXM4-80GB[2g]").unrunnable == 0
+
+
 def test_jobs_on_slices_and_on_gpus_do_not_get_in_each_others_way() -> None:
     jobs = on_slices([(0.0, HOUR_S, 0), (0.0, HOUR_S, 2), (0.0, HOUR_S, 7), (0.0, HOUR_S, 0)])
 
@@ -172,10 +194,10 @@ def test_a_node_that_fails_throws_its_jobs_back_to_their_checkpoints() -> None:
         seed=1, node_mtbf_s=6_000.0, node_repair_s=100.0, checkpoint_every_s=1_000.0, lease_s=60.0, host_idle_w=0.0
     )
 
-    result = run(on_slices([(0.0, 2 * HOUR_S, 7)]), "1x1:A100[7g]", options=options)
+    result = run(on_slices([(0.0, 1.2 * HOUR_S, 3)]), "1x1:A100[3g]", options=options)
 
     assert result.failures >= 1
-    lost_s = float(result.columns.gpu_s[0]) - 2 * HOUR_S
+    lost_s = float(result.columns.gpu_s[0]) - 1.2 * HOUR_S * 7 / 3
     assert 0 < lost_s <= result.failures * (1_000.0 + 60.0)
     assert result.completed == 1
 
