@@ -135,15 +135,8 @@ class Coordinator:
 
     async def _connect(self, peer: str, address: str) -> None:
         try:
-            link = await AssignerLink.connect(
-                address,
-                peer,
-                token=self._token,
-                name=self.name,
-                fleet=self._fleet,
-                tickets=self._tickets,
-                lost=self._on_lost,
-            )
+            link = AssignerLink(peer, self._token, self.name, self._fleet, self._tickets, self._on_lost)
+            await link.connect(address)
             if not link.is_open:
                 raise ConnectionResetError("the connection ended at once")
         except OSError as error:

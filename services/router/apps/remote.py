@@ -182,35 +182,21 @@ class AssignerLink(LineProtocol):
         self._lost = lost
         self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    @classmethod
-    async def connect(
-        cls,
-        address: str,
-        peer: str,
-        *,
-        token: str,
-        name: str,
-        fleet: AppFleet,
-        tickets: dict[int, Ticket],
-        lost: Callable[[AssignerLink], None],
-    ) -> AssignerLink:
-        """Return a connection to a process that listens at ``HOST:PORT``.
+    async def connect(self, address: str) -> None:
+        """Connect to the process, which listens at ``HOST:PORT``.
 
         Raises:
             OSError: It does not answer, or not as that process.
         """
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(CONNECT_S):  # a TimeoutError is an OSError
-            _, link = await asyncio.get_running_loop().create_connection(
-                lambda: cls(peer, token, name, fleet, tickets, lost), host, int(port)
-            )
+            await asyncio.get_running_loop().create_connection(lambda: self, host, int(port))
             try:
-                link.send(*link._hello)
-                await link.welcome
+                self.send(*self._hello)
+                await self.welcome
             except BaseException:
-                link.close()
+                self.close()
                 raise
-        return link
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell who waits for the welcome, or whoever uses the connection."""
