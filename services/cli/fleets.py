@@ -228,7 +228,8 @@ def show_search(plan: dict[str, Any] | None) -> None:
     shown = output.table("evaluation", "application", "instances", *right, right=right)
     for number, evaluation in enumerate(search["evaluations"], 1):
         for each in evaluation["applications"]:
-            name = f"{number}, chosen" if chosen.get(each["name"]) == each["instances"] else str(number)
+            is_chosen = each["measured"] is not None and chosen.get(each["name"]) == each["instances"]
+            name = f"{number}, chosen" if is_chosen else str(number)
             took_s = _seconds(evaluation["begun_at"], evaluation["measured_from"])
             shown.add_row(
                 *(name, each["name"], configuration(each["instances"])),

@@ -234,6 +234,8 @@ def test_a_search_by_measurement_finds_a_configuration_and_no_request_is_lost(ph
         photos.put(1)
         wait_until(lambda: photos.plan()["state"] == "measuring", 120)
         photos.installation.kill("serving")
+        wait_until(lambda: [gpu for gpu in photos.gpus() if gpu["sizes"] != gpu["wanted"]] != [], 120)
+        photos.installation.kill(f"agent-{photos.gpus()[0]['node_id']}")
 
         def is_over() -> bool:
             plan = photos.plan()
