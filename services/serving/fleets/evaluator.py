@@ -213,7 +213,7 @@ class Evaluator:
             "fleet.evaluated", fleet=fleet.record.name, plan=plan.id, number=len(search.evaluations), blocked=blocked
         )
         searches = self._searches(plan)
-        planned = wanted_by(plan)
+        planned = planned_of(plan)
         try:
             following = next_step(search, searches, planned, blocked, fleet.now, fleet.record.spec.search_s)
             if isinstance(following, Try):
@@ -280,7 +280,7 @@ class Evaluator:
         return replace(plan, state=FleetPlanState.CARRYING_OUT, search=search, progress=progress)
 
 
-def wanted_by(plan: PlanRecord) -> Configuration:
+def planned_of(plan: PlanRecord) -> Configuration:
     """Return what a plan's result has of each application."""
     return {each.name: each.instances for each in PartitionResult.model_validate(plan.result).applications}
 
