@@ -220,3 +220,21 @@ def test_a_job_of_our_history_may_ask_for_a_slice(tmp_path: Path) -> None:
     }
     without = read_raw(write(tmp_path, head + f"c,{at},1,,\n"))
     assert without.slice_sevenths is None
+
+
+def test_sacct_names_the_slices_of_jobs(tmp_path: Path) -> None:
+    at = "2024-05-01T10:00:00+0000|2024-05-01T10:05:00+0000|2024-05-01T11:05:00+0000|COMPLETED|3600"
+    rows = [
+        f"1|ann|{at}|cpu=4,gres/gpu:a100_2g.10gb=1,gres/gpu=1|",
+        f"2|ann|{at}|gres/gpu:1g.5gb+me=1|",
+        f"3|ann|{at}|gres/gpu=2,gres/gpu:1g.5gb=2|",
+        f"4|ann|{at}|gres/gpu:a100=1|",
+        f"5|ann|{at}||gres/gpu:h100_3g.40gb=1",
+    ]
+
+    raw = read_raw(write(tmp_path, SACCT.splitlines()[0] + "\n" + "\n".join(rows) + "\n"))
+
+    assert raw.slice_sevenths is not None
+    assert dict(zip(raw.ids, raw.slice_sevenths.tolist(), strict=True)) == {"1": 2, "2": 1, "4": 0, "5": 3}
+    assert raw.gpus.tolist() == [1, 1, 1, 1]
+    assert raw.report.lines == {"several slices": [4]}

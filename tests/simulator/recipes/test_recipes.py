@@ -10,6 +10,7 @@ import pytest
 from reproductions.make_traces import DAY_SHARES, shares_of
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
+from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers import TraceFormatError, read_jobs
 from services.simulator.recipes.green import MODELS
 from services.simulator.recipes.measured import (
@@ -20,7 +21,10 @@ from services.simulator.recipes.measured import (
     batches_of,
     dynamic_fraction,
     profile,
+    slice_speeds,
 )
+from services.simulator.workload import ClusterSpec
+from tests.support.workloads import a_trace
 
 START = "2023-01-01"
 
@@ -185,3 +189,33 @@ def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
         read_jobs("green-day", days=0)
     with pytest.raises(TraceFormatError, match="no job is submitted"):
         read_jobs(write(tmp_path, HISTORY), start="2024-05-01", days=0.1)
+
+
+SLICES = """job_id,submitted_at,started_at,ended_at,gpus,run_s,energy_j,slice,ran_on
+same,2023-01-01T00:00:00Z,2023-01-01T00:00:00Z,2023-01-01T01:00:00Z,1,3600,180000,2g,
+whole,2023-01-01T00:00:01Z,2023-01-01T00:00:00Z,2023-01-01T01:00:00Z,1,3600,720000,2g,whole
+"""
+
+
+def test_a_job_on_a_slice_runs_as_long_and_draws_as_much_as_it_did(tmp_path: Path) -> None:
+    """50 W on a 2g are 175 W on a GPU; a job that ran on a whole GPU takes 3.5 times as long on a 2g."""
+    jobs = read_jobs(write(tmp_path, SLICES), recipe="measured")
+    cluster = ClusterSpec.parse("1x1:A100[3g,2g,2g]")
+
+    result = simulate("fifo", jobs, cluster, a_trace(), options=EngineOptions(host_idle_w=0.0))
+
+    restart_s = 30.0
+    assert result.columns.jct_s == pytest.approx([3_600 + restart_s, 3.5 * 3_600 + restart_s])
+    assert result.columns.energy_j[0] == pytest.approx(50 * (3_600 + restart_s))
+    assert any("2 by the slice's share of the compute (assumed" in note for note in jobs.notes)
+
+
+def test_measured_models_have_measured_speeds_on_slices(tmp_path: Path) -> None:
+    assert slice_speeds("bert", 4)[2] == pytest.approx(0.325, abs=1e-3)
+    assert profile("bert", 4).slice_speed(1) == 1 / 7, "it did not fit there"
+    assert profile("deepspeech2", 10).slice_speed(3) == 3 / 7
+    speeds = [slice_speeds("shufflenet", 64)[size] for size in (1, 2, 3, 4, 7)]
+    assert speeds == sorted(speeds)
+    assert speeds[-1] == 1
+    with pytest.raises(TraceFormatError, match="this trace has jobs on slices"):
+        read_jobs(write(tmp_path, SLICES), recipe="a-srpt")

@@ -2,6 +2,7 @@
 AllocTRES,ReqTRES`` (more columns do not hurt; ``--duplicates`` shows requeued runs one by one).
 
 The duration is ``ElapsedRaw``, else ``End`` - ``Start``; GPUs are ``gres/gpu`` of ``AllocTRES``, else of ``ReqTRES``.
+A job on one MIG slice (``gres/gpu:a100_2g.10gb=1``) asks for such a slice; jobs on several slices are left out.
 Slurm prints local time: run it with ``SLURM_TIME_FORMAT=%FT%T%z`` so that the zone is stated; without one, UTC.
 Job steps, jobs without a GPU, and jobs that wait or still run are left out; failed, cancelled and timed out jobs held
 their GPUs for real and stay.
@@ -46,7 +47,17 @@ class Sacct:
             except ValueError as error:
                 jobs.drop(line, str(error))
                 continue
-            jobs.add(line, RawJob(row["JobID"], submitted_s, duration_s, gpus_of(row), row.get("User", "")))
+            sizes = slices_of(row)
+            if len(sizes) > 1:
+                jobs.drop(line, "several slices")
+                continue
+            size = sizes[0] if sizes else 0
+            gpus = 1 if sizes else gpus_of(row)
+            user = row.get("User", "")
+            jobs.add(
+                line,
+                RawJob(row["JobID"], submitted_s, duration_s, gpus, user, slice_sevenths=size, ran_sevenths=size),
+            )
 
 
 def _not_a_job(row: Row) -> str:
@@ -69,6 +80,15 @@ def gpus_of(row: Row) -> int:
         if typed:
             return sum(map(int, typed))
     return 0
+
+
+def slices_of(row: Row) -> list[int]:
+    """Return the MIG slices of a row, in sevenths; empty for whole GPUs."""
+    for column in ("AllocTRES", "ReqTRES"):
+        found = re.findall(r"(?:^|,)gres/gpu:(?:[^=,]*_)?([12347])g\.\d+gb[^=,]*=(\d+)", row.get(column, ""))
+        if found:
+            return [int(size) for size, count in found for _ in range(int(count))]
+    return []
 
 
 def _duration_s(row: Row) -> float:
