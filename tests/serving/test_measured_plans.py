@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from services.contracts.apps import AppReportQuery
 from tests.serving.fleets import ACME, OPERATOR, FleetWorld, a_fleet, a_fleet_world, an_app
 
 
@@ -80,6 +81,11 @@ async def test_what_was_measured_to_be_best_is_in_force_in_the_end(world: FleetW
     assert shown.plan is not None
     assert shown.plan.search is not None
     assert len(shown.plan.search.evaluations) == len(plan["search"]["evaluations"])
+    report = (await world.apps.report("photos", AppReportQuery(hours=1, step_s=60), ACME)).evaluations
+    assert report is not None
+    assert (report.evaluations, report.unmeasured) == (len(measured), 0)
+    assert report.answered == sum(each["applications"][0]["answered"] for each in plan["search"]["evaluations"])
+    assert report.accuracy_error_pct is not None
 
 
 async def test_energy_is_that_of_the_instances_and_the_idle_power_of_the_rest(world: FleetWorld) -> None:
