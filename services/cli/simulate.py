@@ -203,10 +203,10 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
             console.print(f"{result.policy}: {missing} jobs did not end ({result.unrunnable} fit nowhere)")
     for result in results:
         used = [
-            f"{each['jobs']:.0f} jobs on {each['slices']:.0f} slices {name}, held for {each['held_hours']:.1f} h"
+            f"{name} x {each['slices']:.0f}: jobs ended {each['jobs']:.0f}, held {each['held_hours']:.1f} h"
             for name, each in result.slices.items()
         ]
         if used:
-            console.print(f"{result.policy}: {'; '.join(used)}")
+            console.print(f"{result.policy}, slices: {'; '.join(used)}")
     for note in (*workload.notes, *trace.notes):
         console.print(f"[dim]{note}[/]")

@@ -43,6 +43,17 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Mean JCT" in run(capsys, "--policy", "fifo,ecovisor")
 
 
+def test_people_are_shown_what_became_of_slices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at = "2023-08-01T00:00:00Z,2023-08-01T00:00:00Z,2023-08-01T01:00:00Z"
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text(f"job_id,submitted_at,started_at,ended_at,gpus,slice\na,{at},1,2g\nb,{at},1,\n")
+
+    shown = run(capsys, "--policy", "fifo", "--jobs", str(jobs), "--cluster", "1x2:A100[3g,2g,2g/whole]")
+
+    assert "fifo, slices: 2g x 2: jobs ended 1, held 1.0 h; 3g x 1: jobs ended 0, held 0.0 h" in shown
+    assert "speed on slices, jobs: 1 by the slice's share of the compute (assumed: 2g is 2/7 of a GPU)" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint", "code"),
     [

@@ -124,9 +124,7 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
     zone = _zone(snapshot)
     outlook, settings, state = snapshot.outlooks[zone], view.settings, live.rows.state
     if jobs_on_slices := sum(job.sevenths is not None for job in jobs):
-        notes.append(
-            f"{jobs_on_slices} jobs ask for slices; a power that is not measured is the slice's share of a GPU's."
-        )
+        notes.append(f"Slices: {jobs_on_slices} of the jobs ask for one; a power not measured is its share of a GPU's.")
     if assumed := sum(job.length_from == "assumed" for job in jobs):
         of = f"the mean of those that are, {mean_gpu_s:.0f} GPU seconds" if mean_gpu_s else "one GPU hour each"
         notes.append(f"The lengths of {assumed} of {len(jobs)} jobs are unknown: {of} is assumed.")

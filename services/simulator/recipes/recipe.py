@@ -73,7 +73,7 @@ def _of_slices(sevenths: Ints, profiles: tuple[JobProfile, ...], profile: Ints) 
     rest = len(on_slices) - measured
     said = [f"{measured} as fast as measured on an A100's slices"] if measured else []
     said += [f"{rest} by the slice's share of the compute (assumed: 2g is 2/7 of a GPU)"] if rest else []
-    return f"{len(on_slices)} jobs ask for slices: {', '.join(said)}; energy above idle is in proportion to the work"
+    return f"speed on slices, jobs: {', '.join(said)}; energy above idle is in proportion to the work"
 
 
 def reference_work_s(raw: RawJobs, profiles: tuple[JobProfile, ...], profile: Ints, gpus: Ints, board: str) -> Floats:
