@@ -2,9 +2,9 @@
 
 DATA is a folder with ``sia`` (siasosp23/artifacts), ``zeus`` (ml-energy/zeus), ``miso`` (socc22-miso), ``h200``
 (measured for this project) and ``gavel_throughputs.json.gz`` (stanford-futuredata/gavel), as their sources have them.
-In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew for the names sia, zeus, h200, miso and
-unseen; the text around them is by hand. Errors are mean absolute percentage errors on points left out of the fit, a
-tenth at a time; "corrected" is with the correction of residuals, which is left out of the same points.
+In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew for the names of ``TABLES``; the text
+around them is by hand. Errors are mean absolute percentage errors on points left out of the fit, a tenth at a time;
+"corrected" is with the correction of residuals, which is fitted without the same points.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from reproductions.marked import fill
 from services.core.domain.controls import ControlKind
@@ -31,6 +33,8 @@ EPOCH_SAMPLES = 1e5
 MIG_SHARE_MHZ = 1_410.0 / 7.0
 """A MIG slice of k sevenths stands for a clock of k of these: it has that share of the board's throughput."""
 
+STAIRS = ("imagenet", "yolov3")
+GPUS_PACKED = ("k80", "p100", "v100")
 GAVEL_JOB = re.compile(r"\('(.*) \(batch size (\d+)\)', (\d+)\)")
 
 
@@ -52,27 +56,40 @@ def numbers(rows: Sequence[Row], name: str) -> list[float]:
     return [float(row[name]) for row in rows]
 
 
-def sia(data: Path) -> str:
-    """Return step time by model and cluster, over GPUs, nodes and batch; no clocks, no energy."""
-    lines = ["| model | cluster | configurations | GPUs | nodes | time | time, corrected |", "|---|---|" + "---:|" * 5]
+def sia_tables(data: Path) -> Iterator[tuple[str, str, Observations]]:
+    """Yield model, cluster and step times over GPUs, nodes and batch; no clocks, no energy."""
     for folder in sorted((data / "sia").iterdir()):
         for file in sorted(folder.glob("placements-*.csv")):
             tag = file.stem.removeprefix("placements-")
             placed, scaled = rows_of(file), rows_of(folder / f"scalability-{tag}.csv")
-            gpus = [float(sum(map(int, row["placement"]))) for row in placed] + numbers(scaled, "num_replicas")
-            nodes = [float(len(row["placement"])) for row in placed] + numbers(scaled, "num_nodes")
             points = Observations.of(
                 numbers(placed + scaled, "step_time"),
-                gpus=gpus,
-                nodes=nodes,
+                gpus=[float(sum(map(int, row["placement"]))) for row in placed] + numbers(scaled, "num_replicas"),
+                nodes=[float(len(row["placement"])) for row in placed] + numbers(scaled, "num_nodes"),
                 local_batch=numbers(placed + scaled, "local_bsz"),
             )
+            yield folder.name, tag, points
+
+
+def sia(data: Path) -> str:
+    """Return step time by model and cluster, in the paper's form."""
+    lines = ["| model | cluster | configurations | GPUs | nodes | time |", "|---|---|---:|---:|---:|---:|"]
+    for model, tag, points in sia_tables(data):
+        quality = fit_throughput(points, held_out=True).quality
+        lines.append(
+            f"| {model} | {tag} | {quality.configurations} | 1-{points.gpus.max():.0f} | 1-{points.nodes.max():.0f} | "
+            f"{_share(quality.held_out_mape)} |"
+        )
+    return "\n".join(lines)
+
+
+def stairs(data: Path) -> str:
+    """Return the same of the models whose steps are stairs, with the correction beside it."""
+    lines = ["| model | cluster | time | time, corrected |", "|---|---|---:|---:|"]
+    for model, tag, points in sia_tables(data):
+        if model in STAIRS:
             quality = fit_throughput(points, held_out=True, residuals=True).quality
-            spread = [f"{max(column):.0f}" for column in (gpus, nodes)]
-            lines.append(
-                f"| {folder.name} | {tag} | {quality.configurations} | 1-{spread[0]} | 1-{spread[1]} | "
-                f"{_share(quality.form_mape)} | {_share(quality.held_out_mape)} |"
-            )
+            lines.append(f"| {model} | {tag} | {_share(quality.form_mape)} | {_share(quality.held_out_mape)} |")
     return "\n".join(lines)
 
 
@@ -183,7 +200,36 @@ def unseen(data: Path) -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[Path], str]] = {"sia": sia, "zeus": zeus, "h200": h200, "miso": miso, "unseen": unseen}
+def packing(data: Path) -> str:
+    """Return by GPU what two jobs of one GPU each do together on one, in units of what they do alone."""
+    with gzip.open(data / "gavel_throughputs.json.gz", "rt", encoding="utf-8") as file:
+        rates = json.load(file)
+    head = ["GPU", "pairs", "do not fit", "do more than one alone", "median", "10 %", "90 %"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * 6]
+    for gpu in GPUS_PACKED:
+        alone = {key: speeds["null"] for key, speeds in rates[gpu].items() if key.endswith(", 1)")}
+        both = [
+            mine / alone[one] + others / alone[other]
+            for one in alone
+            for other, (mine, others) in ((key, rates[gpu][one][key]) for key in alone if key in rates[gpu][one])
+            if one <= other
+        ]
+        fits = np.array([each for each in both if each > 0])
+        low, middle, high = np.quantile(fits, (0.1, 0.5, 0.9)).tolist()
+        more, spread = f"{100 * float((fits > 1).mean()):.0f} %", f"{middle:.2f} | {low:.2f} | {high:.2f}"
+        lines.append(f"| {gpu.upper()} | {len(both)} | {len(both) - fits.size} | {more} | {spread} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "sia": sia,
+    "stairs": stairs,
+    "zeus": zeus,
+    "h200": h200,
+    "miso": miso,
+    "unseen": unseen,
+    "packing": packing,
+}
 
 
 def _share(value: float) -> str:
