@@ -3,7 +3,8 @@
 ``python -m tests.benchmarks.bench_simulator [--full] [--pai FILE]``: without ``--full`` a month of the bundled year
 instead of all of it, and no run of a million jobs. The sizes: the year (146,000 jobs on 64 GPUs) under GREEN and every
 baseline; 20,000 jobs on 6,500 GPUs under SJF, made up, and with ``--pai`` (GAIA's ``pai_100k.csv.gz``) the first of
-Alibaba's as the peer was given them: one GPU each, lengths times 0.62, a thousand a minute; 5,000 on 2,048 under LAS.
+Alibaba's as the peer was given them: one GPU each, lengths times 0.62, a thousand a minute; 5,000 on 2,048 under LAS;
+and jobs of the year at a load of 1.2 until the last is submitted, when a long queue waits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gzip
 import itertools
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,11 @@ YEAR = (
 )  # fmt: skip
 
 
-def timed(policy: str, workload: Workload, cluster: ClusterSpec, trace: CarbonTrace) -> dict[str, Any]:
+def timed(
+    policy: str, workload: Workload, cluster: ClusterSpec, trace: CarbonTrace, *, until_s: float | None = None
+) -> dict[str, Any]:
     """Return a run's figures: processor seconds, jobs per second, rounds."""
-    options = EngineOptions(rigid=not POLICIES[policy].elastic)
+    options = EngineOptions(rigid=not POLICIES[policy].elastic, until_s=until_s)
     began_s = time.process_time()
     result = simulate(policy, workload, cluster, trace, options=options)
     cpu_s = time.process_time() - began_s
@@ -67,6 +71,14 @@ def pai_jobs(path: Path, jobs: int) -> Workload:
         return a_workload([(0.06 * at, 0.62 * 3_600.0 * float(row["length"]), 1) for at, row in enumerate(rows)])
 
 
+def at_load(load: float, jobs: int) -> Workload:
+    """Return that many jobs of the bundled year, arriving so fast that 64 GPUs are asked for so much of their time."""
+    year = read_jobs("green-year", start="2023-01-01", days=jobs / 400, seed=1)
+    asked = float((year.work_s * year.min_gpus).sum()) / PAPER.gpus
+    first_s, last_s = float(year.submitted_s[0]), float(year.submitted_s[-1])
+    return replace(year, submitted_s=first_s + (year.submitted_s - first_s) * asked / (last_s - first_s) / load)
+
+
 def main() -> None:
     """Measure, print and write the figures."""
     parser = argparse.ArgumentParser()
@@ -88,6 +100,10 @@ def main() -> None:
     )
     for jobs in (10_000, 100_000, 1_000_000) if full else (10_000, 40_000):
         runs[f"growth, {jobs:,} jobs, fifo"] = timed("fifo", a_year(jobs, days=jobs / 400), PAPER, a_trace())
+    for jobs in (10_000, 40_000) if full else (2_000, 8_000):
+        crowd = at_load(1.2, jobs)
+        until_s = float(crowd.submitted_s[-1])
+        runs[f"load 1.2, {jobs:,} jobs, green"] = timed("green", crowd, PAPER, grid, until_s=until_s)
     for name, run in runs.items():
         print(f"{name:40} {run['cpu_s']:8.2f} s {run['jobs_per_s']:8,} jobs/s {run['peak_rss_mb']:6} MB")
     write_result("simulator", {"days": days, "runs": runs})
