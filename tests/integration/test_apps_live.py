@@ -135,7 +135,7 @@ def photos() -> Iterator[Photos]:
                 "CARBON_ZONES": "GB",
                 "CARBON_REPLAY_SPEED": "1",
                 "SERVING_INSTANCE_LOOK_S": "0.3",
-                "SERVING_FLEET_CUT_S": "15",
+                "SERVING_FLEET_CUT_S": "30",
                 "SERVING_FLEET_RETRY_S": "3",
                 "GPU_AGENT_PARTITION_RETRY_S": "0.5",
                 "ROUTER_WORKERS": "2",
@@ -251,7 +251,7 @@ def test_a_search_by_measurement_finds_a_configuration_and_no_request_is_lost(ph
         best = max(measured, key=lambda each: each["measured"]["objective_pct"])
         assert plan["applications"][0]["instances"] == best["instances"]
         shown = photos.gateway.get("/v1/apps/photos")
-        assert shown["running"] == best["instances"]
+        assert sorted(map(str, shown["running"])) == sorted(map(str, best["instances"]))
         report = photos.gateway.get("/v1/apps/photos/report", hours=1, step_s=60)["evaluations"]
         assert report["evaluations"] >= len(measured)
         assert report["energy_error_pct"] is not None

@@ -135,19 +135,23 @@ def evaluations_of(
     configuration: Configuration, searches: Mapping[str, MeasuredSearch], tried: set[str]
 ) -> list[AppEvaluation]:
     """Return a configuration that is to be measured, with what the model predicts of it."""
-    return [
-        AppEvaluation(
-            name=name,
-            instances=configuration[name],
-            is_tried=name in tried,
-            predicted=_predicted(searches[name], configuration[name]),
+    found: list[AppEvaluation] = []
+    for name in sorted(searches):
+        search = searches[name]
+        graph = graph_of(search.application, configuration[name])
+        found.append(
+            AppEvaluation(
+                name=name,
+                instances=instances_of(search.application.variants, graph),  # equal ones in one order
+                is_tried=name in tried,
+                predicted=_predicted(search, graph),
+            )
         )
-        for name in sorted(searches)
-    ]
+    return found
 
 
-def _predicted(search: MeasuredSearch, instances: Sequence[VariantInstances]) -> EvaluationFigures | None:
-    found = search.predicted(graph_of(search.application, instances))
+def _predicted(search: MeasuredSearch, graph: ConfigGraph) -> EvaluationFigures | None:
+    found = search.predicted(graph)
     return None if found is None else _figures(search, found.accuracy, 1_000 * found.p95_s, found.energy_j)
 
 
