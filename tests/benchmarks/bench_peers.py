@@ -18,7 +18,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.workload import ClusterSpec, Workload
@@ -34,8 +37,9 @@ REPEATS = 3
 
 
 def jobs() -> Workload:
-    """Return the jobs of both."""
-    return short_jobs(5_000, 12.0, 7_000.0, (1, 1, 2, 4, 8))
+    """Return the jobs of both; they take whole seconds."""
+    made = short_jobs(5_000, 12.0, 7_000.0, (1, 1, 2, 4, 8))
+    return replace(made, work_s=np.ceil(made.work_s) * made.min_gpus)
 
 
 def ours(interval_s: float) -> None:
@@ -52,7 +56,10 @@ def theirs(folder: Path, scratch: Path) -> dict[str, float]:
         out = csv.writer(file)
         out.writerow(["job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration", "interval"])
         for at in range(len(workload)):
-            submitted_s, work_s = int(workload.submitted_s[at] - START_S), int(workload.work_s[at])
+            submitted_s, work_s = (
+                int(workload.submitted_s[at] - START_S),
+                int(workload.work_s[at] / workload.min_gpus[at]),
+            )
             out.writerow([at, int(workload.min_gpus[at]), submitted_s, 100, "vgg19", work_s, 12])
     options = ["--cluster_spec=n256g8.csv", "--scheme=count", "--schedule=dlas-gpu"]
     command = [sys.executable, "-c", THEIRS, *options, f"--trace_file={trace}", f"--log_path={scratch / 'log'}"]
