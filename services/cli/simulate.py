@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -85,8 +85,12 @@ def training(
         typer.Option(help="consolidated, buddy, first-fit, heavy-edge or refined, unless the policy places."),
     ] = "consolidated",
     predictor: Annotated[
-        str, typer.Option(help="Predictor of job lengths: perfect; or, for recurring jobs, forest, mean or median.")
+        str, typer.Option(help="Predictor of job lengths: perfect or none; for recurring jobs forest, mean or median.")
     ] = "perfect",
+    batch_tuning: Annotated[
+        Literal["all", "half", "none"],
+        typer.Option(help="Whose batch size may follow the gang, where the policy uses that."),
+    ] = "all",
     report: Annotated[
         Path | None, typer.Option(help="Write figures and curves as one HTML page to this file.", metavar="FILE.html")
     ] = None,
@@ -119,6 +123,7 @@ def training(
             host_idle_w=host_idle_w,
             placement=placement,
             predictor=predictor,
+            batch_tuning=batch_tuning,
             horizon_hours=horizon_hours,
         )
         _check_files(sources)

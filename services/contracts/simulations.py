@@ -86,8 +86,15 @@ class TrainingOptions(Message):
     )
     predictor: Word = Field(
         default="perfect",
-        description="How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or "
+        description="How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs' own "
+        "progress; or `forest`, `mean`, `median`, `mean-of-all` or "
         "`median-of-all`, learned from jobs that have ended.",
+    )
+
+    batch_tuning: Literal["all", "half", "none"] = Field(
+        default="all",
+        description="Whose batch size may follow the gang, under policies that use it; half of the jobs are drawn by "
+        "the seed.",
     )
 
     @field_validator("policy")

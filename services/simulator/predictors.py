@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+
+import numpy as np
 
 from services.core.domain.errors import DomainError
 from services.core.profiles.recurrence import EarlierRuns, Model, Predictor, Runs
+from services.simulator.workload import Workload
 
-PREDICTORS = ("perfect", "forest", "mean", "median", "mean-of-all", "median-of-all")
+PREDICTORS = ("perfect", "none", "forest", "mean", "median", "mean-of-all", "median-of-all")
 
 
 @lru_cache(maxsize=8)
 def predictor_of(name: str, seed: int) -> Predictor | None:
-    """Return the predictor of that name; None for ``perfect``, the workload's own predictions.
+    """Return the predictor of that name; None for ``perfect`` and ``none``, where the workload has what is predicted.
 
     Raises:
         DomainError: there is no such predictor.
     """
     if name not in PREDICTORS:
         raise DomainError(f"unknown predictor {name!r}; known: {', '.join(PREDICTORS)}")
-    if name == "perfect":
+    if name in ("perfect", "none"):
         return None
     if name == "forest":
         from services.learning.forest import Forest  # scikit-learn: loaded only where it is used
 
         return _Remembering(Forest(seed=seed))
     return EarlierRuns("mean" if name.startswith("mean") else "median", of_all=name.endswith("of-all"))
+
+
+def predicted(name: str, workload: Workload) -> Workload:
+    """Return the jobs as that predictor leaves them: of unknown length until they report progress for ``none``."""
+    return replace(workload, predicted_work_s=np.full(len(workload), np.nan)) if name == "none" else workload
 
 
 class _Remembering:

@@ -22,7 +22,7 @@ from services.core.profiles.recurrence import Predictor
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.files import Content, on_disk
 from services.simulator.live import LiveRun, live_document, parameters_of, read_live
-from services.simulator.predictors import predictor_of
+from services.simulator.predictors import predicted, predictor_of
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers import read_carbon, read_jobs
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
@@ -117,6 +117,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             host_idle_w=options.host_idle_w,
             horizon_s=3_600.0 * options.horizon_hours,
             placement=options.placement,
+            batch_tuning=options.batch_tuning,
         )
     with _of("carbon"):
         trace = _grid(options, inputs)
@@ -133,6 +134,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         predictor = predictor_of(options.predictor, options.seed)
         if predictor is not None and workload.recurrence is None:
             raise OptionError("predictor", f"recipes 'a-srpt' say which jobs recur, this one does not: {workload.name}")
+    workload = predicted(options.predictor, workload)
     return TrainingRun(options, parameters, workload, cluster, trace, engine, predictor)
 
 

@@ -61,6 +61,7 @@ class JobRow:
     efficiency_base: float = float("nan")
     efficiency_now: float = float("nan")
     progress: float = 0.0
+    remaining_s: float = float("nan")
 
 
 def a_node(name: str = "n0", *, gpus: int = 4, model: str = "A100", schedulable: bool = True, zone: int = 0) -> NodeRow:
@@ -213,6 +214,7 @@ def _job_table(jobs: Sequence[JobRow], models: tuple[str, ...], placements: Mapp
         efficiency_base=floats("efficiency_base"),
         efficiency_now=floats("efficiency_now"),
         progress=floats("progress"),
+        remaining_s=floats("remaining_s"),
         placements=tuple(placements[job.name] for job in jobs),
     )
 

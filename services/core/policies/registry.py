@@ -24,6 +24,8 @@ from services.core.policies.carbon.gaia import Gaia, GaiaConfig
 from services.core.policies.carbon.wait_awhile import WaitAwhile, WaitAwhileConfig
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
+from services.core.policies.joint.config import JointConfig
+from services.core.policies.joint.policy import Joint
 from services.core.policies.parameters import ParameterDescription, build_config, describe_parameters
 from services.core.policies.pollux.config import PolluxConfig
 from services.core.policies.pollux.policy import Pollux
@@ -140,6 +142,16 @@ POLICIES: dict[str, PolicyEntry] = {
         config=GreenConfig,
         build=Green,
         elastic=True,
+    ),
+    "joint": PolicyEntry(
+        summary="Jobs run as wide, as fast and as early as an hour of their completion time is worth, in greener hours "
+        "where they have time; unused nodes sleep.",
+        paper="",
+        config=JointConfig,
+        build=Joint,
+        elastic=True,
+        replans=True,
+        tunes_batch=True,
     ),
     "las": PolicyEntry(
         summary="Jobs that have had the least GPU time run first (discretised 2D-LAS).",

@@ -14,7 +14,7 @@ from services.core.domain.gangs import GangTable
 from services.core.domain.placement import Placement
 from services.core.parallel.iteration import Network
 from services.core.parallel.mapping import Method
-from services.simulator.engine.options import EngineOptions
+from services.simulator.engine.options import TUNING_SHARES, EngineOptions
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 
 ControlValues = tuple[tuple[ControlKind, float], ...]
@@ -23,6 +23,8 @@ Shares = tuple[int, ...]
 """How many GPUs a gang has on each node, ascending; empty if that makes no difference."""
 Key = tuple[int, int, int, int, ControlValues, Shares, int]
 
+_TUNING_DRAW = 1
+"""Beside the seed, so that other draws by it stay independent."""
 FIXED_BATCH = -1
 """The stage of a job that keeps the batch size its user chose."""
 
@@ -166,6 +168,12 @@ class GangTables:
             curve.values,
             behaviour.power_error,
         )
+
+
+def who_tunes(n_jobs: int, options: EngineOptions) -> Bools:
+    """Return whose batch size may follow the gang, the jobs drawn by the seed: (n_jobs,)."""
+    draws = np.random.default_rng([options.seed, _TUNING_DRAW]).random(n_jobs)
+    return draws < TUNING_SHARES[options.batch_tuning]
 
 
 def eligible_models(workload: Workload, models: tuple[str, ...]) -> Bools:

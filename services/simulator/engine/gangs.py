@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from services.core.cycle.plan import Control, ProfileControls, Start
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING
+from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
 from services.simulator.engine.behaviour import FIXED_BATCH, Behaviours, Run
 from services.simulator.engine.cluster import Nodes
@@ -49,9 +50,9 @@ class Gangs:
         options: EngineOptions,
         *,
         foresight: Foresight | None,
-        tunes: bool,
+        tunes: Bools | None,
     ) -> None:
-        """Take the objects that gangs act on; ``tunes``: jobs tune their batch size."""
+        """Take the objects that gangs act on; ``tunes``: (n_jobs,) whose batch follows the gang; None: no job's."""
         self.now_s = self.integral = self.power_w = 0.0
         self.learned = False
         self._workload = workload
@@ -209,7 +210,7 @@ class Gangs:
 
         ``begins``: that a stage begins now, although rounding may put the time a little before or after.
         """
-        if not self._tunes:
+        if self._tunes is None or not self._tunes[self._live.ints.item(IntRow.ROW, slot)]:
             return FIXED_BATCH, 0
         stages = self._behaviours.stages(self._live.ints.item(IntRow.CURVE, slot), model)
         share = float(self._live.floats[FloatRow.SET_DONE, slot] / self._live.floats[FloatRow.WORK, slot])

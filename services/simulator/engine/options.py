@@ -10,6 +10,9 @@ from services.core.cycle.placers import PLACERS
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 
+TUNING_SHARES = {"all": 1.0, "half": 0.5, "none": 0.0}
+"""The share of jobs whose batch size may follow the gang."""
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -42,6 +45,8 @@ class EngineOptions:
             profile has a graph lose where they are spread, and what placers by graph count on.
         retrain_s: How often a predictor of lengths is fitted again to the jobs that have ended.
         power_limit_w: What every GPU is limited to unless the policy sets it; None: the board's own limit.
+        batch_tuning: Whose batch size may follow the gang, under policies that use that (``PolicyEntry.tunes_batch``):
+            a name in ``TUNING_SHARES``; the jobs are drawn by the seed.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
     """
@@ -70,6 +75,7 @@ class EngineOptions:
     retrain_s: float = 86_400.0
     power_limit_w: float | None = None
     rigid: bool = False
+    batch_tuning: str = "all"
     until_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +90,8 @@ class EngineOptions:
             raise DomainError("host_per_job_once needs host_per_job_w: the watts that a job is charged")
         if self.placement not in PLACERS:
             raise DomainError(f"unknown placement {self.placement!r}; known: {', '.join(PLACERS)}")
+        if self.batch_tuning not in TUNING_SHARES:
+            raise DomainError(f"unknown batch tuning {self.batch_tuning!r}; known: {', '.join(TUNING_SHARES)}")
         if not (all(each > 0 for each in positive) and all(each >= 0 for each in least)):
             raise DomainError("intervals of a simulation are above 0, and its delays and powers at least 0")
 

@@ -35,6 +35,7 @@ from services.simulator.engine.behaviour import (
     goodput_curves,
     predicted_s,
     speed_curves,
+    who_tunes,
 )
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
@@ -104,7 +105,7 @@ class Simulation:
         self._preempts = entry is None or entry.preempts
         self._replans = entry is not None and entry.replans
         waits_by = () if entry is None else entry.waits_by
-        tunes = entry is not None and entry.tunes_batch
+        self._tunes = who_tunes(len(workload), options) if entry is not None and entry.tunes_batch else None
         self._limited = policy if isinstance(policy, PowerLimited) else None
         self._above = AboveLimit()
         self.options = options
@@ -127,7 +128,7 @@ class Simulation:
         self.rounds = self.active_rounds = 0
         self._tables = GangTables(self.workload, cluster, options)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
-        self._goodputs = goodput_curves(self.workload, models) if tunes else None
+        self._goodputs = goodput_curves(self.workload, models) if self._tunes is not None else None
         self._events = Events()
         self._version = 0
         self._shown = Snapshot(
@@ -165,7 +166,7 @@ class Simulation:
             self._events,
             options,
             foresight=self._foresight,
-            tunes=tunes,
+            tunes=self._tunes,
         )
         first_s = float(self.workload.submitted_s[0]) if len(workload) else 0.0
         self.gangs.now_s = self._began_s = first_s if beginning is None else beginning.now_s
@@ -349,7 +350,10 @@ class Simulation:
         jobs = snapshot.jobs
         begin, stages = first[jobs.speed_curve], np.diff(first)[jobs.speed_curve]
         stage = np.minimum((jobs.progress * stages).astype(np.int64), stages - 1)
-        return replace(snapshot, jobs=replace(jobs, goodput_curve=begin + stage), goodput_curves=curves)
+        assert self._tunes is not None
+        tunes = self._tunes[self.live.ints[IntRow.ROW, : self.live.count]]
+        curve = np.where(tunes, begin + stage, -1)
+        return replace(snapshot, jobs=replace(jobs, goodput_curve=curve), goodput_curves=curves)
 
     def _active(self) -> None:
         live = self.live

@@ -20,7 +20,7 @@ from services.core.profiles.recurrence import Predictions, evaluate
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.engine.grid import Grid
 from services.simulator.experiments.plan import Cell, Trace
-from services.simulator.predictors import predictor_of
+from services.simulator.predictors import predicted, predictor_of
 from services.simulator.readers import read_carbon, read_jobs
 from services.simulator.readers.text import utc_s
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
@@ -70,7 +70,8 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     grids = [grid_of(cell.trace, cell.zone, cell.signal, cell.forecast) for cell in cells]
     rigid = not POLICIES[policy_name(first.choice.policy)].elastic and "gang" not in first.choice.params
     given = dict(first.engine_options)
-    predictor = predictor_of(given.pop("predictor", "perfect"), first.seed)
+    named = given.pop("predictor", "perfect")
+    workload, predictor = predicted(named, workload), predictor_of(named, first.seed)
     options = EngineOptions(**{"rigid": rigid, **given})
     began = time.perf_counter()
     cluster, parameters = ClusterSpec.parse(first.cluster), first.choice.params

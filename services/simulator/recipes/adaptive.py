@@ -14,7 +14,8 @@ A fixed-batch job that is given a larger gang is charged no loss of efficiency f
 tunes its batch is: that favours schedulers without tuning.
 
 **Power.** That of the measured batch nearest to the samples per GPU; less in the part of a step in which GPUs wait for
-each other, which is what the gang's throughput lacks to that of as many single GPUs. As for fixed batches.
+each other, which is what the gang's throughput lacks to that of as many single GPUs. As for fixed batches. What a power
+limit does is that of the measured batch nearest to one GPU's: nobody has measured limits on jobs that tune.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from functools import cache, partial
 import numpy as np
 
 from services.core.domain.arrays import Floats
+from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS
 from services.core.profiles.goodput import BestBatch, NoiseScale, StepTimes, best_batch
 from services.simulator.bundles import rows_of
@@ -35,6 +37,7 @@ from services.simulator.recipes.measured import (
     SPEED_OF,
     WAITING_FRACTION,
     dynamic_fraction,
+    power_limits,
     power_w,
     profile,
     samples_to_train,
@@ -122,4 +125,6 @@ def _behaviour(model: str, gpu_model: str, application: str, tag: str, stage: in
         return speed, np.interp(SIZES, sizes, [drawn_w(gang) for gang in gangs])
 
     (one, one_w), (spread, spread_w) = columns("one", "spread"), columns("spread", "one")
-    return Behaviour(SIZES, one, one_w, np.minimum(spread, one), spread_w)
+    limits = power_limits(model, best[("one", 1)].batch_per_gpu, gpu_model)
+    controls = {} if limits is None else {ControlKind.POWER_LIMIT: limits}
+    return Behaviour(SIZES, one, one_w, np.minimum(spread, one), spread_w, controls)

@@ -41,6 +41,8 @@ from services.simulator.report.tables import (
 
 BASELINE = "Tiresias (LAS)"
 MARK = re.compile(r"<!-- ([\w-]+)( \w+)? -->\n.*?<!-- end -->", re.DOTALL)
+BY_SIZE = ("green", "joint")
+"""Policies whose completion times are shown by size of job, too."""
 HEAD = ["**carbon**", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
 ABSOLUTE = {
     "energy, kWh": ("energy_kwh", 1.0),
@@ -178,9 +180,9 @@ def _absolute(cells: Sequence[Result]) -> str:
 
 
 def _sizes(cells: Sequence[Result]) -> str:
-    """Return changes of mean completion times by size of job, of GREEN and its variants."""
-    green = {label_of(cell) for cell in cells if cell["inputs"]["choice"]["policy"] == "green"}
-    found = {label: rows for label, rows in sizes(cells, BASELINE).items() if label in green}
+    """Return changes of mean completion times by size of job, of the variants of ``BY_SIZE``."""
+    shown = {label_of(cell) for cell in cells if cell["inputs"]["choice"]["policy"] in BY_SIZE}
+    found = {label: rows for label, rows in sizes(cells, BASELINE).items() if label in shown}
     first = next(iter(found.values()), [])
     head = ["policy", *(f"{size} ({100 * share:.0f} %)" for size, share, *_ in first)]
     return _table(head, [[label, *(change(1 + mean) for _, _, mean, _ in rows)] for label, rows in found.items()])

@@ -1148,8 +1148,11 @@ class TrainingProblem:
         horizon_hours: How far ahead policies know the carbon intensity.
         placement: `consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place
             jobs themselves.
-        predictor: How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or
-            `median-of-all`, learned from jobs that have ended.
+        predictor: How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs'
+            own progress; or `forest`, `mean`, `median`, `mean-of-all` or `median-of-all`, learned from jobs that
+            have ended.
+        batch_tuning: Whose batch size may follow the gang, under policies that use it; half of the jobs are drawn
+            by the seed.
     """
 
     policy: str | list[str]
@@ -1169,6 +1172,7 @@ class TrainingProblem:
     horizon_hours: float = 48
     placement: str = "consolidated"
     predictor: str = "perfect"
+    batch_tuning: str = "all"
     jobs: str | StoredFile
     carbon: str | StoredFile
     forecast: str | StoredFile
@@ -1507,8 +1511,11 @@ class TrainingRequestFields(TypedDict, total=False):
         horizon_hours: How far ahead policies know the carbon intensity.
         placement: `consolidated`, `buddy`, `first-fit`, `heavy-edge` or `refined`; for policies that do not place
             jobs themselves.
-        predictor: How job lengths are predicted: `perfect`, or `forest`, `mean`, `median`, `mean-of-all` or
-            `median-of-all`, learned from jobs that have ended.
+        predictor: How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs'
+            own progress; or `forest`, `mean`, `median`, `mean-of-all` or `median-of-all`, learned from jobs that
+            have ended.
+        batch_tuning: Whose batch size may follow the gang, under policies that use it; half of the jobs are drawn
+            by the seed.
         jobs: A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this
             cluster, or `live` (for operators) for those that wait and run on it now.
         carbon: A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of
@@ -1534,6 +1541,7 @@ class TrainingRequestFields(TypedDict, total=False):
     horizon_hours: float
     placement: str
     predictor: str
+    batch_tuning: Literal["all", "half", "none"]
     jobs: Required[str | InlineFileFields]
     carbon: Required[str | InlineFileFields]
     forecast: Literal["perfect", "persistence", "issued"] | InlineFileFields

@@ -25,11 +25,12 @@ from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.policies.goodput_by_size import goodput_of
 from services.core.policies.pollux.allocate import least_cost_sizes
 from services.core.policies.pollux.config import PolluxConfig
 from services.core.policies.pollux.memory import PolluxMemory, dump_memory, load_memory
 from services.core.policies.pollux.packing import Apart, even_sizes, fit, spanned_nodes
-from services.core.policies.pollux.speedup import costs, goodput_of, restart_factor, speedups
+from services.core.policies.pollux.speedup import costs, restart_factor, speedups
 
 NOTHING = 1e-9
 """A cost that is rounding."""

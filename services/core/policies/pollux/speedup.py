@@ -15,37 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 
 LEAST = 1e-3
 """Added to every speedup, so that a job without GPUs has a finite cost."""
-
-
-def goodput_of(snapshot: Snapshot, jobs: Ints, sizes: int, node_gpus: int) -> tuple[Floats, Floats]:
-    """Return the predicted goodput of jobs at 1, 2, ... GPUs on the fewest nodes, and over several: (n, sizes) each.
-
-    In any unit per job. A job without a curve of its own is taken to keep its batch and to scale by its speed curve, or
-    without that perfectly, which is what Pollux assumes until it has seen more.
-
-    Args:
-        snapshot: The cluster.
-        jobs: (n,) indices into its job table.
-        sizes: How many sizes.
-        node_gpus: Devices of the largest node.
-    """
-    table = snapshot.jobs
-    one = np.tile(np.arange(1, sizes + 1, dtype=np.float64), (jobs.size, 1))
-    spread = one.copy()
-    speed_row, goodput_row = table.speed_curve[jobs], table.goodput_curve[jobs]
-    tuned, fixed = goodput_row >= 0, (goodput_row < 0) & (speed_row >= 0)
-    if fixed.any():
-        one[fixed] = spread[fixed] = _first(snapshot.speed_curves, sizes)[speed_row[fixed]]
-    if tuned.any():
-        curves = _first(snapshot.goodput_curves, sizes)[goodput_row[tuned]]
-        one[tuned], spread[tuned] = curves[:, 0], curves[:, 1]
-    one[:, node_gpus:] = spread[:, node_gpus:]
-    return one, spread
 
 
 def speedups(goodput: Floats, fair: Ints, present: Ints, factor: Floats) -> Floats:
@@ -78,11 +51,3 @@ def costs(speedup: Floats, fairness: float) -> Floats:
     if fairness == 0.0:
         return -np.log(np.maximum(speedup, LEAST))
     return -np.sign(fairness) * (speedup + LEAST) ** fairness
-
-
-def _first(curves: Floats, sizes: int) -> Floats:
-    """Return curves over exactly so many sizes; beyond those predicted nothing is gained."""
-    missing = sizes - curves.shape[-1]
-    if missing <= 0:
-        return curves[..., :sizes]
-    return np.concatenate((curves, np.repeat(curves[..., -1:], missing, axis=-1)), axis=-1)

@@ -1,0 +1,27 @@
+"""``joint``: width, order, hours, power limits and sleeping nodes decided by one cost.
+
+Every decision makes least, over the work that a job has left,
+
+    cost = integral of  P(g, l) / 1000 * c(t)  dt  +  w * (completion - now)        gCO2
+
+======== ==================================================================== ==============
+symbol   here                                                                 unit
+======== ==================================================================== ==============
+P(g, l)  draw of a gang of ``g`` GPUs at power limit ``l``, with its hosts    W
+c(t)     intensity, as forecast                                               gCO2/kWh
+w        what an hour of a job's completion time is worth:                    gCO2/h
+         ``hour_wh / 1000`` times the mean intensity of the day around now
+======== ==================================================================== ==============
+
+- *Width* and *power limit*: while the job runs its cost per unit of work is ``(P(g, l) + w / c) / speed(g, l)``
+  (``modes``, ``controls``). In green hours ``w / c`` is larger, so jobs run wider and faster then.
+- *Hours*: a job that has time until its deadline waits where the carbon it saves is worth the later completion
+  (``hours``). Users' deadlines bound that, or the slack that the operator grants.
+- *Order*: late jobs, then those whose length is unknown, then the shortest; nobody's gang is wider than its smallest
+  while somebody waits for GPUs, and waiting jobs make faster limits worth more.
+- *Sleep*: nodes that nobody uses are powered down (``sleep``).
+
+How long a job still needs is the prediction where there is one, else what its own progress says (``left``); speeds by
+size are those predicted for its kind, power by limit is measured as its kind first runs, and the draw of a GPU is the
+job's own so far.
+"""

@@ -1,0 +1,84 @@
+"""Whether it is a job's hour: the hours until some completion in which its work costs least, with that completion.
+
+Of every step ``k`` of the forecast as the last one, the job takes the greenest steps up to it that hold its work:
+
+    cost(k) = P / 1000 * integral of c over those steps + w * (end of k - now)
+
+The least cost(k) whose end keeps the deadline wins, and the job runs now if this step is among the steps taken. Without
+``w`` and with one ``k``, that of the deadline, this is Wait Awhile's rule (``services.core.policies.greener_hours``).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.core.domain.arrays import Bools, Floats
+from services.core.domain.carbon import CarbonCurve
+from services.core.domain.units import S_PER_HOUR
+
+DAY_S = 86_400.0
+HORIZON_S = 2 * DAY_S
+"""How far ahead hours are compared. A forecast that ends before is continued by its last day."""
+
+
+def runs_now(
+    curve: CarbonCurve,
+    now_s: float,
+    left_s: Floats,
+    deadline_s: Floats,
+    watts: Floats,
+    hour_g: float,
+    stay_share: float = 0.0,
+) -> Bools:
+    """Return whose hour it is: (n_jobs,). Jobs that cannot keep their deadlines, or need longer than can be seen, run.
+
+    Args:
+        curve: The grid as known.
+        now_s: UTC seconds.
+        left_s: (n_jobs,) what each still needs.
+        deadline_s: (n_jobs,) when each must be done, UTC seconds.
+        watts: (n_jobs,) draw while it runs.
+        hour_g: w, gCO2 per hour.
+        stay_share: By how much less this step's intensity counts.
+    """
+    begins, ends, intensity = steps_ahead(curve, now_s, HORIZON_S)
+    intensity = np.append(intensity[0] * (1.0 - stay_share), intensity[1:])
+    order = np.argsort(intensity, kind="stable")
+    n_steps = order.size
+    steps = np.arange(n_steps)
+    lengths_s = np.where(order[None, :] <= steps[:, None], (ends - begins)[order], 0.0)
+    time_s, emitted = lengths_s.cumsum(axis=1), (lengths_s * intensity[order]).cumsum(axis=1)
+    least = np.full(left_s.size, np.inf)
+    runs: Bools = np.ones(left_s.size, dtype=np.bool_)
+    now_at = int(np.flatnonzero(order == 0)[0])
+    for step in steps.tolist():
+        spare_s = time_s[step, -1] - left_s
+        fits = (spare_s >= 0) & ((ends[step] <= deadline_s) | np.isinf(least))
+        if not fits.any():
+            continue
+        at = np.minimum(np.searchsorted(time_s[step], left_s), n_steps - 1)
+        carbon = emitted[step, at] - (time_s[step, at] - left_s) * intensity[order[at]]
+        first = np.isinf(least)  # where all steps are needed, it is done before the last one ends
+        end_s = ends[step] - np.where(first, np.minimum(spare_s, ends[step] - begins[step]), 0.0)
+        cost = watts / 1000.0 * carbon / S_PER_HOUR + hour_g * (end_s - now_s) / S_PER_HOUR
+        better = fits & (cost < least)
+        least[better] = cost[better]
+        runs[better] = now_at <= at[better]
+    return runs
+
+
+def steps_ahead(curve: CarbonCurve, now_s: float, horizon_s: float) -> tuple[Floats, Floats, Floats]:
+    """Return the steps from now on, continued by the last day known: begins, ends, UTC seconds, and gCO2/kWh."""
+    until_s = now_s + horizon_s
+    begins, ends, intensity = curve.steps(now_s, min(max(curve.end_s, now_s + 1.0), until_s))
+    if ends[-1] >= until_s:
+        return begins, ends, intensity
+    last = begins >= ends[-1] - DAY_S
+    length_s = float(ends[-1] - begins[last][0])
+    times = int(np.ceil((until_s - ends[-1]) / length_s))
+    later_s = length_s * np.arange(times + 1)
+    begins = np.concatenate((begins, *(begins[last] + shift for shift in later_s[1:])))
+    ends = np.concatenate((ends, *(ends[last] + shift for shift in later_s[1:])))
+    intensity = np.concatenate((intensity, *(intensity[last] for _ in later_s[1:])))
+    keep = begins < until_s
+    return begins[keep], np.minimum(ends[keep], until_s), intensity[keep]

@@ -1,0 +1,41 @@
+"""How long jobs still need: as predicted, or by their own progress; unknown until they report some."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.cycle.snapshot import JobTable
+from services.core.domain.arrays import Floats
+
+REPORTED = 1e-3
+"""From this share of its work on, a job's own progress says how long it is."""
+ALL_BUT_DONE = 0.999
+
+
+@dataclass(frozen=True)
+class Left:
+    """At the smallest gang and the default power limit; NaN where unknown.
+
+    Attributes:
+        left_s: (n_jobs,) what each job still needs.
+        whole_s: (n_jobs,) the length of its whole work.
+    """
+
+    left_s: Floats
+    whole_s: Floats
+
+
+def left_of(jobs: JobTable, pace: Floats) -> Left:
+    """Return what all jobs still need.
+
+    Args:
+        jobs: The job table.
+        pace: (n_jobs,) work of each job per GPU second held so far, in units of a smallest gang's at the default.
+    """
+    progress = np.clip(np.nan_to_num(jobs.progress, nan=0.0), 0.0, ALL_BUT_DONE)
+    done_s = np.nan_to_num(jobs.attained_gpu_s, nan=0.0) * pace
+    by_progress_s = np.where(progress > REPORTED, done_s / np.maximum(progress, REPORTED) * (1.0 - progress), np.nan)
+    left_s = np.where(np.isnan(jobs.remaining_s), by_progress_s, jobs.remaining_s)
+    return Left(left_s, left_s / (1.0 - progress))

@@ -1,0 +1,46 @@
+"""What ``joint`` remembers between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.core.domain.ids import JobId, NodeId
+
+
+@dataclass(frozen=True)
+class JointMemory:
+    """Of the last active round, but for the last two.
+
+    Attributes:
+        sizes: The gang of every job that was to run, best first.
+        held: The jobs that wait for greener hours.
+        measured: The gangs whose measurement at each power limit was asked for, and that still hold their GPUs.
+        empty_since_s: Since when nobody uses a node that is awake, UTC seconds.
+    """
+
+    sizes: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
+    held: frozenset[JobId] = frozenset()
+    measured: frozenset[JobId] = frozenset()
+    empty_since_s: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
+
+
+def dump_memory(memory: JointMemory) -> dict[str, Any]:
+    """Return the memory as JSON values."""
+    return {
+        "sizes": [list(pair) for pair in memory.sizes.items()],
+        "held": sorted(memory.held),
+        "measured": sorted(memory.measured),
+        "empty_since_s": dict(memory.empty_since_s),
+    }
+
+
+def load_memory(stored: dict[str, Any]) -> JointMemory:
+    """Return the memory that ``dump_memory`` wrote; what is missing is empty."""
+    return JointMemory(
+        sizes={JobId(job_id): int(gpus) for job_id, gpus in stored.get("sizes", [])},
+        held=frozenset(map(JobId, stored.get("held", []))),
+        measured=frozenset(map(JobId, stored.get("measured", []))),
+        empty_since_s={NodeId(node): float(at) for node, at in stored.get("empty_since_s", {}).items()},
+    )

@@ -1,0 +1,84 @@
+"""The gangs that jobs may run as, and what each costs: ``(P(g) + w / c) / speed(g)``.
+
+``P(g)`` follows from the draw of one of the job's GPUs so far: the part of a step in which the GPUs of a gang wait for
+each other, which is what its speed lacks to as many times that of the smallest, is drawn at ``WAITING_SHARE``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.core.cycle.sizes import possible_sizes, powers_of_two
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Floats, Ints
+from services.core.policies.goodput_by_size import goodput_of
+from services.core.policies.joint.config import JointConfig
+
+WAITING_SHARE = 0.3
+"""Of its draw at work that a GPU takes while it waits for others, idle draw included."""
+UNKNOWN_W = 250.0
+"""Draw of a GPU of a job before any was measured."""
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What some jobs may do; 0 GPUs and infinite cost beyond a job's last size.
+
+    Attributes:
+        gpus: (n_jobs, n_sizes) ascending.
+        ratio: (n_jobs, n_sizes) speed in units of that at the smallest size.
+        watts: (n_jobs, n_sizes) with the hosts.
+        cost: (n_jobs, n_sizes) watts and the worth of time per unit of speed.
+    """
+
+    gpus: Ints
+    ratio: Floats
+    watts: Floats
+    cost: Floats
+
+    @property
+    def best(self) -> Ints:
+        """(n_jobs,) the column of least cost, of equals the smallest gang."""
+        return self.cost.argmin(axis=1)
+
+    def at(self, table: Floats | Ints, column: Ints) -> Floats | Ints:
+        """Return one column of a table for each job: (n_jobs,)."""
+        return table[np.arange(column.size), column]
+
+    def column_of(self, gpus: Ints) -> Ints:
+        """Return the column of the size nearest to each job's: (n_jobs,) to (n_jobs,)."""
+        far = np.where(self.gpus > 0, np.abs(self.gpus - gpus[:, None]), np.iinfo(np.int64).max)
+        return far.argmin(axis=1)
+
+
+def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: JointConfig) -> Modes:
+    """Return the gangs of these jobs.
+
+    Args:
+        snapshot: The cluster.
+        which: (n_jobs,) indices into its job table, at least one.
+        hour_w: ``worth.hour_w`` of them.
+        config: The policy's parameters.
+    """
+    jobs = snapshot.jobs
+    low = jobs.min_gpus[which]
+    high = np.minimum(possible_sizes(snapshot, jobs.max_gpus[which], which), np.maximum(config.widest_gpus, low))
+    gpus = powers_of_two(low, high, jobs.step_gpus[which])
+    some = gpus > 0
+    of_node, _ = goodput_of(snapshot, which, int(gpus.max()), int(snapshot.nodes.gpus.max(initial=1)))
+    speed = np.take_along_axis(of_node, np.maximum(gpus, 1) - 1, axis=1)
+    ratio = np.where(some, speed / speed[:, :1], 1.0)
+    together = np.minimum(ratio * gpus[:, :1] / np.maximum(gpus, 1), 1.0)
+    alone_w = _gpu_w(jobs.gpu_power_w, which)[:, None]
+    watts = gpus * (alone_w * (together + (1.0 - together) * WAITING_SHARE) + config.host_w)
+    worth = np.asarray(hour_w, dtype=np.float64).reshape(-1, 1)
+    return Modes(gpus, ratio, watts, np.where(some, (watts + worth) / ratio, np.inf))
+
+
+def _gpu_w(measured_w: Floats, which: Ints) -> Floats:
+    """Return the draw of one GPU of each of these jobs; of those not measured the mean of the others."""
+    known = measured_w[np.isfinite(measured_w)]
+    typical = float(known.mean()) if known.size else UNKNOWN_W
+    return np.where(np.isfinite(measured_w[which]), measured_w[which], typical)

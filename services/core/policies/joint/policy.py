@@ -1,0 +1,242 @@
+"""Rounds of ``joint``; the package says what it makes least.
+
+An active round finds order and sizes anew, and who waits for greener hours. A passive round fills free GPUs in that
+order; jobs that came since go first, as wide as is best for them where all that wait find room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from services.core.cycle.capacity import Capacity
+from services.core.cycle.grids import eligible_curves
+from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.ranking import Preemption, Ranking, contenders, order_by, wishes_first
+from services.core.cycle.reconcile import reconcile
+from services.core.cycle.sizes import possible_sizes
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot, Trigger
+from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.domain.carbon import CarbonCurve
+from services.core.domain.control_curves import ControlCurve
+from services.core.policies.joint.config import JointConfig
+from services.core.policies.joint.controls import least_cost_at, present_slowdowns, slowdowns
+from services.core.policies.joint.hours import runs_now
+from services.core.policies.joint.left import Left, left_of
+from services.core.policies.joint.memory import JointMemory, dump_memory, load_memory
+from services.core.policies.joint.modes import Modes, modes_of
+from services.core.policies.joint.sleep import sleeping
+from services.core.policies.joint.worth import hour_g, hour_w
+from services.core.policies.limits import Going, with_limits
+
+UNKNOWN_LEFT_S = 1_800.0
+"""What a job of unknown length is taken to need where a resize has to pay for itself."""
+
+
+class Joint:
+    """Width, order, hours, limits and sleep by one cost. Preempts and resizes in active rounds."""
+
+    name = "joint"
+
+    def __init__(self, config: JointConfig) -> None:
+        self.config = config
+
+    def initial(self) -> JointMemory:
+        """Return the memory of a policy that has decided nothing."""
+        return JointMemory()
+
+    def decide(self, snapshot: Snapshot, memory: JointMemory) -> tuple[Plan, JointMemory]:
+        """Return the plan of least cost, or in a passive round what fills free GPUs by the last one."""
+        config, preemption = self.config, Preemption.at(snapshot.trigger)
+        if snapshot.trigger is Trigger.ACTIVE:
+            memory = _following(snapshot, memory, config)
+        which = contenders(snapshot, preemption)
+        ranking = _ranking(snapshot, memory, which, config) if which.size else Ranking(which, which)
+        plan = reconcile(snapshot, ranking, preemption=preemption)
+        if config.limits:
+            choose = _Limits(snapshot, memory, config).choose
+            anew = snapshot.trigger is Trigger.ACTIVE
+            plan, measured = with_limits(snapshot, plan, memory.measured, config.profile_window_s, choose, anew=anew)
+            memory = replace(memory, measured=measured)
+        if config.sleep_after_s is not None:
+            down, since_s = sleeping(snapshot, plan, memory.empty_since_s, config.sleep_after_s)
+            again_s = min(since_s.values(), default=np.inf) + config.sleep_after_s
+            plan = replace(plan, nodes=down, look_again_s=again_s if np.isfinite(again_s) else None)
+            memory = replace(memory, empty_since_s=since_s)
+        return plan, memory
+
+    def dump(self, memory: JointMemory) -> dict[str, Any]:
+        """Return the memory as JSON values."""
+        return dump_memory(memory)
+
+    def load(self, stored: dict[str, Any]) -> JointMemory:
+        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        return load_memory(stored)
+
+
+class _Limits:
+    """Chooses power limits: the more jobs wait for GPUs, the more speed is worth."""
+
+    def __init__(self, snapshot: Snapshot, memory: JointMemory, config: JointConfig) -> None:
+        jobs = snapshot.jobs
+        self._host_w = config.host_w
+        waits = max(int(np.count_nonzero(jobs.phase == QUEUED)) - len(memory.held), 0)
+        self._crowd = 1.0 + waits / max(int(np.count_nonzero(jobs.phase != QUEUED)), 1)
+        everyone = np.arange(len(jobs))
+        self._hour_w = np.broadcast_to(
+            hour_w(eligible_curves(snapshot, everyone), snapshot.now_s, config.hour_wh), everyone.shape
+        )
+
+    def choose(self, gang: Going, curve: ControlCurve) -> float | None:
+        """Return the limit of least cost of a gang, watts; None: the default, which is the highest."""
+        at = least_cost_at(curve, gang.gpus, self._host_w, self._crowd * float(self._hour_w[gang.job]))
+        return float(curve.values[at]) if at + 1 < curve.values.size else None
+
+
+def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, config: JointConfig) -> Ranking:
+    """Return the jobs to run, new ones first and then by the order of the last active round; held ones wait."""
+    jobs = snapshot.jobs
+    rows: list[int] = which.tolist()
+    if memory.held:
+        rows = [job for job in rows if jobs.ids[job] not in memory.held]
+        which = np.array(rows, dtype=np.int64)
+    ids = [jobs.ids[job] for job in rows]
+    given = np.fromiter(map(memory.sizes.get, ids, repeat(0)), np.int64, which.size)
+    place = {job_id: at for at, job_id in enumerate(memory.sizes)}
+    at = np.fromiter(map(place.get, ids, repeat(-1)), np.int64, which.size)
+    holds = (jobs.gpus[which] > 0) & ((given == 0) | (given == jobs.gpus[which]))
+    gpus = np.where(holds, jobs.gpus[which], possible_sizes(snapshot, given, which))
+    order = wishes_first(order_by(jobs.ids, at, jobs.submitted_s[which], which=which), jobs.priority[which])
+    which, gpus, is_new = which[order], gpus[order], (at < 0)[order] & (jobs.phase[which] == QUEUED)[order]
+    if is_new.any():
+        gpus = _widened_new(snapshot, which, gpus, is_new, config)
+    return Ranking(which, gpus, Reason.GREENER_HOURS)
+
+
+def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, config: JointConfig) -> Ints:
+    """Return the sizes with those of new jobs raised to their best ones as far as nobody that waits goes without."""
+    new = np.flatnonzero(is_new)
+    curves = eligible_curves(snapshot, which[new])
+    modes = modes_of(snapshot, which[new], hour_w(curves, snapshot.now_s, config.hour_wh), config)
+    best = modes.gpus[np.arange(new.size), modes.best]
+    phase = snapshot.jobs.phase[which]
+    waits = (phase == QUEUED) | (phase == PREEMPTING)
+    left = sum(Capacity(snapshot).free) - int(gpus[waits].sum())
+    gpus = gpus.copy()
+    for row, wanted in zip(new.tolist(), best.tolist(), strict=True):
+        more = wanted - int(gpus[row])
+        if 0 < more <= left:
+            gpus[row] += more
+            left -= more
+    return gpus
+
+
+def _following(snapshot: Snapshot, memory: JointMemory, config: JointConfig) -> JointMemory:
+    """Return the memory with the order and sizes of an active round, and with who waits for greener hours."""
+    jobs = snapshot.jobs
+    n_jobs = len(jobs)
+    if not n_jobs:
+        return replace(memory, sizes={}, held=frozenset())
+    everyone, capacity = np.arange(n_jobs), Capacity(snapshot)
+    models = np.where(capacity.model >= 0, capacity.model, jobs.eligible.argmax(axis=1))
+    worth_w = np.broadcast_to(
+        hour_w(eligible_curves(snapshot, everyone), snapshot.now_s, config.hour_wh), everyone.shape
+    )
+    modes = modes_of(snapshot, everyone, worth_w, config)
+    best = modes.best
+    wanted = modes.gpus[everyone, best]
+    slower = slowdowns(snapshot, everyone, models, wanted, config.host_w, worth_w) if config.limits else np.ones(n_jobs)
+    left = left_of(jobs, _pace(snapshot, modes, best, models, slower))
+    at_best_s = left.left_s / (modes.ratio[everyone, best] * slower)
+    deadline_s = _deadlines(snapshot, left, config)
+    is_late = snapshot.now_s + at_best_s > np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, np.inf)
+    held = _held(snapshot, at_best_s, deadline_s, modes.watts[everyone, best], config) & ~is_late
+    goes = np.flatnonzero(~held)
+    unknown = np.isnan(left.left_s[goes])
+    shortest = np.where(unknown, 0.0, left.left_s[goes])
+    order = order_by(jobs.ids, ~is_late[goes], shortest, jobs.submitted_s[goes], which=goes)
+    goes = goes[wishes_first(order, jobs.priority[goes])]
+    gpus = _sizes(snapshot, goes, modes, left, capacity, models, config)
+    return replace(
+        memory,
+        sizes={jobs.ids[job]: size for job, size in zip(goes.tolist(), gpus.tolist(), strict=True)},
+        held=frozenset(jobs.ids[job] for job in np.flatnonzero(held).tolist()),
+    )
+
+
+def _pace(snapshot: Snapshot, modes: Modes, best: Ints, models: Ints, slower: Floats) -> Floats:
+    """Return the work per GPU second of each job, of those that hold no GPUs as if at their best: (n_jobs,)."""
+    jobs = snapshot.jobs
+    rows = np.arange(best.size)
+    holds = jobs.gpus > 0
+    column = np.where(holds, modes.column_of(jobs.gpus), best)
+    factor = np.where(holds, present_slowdowns(snapshot, models), slower)
+    return modes.ratio[rows, column] / modes.gpus[rows, column] * factor
+
+
+def _deadlines(snapshot: Snapshot, left: Left, config: JointConfig) -> Floats:
+    """Return when each job must be done, UTC seconds: the user's deadline, or its length and slack later; (n_jobs,)."""
+    jobs, whole_s = snapshot.jobs, left.whole_s
+    until_s = whole_s + np.minimum(config.slack_s, config.slack_share * whole_s)
+    if config.oldest_s is not None:
+        until_s = np.minimum(until_s, np.maximum(whole_s, config.oldest_s))
+    return np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, jobs.submitted_s + until_s)
+
+
+def _held(snapshot: Snapshot, left_s: Floats, deadline_s: Floats, watts: Floats, config: JointConfig) -> Bools:
+    """Return which jobs wait for greener hours: (n_jobs,). New, overdue and unstoppable ones never do."""
+    jobs, now_s = snapshot.jobs, snapshot.now_s
+    may = np.isfinite(left_s) & (deadline_s - now_s > left_s) & jobs.preemptible
+    if not config.slack_s:
+        may &= np.isfinite(jobs.deadline_s)
+    held = np.zeros(len(jobs), dtype=np.bool_)
+    if not may.any():
+        return held
+    runs = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
+    for stay_share, some in ((0.0, may & ~runs), (config.stay_share, may & runs)):
+        rows = np.flatnonzero(some)
+
+        def comes(curve: CarbonCurve, of: Any, rows: Ints = rows, stay_share: float = stay_share) -> Bools:
+            mine = rows[of]
+            worth = hour_g(curve, now_s, config.hour_wh)
+            return runs_now(curve, now_s, left_s[mine], deadline_s[mine], watts[mine], worth, stay_share)
+
+        if rows.size:
+            held[rows] = ~eligible_curves(snapshot, rows).by_curve(comes)
+    return held
+
+
+def _sizes(
+    snapshot: Snapshot, goes: Ints, modes: Modes, left: Left, capacity: Capacity, models: Ints, config: JointConfig
+) -> Ints:
+    """Return the size of each job to run, best first: the smallest while somebody has to wait, else the best that fits.
+
+    A gang that runs keeps its size unless another saves what a restart costs.
+    """
+    jobs = snapshot.jobs
+    gpus = modes.gpus[goes, 0].copy()
+    room = capacity.total - np.bincount(models[goes], gpus, minlength=capacity.total.size).astype(np.int64)
+    if (room < 0).any():
+        return gpus
+    now, best = modes.column_of(jobs.gpus)[goes], modes.best[goes]
+    left_s = np.where(np.isnan(left.left_s[goes]), UNKNOWN_LEFT_S, left.left_s[goes])
+    gained = (modes.cost[goes, now] - modes.cost[goes, best]) * left_s
+    pays = gained > config.restart_s * modes.cost[goes, best] * modes.ratio[goes, best]
+    holds = (jobs.gpus[goes] > 0) & (jobs.phase[goes] != PREEMPTING)
+    wanted = np.where(holds & ~pays, jobs.gpus[goes], modes.gpus[goes, best])
+    stays_first = np.argsort(~(holds & (wanted == jobs.gpus[goes])), kind="stable")
+    for row in stays_first.tolist():
+        job = int(goes[row])
+        narrower: list[int] = modes.gpus[job, ::-1].tolist()
+        for size in (int(wanted[row]), *narrower):
+            if not gpus[row] < size <= wanted[row]:
+                continue
+            more = size - int(gpus[row])
+            if more <= room[models[job]]:
+                gpus[row] = size
+                room[models[job]] -= more
+                break
+    return gpus

@@ -1,0 +1,34 @@
+"""Nodes that nobody uses are powered down after a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.core.cycle.plan import Plan, PowerNode, Reason, Start
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.ids import NodeId
+
+
+def sleeping(
+    snapshot: Snapshot, plan: Plan, empty_since_s: Mapping[NodeId, float], after_s: float
+) -> tuple[tuple[PowerNode, ...], dict[NodeId, float]]:
+    """Return which nodes to power down, and since when the others that nobody uses have been empty.
+
+    Args:
+        snapshot: The cluster.
+        plan: What starts now.
+        empty_since_s: As this function returned it last, UTC seconds.
+        after_s: How long a node stays empty before it is powered down.
+    """
+    nodes = snapshot.nodes
+    used = {share.node_id for action in plan.actions if isinstance(action, Start) for share in action.placement.shares}
+    empty = nodes.may_sleep & ~nodes.asleep & (nodes.free_gpus == nodes.gpus)
+    since_s = {
+        node: empty_since_s.get(node, snapshot.now_s)
+        for node, is_empty in zip(nodes.ids, empty.tolist(), strict=True)
+        if is_empty and node not in used
+    }
+    due = [node for node, at_s in since_s.items() if snapshot.now_s - at_s >= after_s]
+    for node in due:
+        del since_s[node]
+    return tuple(PowerNode(node, False, Reason.UNUSED) for node in due), since_s

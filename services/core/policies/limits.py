@@ -1,0 +1,119 @@
+"""Power limits on top of any plan: each gang gets the one that a policy chooses from what its kind was measured at.
+
+A kind of job that is not known yet is measured at each limit as its work begins (just-in-time profiling), once for all
+gangs of the kind; until then, and where nothing can be measured, gangs run at the default.
+
+Source: You et al., Zeus, NSDI'23.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from services.core.cycle.plan import Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit, Start, set_to
+from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
+from services.core.domain.ids import JobId
+from services.core.domain.placement import Placement
+
+LIMIT = ControlKind.POWER_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """A gang that runs once a plan is carried out.
+
+    Attributes:
+        job: Index into the job table.
+        model: Index of its GPU model.
+        gpus: Its size.
+        starts: Whether it starts now.
+    """
+
+    job: int
+    model: int
+    gpus: int
+    starts: bool
+
+
+Choice = Callable[[Going, ControlCurve], float | None]
+"""Returns the limit of a gang by its kind's curve, watts; None: the default."""
+
+
+def with_limits(
+    snapshot: Snapshot,
+    plan: Plan,
+    asked: Collection[JobId],
+    window_s: float,
+    choose: Choice,
+    *,
+    anew: bool = True,
+) -> tuple[Plan, frozenset[JobId]]:
+    """Return a plan with the power limits of all gangs that run by it, and the gangs whose measurement was asked for.
+
+    Args:
+        snapshot: The cluster.
+        plan: What starts and stops.
+        asked: The gangs whose measurement was asked for before.
+        window_s: How long a gang is measured at each limit.
+        choose: The limit of each gang whose kind is known.
+        anew: Whether it is asked about gangs that have a limit, too.
+    """
+    if not any(LIMIT in kinds for kinds in snapshot.settable):
+        return plan, frozenset()
+    going = list(gangs_of(snapshot, plan))
+    measured = {snapshot.jobs.ids[gang.job] for gang in going if not gang.starts}.intersection(asked)
+    if not anew:
+        limited = np.isfinite(snapshot.jobs.power_limit_w)
+        going = [gang for gang in going if gang.starts or not limited[gang.job]]
+    controls = tuple(_controls(snapshot, going, measured, window_s, choose))
+    measured |= {action.job_id for action in controls if isinstance(action, ProfileControls)}
+    return replace(plan, actions=(*plan.actions, *controls)) if controls else plan, frozenset(measured)
+
+
+def gangs_of(snapshot: Snapshot, plan: Plan) -> Iterator[Going]:
+    """Yield every gang that runs once the plan is carried out, by id."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    model_of = dict(zip(nodes.ids, nodes.gpu_model.tolist(), strict=True))
+    stops = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
+    starts = {action.job_id: action.placement for action in plan.actions if isinstance(action, Start)}
+    placements: dict[int, tuple[Placement | None, bool]] = {}
+    for job in np.flatnonzero((jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)).tolist():
+        if jobs.ids[job] not in stops:
+            placements[job] = jobs.placements[job], False
+    if starts:
+        index = {job_id: at for at, job_id in enumerate(jobs.ids) if job_id in starts}
+        placements |= {index[job_id]: (placement, True) for job_id, placement in starts.items()}
+    for job, (placement, is_new) in sorted(placements.items(), key=lambda each: jobs.ids[each[0]]):
+        model = model_of.get(placement.shares[0].node_id) if placement is not None else None
+        if placement is not None and model is not None:
+            yield Going(job, model, placement.gpus, is_new)
+
+
+def _controls(
+    snapshot: Snapshot, going: list[Going], measured: set[JobId], window_s: float, choose: Choice
+) -> Iterator[SetPowerLimit | SetClock | ProfileControls]:
+    """Yield what differs from what is set now; of each unknown kind of job, one gang is measured at a time."""
+    jobs = snapshot.jobs
+    kinds = {(int(jobs.control_curve[gang.job]), gang.model) for gang in going if jobs.ids[gang.job] in measured}
+    for gang in going:
+        if not snapshot.takes(gang.model, LIMIT):
+            continue
+        job_id, kind = jobs.ids[gang.job], (int(jobs.control_curve[gang.job]), gang.model)
+        curve = snapshot.control_curve(gang.job, gang.model, LIMIT)
+        if curve is None:
+            if snapshot.measures and job_id not in measured and (kind[0] < 0 or kind not in kinds):
+                kinds.add(kind)
+                yield ProfileControls(job_id, LIMIT, window_s)
+            continue
+        wanted = choose(gang, curve)
+        now = math.nan if gang.starts else float(jobs.power_limit_w[gang.job])
+        if wanted is None and not math.isnan(now):
+            yield set_to(job_id, LIMIT, None, Reason.DEFAULT_CONTROL)
+        elif wanted is not None and wanted != now:
+            yield set_to(job_id, LIMIT, wanted, Reason.LEAST_COST)

@@ -1,0 +1,232 @@
+"""``joint``: each of its decisions alone, then rounds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.core.cycle.plan import Plan, PowerNode, Preempt, SetPowerLimit, Start
+from services.core.cycle.run_cycle import run_cycle
+from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.domain.control_curves import ControlCurve
+from services.core.domain.controls import ControlKind
+from services.core.policies.joint.config import JointConfig
+from services.core.policies.joint.controls import least_cost_at
+from services.core.policies.joint.hours import HORIZON_S, runs_now, steps_ahead
+from services.core.policies.joint.left import left_of
+from services.core.policies.joint.memory import JointMemory
+from services.core.policies.joint.modes import modes_of
+from services.core.policies.joint.policy import Joint
+from services.core.policies.registry import build_policy
+from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, started
+
+HOUR_S = 3600.0
+EARLY_S = NOON_S - 86_400.0
+
+
+def the_round(snapshot: Snapshot, memory: JointMemory | None = None, **parameters: object) -> tuple[Plan, JointMemory]:
+    policy = Joint(JointConfig(**parameters))  # pyright: ignore[reportArgumentType]
+    result = run_cycle(policy, snapshot, memory or policy.initial())
+    assert policy.load(json.loads(json.dumps(policy.dump(result.memory)))) == result.memory
+    return result.plan, result.memory
+
+
+def linear(snapshot: Snapshot, *speeds: float) -> Snapshot:
+    """Return the snapshot with one predicted speed-up by size for all jobs."""
+    curve = np.zeros(len(snapshot.jobs), dtype=np.int64)
+    return replace(snapshot, jobs=replace(snapshot.jobs, speed_curve=curve), speed_curves=np.array([speeds]))
+
+
+def test_width_is_worth_what_it_costs() -> None:
+    """At 250 W and 60 W of host a second GPU that adds 80 % costs 9 % more energy and saves 44 % of the time."""
+    snapshot = linear(a_snapshot([a_job("a", min_gpus=1, max_gpus=4, gpu_power_w=250.0)], [a_node()]), 1, 1.8, 2.4, 2.8)
+    config = JointConfig(widest_gpus=4)
+
+    modes = modes_of(snapshot, np.array([0]), 0.0, config)
+    assert modes.gpus[0].tolist() == [1, 2, 4]
+    watts = [310.0, 2 * (250 * (0.9 + 0.1 * 0.3) + 60), 4 * (250 * (0.7 + 0.3 * 0.3) + 60)]
+    assert modes.cost[0].tolist() == pytest.approx([watts[0], watts[1] / 1.8, watts[2] / 2.8])
+
+    widths = [int(modes_of(snapshot, np.array([0]), worth, config).best[0]) for worth in (0.0, 20.0, 200.0, 2000.0)]
+    assert widths == [0, 0, 1, 2]
+    narrow = modes_of(snapshot, np.array([0]), 2000.0, JointConfig(widest_gpus=2))
+    assert narrow.gpus[0].tolist() == [1, 2]
+
+
+@given(
+    intensities=st.lists(st.floats(1, 500), min_size=2, max_size=7),
+    left_h=st.integers(1, 5),
+    deadline_h=st.integers(1, 7),
+    hour_g=st.floats(0, 200),
+    watts=st.floats(50, 2000),
+)
+def test_the_hours_taken_are_those_of_least_cost(
+    intensities: list[float], left_h: int, deadline_h: int, hour_g: float, watts: float
+) -> None:
+    """Against every choice of whole hours."""
+    last = intensities[-1]
+    curve = hourly_curve([*intensities, *[last] * (48 - len(intensities))], start_s=NOON_S)
+
+    def cost(hours: tuple[int, ...]) -> float:
+        carbon = sum(intensities[min(hour, len(intensities) - 1)] for hour in hours) * watts / 1000.0
+        return carbon + hour_g * (hours[-1] + 1)
+
+    choices = list(combinations(range(max(deadline_h, left_h)), left_h))
+    with_now = min((cost(hours) for hours in choices if hours[0] == 0), default=np.inf)
+    without = min((cost(hours) for hours in choices if hours[0] > 0), default=np.inf)
+    deadline_s = NOON_S + HOUR_S * deadline_h
+    runs = runs_now(curve, NOON_S, np.array([HOUR_S * left_h]), np.array([deadline_s]), np.array([watts]), hour_g)
+    if abs(with_now - without) > 1e-6 * with_now:
+        assert bool(runs[0]) == (with_now < without)
+
+
+def test_hours_beyond_the_forecast_repeat_its_last_day() -> None:
+    curve = hourly_curve([*([200.0] * 24), *range(100, 124)], start_s=NOON_S - 24 * HOUR_S)
+    begins, ends, intensity = steps_ahead(curve, NOON_S, HORIZON_S)
+    assert intensity.tolist() == [*range(100, 124), *range(100, 124)]
+    assert begins[0] == NOON_S
+    assert ends[-1] == NOON_S + HORIZON_S
+    assert np.array_equal(begins[1:], ends[:-1])
+
+
+def test_a_job_that_runs_stops_only_for_more_than_a_little() -> None:
+    curve = hourly_curve([100.0, 98.0, 98.0], start_s=NOON_S)
+    job = (np.array([HOUR_S]), np.array([NOON_S + 3 * HOUR_S]), np.array([300.0]), 0.0)
+    assert not runs_now(curve, NOON_S, *job)[0]
+    assert runs_now(curve, NOON_S, *job, 0.03)[0]
+
+
+def test_the_limit_of_least_cost_rises_with_the_worth_of_time() -> None:
+    curve = ControlCurve(np.array([150.0, 200.0, 250.0]), np.array([0.8, 0.95, 1.0]), np.array([145.0, 190.0, 235.0]))
+    chosen = [least_cost_at(curve, 1, 60.0, worth) for worth in (0.0, 300.0, 5_000.0)]
+    assert chosen == sorted(chosen)
+    assert (chosen[0], chosen[-1]) == (0, 2)
+    with_more_host = least_cost_at(curve, 1, 500.0, 0.0)
+    assert with_more_host > chosen[0]
+
+
+def test_what_is_left_follows_progress_and_predictions() -> None:
+    rows = [
+        a_job("new"),
+        a_job("half", gpus=2, progress=0.5, attained_gpu_s=7_200.0),
+        a_job("told", gpus=1, progress=0.2, attained_gpu_s=100.0, remaining_s=800.0),
+    ]
+    jobs = a_snapshot(rows, [a_node()]).jobs
+    left = left_of(jobs, np.array([1.0, 0.9, 1.0]))
+    assert np.isnan(left.left_s[0])
+    assert left.left_s[1:].tolist() == pytest.approx([6_480.0, 800.0])
+    assert left.whole_s[1:].tolist() == pytest.approx([12_960.0, 1_000.0])
+
+
+def test_late_then_unknown_then_shortest() -> None:
+    rows = [
+        a_job("long", remaining_s=9_000.0),
+        a_job("short", remaining_s=900.0),
+        a_job("new"),
+        a_job("late", remaining_s=8_000.0, deadline_s=NOON_S + 600.0),
+        a_job("wished", remaining_s=9_999.0, priority=1),
+    ]
+    _, memory = the_round(a_snapshot(rows, [a_node(gpus=2)]))
+    assert list(memory.sizes) == ["wished", "late", "new", "short", "long"]
+
+
+def test_gangs_are_wide_only_while_nobody_waits() -> None:
+    def jobs(n: int) -> list[JobRow]:
+        return [a_job(f"j{at}", min_gpus=1, max_gpus=4, gpu_power_w=200.0) for at in range(n)]
+
+    for n, sizes in ((1, [2]), (2, [2, 2]), (3, [1, 1, 2]), (5, [1, 1, 1, 1])):
+        plan, _ = the_round(linear(a_snapshot(jobs(n), [a_node(gpus=4)]), 1, 1.9, 2.5, 3.0))
+        assert sorted(started(plan).values()) == sizes
+
+
+def test_a_resize_has_to_pay_for_the_restart() -> None:
+    def after(remaining_s: float) -> list[type]:
+        row = a_job("a", gpus=1, min_gpus=1, max_gpus=4, gpu_power_w=200.0, progress=0.5, remaining_s=remaining_s)
+        plan, _ = the_round(linear(a_snapshot([row], [a_node(gpus=4)]), 1, 1.9, 2.5, 3.0), hour_wh=200.0)
+        return [type(action) for action in plan.actions]
+
+    assert after(60.0) == []
+    assert after(20_000.0) == [Preempt]
+
+
+CLEANER_SOON = [300.0] * 25 + [50.0] * 6 + [300.0] * 30
+"""A day back, an hour from now on, then six clean hours."""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "job", "waits"),
+    [
+        ({"slack_s": 43_200.0}, {}, True),
+        ({}, {}, False),
+        ({}, {"deadline_s": NOON_S + 6 * HOUR_S}, True),
+        ({"slack_s": 43_200.0}, {"remaining_s": np.nan}, False),
+        ({"slack_s": 43_200.0, "hour_wh": 1e6}, {}, False),
+        ({"slack_s": 43_200.0, "slack_share": 0.1}, {}, False),
+        ({"slack_s": 43_200.0, "oldest_s": HOUR_S}, {}, False),
+        ({"slack_s": 43_200.0}, {"preemptible": False}, False),
+    ],
+)
+def test_who_waits_for_greener_hours(parameters: dict[str, float], job: dict[str, float], waits: bool) -> None:
+    row = a_job("a", **{"remaining_s": 2 * HOUR_S, "submitted_s": NOON_S - 60.0, **job})  # pyright: ignore[reportArgumentType]
+    curve = hourly_curve(CLEANER_SOON, start_s=EARLY_S)
+    plan, memory = the_round(a_snapshot([row], [a_node()], curve=curve), **parameters)
+    assert ("a" in memory.held) == waits
+    assert (started(plan) == {}) == waits
+
+
+def test_passive_rounds_start_new_jobs_and_leave_held_ones() -> None:
+    held = a_job("held", remaining_s=2 * HOUR_S, submitted_s=NOON_S - 60.0)
+    curve = hourly_curve(CLEANER_SOON, start_s=EARLY_S)
+    _, memory = the_round(a_snapshot([held], [a_node()], curve=curve), slack_s=43_200.0)
+    both = a_snapshot([held, a_job("new")], [a_node()], curve=curve, trigger=Trigger.PASSIVE)
+    plan, _ = the_round(both, memory, slack_s=43_200.0)
+    assert list(started(plan)) == ["new"]
+
+
+def test_nodes_that_nobody_uses_sleep_after_a_while() -> None:
+    def at(seconds: float, trigger: Trigger = Trigger.PASSIVE) -> Snapshot:
+        snapshot = a_snapshot([a_job("a", gpus=1, on={"n0": (0,)})], [a_node("n0"), a_node("n1")], trigger=trigger)
+        nodes = replace(snapshot.nodes, may_sleep=np.ones(2, dtype=np.bool_))
+        return replace(snapshot, nodes=nodes, now_s=NOON_S + seconds)
+
+    plan, memory = the_round(at(0.0), sleep_after_s=60.0)
+    assert (plan.nodes, plan.look_again_s) == ((), NOON_S + 60.0)
+    plan, memory = the_round(at(59.0), memory, sleep_after_s=60.0)
+    assert not plan.nodes
+    plan, memory = the_round(at(60.0), memory, sleep_after_s=60.0)
+    assert [(node.node_id, node.on) for node in plan.nodes] == [("n1", False)]
+    assert all(isinstance(node, PowerNode) for node in plan.nodes)
+    plan, _ = the_round(at(99.0), sleep_after_s=None)
+    assert (plan.nodes, plan.look_again_s) == ((), None)
+
+
+def test_limits_are_set_anew_in_active_rounds_and_once_for_what_starts() -> None:
+    curve = ControlCurve(np.array([150.0, 200.0, 250.0]), np.array([0.8, 0.95, 1.0]), np.array([145.0, 190.0, 235.0]))
+    rows = [a_job("runs", gpus=1), a_job("starts")]
+
+    def actions(trigger: Trigger, *, limit_w: float) -> dict[str, float | None]:
+        snapshot = a_snapshot(rows, [a_node()], trigger=trigger)
+        jobs = replace(
+            snapshot.jobs, control_curve=np.zeros(2, dtype=np.int64), power_limit_w=np.array([limit_w, np.nan])
+        )
+        curves = ({(0, ControlKind.POWER_LIMIT): curve},)
+        settable = (frozenset({ControlKind.POWER_LIMIT}),)
+        snapshot = replace(snapshot, jobs=jobs, control_curves=curves, settable=settable)
+        plan, _ = the_round(snapshot, hour_wh=0.0)
+        assert [type(action) for action in plan.actions if isinstance(action, Start)] == [Start]
+        return {each.job_id: each.power_limit_w for each in plan.actions if isinstance(each, SetPowerLimit)}
+
+    assert actions(Trigger.ACTIVE, limit_w=250.0) == {"runs": 150.0, "starts": 150.0}
+    assert actions(Trigger.PASSIVE, limit_w=250.0) == {"starts": 150.0}
+    assert actions(Trigger.PASSIVE, limit_w=np.nan) == {"runs": 150.0, "starts": 150.0}
+
+
+def test_it_is_built_by_name_and_keeps_a_foreign_memory_out() -> None:
+    policy = build_policy("joint", {"hour_wh": 5.0})
+    assert policy.load({}) == policy.initial()
