@@ -8,6 +8,8 @@ those pages (by default ``shared/data`` beside the repository), and skipped with
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
 import re
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from pathlib import Path
 import pytest
 
 from reproductions import clover, freesh_day, iteration_times, powerflow, router
+from services.simulator.experiments.cell import run_cell
+from services.simulator.experiments.plan import load_experiment
 from services.simulator.inference.run import Scheme
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,10 +62,15 @@ CELLS: dict[Table, Callable[[], str]] = {
     ("a-srpt", "heavy"): lambda: iteration_times.heavy_table(list(iteration_times.speeds(data() / "profiles"))),
     ("router", "places"): lambda: router.places_table(data()),
 }
+SIMULATIONS: dict[str, tuple[str, str, str, str]] = {
+    "green": ("green-day", "GREEN", "August 8", "GB"),
+    "joint": ("joint-weeks", "joint", "July", "GB"),
+}
+"""Of pages whose rows are means of many simulations, one: experiment, policy, trace and zone. Its figures are in
+``PAGE-cells.csv.gz``."""
 ELSEWHERE: dict[str, str] = {
     "forecasts": "a year of forecasts by zone; no part is cheap",
     "freesh-serving": "each row is hours of requests with several seeds",
-    "green": "each row is the mean of several zones and seeds",
     "traffic": "each row fits forecasters many times over",
 }
 
@@ -81,8 +90,31 @@ def test_a_page_says_what_the_code_does(page: str, name: str) -> None:
     assert [line for line in made if line not in tables(page)[name]] == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SIMULATIONS)
+def test_a_simulation_behind_a_page_gives_its_figures(page: str) -> None:
+    name, label, trace, zone = SIMULATIONS[page]
+    wanted = (label, trace, zone, "direct", 1)
+    (cell,) = (
+        each
+        for each in load_experiment(ROOT / "examples" / "experiments" / f"{name}.toml").cells()
+        if (each.choice.label, each.trace.label, each.zone, each.signal, each.seed) == wanted
+    )
+    with gzip.open(PAGES / f"{page}-cells.csv.gz", "rt", encoding="utf-8") as text:
+        (row,) = (
+            row
+            for row in csv.DictReader(text)
+            if (row["experiment"], row["policy"], row["trace"], row["zone"], row["signal"], row["seed"])
+            == (name, label, trace, zone, "direct", "1")
+        )
+    summary = run_cell(cell)["summary"]
+
+    for figure in ("carbon_kg", "energy_kwh", "avg_jct_s", "p99_jct_s", "preemptions"):
+        assert summary[figure] == pytest.approx(float(row[figure]), rel=1e-6), figure
+
+
 def test_every_page_of_tables_is_made_again_or_says_why_not() -> None:
     pages = {page.stem for page in PAGES.glob("*.md") if tables(page.stem)}
 
-    assert pages - {page for page, _ in CELLS} == set(ELSEWHERE)
+    assert pages - {page for page, _ in CELLS} - set(SIMULATIONS) == set(ELSEWHERE)
     assert [(page, name) for page, name in CELLS if name not in tables(page)] == []
