@@ -263,6 +263,7 @@ class Order:
         self._records: list[tuple[int, int]] = []  # those that are not on disk, and the last one that is
         self._first = 0  # number of the first of them
         self._next_look = 0.0
+        self._is_behind = False  # more was written than the last look took in, and its events may have been read
         self._watches: dict[int, int] = {}
         self._events = self._watch()
 
@@ -280,11 +281,11 @@ class Order:
     def wait(self, wake: int, until: float) -> None:
         """Write down the order until ``wake`` can be read or ``until`` is over."""
         while (now := clock()) < until:
-            pausing = now < self._next_look
+            pausing, looks_anyway = now < self._next_look, self._events < 0 or self._is_behind
             watched = [wake] if pausing or self._events < 0 else [wake, self._events]
-            limit = min(until, self._next_look) if pausing or self._events < 0 else until
+            limit = min(until, self._next_look) if pausing or looks_anyway else until
             ready = select.select(watched, [], [], max(limit - now, 0.0))[0]
-            if self._events in ready or (self._events < 0 and clock() >= self._next_look):
+            if self._events in ready or (looks_anyway and clock() >= self._next_look):
                 self.look()
             if wake in ready:
                 return
@@ -307,7 +308,7 @@ class Order:
                 self._add(stream, pieces[stream].pop(0))
             elif not is_quiet and self._pending[-1:] != [stream]:
                 self._pending.append(stream)
-        self._known = sizes
+        self._known, self._is_behind = sizes, not is_quiet
         self._write()
         pause_s = _ORDER_POLL_S  # looking takes a small share of a core at most, however much a job writes
         if self._events >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpu_agent.logs import read_both, trim
-from gpu_agent.shim import Order
+from gpu_agent.shim import Order, clock
 from tests.agent.conftest import Node, eventually
 from tests.agent.test_logs import _read as read
 
@@ -106,6 +107,30 @@ def test_what_is_written_between_the_looks_at_both_files_keeps_its_turn(
     assert shown(tmp_path) == "err 1\nout 2\nerr 2\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs inotify")
+def test_what_is_written_during_a_look_is_taken_in_without_a_further_write(
+    order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events_of = order._runs
+
+    writes = iter(["last\n"])
+
+    def a_write_and_events() -> list[int]:
+        for text in writes:
+            write(0, text)
+        return events_of()
+
+    write(0, "first\n")
+    monkeypatch.setattr(order, "_runs", a_write_and_events)
+    order.look()
+    assert shown(tmp_path) == "first\n"
+    wake, other = os.pipe()
+    order.wait(wake, clock() + 1.5)
+    os.close(wake)
+    os.close(other)
+    assert shown(tmp_path) == "first\nlast\n"
+
+
 def test_what_is_not_in_order_yet_is_shown_at_the_end_only(order: Order, tmp_path: Path) -> None:
     write(1, "first\n")
     order.look()
@@ -158,9 +183,10 @@ async def test_a_job_is_shown_as_it_writes(node: Node) -> None:
     lines = "".join(f"out {number}\nerr {number}\n" for number in range(1, 41))
     await eventually(lambda: (node.rank_dir(gang) / "stdout").exists())
     seen = await read(node, gang, "stream=both")
-    while seen[0].decode() != lines:
-        assert lines.startswith(seen[0].decode())
-        seen = await read(node, gang, "stream=both")
+    async with asyncio.timeout(60):
+        while seen[0].decode() != lines:
+            assert lines.startswith(seen[0].decode())
+            seen = await read(node, gang, "stream=both")
     assert seen[1:] == (0, len(lines), len(lines), False)
     (node.folder / "go").write_text("\n")
     await eventually(lambda: node.plane.state(gang) == "exited")
