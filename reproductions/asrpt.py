@@ -108,7 +108,8 @@ def compared(runs: list[Run]) -> str:
 
     The last columns are of the sum of completion times that all count from the first submission.
     """
-    traces, seeds = (list(dict.fromkeys(of)) for of in ([run.trace for run in runs], [run.seed for run in runs]))
+    traces = list(dict.fromkeys(run.trace for run in runs))
+    seeds = list(dict.fromkeys(run.seed for run in runs))
     of = {(run.label, run.trace, run.seed): run for run in runs}
     head = ["policy"]
     for what in ("mean JCT", "a-srpt's mean against it", "a-srpt's sum"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,7 +13,6 @@ from services.cli.client import EXIT_USAGE, CliError, Gateway
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.cli.values import json_document
-from services.contracts.apps import Evaluation
 
 FleetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The fleet's name.")]
 WHY = {
@@ -97,7 +96,8 @@ def set_fleet(
     gpu_model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.")] = None,
     zone: Annotated[str | None, typer.Option(help="Grid zone of the nodes.")] = None,
     evaluation: Annotated[
-        Evaluation | None, typer.Option(help="How plans evaluate configurations: by the model, or by measurement.")
+        Literal["model", "measured"] | None,
+        typer.Option(help="How plans evaluate configurations: by the model, or by measurement."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -108,7 +108,7 @@ def set_fleet(
     spec = {} if file is None else json_document(file)
     if not isinstance(spec, dict):
         raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
-    given = {"gpus": gpus, "gpu_model": gpu_model, "zone": zone, "evaluation": evaluation and evaluation.value}
+    given = {"gpus": gpus, "gpu_model": gpu_model, "zone": zone, "evaluation": evaluation}
     spec = {**spec, **{key: value for key, value in given.items() if value is not None}}
     fleet = Gateway().call("PUT", f"/v1/fleets/{name}", body=spec)
     if as_json:

@@ -10,7 +10,7 @@ from services.contracts.background import WorkFailure, WorkState
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Int, Message, Name, Real, Text
 
-MAX_POLICIES = 20
+MAX_POLICIES = 50
 HISTORY = "history"
 LIVE = "live"
 """The present queue, nodes and forecast; a format of files, too, but not one that requests may name."""
