@@ -43,10 +43,6 @@ class Modes:
         """(n_jobs,) the column of least cost, of equals the smallest gang."""
         return self.cost.argmin(axis=1)
 
-    def at(self, table: Floats | Ints, column: Ints) -> Floats | Ints:
-        """Return one column of a table for each job: (n_jobs,)."""
-        return table[np.arange(column.size), column]
-
     def column_of(self, gpus: Ints) -> Ints:
         """Return the column of the size nearest to each job's: (n_jobs,) to (n_jobs,)."""
         far = np.where(self.gpus > 0, np.abs(self.gpus - gpus[:, None]), np.iinfo(np.int64).max)
