@@ -7,6 +7,8 @@ it would have emitted on the other grids is its power, half hour by half hour, a
 from __future__ import annotations
 
 import time
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from services.core.domain.arrays import Floats
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.registry import POLICIES, build_policy, policy_name
 from services.core.profiles.recurrence import Predictions, evaluate
@@ -84,6 +87,7 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
             "inputs": asdict(cell),
             "summary": {**own.summary(), "wall_s": wall_s},
             "sizes": by_size(own, workload),
+            "jct_s": packed_s(own.columns.jct_s),
             "series": thinned(own),
             "predictions": prediction_errors(own, workload),
             "notes": [*workload.notes, *grid.notes],
@@ -126,6 +130,18 @@ def by_size(result: SimulationResult, workload: Workload) -> list[dict[str, Any]
         mean, tail = (float(jct_s.mean()), float(np.percentile(jct_s, 99))) if jct_s.size else (None, None)
         rows.append({"size": name, "jobs": int((category == index).sum()), "avg_jct_s": mean, "p99_jct_s": tail})
     return rows
+
+
+def packed_s(times_s: Floats) -> str:
+    """Return times as a text that JSON takes: whole seconds, rounded up, packed; NaN is kept."""
+    whole = np.where(np.isnan(times_s), -1, np.ceil(times_s)).astype("<i4")
+    return b64encode(zlib.compress(whole.tobytes(), 9)).decode()
+
+
+def unpacked_s(text: str) -> Floats:
+    """Return the times that ``packed_s`` made the text of."""
+    whole = np.frombuffer(zlib.decompress(b64decode(text)), dtype="<i4").astype(np.float64)
+    return np.where(whole < 0, np.nan, whole)
 
 
 def prediction_errors(result: SimulationResult, workload: Workload) -> dict[str, float]:

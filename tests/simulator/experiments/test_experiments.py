@@ -16,7 +16,15 @@ from services.core.policies.registry import POLICIES
 from services.core.solvers.model import SolveStatus
 from services.simulator.experiments import runner
 from services.simulator.experiments.bound import bound_of, need_of
-from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cell, run_cells, workload_of
+from services.simulator.experiments.cell import (
+    GRID_BLIND,
+    grid_of,
+    packed_s,
+    run_cell,
+    run_cells,
+    unpacked_s,
+    workload_of,
+)
 from services.simulator.experiments.plan import Trace, load_experiment
 from services.simulator.report.charts import ticks
 from services.simulator.report.markdown import BASELINE, fill, fill_page, load, tables
@@ -125,6 +133,18 @@ def test_a_second_run_does_only_what_is_missing(
     assert told == [(2, 2, "")]
     assert all(result["summary"]["completed"] == result["summary"]["jobs"] > 10 for result in results)
     assert all(sum(size["jobs"] for size in result["sizes"]) == result["summary"]["jobs"] for result in results)
+
+
+def test_a_cell_holds_every_completion_time(
+    ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]],
+) -> None:
+    _, results, _ = ran
+
+    for result in results:
+        jct_s = unpacked_s(result["jct_s"])
+        assert jct_s.size == result["summary"]["jobs"]
+        assert 0 <= jct_s.mean() - result["summary"]["avg_jct_s"] < 1
+    assert unpacked_s(packed_s(np.array([0.2, np.nan, 3.0]))) == pytest.approx([1, np.nan, 3], nan_ok=True)
 
 
 def test_equal_cells_give_equal_results(file: Path) -> None:
