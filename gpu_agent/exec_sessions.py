@@ -38,7 +38,7 @@ from services.contracts.exec_sessions import (
     TerminalSize,
     output_message,
 )
-from services.contracts.nodes import RankState
+from services.contracts.nodes import EndedBy, RankState
 from services.contracts.problems import ProblemCode
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found, unavailable
@@ -209,6 +209,8 @@ class ExecSession:
                     continue
                 beat_at = now
                 yield piece
+            if notice := self._notice():  # a busy node may have come to no look between the stop and the end
+                yield ExecEvent(type="notice", detail=notice).message()
             yield ExecEvent(type="exit", code=self._shell_code(), detail=self.detail or None).message()
         finally:
             self._left.set()
@@ -358,7 +360,7 @@ class ExecSession:
         if spec is None or self.gang.started_at is None:
             return ""
         words, key = "", ""
-        if self.gang.state is RankState.STOPPING:
+        if self.gang.state is RankState.STOPPING or self.gang.ended_by is EndedBy.STOP:
             key, words = "stop", f"the job is being stopped: it is ended in {spec.grace_s:g} s at the latest"
         elif spec.time_limit_s is not None:
             left_s = self.gang.started_at.timestamp() + spec.time_limit_s - time.time()

@@ -207,5 +207,5 @@ async def test_only_the_other_services_are_let_in(api: httpx.AsyncClient) -> Non
 
 
 async def test_many_may_ask_at_once(api: httpx.AsyncClient) -> None:
-    answers = await asyncio.gather(*(api.get(f"{ZONE}/outlook") for _ in range(100)))
+    answers = await asyncio.gather(*(api.get(f"{ZONE}/outlook") for _ in range(40)))
     assert {answer.status_code for answer in answers} == {200}

@@ -74,7 +74,7 @@ async def test_one_that_keeps_dying_waits_longer_each_time(tmp_path: Path) -> No
     async with supervised(tmp_path) as supervisor:
         began_s = time.monotonic()
         await supervisor.start([a_process("one", tmp_path, "exit 1", is_ready=lambda: True)])
-        await until(lambda: supervisor.status()[0].restarts == 4)
+        await until(lambda: supervisor.status()[0].restarts >= 4)
         assert time.monotonic() - began_s > 0.1 + 0.2 + 0.4 + 0.8
 
 
