@@ -8,8 +8,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from services.contracts.identity import Identity, ResolvedKey, Role
-from services.kit.edge.exchange import ClientGoneError, Exchange, check_json_type, while_connected
-from services.kit.logging import Log
+from services.kit.edge.exchange import Exchange, check_json_type, while_connected
 from services.kit.problems import ProblemError
 from services.router import openai
 from services.router.dispatch import Dispatcher
@@ -18,8 +17,6 @@ from services.router.gate import Gate
 from services.router.openai import JSON, DoorError
 from services.router.settings import RouterSettings
 from services.router.turn import Received
-
-log = Log(__name__)
 
 COMPLETIONS = {"/v1/chat/completions": "chat", "/v1/completions": "completion", "/v1/embeddings": "embedding"}
 
@@ -35,27 +32,10 @@ class Door:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to one of ``COMPLETIONS`` or to ``/v1/models``; errors have OpenAI's shape."""
-        exchange = Exchange.open(scope, receive, send)
-        self._gate.enter()
-        try:
-            await self._handle(exchange)
-        except ClientGoneError:
-            pass
-        except DoorError as error:
-            await self._refuse(exchange, error)
-        except ProblemError as problem:
-            await self._refuse(exchange, openai.of_problem(problem))
-        except Exception as error:
-            log.exception("request.failed", path=scope["path"], request_id=exchange.request_id.decode())
-            if exchange.has_begun:
-                raise
-            await self._refuse(exchange, DoorError(500, "internal_error", f"The router failed: {type(error).__name__}"))
-        finally:
-            self._gate.leave()
+        await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, DoorError, self._refuse)
 
-    async def _refuse(self, exchange: Exchange, error: DoorError) -> None:
-        if exchange.has_begun:
-            return
+    async def _refuse(self, exchange: Exchange, refusal: DoorError | ProblemError) -> None:
+        error = refusal if isinstance(refusal, DoorError) else openai.of_problem(refusal)
         headers = error.headers
         if error.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+from services.contracts.problems import ProblemCode
 from services.kit.edge.bodies import BodyReader
+from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
 from services.router.settings import RouterSettings
+
+log = Log(__name__)
+
+
+OwnError = TypeVar("OwnError", bound=Exception)
 
 
 class Gate:
@@ -31,15 +42,39 @@ class Gate:
         self.is_empty = asyncio.Event()
         self._is_closing = False
 
-    def enter(self) -> None:
-        """Count a request."""
-        self.in_flight += 1
+    async def pass_in(
+        self,
+        exchange: Exchange,
+        handle: Callable[[Exchange], Awaitable[None]],
+        own_error: type[OwnError],
+        refuse: Callable[[Exchange, OwnError | ProblemError], Awaitable[None]],
+    ) -> None:
+        """Have ``handle`` answer a request, and ``refuse`` if it raises before the answer has begun.
 
-    def leave(self) -> None:
-        """Count a request that is answered."""
-        self.in_flight -= 1
-        if self._is_closing and not self.in_flight:
-            self.is_empty.set()
+        Args:
+            exchange: The request.
+            handle: Answers it.
+            own_error: What its door raises to refuse a request.
+            refuse: Answers with such an error.
+        """
+        self.in_flight += 1
+        try:
+            await handle(exchange)
+        except ClientGoneError:
+            pass
+        except (own_error, ProblemError) as error:
+            if not exchange.has_begun:
+                await refuse(exchange, error)
+        except Exception as error:
+            log.exception("request.failed", path=exchange.scope["path"], request_id=exchange.request_id.decode())
+            if exchange.has_begun:
+                raise
+            failure = f"The router failed: {type(error).__name__}."
+            await refuse(exchange, ProblemError(500, ProblemCode.INTERNAL, failure))
+        finally:
+            self.in_flight -= 1
+            if self._is_closing and not self.in_flight:
+                self.is_empty.set()
 
     def close(self) -> None:
         """Have ``is_empty`` set once no request is in flight."""

@@ -28,6 +28,7 @@ _CODES = {
     ProblemCode.UNAUTHENTICATED: "invalid_api_key",
     ProblemCode.RATE_LIMITED: "rate_limit_exceeded",
     ProblemCode.BODY_NOT_JSON: "invalid_json",
+    ProblemCode.INTERNAL: "internal_error",
 }
 
 

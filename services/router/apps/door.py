@@ -100,27 +100,11 @@ class AppDoor:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to an application."""
-        exchange = Exchange.open(scope, receive, send)
-        self._gate.enter()
-        try:
-            await self._handle(exchange)
-        except ClientGoneError:
-            pass
-        except AppError as error:
-            await self._refuse(exchange, error)
-        except ProblemError as problem:
-            await self._refuse(exchange, of_problem(problem))
-        except Exception as error:
-            log.exception("request.failed", path=scope["path"], request_id=exchange.request_id.decode())
-            if exchange.has_begun:
-                raise
-            await self._refuse(exchange, AppError(500, "internal", f"The router failed: {type(error).__name__}."))
-        finally:
-            self._gate.leave()
+        await self._gate.pass_in(Exchange.open(scope, receive, send), self._handle, AppError, self._refuse)
 
-    async def _refuse(self, exchange: Exchange, error: AppError) -> None:
-        if not exchange.has_begun:
-            await error.answer(exchange, is_open_inference=exchange.scope["path"].startswith(OPEN_INFERENCE))
+    async def _refuse(self, exchange: Exchange, refusal: AppError | ProblemError) -> None:
+        error = refusal if isinstance(refusal, AppError) else of_problem(refusal)
+        await error.answer(exchange, is_open_inference=exchange.scope["path"].startswith(OPEN_INFERENCE))
 
     async def _handle(self, exchange: Exchange) -> None:
         arrival_s = time.monotonic()
