@@ -19,6 +19,7 @@ from services.core.policies.baselines.gandiva import Gandiva, GandivaConfig
 from services.core.policies.baselines.las import Las, LasConfig
 from services.core.policies.baselines.predicted_order import PredictedOrderConfig, in_order
 from services.core.policies.baselines.shortest import ShortestConfig, Sjf, Srtf
+from services.core.policies.carbon.carbon_scaler import CarbonScaler, CarbonScalerConfig
 from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
 from services.core.policies.carbon.gaia import Gaia, GaiaConfig
 from services.core.policies.carbon.wait_awhile import WaitAwhile, WaitAwhileConfig
@@ -98,6 +99,16 @@ POLICIES: dict[str, PolicyEntry] = {
         build=Afs,
         elastic=True,
         orders=False,
+    ),
+    "carbon-scaler": PolicyEntry(
+        summary="Each job scales with the grid: of all steps of its gang in all hours before its deadline it takes "
+        "those of the most work per carbon.",
+        paper="Hanafy et al., CarbonScaler: Leveraging Cloud Workload Elasticity for Optimizing Carbon-Efficiency, "
+        "SIGMETRICS'24",
+        config=CarbonScalerConfig,
+        build=CarbonScaler,
+        elastic=True,
+        tunes_batch=True,
     ),
     "ecovisor": PolicyEntry(
         summary="Jobs start in order of submission, and only in the greenest tenth of the hours.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.core.cycle.run_cycle import run_cycle
+from services.core.policies.carbon.carbon_scaler import steps_now
 from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
 from services.core.policies.carbon.gaia import Gaia, GaiaConfig, GaiaMemory, best_start_s
 from services.core.policies.greener_hours import hour_has_come
@@ -128,3 +129,50 @@ def test_the_remaining_time_preempts_in_active_rounds_and_unknown_jobs_come_last
 
     assert ((result.columns.ended_s - START_S) / HOUR_S).tolist() == [11, 1.5]
     assert story(run_cycle(policy, unknown, policy.initial()).plan)["b"] == "start n0:0"
+
+
+def steps_of(hours: list[float], left_h: float, due_h: float, speeds: list[float]) -> int:
+    """Return how many of its steps (1, 2, 4 GPUs) a job takes at noon in CarbonScaler's plan."""
+    curve, gpus = hourly_curve(hours, start_s=NOON_S), np.array([[1, 2, 4]])
+    left_s, due_s = np.array([left_h * HOUR_S]), np.array([NOON_S + due_h * HOUR_S])
+    return int(steps_now(curve, NOON_S, left_s, due_s, gpus, np.array([speeds]))[0])
+
+
+def test_a_job_takes_the_steps_of_the_most_work_per_carbon() -> None:
+    """Speeds 1, 1.8, 3: marginal work per GPU 1, 0.8, 0.6; carbon per hour of work, by slot and step:
+
+    100 g: 100, 125, 167; 150 g: 150, 187.5, 250; 300 g: 300, 375, 500. In that order the first steps hold 1, 1.8, 2.8,
+    4 (the last two GPUs of the greenest hour) and 4.8 hours of work.
+    """
+    speeds, later = [1.0, 1.8, 3.0], [300.0, 900.0, 900.0]
+    assert [steps_of([100.0, 150.0, *later], left_h, 5, speeds) for left_h in (0.9, 1.7, 2.7, 3.5)] == [1, 2, 2, 3]
+    assert [steps_of([150.0, 100.0, *later], left_h, 5, speeds) for left_h in (1.7, 2.7, 3.9, 4.7)] == [0, 1, 1, 2]
+
+    assert steps_of([300.0, 100.0, 300.0], 2.0, 1, speeds) == 0  # late: it still has as long as it needs alone
+    assert steps_of([300.0, 100.0, 300.0], 4.0, 4, speeds) == 0  # the hour that nobody knows counts as the mean, 233
+    assert steps_of([220.0, 100.0, 400.0], 4.0, 4, speeds) == 1
+    assert steps_of([100.0, 100.0], 1.0, 2, [1.0, 1.0, 1.0]) == 1
+
+
+def test_a_step_that_adds_more_than_the_one_before_is_not_taken_without_it() -> None:
+    """Speeds 1, 1.1, 4: the third step counts 0.1 per GPU, as the second; 100 g make 1,000 g per hour of work."""
+    hours, speeds = [100.0, 900.0, 1100.0], [1.0, 1.1, 4.0]
+    assert steps_of(hours, 1.9, 3, speeds) == 1
+    assert steps_of(hours, 2.15, 3, speeds) == 3
+
+
+def test_carbon_scaler_widens_gangs_as_far_as_all_have_room() -> None:
+    """Both plan four GPUs for the greenest hour; on six the one with less slack gets four, the other two."""
+    curve = hourly_curve([10.0, 900.0, 900.0, 900.0], start_s=NOON_S)
+    late, early = (
+        a_job(name, min_gpus=1, max_gpus=4, submitted_s=NOON_S - ago_s, remaining_s=4 * HOUR_S)
+        for name, ago_s in (("late", 7200.0), ("early", 0.0))
+    )
+    policy = build_policy("carbon-scaler", {"window_s": 10_800.0})
+
+    wide = run_cycle(policy, a_snapshot([early, late], [a_node(gpus=6)], curve=curve), None).plan
+    narrow = run_cycle(policy, a_snapshot([early, late], [a_node(gpus=2)], curve=curve), None).plan
+
+    assert sorted(len(each.split(",")) for each in story(wide).values()) == [2, 4]
+    assert story(wide)["late"].count(",") == 3
+    assert sorted(story(narrow).values()) == ["start n0:0", "start n0:1"]
