@@ -60,10 +60,12 @@ def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) ->
         devices: Its devices on this node as CUDA names them: numbers, or the UUIDs of MIG slices.
     """
     serves_at = {} if start.spec.service is None else {"WATTSHIFT_PORT": str(start.master_port)}
+    batch = {"WATTSHIFT_BATCH_SIZE": start.batch_size, "WATTSHIFT_BASE_BATCH_SIZE": start.base_batch}
     # With several devices, one process on a node is no rank: it starts the ranks, and finds out their numbers itself.
     is_a_rank = not is_per_gpu(start) and len(start.devices) == 1
     return (
         serves_at
+        | {name: str(samples) for name, samples in batch.items() if samples is not None}
         | {
             "WATTSHIFT_JOB_ID": start.job_id,
             "WATTSHIFT_ALLOCATION_ID": start.allocation_id,

@@ -96,6 +96,7 @@ class Gang:
             ended_at=self.ended_at,
             progress_done=report.done if report else None,
             progress_total=report.total if report else None,
+            noise_scale=report.noise_scale if report else None,
         )
 
 

@@ -24,19 +24,23 @@ _SCAN_BYTES_PER_S = 256 * 1024
 _LINE_BYTES = 4_096
 _SEARCH_S = 0.05
 _STRIKES = 3
+LARGEST_NOISE = 1e15
+"""Samples; a greater noise scale says the same: that no batch is too large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """A job's last report.
 
-    ``gpu_load`` is the load of its devices where they are simulated, ``local_batch`` its samples per GPU and step.
+    ``gpu_load`` is the load of its devices where they are simulated, ``local_batch`` its samples per GPU and step,
+    ``noise_scale`` its gradient noise scale in samples.
     """
 
     done: float | None
     total: float | None = None
     gpu_load: float | None = None
     local_batch: float | None = None
+    noise_scale: float | None = None
 
     def to_line(self) -> bytes:
         """Return the line that ``parse_report`` reads."""
@@ -52,10 +56,12 @@ def parse_report(line: bytes) -> Report | None:
     if not isinstance(parsed, dict):
         return None
     said = cast("dict[str, object]", parsed)
-    done, total, load, batch = (_number(said.get(name)) for name in ("done", "total", "gpu_load", "local_batch"))
+    names = ("done", "total", "gpu_load", "local_batch", "noise_scale")
+    done, total, load, batch, noise = (_number(said.get(name)) for name in names)
     if done is None and load is None:
         return None
-    return Report(done, total, None if load is None else min(load, 1.0), batch or None)
+    noise = min(noise, LARGEST_NOISE) if noise else None
+    return Report(done, total, None if load is None else min(load, 1.0), batch or None, noise)
 
 
 def _number(value: object) -> float | None:

@@ -141,6 +141,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "expected start": found.get("expected_start_at") or "-",
         "GPUs": f"{found['gpus']} of {gang['min']} to {gang['max'] or gang['min']}",
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
+        **_batch_row(found),
         "set to": _settings_words(found, profile),
         "profile": _profile_words(profile),
         "predicted": _prediction_words(prediction),
@@ -153,6 +154,15 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "emissions": f"{output.carbon(footprint['carbon_gco2'])} CO2",
     }
     console.print(_in_rows(rows))
+
+
+def _batch_row(job: dict[str, Any]) -> dict[str, str]:
+    """Return what a job that permits a range of batches has; nothing of any other."""
+    permitted, chosen = job["spec"].get("batch"), job.get("batch_size")
+    if permitted is None:
+        return {}
+    now = "" if chosen is None else f"{chosen} samples, "
+    return {"batch": f"{now}of {permitted['min']} to {permitted['max']}"}
 
 
 def _in_rows(rows: dict[str, str]) -> Table:

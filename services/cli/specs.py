@@ -55,7 +55,7 @@ class SpecOptions:
     project: str | None = None
     label: list[str] | None = None
     processes: str | None = None
-    batch: int | None = None
+    batch: str | None = None
     family: str | None = None
     container: str | None = None
     env: list[str] | None = None
@@ -219,7 +219,7 @@ def spec_of(
         "project": options.project,
         "labels": dict(_pair(each, "--label") for each in options.label or []),
         "processes": options.processes,
-        "global_batch": options.batch,
+        **_batch(options.batch),
         "family": options.family,
         "secrets": _secrets(options) or None,
     }
@@ -240,6 +240,7 @@ _OPTION_OF = {
     "max_restarts": "--max-restarts",
     "labels": "--label",
     "global_batch": "--batch",
+    "batch": "--batch",
     "gpus.model": "--model",
     "gpus.memory_gib": "--memory",
     "gpus.slice": "--slice",
@@ -278,6 +279,17 @@ def _gpus(text: str) -> dict[str, Any]:
         raise CliError(f"--gpus: {text!r} is no gang size; write 4, 1-8, or 2-8:2 for 2, 4, 6 or 8", EXIT_USAGE)
     least, most, step = found.groups()
     return {"min": int(least), "max": int(most or least)} | ({"step": int(step)} if step else {})
+
+
+def _batch(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    if found is None:
+        what = "write 256, or 256-4096 for what a policy may choose from"
+        raise CliError(f"--batch: {text!r} is no batch size; {what}", EXIT_USAGE)
+    least, most = found.groups()
+    return {"batch": {"min": int(least), "max": int(most)}} if most else {"global_batch": int(least)}
 
 
 def _gib(text: str | None) -> float | None:

@@ -209,7 +209,14 @@ def submit(
         str | None,
         typer.Option(metavar="per_gpu|per_node", help="How many copies of the command start.", rich_help_panel=JOB),
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples per step of the whole gang.", rich_help_panel=JOB)] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SAMPLES",
+            help="Samples per step of the whole gang: 256; or 256-4096: a policy may choose, and the code reads it.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     family: Annotated[
         str | None, typer.Option(help="vision, language, speech or recommendation.", rich_help_panel=JOB)
     ] = None,

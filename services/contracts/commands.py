@@ -41,6 +41,10 @@ class StartGang(Message):
     )
     master_addr: str
     master_port: int
+    batch_size: int | None = Field(
+        default=None, description="Total batch that was chosen for the gang, where the job's user permits that."
+    )
+    base_batch: int | None = Field(default=None, description="Total batch that the job's learning rate is for.")
     account: Account | None = Field(
         default=None,
         description="Account of the operating system to run as; null: the agent's choice.",

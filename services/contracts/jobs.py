@@ -58,6 +58,19 @@ class GpuRequest(Message):
         return self
 
 
+class BatchRange(Message):
+    """Between which total batch sizes a policy may choose; the training code reads the one chosen."""
+
+    min: Int = Field(ge=1, le=10**9, description="Samples per step of the whole gang.")
+    max: Int = Field(ge=1, le=10**9)
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.max < self.min:
+            raise ValueError("max is smaller than min")
+        return self
+
+
 class Work(Message):
     """How much work the job has in total; progress and energy efficiency are measured against it."""
 
@@ -159,7 +172,13 @@ class JobSpec(Message):
         ge=1,
         le=10**9,
         description="Samples per step of the whole gang, the same at every size. A reported `local_batch` overrides "
-        "it.",
+        "it. With `batch`, the one that the code's learning rate is for; by default `batch.min`.",
+    )
+    batch: BatchRange | None = Field(
+        default=None,
+        description="Permits policies that tune batches to choose the gang's total batch, samples per step, within "
+        "this range. The training code reads it from `$WATTSHIFT_BATCH_SIZE` whenever it starts. `work` then counts "
+        "samples, tokens or epochs.",
     )
     layout: ParallelLayout | None = None
     deadline: Instant | None = None
@@ -201,6 +220,11 @@ class JobSpec(Message):
     service: ServiceTerms | None = Field(
         default=None, description="Set only for instances of pools, which are service instances."
     )
+
+    @property
+    def base_batch(self) -> int | None:
+        """The total batch that the code's learning rate is for; None where policies may not choose another."""
+        return None if self.batch is None else self.global_batch or self.batch.min
 
     @property
     def tasks(self) -> ArrayTasks | None:
@@ -266,6 +290,20 @@ class JobSpec(Message):
             if place in taken:
                 raise ValueError(f"secrets: the {place} is given twice")
             taken.add(place)
+        return self
+
+    @model_validator(mode="after")
+    def _batches_can_be_tuned(self) -> Self:
+        if self.batch is None:
+            return self
+        if self.service is not None:
+            raise ValueError("a service instance has no batch")
+        if self.batch.max < self.gpus.largest:
+            raise ValueError(f"batch.max has no sample for each of the {self.gpus.largest} GPUs of the largest gang")
+        if self.global_batch is not None and not self.batch.min <= self.global_batch <= self.batch.max:
+            raise ValueError("global_batch must lie between batch.min and batch.max")
+        if self.work is not None and self.work.unit == "steps":
+            raise ValueError("with batch, work must count samples, tokens or epochs: what a step does changes")
         return self
 
     @model_validator(mode="after")
@@ -348,6 +386,11 @@ class Job(Message):
         default=None, description="Power limit set on each of its GPUs; null for the default."
     )
     clock_mhz: int | None = Field(default=None, description="Clock that its GPUs are locked to; null for the default.")
+    batch_size: int | None = Field(
+        default=None,
+        description="Total batch, samples per step, that its gang was started with; null while it holds no GPUs, and "
+        "without `batch` in its spec.",
+    )
     preemptions: int
     restarts: int
     exit_code: int | None = None

@@ -293,6 +293,9 @@ class RankStatus(Message):
     ended_at: Instant | None = None
     progress_done: Amount | None = None
     progress_total: Amount | None = None
+    noise_scale: float | None = Field(
+        default=None, gt=0, le=1e15, description="The job's gradient noise scale, samples, if it reports it."
+    )
     settings: ControlsStatus | None = Field(default=None, description="Null if none were ever requested.")
     clocks: list[ClockMinute] = Field(
         default_factory=list[ClockMinute],

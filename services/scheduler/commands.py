@@ -13,7 +13,7 @@ from services.core.domain.mig import is_gpu
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.outbox import Outgoing
 
-NOT_FOR_NODES = {"array", "after"}
+NOT_FOR_NODES = {"array", "after", "batch"}
 """Fields of a spec that only the control plane reads; agents of an earlier release would refuse them."""
 
 
@@ -29,11 +29,12 @@ def start_commands(
     master_port: int,
     account: str | None = None,
     uuids: Mapping[tuple[str, int], str] | None = None,
+    batch_size: int | None = None,
 ) -> list[Outgoing]:
     """Return one start command per share of a gang; the order of the shares is the order of the node ranks.
 
     Only a share with a slice names UUIDs, taken from ``uuids`` by node and device: agents of the previous release know
-    no such field, and have no slices.
+    no such field, and have no slices. So it is with ``batch_size``, the total batch of a job whose user permits one.
     """
     runs = JobSpec.model_validate({name: value for name, value in spec.items() if name not in NOT_FOR_NODES})
     world_size = sum(len(share["devices"]) for share in shares)
@@ -58,10 +59,21 @@ def start_commands(
             master_addr=master_addr,
             master_port=master_port,
             account=account,
+            batch_size=batch_size,
+            base_batch=None if batch_size is None else base_batch(spec),
         )
         offset += len(share["devices"])
         commands.append(Outgoing(command_stream(share["node_id"]), command_document(command)))
     return commands
+
+
+def base_batch(spec: Json) -> int | None:
+    """Return the total batch that a job's learning rate is for; None where policies may not choose another.
+
+    As ``JobSpec.base_batch``, of a stored spec.
+    """
+    batch = spec.get("batch")
+    return None if batch is None else spec.get("global_batch") or batch["min"]
 
 
 def stop_commands(allocation_id: str, shares: Iterable[StoredShare], grace_s: float, reason: str) -> list[Outgoing]:

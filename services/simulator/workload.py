@@ -41,6 +41,7 @@ class Behaviour:
         controls: Speed and power of one GPU by power limit and by clock, at the smallest size; wider gangs follow in
             proportion. A control that is not in it was not measured and changes nothing.
         power_error: Of a prediction: the mean error it states of its powers, as a share of them.
+        batches: (2, n_sizes) where the batch is tuned: the total batch on one node and over several, samples.
     """
 
     gpus: Ints
@@ -50,6 +51,7 @@ class Behaviour:
     spread_power_w: Floats | None = None
     controls: Mapping[ControlKind, ControlCurve] = field(default_factory=dict[ControlKind, ControlCurve])
     power_error: float = 0.0
+    batches: Ints | None = None
 
     def __post_init__(self) -> None:
         optional = (self.spread_speed, self.spread_power_w)
@@ -70,6 +72,12 @@ class Behaviour:
         """Return the draw of one of the gang's GPUs at each size, watts; same shape."""
         power = self.spread_power_w if spread and self.spread_power_w is not None else self.gpu_power_w
         return np.interp(gpus, self.gpus, power)
+
+    def batches_at(self, gpus: Ints) -> Ints:
+        """Return the total batch at each size on one node and over several, 0 where it is not tuned: (2, n)."""
+        if self.batches is None:
+            return np.zeros((2, gpus.size), dtype=np.int64)
+        return np.array([np.interp(gpus, self.gpus, row).round() for row in self.batches], dtype=np.int64)
 
     def factors_at(self, values: Mapping[ControlKind, float]) -> tuple[float, float]:
         """Return the factors of speed and power under the controls in force.
@@ -101,6 +109,7 @@ class JobProfile:
         iteration_s: Seconds of ``Workload.work_s`` in an iteration, for predictors, which count those.
         adaptive: Of a GPU model, how the job runs where the policy lets it tune its batch size to its gang, by stages
             of equal shares of its work; None where it cannot: then as ever.
+        batch_range: The smallest and the largest total batch that it then takes, samples.
         slice_speeds: Measured speed on a MIG slice, by its sevenths, over that on one whole GPU; above 0.
     """
 
@@ -113,6 +122,7 @@ class JobProfile:
     graph: JobGraph | None = None
     iteration_s: float = 1.0
     adaptive: Callable[[str], tuple[Behaviour, ...]] | None = None
+    batch_range: tuple[int, int] = (-1, -1)
     slice_speeds: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def __post_init__(self) -> None:

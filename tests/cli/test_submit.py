@@ -200,6 +200,9 @@ def test_many_jobs_are_as_many_lines_of_ids(run: Run, gateway: Gateway, tmp_path
         (("run.py",), "run.py does not say what runs it"),
         (("run.sh", "x"), "a script's arguments follow --: wattshift submit run.sh -- x"),
         (("long.sh",), "a script may have 32,768"),
+        (("--batch", "many", "-c", "x"), "^--batch: 'many' is no batch size; write 256, or 256-4096"),
+        (("--batch", "64-32", "-c", "x"), "^--batch: max is smaller than min"),
+        (("--batch", "64-128", "--work", "9:steps", "-c", "x"), "work must count samples, tokens or epochs"),
     ],
 )
 def test_bad_input_is_one_line_and_submits_nothing(
@@ -252,3 +255,14 @@ def test_a_command_with_shell_syntax_is_run_by_a_shell(command: str, shell: bool
 def test_help_and_completion_read_no_script(capsys: pytest.CaptureFixture[str]) -> None:
     assert app(["submit", "nowhere.sh", "--help"], standalone_mode=False) == 0
     assert "--gpus" in capsys.readouterr().out
+
+
+def test_a_range_of_batches_is_a_permission(run: Run, gateway: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n#WATTSHIFT --gpus 1-4 --batch 64-1024 --work 1e6:samples\ntrue\n")
+    (tmp_path / "jobs.yaml").write_text("name: a\ncommand: ['true']\nbatch: {min: 64, max: 1024}\nglobal_batch: 128\n")
+    by_option = submitted(run, gateway, "--batch", "64-1024", "-c", "true")
+    by_script = submitted(run, gateway, "train.sh")
+    by_file = submitted(run, gateway, "jobs.yaml")
+
+    assert [each["batch"] for each in (by_option, by_script, by_file)] == [{"min": 64, "max": 1_024}] * 3
+    assert [each.get("global_batch") for each in (by_option, by_script, by_file)] == [None, None, 128]

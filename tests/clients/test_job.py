@@ -21,6 +21,9 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     for name in ("JOB_ID", "CHECKPOINT_DIR", "PROGRESS_FILE", "PROGRESS_URL", "RANK_OFFSET", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(f"WATTSHIFT_{name}", raising=False)
+    for name in ("BATCH_SIZE", "BASE_BATCH_SIZE"):
+        monkeypatch.delenv(f"WATTSHIFT_{name}", raising=False)
+    monkeypatch.setattr(job._reported, "local_batch", None)
 
 
 def test_outside_a_job_nothing_happens() -> None:
@@ -169,3 +172,50 @@ def test_a_forked_child_ends_by_sigterm_unless_it_asks_itself() -> None:
     )
 
     assert done.stdout.split() == ["-15", "7"]
+
+
+def test_without_a_chosen_batch_the_codes_own_is_kept() -> None:
+    assert job.batch(256) == job.Batch(total=256, base=256, per_rank=256, at_once=256, passes=1)
+    assert job.batch(256).learning_rate_factor("linear") == 1.0
+
+
+def test_a_chosen_batch_is_shared_out_to_ranks_and_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    chosen = {"WATTSHIFT_BATCH_SIZE": 1_030, "WATTSHIFT_BASE_BATCH_SIZE": 128, "WORLD_SIZE": 4}
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, str(value))
+    batches = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        batches.append(job.batch(999, at_most=100))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WATTSHIFT_PROGRESS_FILE", str(tmp_path / "progress.jsonl"))
+    job.progress(1, noise_scale=640)
+
+    assert [each.per_rank for each in batches] == [258, 258, 257, 257]
+    assert {(each.total, each.base, each.passes, each.at_once) for each in batches} == {(1_030, 128, 3, 86)}
+    assert json.loads((tmp_path / "progress.jsonl").read_text()) == {
+        "done": 1, "local_batch": 257.5, "noise_scale": 640,
+    }  # fmt: skip
+
+
+def test_the_learning_rate_follows_the_rule_that_the_user_names() -> None:
+    batch = job.Batch(total=512, base=128, per_rank=512, at_once=512, passes=1)
+
+    assert (batch.learning_rate_factor("linear"), batch.learning_rate_factor("square_root")) == (4.0, 2.0)
+    assert batch.learning_rate_factor("adascale", noise_scale=128) == pytest.approx(4 * 256 / 640)
+    assert batch.gain(1e-9) == pytest.approx(1.0), "without noise a larger batch teaches nothing more"
+    assert batch.gain(1e12) == pytest.approx(4.0)
+    for rule, noise_scale in (("adascale", None), ("adascale", 0.0), ("cubic", 1.0)):
+        with pytest.raises(ValueError, match=r"noise_scale|unknown rule"):
+            batch.learning_rate_factor(rule, noise_scale)  # type: ignore[arg-type]
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="at least 1"):
+            job.batch(wrong)
+
+
+def test_the_noise_scale_comes_from_two_batches() -> None:
+    """A gradient of squared length 2 with noise of variance 300 per sample has a scale of 150 samples."""
+    assert job.noise_scale(2 + 300 / 10, 10, 2 + 300 / 100, 100) == pytest.approx(150)
+    assert job.noise_scale(1.0, 10, 2.0, 100) is None, "too noisy to tell"
+    with pytest.raises(ValueError, match="large_batch must be larger"):
+        job.noise_scale(1.0, 10, 2.0, 10)

@@ -43,6 +43,13 @@ def test_a_name_and_a_command_are_enough() -> None:
         ({"processes": "per_gpu", "service": {}}, ()),
         ({"time_limit_s": 0}, ("time_limit_s",)),
         ({"time_limit_s": 366 * 86_400}, ("time_limit_s",)),
+        ({"batch": {"min": 64}}, ("batch", "max")),
+        ({"batch": {"min": 64, "max": 32}}, ("batch",)),
+        ({"batch": {"min": 0, "max": 32}}, ("batch", "min")),
+        ({"batch": {"min": 64, "max": 128}, "global_batch": 256}, ()),
+        ({"batch": {"min": 1, "max": 2}, "gpus": {"min": 1, "max": 4}}, ()),
+        ({"batch": {"min": 64, "max": 128}, "work": {"total": 10}}, ()),
+        ({"batch": {"min": 64, "max": 128}, "service": {}}, ()),
         ({"unknown": 1}, ("unknown",)),
     ],
 )
@@ -99,3 +106,12 @@ def test_an_instance_of_a_fleet_names_the_slice_it_runs_on() -> None:
     assert spec(gpus={"slice": "7g"}, service={"fleet": "vision"}).service is not None
     with pytest.raises(ValidationError, match=r"gpus\.slice is missing"):
         spec(service={"fleet": "vision"})
+
+
+def test_a_permitted_batch_begins_at_the_users_own() -> None:
+    permitted = {"batch": {"min": 64, "max": 128}, "work": {"total": 1e6, "unit": "samples"}}
+    assert [spec().base_batch, spec(**permitted).base_batch, spec(**permitted, global_batch=96).base_batch] == [
+        None,
+        64,
+        96,
+    ]

@@ -17,7 +17,7 @@ LEAST = {"name": "a", "command": ["true"]}
 
 FULL = LEAST | {
     "gpus": {"min": 2, "max": 8, "step": 3, "model": "A100", "memory_gib": 40.5},
-    "work": {"total": 1e6, "unit": "steps"},
+    "work": {"total": 1e6, "unit": "samples"},
     "preemptible": False,
     "priority": -3,
     "deadline": "2030-01-02T03:04:05+00:00",
@@ -25,6 +25,7 @@ FULL = LEAST | {
     "max_restarts": 4,
     "global_batch": 256,
     "family": "vision",
+    "batch": {"min": 64, "max": 1024},
 }
 
 READ = {
@@ -42,6 +43,8 @@ READ = {
     "MAX_RESTARTS": lambda spec: spec.max_restarts,
     "GLOBAL_BATCH": lambda spec: spec.global_batch,
     "FAMILY": lambda spec: spec.family,
+    "BATCH_MIN": lambda spec: spec.batch and spec.batch.min,
+    "BATCH_MAX": lambda spec: spec.batch and spec.batch.max,
 }
 """By name of the expression: the same field in Python."""
 

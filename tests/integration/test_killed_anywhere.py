@@ -79,6 +79,36 @@ async def test_a_plan_that_was_committed_and_not_published_is_carried_out(plant:
         await check_everything(plant)
 
 
+async def test_the_batch_of_a_committed_plan_is_delivered_once_whoever_dies(plant: Plant) -> None:
+    """The scheduler dies between its plan and the start, and Redis forgets what the next one has published."""
+    async with plant.agents(4) as (agent,):
+        await eventually(lambda: plant.ask("SELECT id FROM nodes WHERE state = 'up'"))
+        cut_off = await plant.start("scheduler", REDIS_URL="redis://127.0.0.1:1/0", SCHEDULER_POLICY="pollux")
+        job = await accept_job(plant.database, gpus={"min": 2}, batch={"min": 64, "max": 1_024})
+        await eventually(lambda: plant.ask("SELECT id FROM outbox"))
+        kill(cut_off)
+        (planned,) = await plant.ask("SELECT batch_size FROM allocations")
+        # What a later plan would choose is another batch; the gang has that of its own plan.
+        await plant.ask("INSERT INTO job_progress (job_id, done, noise_scale) VALUES ($1, 0, 1e9) RETURNING 1", job)
+        real, agent.plant.redis = agent.plant.redis, _WithoutStream()  # type: ignore[assignment]
+        await plant.start("scheduler")
+        await eventually(lambda: published(real))
+        await real.flushdb()
+        await agent.forget_redis()
+        agent.plant.redis = real
+        started: list[tuple[int | None, int | None]] = []
+
+        async def starts() -> bool:
+            started[:] = [(start.batch_size, start.base_batch) for start in agent.known.values()] or started
+            return bool(started)
+
+        await eventually(starts)
+        await eventually(lambda: ended(plant, 1))
+        assert started == [(planned["batch_size"], 64)]
+        assert plant.twins.started == {f"{job}.1": 1}
+        await check_everything(plant)
+
+
 async def test_commands_that_redis_lost_are_sent_again(plant: Plant) -> None:
     async with plant.agents(4) as (agent,):
         await eventually(lambda: plant.ask("SELECT id FROM nodes WHERE state = 'up'"))

@@ -79,11 +79,15 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a gang, whole, on exactly these devices."""
+    """Start a gang, whole, on exactly these devices.
+
+    ``batch_size``: the total batch that the policy chose for it, samples; None: the user's own.
+    """
 
     job_id: JobId
     placement: Placement
     reason: Reason
+    batch_size: int | None = None
 
     @property
     def gpus(self) -> int:

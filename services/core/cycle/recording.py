@@ -56,6 +56,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "measures": snapshot.measures,
         "measuring": None if snapshot.measuring is None else sorted(snapshot.measuring),
         "goodput_curves": snapshot.goodput_curves.tolist(),
+        "goodput_batches": snapshot.goodput_batches.tolist(),
         "services": [[each.job_id, each.gpus, each.nodes.tolist()] for each in snapshot.services],
         "services_gpus": snapshot.services_gpus,
         "services_w": snapshot.services_w,
@@ -78,6 +79,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         tenant_gpu_quota=stored["tenant_gpu_quota"],
         speed_curves=np.array(stored.get("speed_curves", []), dtype=np.float64).reshape(_shape(stored)),
         goodput_curves=np.array(stored.get("goodput_curves") or np.empty((0, 2, 0)), dtype=np.float64),
+        goodput_batches=np.array(stored.get("goodput_batches") or np.empty((0, 2, 0)), dtype=np.int64),
         control_curves=tuple(_curves_from_json(curves) for curves in stored.get("setting_curves", [])),
         settable=tuple(frozenset(map(ControlKind, kinds)) for kinds in stored.get("settable", [])),
         gangs=tuple(_gangs_from_json(gangs) for gangs in stored.get("gangs", [])),
@@ -152,7 +154,8 @@ def plan_to_json(plan: Plan) -> list[dict[str, Any]]:
 def _details(action: Action) -> dict[str, Any]:
     match action:
         case Start():
-            return {"placement": _placement_to_json(action.placement)}
+            batch = {} if action.batch_size is None else {"batch_size": action.batch_size}
+            return {"placement": _placement_to_json(action.placement), **batch}
         case SetPowerLimit():
             return {"power_limit_w": action.power_limit_w}
         case SetClock():

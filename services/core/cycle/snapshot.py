@@ -93,6 +93,8 @@ class JobTable:
         control_curve: Index into ``Snapshot.control_curves``, -1 where nothing is known; all -1 unless given.
         goodput_curve: Row of ``Snapshot.goodput_curves`` that predicts the speed of a job that tunes its batch size,
             at its present progress; -1 where none does; all -1 unless given.
+        batch_min, batch_max: Between which total batches, samples, its user lets policies choose; -1 where the batch is
+            the user's own; all -1 unless given.
     """
 
     ids: Sequence[JobId]
@@ -122,6 +124,8 @@ class JobTable:
     clock_mhz: Floats = field(default_factory=lambda: _UNKNOWN)
     control_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
     goodput_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
+    batch_min: Ints = field(default_factory=lambda: _UNCOUNTED)
+    batch_max: Ints = field(default_factory=lambda: _UNCOUNTED)
 
     def __post_init__(self) -> None:
         n_jobs = len(self.ids)
@@ -347,6 +351,7 @@ class Snapshot:
         measuring: The jobs whose gangs are being measured so; None: unknown.
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
+        goodput_batches: Of the same shape: the total batch, samples, with which that speed is reached.
         services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
             that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is less by them.
         services_gpus: Devices that service instances hold or have reserved, on nodes that the table has, and GPUs that
@@ -379,6 +384,7 @@ class Snapshot:
     measures: bool = False
     measuring: frozenset[JobId] | None = None
     goodput_curves: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
+    goodput_batches: Ints = field(default_factory=lambda: np.empty((0, 2, 0), dtype=np.int64))
     services: tuple[ServiceInstance, ...] = ()
     services_gpus: int = 0
     services_w: float = 0.0

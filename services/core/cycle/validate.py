@@ -27,9 +27,9 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     Checked: the snapshot's version; at most one action per job and beside it one of each kind of control, on jobs it
     knows, from phases that allow the action (only the controls of a gang that continues or starts are set, on devices
     that take them); that devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a
-    size on the job's grid and on one GPU model the job may use; tenant quotas, counting what is held now; that nodes
-    may be powered down or up, and down only where nothing runs or starts; that a service instance starts on one node,
-    where it may run, and a job on a slice on one free slice of its size.
+    size on the job's grid and on one GPU model the job may use, with a batch that its user permits; tenant quotas,
+    counting what is held now; that nodes may be powered down or up, and down only where nothing runs or starts; that a
+    service instance starts on one node, where it may run, and a job on a slice on one free slice of its size.
 
     Raises:
         PlanError: the first check that fails, naming the job.
@@ -63,6 +63,8 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             if phase[job] != QUEUED:
                 raise PlanError(f"job {action.job_id} cannot start: it is {_phase_name(phase[job])}")
             _check_size(snapshot, job, action.gpus)
+            if action.batch_size is not None:
+                _check_batch(snapshot, job, action.batch_size)
             starts.append(action)
         else:
             _check_preempt(snapshot, job, action)
@@ -100,6 +102,15 @@ def _check_size(snapshot: Snapshot, job: int, gpus: int) -> None:
     low, high, step = jobs.min_gpus.item(job), jobs.max_gpus.item(job), jobs.step_gpus.item(job)
     if not low <= gpus <= high or (gpus - low) % step:
         raise PlanError(f"job {jobs.ids[job]} cannot have {gpus} GPUs: {low} to {high} in steps of {step}")
+
+
+def _check_batch(snapshot: Snapshot, job: int, batch_size: int) -> None:
+    jobs = snapshot.jobs
+    low, high = jobs.batch_min.item(job), jobs.batch_max.item(job)
+    if low < 0:
+        raise PlanError(f"job {jobs.ids[job]} cannot have a batch of {batch_size}: its batch is the user's")
+    if not low <= batch_size <= high:
+        raise PlanError(f"job {jobs.ids[job]} cannot have a batch of {batch_size}: {low} to {high} samples")
 
 
 def _check_preempt(snapshot: Snapshot, job: int, action: Preempt) -> None:

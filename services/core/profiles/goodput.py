@@ -75,6 +75,63 @@ class NoiseScale:
 
 
 @dataclass(frozen=True)
+class StepTable:
+    """How long one training step takes, by size of the gang and total batch.
+
+    Between those known it is linear, and beyond the largest batch in proportion to it.
+
+    Attributes:
+        gpus: (n_sizes,) ascending.
+        batch: (n_batches,) total batch sizes, samples, ascending.
+        step_s: (n_sizes, n_batches) seconds, in any unit: only their ratios count.
+    """
+
+    gpus: Ints
+    batch: Floats
+    step_s: Floats
+
+    def at(self, gpus: int, batch: Floats) -> Floats:
+        """Return the step times of gangs of one size at these total batches: (n,)."""
+        columns: list[Floats] = list(self.step_s.T)
+        by_batch = np.array([float(np.interp(gpus, self.gpus, column)) for column in columns])
+        return np.interp(batch, self.batch, by_batch) * np.maximum(batch / self.batch[-1], 1.0)
+
+
+def best_batches(
+    times: StepTable, noise_scale: float, base: float, permitted: tuple[int, int], sizes: int
+) -> tuple[Ints, Floats]:
+    """Return the batch of the highest goodput at 1, 2, ... GPUs among those that the user permits, and that goodput.
+
+    Batches that the gang divides evenly are preferred; every GPU has at least one sample where the user's largest
+    batch allows that.
+
+    Args:
+        times: Steps of the job's gangs.
+        noise_scale: Gradient noise scale, samples; > 0.
+        base: M0, samples.
+        permitted: The smallest and the largest total batch, samples.
+        sizes: How many sizes.
+
+    Returns:
+        (sizes,) total batches, samples; (sizes,) samples of batch M0 per unit of time.
+
+    Source: Pollux section 3, with the user's own range.
+    """
+    low, high = permitted
+    tried = np.unique(np.geomspace(low, high, CANDIDATES).round().astype(np.int64))
+    batches, goodput = np.empty(sizes, dtype=np.int64), np.empty(sizes)
+    for gpus in range(1, sizes + 1):
+        even = np.maximum(tried // gpus, 1) * gpus
+        even = even[(even >= low) & (even <= high)]
+        some = even if even.size else np.clip(tried, min(gpus, high), high)
+        total = some.astype(np.float64)
+        found = total / times.at(gpus, total) * statistical_efficiency(noise_scale, total, base)
+        best = int(found.argmax())
+        batches[gpus - 1], goodput[gpus - 1] = some[best], found[best]
+    return batches, goodput
+
+
+@dataclass(frozen=True)
 class BestBatch:
     """The batch at which a gang gets on fastest.
 

@@ -29,6 +29,7 @@ allocations = Table(
     Column("gpus", Integer, nullable=False),
     Column("shares", JSONB, nullable=False),
     Column("master_port", Integer, nullable=False),
+    Column("batch_size", Integer),
     Column("started_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("running_at", Timestamp),
     Column("stop_requested_at", Timestamp),
@@ -44,7 +45,8 @@ allocations = Table(
     CheckConstraint("state IN ('starting', 'running', 'stopping', 'ended')", name="allocations_state"),
 )
 """A gang's devices, ``shares`` = ``[{"node_id", "devices"}]``; their controls, null at the default, and the reasons for
-refusals, by kind of control. The partial unique index enforces that a gang runs at most once."""
+refusals, by kind of control; its total batch, samples, where the job's user lets policies choose that. The partial
+unique index enforces that a gang runs at most once."""
 
 device_claims = Table(
     "device_claims",
@@ -216,5 +218,7 @@ setting_profiles = Table(
     Column("energy_mape", Float),
     Column("detail", Text, nullable=False, server_default=text("''")),
     Column("fitted_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("by_batch", JSONB),
 )
-"""The model fitted to a kind's points, as (sizes x settings); without rows where it could not be fitted."""
+"""The model fitted to a kind's points, as (sizes x settings); without rows where it could not be fitted. ``by_batch`` =
+``{"batch", "step_s"}``: total batches, and (sizes x batches) step times at the default; null where none is known."""

@@ -120,7 +120,10 @@ job_progress = Table(
     Column("done", Float, nullable=False),
     Column("total", Float),
     Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("noise_scale", Float),
+    Index("job_progress_with_noise", "job_id", postgresql_where=text("noise_scale IS NOT NULL")),
 )
+"""What jobs report of themselves; ``noise_scale`` is their gradient noise scale, samples."""
 
 job_profiles = Table(
     "job_profiles",

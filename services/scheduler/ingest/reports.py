@@ -286,6 +286,7 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
         master_port=gang.master_port,
         account=await gangs.account(connection, gang.job_id),
         uuids=await gangs.uuids(connection, gang.id),
+        batch_size=gang.batch_size,
     )
     return [command for command, share in zip(commands, gang.shares, strict=True) if share["node_id"] in node_ids]
 

@@ -26,12 +26,15 @@ from services.core.profiles.profile import JobProfile
 from services.db.database import Database
 from services.kit.logging import Log
 from services.scheduler.repository import profiles
+from services.scheduler.repository.documents import StoredStepTimes
 from services.scheduler.repository.profiles import LearnedRow, NewProfile, News, PointRow, TableRow
 
 log = Log(__name__)
 
 WIDEST = 64
 """Gang sizes are predicted up to here, and up to the widest that was measured."""
+BATCH_DOUBLINGS = np.arange(-4, 11)
+"""Batches at which step times are kept, as powers of two of the base batch."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Learned:
         measured_gpus: Sizes that were measured.
         points: How many configurations were.
         time_mape, energy_mape: Mean absolute error of the model on them, as a share.
+        by_batch: Step times by total batch, where policies may choose that.
     """
 
     table: GangTable
@@ -50,13 +54,16 @@ class Learned:
     points: int
     time_mape: float
     energy_mape: float
+    by_batch: StoredStepTimes | None
 
 
 def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus_per_node: int) -> Learned:
     """Return what is learned from these points.
 
     The batch of the whole job is assumed to stay the same at every size (PowerFlow, section 4). If its size is unknown,
-    the smallest gang measured is assumed to have its family's usual batch on each GPU.
+    the smallest gang measured is assumed to have its family's usual batch on each GPU. Where policies choose the batch,
+    work counts samples, so that a step takes as many times longer than a unit of work as its batch is larger than the
+    user's own.
 
     Args:
         points: The newest first.
@@ -73,10 +80,13 @@ def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus
     )
     family = next((row.family for row in points if row.family), ANY_FAMILY)
     known = np.flatnonzero(batch > 0)
+    base = next((row.base_batch for row in points if row.base_batch), None)
     whole = float((gpus * batch)[known[0]]) if known.size else family_of(family).batch * float(gpus.min())
+    whole = whole if base is None else base
     batch = np.where(batch > 0, batch, whole / gpus)
+    units = np.ones(gpus.size) if base is None else gpus * batch / base
     seen = Observations.of(
-        step_s,
+        step_s * units,
         gpus=gpus,
         nodes=nodes,
         control=value,
@@ -108,7 +118,16 @@ def learn(points: Sequence[PointRow], gpu_model: str, control: ControlKind, gpus
         len(points),
         qualities[0].mape,
         qualities[1].mape,
+        None if base is None else step_times(profile, base, float(values[-1]), gpus_per_node),
     )
+
+
+def step_times(profile: JobProfile, base_batch: float, default: float, gpus_per_node: int) -> StoredStepTimes:
+    """Return step times by size and total batch, from a sixteenth of the base batch on, at a control's default."""
+    sizes = [1 << at for at in range(WIDEST.bit_length())]
+    size, batch = np.array(sizes, dtype=np.float64)[:, None], base_batch * 2.0**BATCH_DOUBLINGS
+    step_s, _ = profile.foreseen(size, batch / size, default, np.ceil(size / gpus_per_node))
+    return {"gpus": sizes, "batch": batch.tolist(), "step_s": step_s.tolist()}
 
 
 async def refit(database: Database) -> bool:
@@ -147,6 +166,7 @@ def _profile_of(news: News, found: Learned) -> NewProfile:
         energy_mape=found.energy_mape,
         detail="",
         newest=news.newest,
+        by_batch=found.by_batch,
     )
 
 
@@ -165,6 +185,7 @@ def _nothing_learned(news: News, points: int, detail: str) -> NewProfile:
         energy_mape=None,
         detail=detail,
         newest=news.newest,
+        by_batch=None,
     )
 
 

@@ -27,7 +27,7 @@ from services.core.cycle.plan import (
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import JobId, allocation_id
 from services.db.database import Connection, Database
-from services.scheduler.commands import free_port, start_commands
+from services.scheduler.commands import base_batch, free_port, start_commands
 from services.scheduler.ingest.gangs import EndReason
 from services.scheduler.ingest.reports import stop_gang
 from services.scheduler.learning.measuring import begin
@@ -142,7 +142,8 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
         address = hosts[start.placement.shares[0].node_id].address
         port = free_port(name, taken.setdefault(address, set()), ports)
         taken[address].add(port)
-        made.append(NewGang(name, start.job_id, generation, start.gpus, shares, port))
+        batch_size = start.batch_size or base_batch(job.spec)
+        made.append(NewGang(name, start.job_id, generation, start.gpus, shares, port, batch_size))
         commands += start_commands(
             allocation_id=name,
             job_id=start.job_id,
@@ -154,6 +155,7 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
             master_port=port,
             account=job.account,
             uuids=uuids,
+            batch_size=batch_size,
         )
     await gangs.insert(connection, made, hosts)
     await _write_starts(connection, starts, made, asleep)
@@ -189,6 +191,8 @@ async def _write_starts(
         waits = any(share.node_id in asleep for share in start.placement.shares)
         reason = Reason.WAITING_FOR_NODE if waits else start.reason
         event: Json = {"reason": reason.value, "allocation_id": gang.id, "gpus": start.gpus}
+        if gang.batch_size is not None:
+            event["batch_size"] = gang.batch_size
         starting.append(Starting(start.job_id, reason.value, SENTENCES[reason], event))
     await jobs.start(connection, starting)
 
@@ -247,7 +251,13 @@ async def _record(
 ) -> None:
     snapshot = decided.snapshot
     actions: list[Json] = [
-        {"action": "start", "job_id": start.job_id, "reason": start.reason.value, "gpus": start.gpus}
+        {
+            "action": "start",
+            "job_id": start.job_id,
+            "reason": start.reason.value,
+            "gpus": start.gpus,
+            **({} if start.batch_size is None else {"batch_size": start.batch_size}),
+        }
         for start in starts
     ]
     actions += [

@@ -21,6 +21,7 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.parallel.graph import JobGraph
 from services.db.database import Connection, Database
 from services.scheduler.learning import learned
+from services.scheduler.learning.batches import with_permitted
 from services.scheduler.learning.curves import KnownCurves, known_of
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w, node_table, settable
@@ -136,7 +137,7 @@ def snapshot_of(
     speed_rows, speed_curves = _speed_curves(gangs)
     nodes, eligible = node_table(cluster, [outlook.zone for outlook in outlooks]), eligible_kinds(jobs, cluster.kinds)
     now_s = rows.state.now_s
-    return Snapshot(
+    made = Snapshot(
         version=rows.state.version,
         now_s=now_s,
         trigger=trigger,
@@ -171,6 +172,7 @@ def snapshot_of(
         slice_jobs=waiting_slice_jobs(jobs, cluster.nodes, nodes, eligible, cut),
         network=replace(settings.network, server_gpus=cluster.widest_node_gpus),
     )
+    return with_permitted(made, jobs, rows.tables, rows.noise_scales)
 
 
 def _next_active_s(trigger: Trigger, now_s: float, last_s: float | None, settings: SchedulerSettings) -> float:

@@ -48,6 +48,14 @@ class StoredReading(TypedDict):
     power_w: float
 
 
+class StoredStepTimes(TypedDict):
+    """Step times of a kind's gangs by size and total batch, samples: ``setting_profiles.by_batch``; in any unit."""
+
+    gpus: list[int]
+    batch: list[float]
+    step_s: list[list[float]]
+
+
 class StoredServiceTerms(TypedDict, total=False):
     """Where a service instance may run: ``service`` in a job's specification."""
 

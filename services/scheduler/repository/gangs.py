@@ -18,7 +18,7 @@ CONTROL_COLUMNS = {ControlKind.POWER_LIMIT: "power_limit_w", ControlKind.CLOCK: 
 
 LIVE = f"""
 SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a.master_port,
-       a.settings_revision, a.power_limit_w, a.clock_mhz,
+       a.batch_size, a.settings_revision, a.power_limit_w, a.clock_mhz,
        (SELECT m.slice_s FROM setting_measurements m
          WHERE m.allocation_id = a.id AND m.state = 'running') AS interval_s,
        extract(epoch FROM now() - greatest(a.started_at, w.awake_at))::float8 AS age_s,
@@ -73,8 +73,8 @@ SELECT n.address, a.master_port FROM allocations a JOIN nodes n ON n.id = a.shar
 """
 
 INSERT = """
-INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port)
-VALUES ($1, $2, $3, 'starting', $4, $5, $6)
+INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port, batch_size)
+VALUES ($1, $2, $3, 'starting', $4, $5, $6, $7)
 """
 
 CLAIM = """
@@ -173,6 +173,7 @@ class LiveGang(NamedTuple):
     gpus: int
     stop_reason: str | None
     master_port: int
+    batch_size: int | None
     settings_revision: int
     power_limit_w: float | None
     clock_mhz: int | None
@@ -249,6 +250,7 @@ class NewGang(NamedTuple):
     gpus: int
     shares: list[StoredShare]
     master_port: int
+    batch_size: int | None = None
 
 
 class StoppableGang(NamedTuple):

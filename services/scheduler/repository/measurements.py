@@ -36,7 +36,7 @@ SELECT m.allocation_id, m.job_id, m.kind, m.gpu_model, m.setting AS control, m.g
        m.window_s, m.slice_s AS least_s, m.began_at, m.position,
        extract(epoch FROM now() - m.slice_since)::float8 AS elapsed_s,
        a.state AS allocation_state, a.shares, a.power_limit_w, a.clock_mhz, a.settings_revision, a.settings_refused,
-       {GLOBAL_BATCH} / m.gpus AS spec_batch
+       coalesce(a.batch_size, {GLOBAL_BATCH}) / m.gpus AS spec_batch
   FROM setting_measurements m JOIN allocations a ON a.id = m.allocation_id
   JOIN jobs j ON j.id = m.job_id WHERE m.state = 'running'
 """
@@ -118,7 +118,8 @@ class Measurement(NamedTuple):
         position: Which of the values is in force.
         elapsed_s: For how long it has been; None before the first.
         allocation_state, shares, power_limit_w, clock_mhz, settings_revision, settings_refused: Of the allocation.
-        spec_batch: Samples per GPU and step, by the job's specification; None where that does not say.
+        spec_batch: Samples per GPU and step, as chosen for the gang, or by the job's specification; None where neither
+            says.
     """
 
     allocation_id: str

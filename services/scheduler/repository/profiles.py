@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.db.database import Connection
-from services.db.job_specs import FAMILY, MIN_GPUS
+from services.db.job_specs import BATCH_MIN, FAMILY, GLOBAL_BATCH, MIN_GPUS
 from services.db.rows import fetch_row, fetch_rows
+from services.scheduler.repository.documents import StoredStepTimes
 
 KIND = "coalesce(j.tenant_id || '/' || (j.labels ->> 'kind'), j.id)"
 """A kind of job, as the tables name it, of a row ``j`` of jobs: what is learned from a tenant's jobs is used only for
@@ -25,24 +26,26 @@ HAVING f.fitted_at IS NULL OR max(p.measured_at) > f.fitted_at LIMIT 1
 """
 
 POINTS = f"""
-SELECT p.gpus, p.nodes, p.local_batch, p.value, p.step_time_s, p.power_w, {FAMILY} AS family
+SELECT p.gpus, p.nodes, p.local_batch, p.value, p.step_time_s, p.power_w, {FAMILY} AS family,
+       CASE WHEN {BATCH_MIN} IS NOT NULL THEN coalesce({GLOBAL_BATCH}, {BATCH_MIN}) END AS base_batch
   FROM setting_points p LEFT JOIN jobs j ON j.id = p.job_id
  WHERE p.kind = $1 AND p.gpu_model = $2 AND p.setting = $3 ORDER BY p.measured_at DESC, p.gpus, p.value
 """
 
 STORE = """
 INSERT INTO setting_profiles (kind, gpu_model, setting, gpus, settings, speed, power_w, measured_gpus, points,
-                              time_mape, energy_mape, detail, fitted_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, greatest(now(), $13))
+                              time_mape, energy_mape, detail, fitted_at, by_batch)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, greatest(now(), $13), $14)
 ON CONFLICT (kind, gpu_model, setting) DO UPDATE SET
     gpus = excluded.gpus, settings = excluded.settings, speed = excluded.speed, power_w = excluded.power_w,
     measured_gpus = excluded.measured_gpus, points = excluded.points, time_mape = excluded.time_mape,
-    energy_mape = excluded.energy_mape, detail = excluded.detail, fitted_at = excluded.fitted_at
+    energy_mape = excluded.energy_mape, detail = excluded.detail, fitted_at = excluded.fitted_at,
+    by_batch = excluded.by_batch
 """
 
 TABLES = f"""
 SELECT kind, gpu_model, setting AS control, gpus, settings AS values, speed, power_w,
-       coalesce(time_mape + energy_mape, 0) AS power_error
+       coalesce(time_mape + energy_mape, 0) AS power_error, by_batch::text AS by_batch
   FROM setting_profiles
  WHERE jsonb_array_length(gpus) > 0
    AND kind IN (SELECT {KIND} FROM jobs j WHERE j.state IN ('queued', 'starting', 'running', 'preempting'))
@@ -90,7 +93,10 @@ class News(NamedTuple):
 
 
 class PointRow(NamedTuple):
-    """What a gang did at one value of a control; 0 for a batch, and None for a family, that is not known."""
+    """What a gang did at one value of a control; 0 for a batch, and None for a family, that is not known.
+
+    ``base_batch``: the user's own total batch, where policies may choose another; None elsewhere.
+    """
 
     gpus: int
     nodes: int
@@ -99,6 +105,7 @@ class PointRow(NamedTuple):
     step_time_s: float
     power_w: float
     family: str | None
+    base_batch: float | None = None
 
 
 class NewProfile(NamedTuple):
@@ -117,10 +124,14 @@ class NewProfile(NamedTuple):
     energy_mape: float | None
     detail: str
     newest: datetime
+    by_batch: StoredStepTimes | None
 
 
 class TableRow(NamedTuple):
-    """The table of one kind of job on one GPU model by one control, and the error of what it draws, as a share."""
+    """The table of one kind of job on one GPU model by one control, and the error of what it draws, as a share.
+
+    ``by_batch`` is a ``StoredStepTimes``, as JSON text.
+    """
 
     kind: str
     gpu_model: str
@@ -130,6 +141,7 @@ class TableRow(NamedTuple):
     speed: list[list[float]]
     power_w: list[list[float]]
     power_error: float
+    by_batch: str | None
 
 
 class ProfiledJob(NamedTuple):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.db.database import Connection, Database
 from services.db.job_specs import (
+    BATCH_MAX,
+    BATCH_MIN,
     DEADLINE,
+    FAMILY,
+    GLOBAL_BATCH,
     GPU_MEMORY_GIB,
     GPU_MODEL,
     MAX_GPUS,
@@ -45,7 +49,9 @@ SELECT j.id, j.tenant_id, j.state,
        a.power_limit_w, a.clock_mhz, {profiles.KIND} AS kind, j.labels ->> 'kind' AS kind_label,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
-       p.done, q.gpu_s AS predicted_gpu_s
+       p.done, q.gpu_s AS predicted_gpu_s,
+       {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
+       p.noise_scale, {FAMILY} AS family
   FROM jobs j
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
   LEFT JOIN job_footprints f ON f.job_id = j.id
@@ -105,6 +111,12 @@ QUOTAS = """
 SELECT id AS tenant_id, (limits ->> 'max_gpus')::int AS gpus FROM tenants WHERE limits ->> 'max_gpus' IS NOT NULL
 """
 
+NOISE_SCALES = f"""
+SELECT {profiles.KIND} AS kind, exp(avg(ln(p.noise_scale))) AS noise_scale
+  FROM job_progress p JOIN jobs j ON j.id = p.job_id
+ WHERE p.noise_scale IS NOT NULL AND {profiles.KIND} = ANY($1::text[]) GROUP BY 1
+"""
+
 MEASURED = "SELECT job_id FROM setting_measurements WHERE state = 'running'"
 
 
@@ -123,6 +135,10 @@ class JobRow(NamedTuple):
         kind, kind_label: Its kind, as tables of profiles name it, and what its user calls that.
         gpu_power_w, gpu_s: Mean draw of one of its GPUs, over so many GPU seconds.
         predicted_gpu_s: Its length, None where none is predicted yet.
+        batch_min, batch_max: Between which total batches policies may choose, samples; None: the batch is the user's.
+        base_batch: The user's own, None where that is not known.
+        noise_scale: The gradient noise scale that it has reported, samples.
+        family: Of its model, where it says.
     """
 
     id: str
@@ -158,6 +174,11 @@ class JobRow(NamedTuple):
     gpu_s: float
     done: float | None
     predicted_gpu_s: float | None
+    batch_min: int | None
+    batch_max: int | None
+    base_batch: float | None
+    noise_scale: float | None
+    family: str | None
 
 
 class SpecRow(NamedTuple):
@@ -238,6 +259,8 @@ class ClusterRows:
         asleep_w: What is configured for nodes that are off or boot, watts.
         measured: Jobs whose gangs are being measured.
         tables: What was learned of the kinds of these jobs.
+        noise_scales: What jobs reported of theirs, the geometric mean by kind, samples; of kinds of which a job is
+            here that has not yet.
     """
 
     state: rounds.State
@@ -252,6 +275,7 @@ class ClusterRows:
     hosts_w: Mapping[str, float]
     asleep_w: float
     tables: list[profiles.TableRow]
+    noise_scales: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 async def cluster(
@@ -291,7 +315,14 @@ async def cluster(
         hosts_w={row.node_id: row.power_w for row in await fetch_rows(connection, HostRow, HOSTS)},
         asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),
         tables=await profiles.tables(connection),
+        noise_scales=await _noise_scales(connection, jobs),
     )
+
+
+async def _noise_scales(connection: Connection, jobs: Sequence[JobRow]) -> Mapping[str, float]:
+    kinds = {job.kind for job in jobs if job.batch_min is not None and job.noise_scale is None}
+    rows = await connection.fetch(NOISE_SCALES, sorted(kinds)) if kinds else []
+    return {row["kind"]: row["noise_scale"] for row in rows}
 
 
 async def zones(database: Database) -> list[str]:

@@ -222,19 +222,38 @@ def speed_curves(workload: Workload, models: tuple[str, ...]) -> Floats:
     return curves
 
 
-def goodput_curves(workload: Workload, models: tuple[str, ...]) -> tuple[Floats, Ints]:
-    """Return the speed of each kind with its batch tuned, by stage, and which rows belong to which kind.
+@dataclass(frozen=True)
+class TunedCurves:
+    """What the kinds of a workload do with their batch tuned, on the first model each may use, by stage of the work.
 
-    Returns:
-        (n_rows, 2, most GPUs) speed at 1, 2, ... GPUs of one node and of several, on the first model the kind may use;
-        (n_profiles + 1,) the first row of each kind, ascending, and the number of rows.
+    Attributes:
+        goodput: (n_rows, 2, most GPUs) speed at 1, 2, ... GPUs of one node and of several.
+        batches: The same: total batches, samples, 0 for a kind that does not tune.
+        first: (n_profiles + 1,) the first row of each kind, ascending, and the number of rows.
+        permitted: (n_profiles, 2) the smallest and the largest batch of each kind, -1 for one that does not tune.
     """
+
+    goodput: Floats
+    batches: Ints
+    first: Ints
+    permitted: Ints
+
+
+def tuned_curves(workload: Workload, models: tuple[str, ...]) -> TunedCurves:
+    """Return what the kinds of a workload do with their batch tuned."""
     sizes = np.arange(1, int(workload.max_gpus.max(initial=1)) + 1)
     rows: list[Floats] = []
+    batches: list[Ints] = []
     first = [0]
     for profile in workload.profiles:
         stages = next((each for model in models if (each := profile.tuned(model))), ())
         rows.extend(np.stack([stage.speed_at(sizes, spread=spread) for spread in (False, True)]) for stage in stages)
+        batches.extend(stage.batches_at(sizes) for stage in stages)
         first.append(len(rows))
-    curves = np.stack(rows) if rows else np.empty((0, 2, sizes.size))
-    return curves, np.array(first, dtype=np.int64)
+    nothing = np.empty((0, 2, sizes.size))
+    return TunedCurves(
+        np.stack(rows) if rows else nothing,
+        np.stack(batches) if batches else nothing.astype(np.int64),
+        np.array(first, dtype=np.int64),
+        np.array([profile.batch_range for profile in workload.profiles], dtype=np.int64).reshape(-1, 2),
+    )

@@ -19,7 +19,7 @@ from services.core.cycle.plan import Control, Plan, Preempt, Reason, Start
 from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited, RanksAhead
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
-from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.units import J_PER_KWH
@@ -31,10 +31,11 @@ from services.simulator.engine.beginning import Beginning
 from services.simulator.engine.behaviour import (
     Behaviours,
     GangTables,
+    TunedCurves,
     eligible_models,
-    goodput_curves,
     predicted_s,
     speed_curves,
+    tuned_curves,
     who_tunes,
 )
 from services.simulator.engine.cluster import Nodes
@@ -128,7 +129,7 @@ class Simulation:
         self.rounds = self.active_rounds = 0
         self._tables = GangTables(self.workload, cluster, options)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
-        self._goodputs = goodput_curves(self.workload, models) if self._tunes is not None else None
+        self._tuned = tuned_curves(self.workload, models) if self._tunes is not None else None
         self._events = Events()
         self._version = 0
         self._shown = Snapshot(
@@ -332,7 +333,7 @@ class Simulation:
                 False, self._waiting.contenders(self.nodes.free_total) if stops_nobody else None, self._waiting.newly()
             ),
         )
-        return snapshot if self._goodputs is None else self._with_goodputs(snapshot, *self._goodputs)
+        return snapshot if self._tuned is None else self._with_batches(snapshot, self._tuned)
 
     def _of_slices(self) -> dict[str, Any]:
         """Return what a snapshot says of slices."""
@@ -346,14 +347,20 @@ class Simulation:
             "slice_jobs": slices.jobs(),
         }
 
-    def _with_goodputs(self, snapshot: Snapshot, curves: Floats, first: Ints) -> Snapshot:
+    def _with_batches(self, snapshot: Snapshot, tuned: TunedCurves) -> Snapshot:
         jobs = snapshot.jobs
-        begin, stages = first[jobs.speed_curve], np.diff(first)[jobs.speed_curve]
+        begin, stages = tuned.first[jobs.speed_curve], np.diff(tuned.first)[jobs.speed_curve]
         stage = np.minimum((jobs.progress * stages).astype(np.int64), stages - 1)
         assert self._tunes is not None
         tunes = self._tunes[self.live.ints[IntRow.ROW, : self.live.count]]
-        curve = np.where(tunes, begin + stage, -1)
-        return replace(snapshot, jobs=replace(jobs, goodput_curve=curve), goodput_curves=curves)
+        permitted = np.where(tunes[:, None], tuned.permitted[jobs.speed_curve], -1)
+        jobs = replace(
+            jobs,
+            goodput_curve=np.where(tunes, begin + stage, -1),
+            batch_min=permitted[:, 0],
+            batch_max=permitted[:, 1],
+        )
+        return replace(snapshot, jobs=jobs, goodput_curves=tuned.goodput, goodput_batches=tuned.batches)
 
     def _active(self) -> None:
         live = self.live

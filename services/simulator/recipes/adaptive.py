@@ -53,7 +53,9 @@ Gang = tuple[str, int]
 
 def tuning_profile(model: str, batch: int, total: int) -> JobProfile:
     """Return a measured model at one batch per GPU, that can tune its batch; see ``adaptive``."""
-    return replace(profile(model, batch), adaptive=partial(adaptive, model, batch, total))
+    batches = noise_scales(SPEED_OF[model])[0].batch
+    permitted = int(batches[0]), int(batches[-1])
+    return replace(profile(model, batch), adaptive=partial(adaptive, model, batch, total), batch_range=permitted)
 
 
 @cache
@@ -117,14 +119,20 @@ def _behaviour(model: str, gpu_model: str, application: str, tag: str, stage: in
         busy_w = power_w(dynamic_fraction(model, chosen.batch_per_gpu), gpu_model)
         return working * busy_w + (1.0 - working) * min(waiting_w, busy_w)
 
-    def columns(first: str, second: str) -> tuple[Floats, Floats]:
+    def total(gang: Gang) -> int:
+        chosen = best[gang]
+        return gang[1] * chosen.batch_per_gpu * (chosen.accumulated + 1)
+
+    def columns(first: str, second: str) -> tuple[Floats, Floats, Floats]:
         gangs = [(first if (first, size) in best else second, size) for size in SIZES.tolist()]
         gangs = [gang for gang in gangs if gang in best]
         sizes = [size for _, size in gangs]
         speed = np.interp(SIZES, sizes, [best[gang].goodput / unit for gang in gangs])
-        return speed, np.interp(SIZES, sizes, [drawn_w(gang) for gang in gangs])
+        drawn = np.interp(SIZES, sizes, [drawn_w(gang) for gang in gangs])
+        return speed, drawn, np.interp(SIZES, sizes, [total(gang) for gang in gangs]).round()
 
-    (one, one_w), (spread, spread_w) = columns("one", "spread"), columns("spread", "one")
+    (one, one_w, one_batch), (spread, spread_w, spread_batch) = columns("one", "spread"), columns("spread", "one")
     limits = power_limits(model, best[("one", 1)].batch_per_gpu, gpu_model)
     controls = {} if limits is None else {ControlKind.POWER_LIMIT: limits}
-    return Behaviour(SIZES, one, one_w, np.minimum(spread, one), spread_w, controls)
+    batches = np.array((one_batch, spread_batch), dtype=np.int64)
+    return Behaviour(SIZES, one, one_w, np.minimum(spread, one), spread_w, controls, batches=batches)

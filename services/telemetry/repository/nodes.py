@@ -111,15 +111,17 @@ WHERE excluded.decisions > known.decisions
 """
 
 _NOTE_PROGRESS = """
-INSERT INTO job_progress AS known (job_id, done, total)
-SELECT a.job_id, max(r.done), max(r.total)
-FROM unnest($2::text[], $3::float8[], $4::float8[]) AS r (allocation_id, done, total)
+INSERT INTO job_progress AS known (job_id, done, total, noise_scale)
+SELECT a.job_id, max(r.done), max(r.total), max(r.noise_scale)
+FROM unnest($2::text[], $3::float8[], $4::float8[], $5::float8[]) AS r (allocation_id, done, total, noise_scale)
 JOIN allocations a ON a.id = r.allocation_id
     AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
 GROUP BY a.job_id ORDER BY a.job_id
 ON CONFLICT (job_id) DO UPDATE SET
-    done = greatest(known.done, excluded.done), total = coalesce(excluded.total, known.total), updated_at = now()
+    done = greatest(known.done, excluded.done), total = coalesce(excluded.total, known.total),
+    noise_scale = coalesce(excluded.noise_scale, known.noise_scale), updated_at = now()
 WHERE excluded.done > known.done OR (excluded.total IS NOT NULL AND excluded.total IS DISTINCT FROM known.total)
+    OR (excluded.noise_scale IS NOT NULL AND excluded.noise_scale IS DISTINCT FROM known.noise_scale)
 """
 
 _LIVE_HERE = """
@@ -331,6 +333,7 @@ async def renew(
                 [rank.allocation_id for rank in progress],
                 [rank.progress_done for rank in progress],
                 [rank.progress_total for rank in progress],
+                [rank.noise_scale for rank in progress],
             )
         if clocks := _clock_rows(ranks):
             await connection.execute(_NOTE_CLOCKS, node_id, clocks)

@@ -11,6 +11,14 @@
 
 Outside a job everything is harmless: nothing is reported, ``world`` is one process and ``checkpoint_dir`` is None.
 
+A job that was submitted with ``batch={"min": ..., "max": ...}`` reads the batch that was chosen for its gang, and
+scales its learning rate by the rule that its user prefers:
+
+    batch = job.batch(256, at_most=64)
+    loader = DataLoader(data, batch_size=batch.at_once, ...)
+    optimizer = SGD(model.parameters(), lr=0.1 * batch.learning_rate_factor("square_root"))
+    ...  # a step is batch.passes times forward and backward
+
 ``world`` and ``checkpoint_dir`` are read from the environment each time they are used, as launchers such as torchrun
 set some of it only for the processes that they start.
 """
@@ -26,7 +34,9 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
+
+LearningRateRule = Literal["linear", "square_root", "adascale"]
 
 REPORT_TIMEOUT_S = 2.0
 
@@ -50,6 +60,123 @@ class World:
     node_rank: int
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The samples of one training step.
+
+    Attributes:
+        total: Samples per step of the whole gang.
+        base: The total batch that the code's learning rate is for.
+        per_rank: Samples per step of this process. Ranks differ by at most one, and together have ``total``.
+        at_once: Samples of one pass, forward and backward; the last pass of a step may have fewer.
+        passes: How many passes a step accumulates gradients of, the same on all ranks.
+    """
+
+    total: int
+    base: int
+    per_rank: int
+    at_once: int
+    passes: int
+
+    @property
+    def scale(self) -> float:
+        """``total / base``."""
+        return self.total / self.base
+
+    def gain(self, noise_scale: float) -> float:
+        """Return how many steps of the base batch a step of this one is worth, by the gradient noise scale.
+
+        Raises:
+            ValueError: ``noise_scale`` is not positive.
+        """
+        if not noise_scale > 0:
+            raise ValueError(f"noise_scale must be positive, not {noise_scale!r}")
+        return self.scale * (noise_scale + self.base) / (noise_scale + self.total)
+
+    def learning_rate_factor(self, rule: LearningRateRule, noise_scale: float | None = None) -> float:
+        """Return what to multiply the learning rate by that the code has for its base batch.
+
+        The rule is the user's choice: ``linear`` (usual with SGD), ``square_root`` (usual with Adam), or ``adascale``,
+        which needs the gradient noise scale and lies between 1 and linear.
+
+        Raises:
+            ValueError: There is no such rule, or AdaScale has no noise scale.
+
+        Source: Goyal et al. 2017; Krizhevsky 2014; Johnson et al., AdaScale SGD, ICML 2020.
+        """
+        if rule == "linear":
+            return self.scale
+        if rule == "square_root":
+            return self.scale**0.5
+        if rule != "adascale":
+            raise ValueError(f"unknown rule {rule!r}; known: linear, square_root, adascale")
+        if noise_scale is None:
+            raise ValueError("adascale needs the noise_scale")
+        return self.gain(noise_scale)
+
+
+def batch(base: int, *, at_most: int | None = None) -> Batch:
+    """Return the batch of this run: chosen for its gang where the job permits that, else ``base``.
+
+    It stays the same until the job is stopped and started again. From this call on, ``progress`` reports it.
+
+    Args:
+        base: Samples per step of the whole gang that the code's learning rate is for. Where the job permits a range,
+            its ``global_batch``, or else the range's smallest, takes this place.
+        at_most: Samples that one device can take at once; more are accumulated over several passes.
+
+    Raises:
+        ValueError: ``base`` or ``at_most`` is not positive.
+    """
+    for name, value in (("base", base), ("at_most", at_most)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value!r}")
+    base = _number("WATTSHIFT_BASE_BATCH_SIZE", base)
+    total = _number("WATTSHIFT_BATCH_SIZE", base)
+    world = _world()
+    most = -(-total // world.world_size)
+    passes = 1 if at_most is None else -(-most // at_most)
+    per_rank = total // world.world_size + (world.rank < total % world.world_size)
+    _reported.local_batch = total / world.world_size
+    return Batch(total, base, per_rank, -(-per_rank // passes), passes)
+
+
+def noise_scale(small_norm_sq: float, small_batch: float, large_norm_sq: float, large_batch: float) -> float | None:
+    """Return the gradient noise scale, in samples, by the squared norms of gradients of two batches.
+
+    In data-parallel training those of one rank, before gradients are averaged, and of the gang, after it. Both norms
+    are noisy: average each over many steps before this call.
+
+    Args:
+        small_norm_sq: Squared norm of a gradient over ``small_batch`` samples.
+        small_batch: Samples.
+        large_norm_sq: The same over ``large_batch`` samples.
+        large_batch: Samples; more than ``small_batch``.
+
+    Returns:
+        The noise scale; None where the norms show none, as they are too noisy.
+
+    Raises:
+        ValueError: ``large_batch`` is not larger than ``small_batch``, or that is not positive.
+
+    Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1.
+    """
+    if not 0 < small_batch < large_batch:
+        raise ValueError(f"large_batch must be larger than small_batch, not {large_batch!r} and {small_batch!r}")
+    signal = (large_batch * large_norm_sq - small_batch * small_norm_sq) / (large_batch - small_batch)
+    noise = (small_norm_sq - large_norm_sq) / (1.0 / small_batch - 1.0 / large_batch)
+    return noise / signal if signal > 0 and noise > 0 else None
+
+
+@dataclass
+class _Reported:
+    """What ``batch`` told the code, for ``progress``."""
+
+    local_batch: float | None = None
+
+
+_reported = _Reported()
+
 world: World
 """This process's place among the processes of its job."""
 
@@ -62,7 +189,9 @@ def is_inside() -> bool:
     return "WATTSHIFT_JOB_ID" in os.environ
 
 
-def progress(done: float, total: float | None = None, local_batch: int | None = None) -> None:
+def progress(
+    done: float, total: float | None = None, local_batch: int | None = None, noise_scale: float | None = None
+) -> None:
     """Report how much of the work is done; in a gang, the process of rank 0 reports for all.
 
     A report that fails is dropped: training goes on. ``done`` is in the unit of the job's ``work``, counts from the
@@ -71,19 +200,25 @@ def progress(done: float, total: float | None = None, local_batch: int | None = 
     Args:
         done: Work done so far; finite and >= 0.
         total: The whole work, if the job was submitted without it.
-        local_batch: Samples per GPU and step, which helps to predict how the job scales.
+        local_batch: Samples per GPU and step, which helps to predict how the job scales; by default what ``batch``
+            told the code.
+        noise_scale: The gradient noise scale, samples, which says how far larger batches pay.
 
     Raises:
-        ValueError: ``done`` or ``total`` is negative or not finite, or ``local_batch`` is not positive.
+        ValueError: ``done`` or ``total`` is negative or not finite, or ``local_batch`` or ``noise_scale`` is not
+            positive.
     """
     for name, value in (("done", done), ("total", total)):
         if value is not None and not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be finite and not negative, not {value!r}")
     if local_batch is not None and local_batch < 1:
         raise ValueError(f"local_batch must be at least 1, not {local_batch!r}")
+    if noise_scale is not None and not 0 < noise_scale < float("inf"):
+        raise ValueError(f"noise_scale must be finite and positive, not {noise_scale!r}")
     if _world().rank != 0:
         return
-    fields = {"done": done, "total": total, "local_batch": local_batch}
+    samples = _reported.local_batch if local_batch is None else local_batch
+    fields = {"done": done, "total": total, "local_batch": samples, "noise_scale": noise_scale}
     line = json.dumps({name: value for name, value in fields.items() if value is not None}) + "\n"
     if file := os.environ.get("WATTSHIFT_PROGRESS_FILE"):
         try:

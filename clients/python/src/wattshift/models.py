@@ -64,6 +64,18 @@ class AskedGpus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchRange:
+    """Between which total batch sizes a policy may choose; the training code reads the one chosen.
+
+    Attributes:
+        min: Samples per step of the whole gang.
+    """
+
+    min: int
+    max: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class CarbonAccounts:
     """Emissions by other accounts than `carbon_gco2`, which is location-based. Null: an input is unknown.
 
@@ -449,6 +461,8 @@ class Job:
         gpus: GPUs that the job holds now.
         power_limit_w: Power limit set on each of its GPUs; null for the default.
         clock_mhz: Clock that its GPUs are locked to; null for the default.
+        batch_size: Total batch, samples per step, that its gang was started with; null while it holds no GPUs,
+            and without `batch` in its spec.
         warnings: Budgets of its project that are exceeded and only warn.
         array_id: The array that it is a task of.
         array_index: Its index in the array.
@@ -472,6 +486,7 @@ class Job:
     placement: list[Share] = field(default_factory=list["Share"])
     power_limit_w: float | None = None
     clock_mhz: int | None = None
+    batch_size: int | None = None
     preemptions: int
     restarts: int
     exit_code: int | None = None
@@ -661,7 +676,10 @@ class JobSpec:
             either way.
         family: Kind of model that the job trains. It serves as a prior for scaling until measurements exist.
         global_batch: Samples per step of the whole gang, the same at every size. A reported `local_batch`
-            overrides it.
+            overrides it. With `batch`, the one that the code's learning rate is for; by default `batch.min`.
+        batch: Permits policies that tune batches to choose the gang's total batch, samples per step, within this
+            range. The training code reads it from `$WATTSHIFT_BATCH_SIZE` whenever it starts. `work` then counts
+            samples, tokens or epochs.
         flexibility_s: How long the job may be delayed; null leaves that to the policy.
         priority: Jobs with a higher priority go first, in policies that use it.
         grace_s: Time between SIGTERM and SIGKILL.
@@ -690,6 +708,7 @@ class JobSpec:
     processes: str | None = None
     family: str | None = None
     global_batch: int | None = None
+    batch: BatchRange | None = None
     layout: ParallelLayout | None = None
     deadline: datetime | None = None
     flexibility_s: float | None = None
@@ -1300,6 +1319,17 @@ class AfterFields(TypedDict, total=False):
     not_ok: str | int | list[str | int] | None
 
 
+class BatchRangeFields(TypedDict, total=False):
+    """Between which total batch sizes a policy may choose; the training code reads the one chosen.
+
+    Attributes:
+        min: Samples per step of the whole gang.
+    """
+
+    min: Required[int]
+    max: Required[int]
+
+
 class GitSourceFields(TypedDict, total=False):
     """A commit of a repository that nodes can reach.
 
@@ -1355,7 +1385,10 @@ class JobSpecTerms(TypedDict, total=False):
             either way.
         family: Kind of model that the job trains. It serves as a prior for scaling until measurements exist.
         global_batch: Samples per step of the whole gang, the same at every size. A reported `local_batch`
-            overrides it.
+            overrides it. With `batch`, the one that the code's learning rate is for; by default `batch.min`.
+        batch: Permits policies that tune batches to choose the gang's total batch, samples per step, within this
+            range. The training code reads it from `$WATTSHIFT_BATCH_SIZE` whenever it starts. `work` then counts
+            samples, tokens or epochs.
         flexibility_s: How long the job may be delayed; null leaves that to the policy.
         priority: Jobs with a higher priority go first, in policies that use it.
         grace_s: Time between SIGTERM and SIGKILL.
@@ -1381,6 +1414,7 @@ class JobSpecTerms(TypedDict, total=False):
     processes: Literal["per_gpu", "per_node"] | None
     family: Literal["vision", "language", "speech", "recommendation"] | None
     global_batch: int | None
+    batch: BatchRangeFields | None
     layout: ParallelLayoutFields | None
     deadline: datetime | str | None
     flexibility_s: float | None

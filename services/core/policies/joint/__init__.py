@@ -19,6 +19,8 @@ w        what an hour of a job's completion time is worth:                    gC
   (``hours``). Users' deadlines bound that, or the slack that the operator grants.
 - *Order*: late jobs, then those whose length is unknown, then the shortest; nobody's gang is wider than its smallest
   while somebody waits for GPUs, and waiting jobs make faster limits worth more.
+- *Batch*: where its user permits that, a gang starts with the batch of the highest goodput at its size; speeds by size
+  are then those with the batch tuned (``policies.batches``).
 - *Sleep*: nodes that nobody uses are powered down (``sleep``).
 
 How long a job still needs is the prediction where there is one, else what its own progress says (``left``); speeds by

@@ -22,6 +22,7 @@ from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, 
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.control_curves import ControlCurve
+from services.core.policies.batches import with_batches
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import least_cost_at, present_slowdowns, slowdowns
 from services.core.policies.joint.hours import runs_now
@@ -55,7 +56,7 @@ class Joint:
             memory = _following(snapshot, memory, config)
         which = contenders(snapshot, preemption)
         ranking = _ranking(snapshot, memory, which, config) if which.size else Ranking(which, which)
-        plan = reconcile(snapshot, ranking, preemption=preemption)
+        plan = with_batches(snapshot, reconcile(snapshot, ranking, preemption=preemption))
         if config.limits:
             choose = _Limits(snapshot, memory, config).choose
             anew = snapshot.trigger is Trigger.ACTIVE

@@ -25,6 +25,7 @@ from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
+from services.core.policies.batches import with_batches
 from services.core.policies.goodput_by_size import goodput_of
 from services.core.policies.pollux.allocate import least_cost_sizes
 from services.core.policies.pollux.config import PolluxConfig
@@ -63,6 +64,7 @@ class Pollux:
         ranking = Ranking(order, gpus[order])
         place = Apart(snapshot) if self.config.avoid_interference else consolidated
         plan = reconcile(snapshot, ranking, preemption=Preemption.at(snapshot.trigger), place=place)
+        plan = with_batches(snapshot, plan)
         stopped = [action.job_id for action in plan.actions if isinstance(action, Preempt)]
         if stopped:
             restarts = dict(memory.restarts)
