@@ -144,6 +144,11 @@ def _hour(data: Path, compared: Sequence[Forecaster]) -> list[str]:
 
 def plans(data: Path) -> str:
     """Return what a planner would have had ready that asks every half hour of the day, or every step of an hour."""
+    return "\n".join([*plans_of_day(data), *plans_of_hours(data)]).rstrip()
+
+
+def plans_of_day(data: Path) -> list[str]:
+    """Return the tables of the published day."""
     without = [each for each in forecasters() if not isinstance(each, Lstm)]
     lines: list[str] = []
     for partition in PARTITIONS:
@@ -159,6 +164,12 @@ def plans(data: Path) -> str:
                 f"{name} {times}" for name, times in Counter(each.method for each in methods).most_common()
             )
             lines += [f"{name} chose, by half hours: {chosen}.", ""]
+    return lines
+
+
+def plans_of_hours(data: Path) -> list[str]:
+    """Return the tables of the hours."""
+    lines: list[str] = []
     for trace, label in TRACES.items():
         for partition in PARTITIONS:
             cuts = hours(data, trace, partition)
@@ -166,7 +177,7 @@ def plans(data: Path) -> str:
             ready = [_demand_of_every_step(cut) for cut in cuts]
             rows = {"last peak": pooled(alone), "for the planner": pooled(ready)}
             lines += [*_planned(f"{label.capitalize()}, partition {partition}", rows), ""]
-    return "\n".join(lines).rstrip()
+    return lines
 
 
 def _demand_of_every_step(history: Traffic) -> Backtest:

@@ -66,7 +66,7 @@ def short_jobs(jobs: int, every_s: float, mean_s: float, sizes: tuple[int, ...],
 
 def pai_jobs(path: Path, jobs: int) -> Workload:
     """Return the first jobs of GAIA's sample of Alibaba PAI, whose lengths are in hours."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
         rows = itertools.islice(csv.DictReader(file), jobs)
         return a_workload([(0.06 * at, 0.62 * 3_600.0 * float(row["length"]), 1) for at, row in enumerate(rows)])
 
