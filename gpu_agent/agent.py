@@ -126,6 +126,7 @@ class Agent:
             shim_pids=self.gangs.shim_pids,
             progress_of=self._progress_of,
             lock=self._device_lock,
+            activity_of=self.gangs.activity_of if simulated else lambda _: None,
             boot=settings.simulated_boot,
         )
         self.plane = ControlPlane(
@@ -161,7 +162,7 @@ class Agent:
         if os.geteuid() == 0:  # other accounts have to pass through to their jobs' files, and can list nothing there
             for folder in (self.settings.state_folder, self.gangs.folder):
                 folder.chmod(0o711)
-        await self.meter.begin(self.gangs.owners(), self._ended_at)
+        await self.meter.begin(self.gangs.owners(), self._ended_at, self.gangs.guests())
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "ranks": self._watch_ranks,
             "heartbeats": self._send_heartbeats,
@@ -181,7 +182,7 @@ class Agent:
         await self.partitions.finish(self.settings.exit_grace_s)
         if self.settings.stop_ranks_on_exit:
             await self.gangs.stop_all(self.settings.exit_grace_s)
-            await self._on_owners(self.gangs.owners())
+            await self._on_owners()
         else:
             await self.meter.close()
         await self._cancel(*self._tasks)
@@ -221,6 +222,7 @@ class Agent:
             "latency_clocks": self.clocks.describe(shim.clock()),
             "ranks": [gang.status().model_dump(mode="json") for gang in self.gangs],
             "owners": self.gangs.owners(),
+            "guests": self.gangs.guests(),
             "partitions": [status.model_dump(mode="json") for status in self.partitions.statuses() or ()],
             "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
             "readings": [reading.model_dump(mode="json") for reading in self._readings()],
@@ -413,10 +415,10 @@ class Agent:
             self.plane.register_again(devices)
         self._heartbeat_due.set()
 
-    async def _on_owners(self, owners: dict[int, str]) -> None:
+    async def _on_owners(self) -> None:
         await self._set_devices()
         self._write_device_files()
-        await self.meter.switch(owners)
+        await self.meter.switch(self.gangs.owners(), self.gangs.guests())
         self._delivery_due.set()
 
     def _write_device_files(self) -> None:
@@ -427,7 +429,7 @@ class Agent:
         known_devices = {device.index for device in self.devices}
         for name, gang in running.items():
             speeds = [self.driver.relative_speed(device) for device in gang.devices if device in known_devices]
-            known = [speed for speed in speeds if speed is not None]
+            known = [speed * self.gangs.pace_on(gang.devices[0]) for speed in speeds if speed is not None]
             if not known:
                 continue
             clocks = [r.clock_mhz for r in self.meter.readings() if r.index in gang.devices and r.clock_mhz]

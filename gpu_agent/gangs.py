@@ -30,6 +30,7 @@ from gpu_agent.secrets import InputError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
 from services.contracts.nodes import DeviceControls, EndedBy, RankState, RankStatus
 from services.core.domain.mig import parent_of
+from services.core.profiles.sharing import pace_beside
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -277,13 +278,13 @@ class Gangs:
 
     # --- what goes on
 
-    async def tick(self, on_owners: Callable[[dict[int, str]], Awaitable[None]]) -> None:
+    async def tick(self, on_owners: Callable[[], Awaitable[None]]) -> None:
         """Check every rank, start what may start, forget what is settled.
 
         Args:
-            on_owners: Called with each device's allocation when that has changed, before anything new is started.
+            on_owners: Called when devices have other owners or guests, before anything new is started.
         """
-        before = self.owners()
+        before = self.owners(), self.guests()
         changed = [gang for gang in self if self._observe(gang)]
         for gang in self:
             if gang.state is RankState.STOPPING and not gang.holding:
@@ -292,8 +293,8 @@ class Gangs:
                 await asyncio.to_thread(gang.folder.end_after_dead_shim)
                 changed += [gang] if self._observe(gang) else []
         starting = [gang for gang in self if self._take_devices(gang)]
-        if self.owners() != before:
-            await on_owners(self.owners())
+        if (self.owners(), self.guests()) != before:
+            await on_owners()
         for gang in starting:
             gang.launching = asyncio.create_task(self._launch(gang))
         if changed:
@@ -305,8 +306,19 @@ class Gangs:
         return {gang.allocation_id: gang.shim_pid for gang in self if gang.holding and gang.shim_pid}
 
     def owners(self) -> dict[int, str]:
-        """Return which allocation holds which device."""
-        return {device: gang.allocation_id for gang in self if gang.holding for device in gang.devices}
+        """Return which allocation holds which device; of two that share one, the one whose id comes first."""
+        return {device: holders[0] for device, holders in self._holders().items()}
+
+    def guests(self) -> dict[int, str]:
+        """Return which allocation shares which device with its owner."""
+        return {device: holders[1] for device, holders in self._holders().items() if len(holders) > 1}
+
+    def _holders(self) -> dict[int, list[str]]:
+        holders: dict[int, list[str]] = {}
+        for gang in sorted((gang for gang in self if gang.holding), key=lambda gang: gang.allocation_id):
+            for device in gang.devices:
+                holders.setdefault(device, []).append(gang.allocation_id)
+        return holders
 
     def holders_of(self, device: int) -> list[str]:
         """Return the allocations that hold a device, a slice of it, or the GPU that it is a slice of."""
@@ -318,12 +330,19 @@ class Gangs:
         ]
 
     def load_of(self, device: int) -> float:
-        """Return the load of a simulated device."""
-        for gang in self:
-            if gang.holding and device in gang.devices:
-                load = gang.progress.gpu_load if gang.progress else None
-                return DEFAULT_LOAD if load is None else load
-        return 0.0
+        """Return the load of a simulated device: of two gangs that share it, both, as far as that is possible."""
+        loads = [load_of(gang) for gang in self if gang.holding and device in gang.devices]
+        return min(sum(loads) * pace_beside(*loads) if len(loads) == 2 else sum(loads), 1.0)
+
+    def pace_on(self, device: int) -> float:
+        """Return the speed of gangs on a simulated device over that alone on it."""
+        loads = [load_of(gang) for gang in self if gang.holding and device in gang.devices]
+        return pace_beside(*loads) if len(loads) == 2 else 1.0
+
+    def activity_of(self, allocation_id: str) -> float | None:
+        """Return how busy a gang keeps simulated devices."""
+        gang = self.get(allocation_id)
+        return None if gang is None else load_of(gang)
 
     def post_progress(self, token: str, report: Report) -> bool:
         """Store a report of the job with this token; False if no job reports in this way."""
@@ -383,13 +402,16 @@ class Gangs:
         """Give a gang that may start its devices, if they are free; True if it is to be started now."""
         if gang.state is not RankState.STARTING or not gang.named or gang.holding or gang.start is None:
             return False
-        if shim.clock() > self.deadline - self._lease_s * _LATEST_START or not self._is_clean(gang.devices):
+        if shim.clock() > self.deadline - self._lease_s * _LATEST_START:
             return False
+        beside = 0
         for other in self:
             if other.holding and other.start:
-                same_job = other.start.job_id == gang.start.job_id
-                if same_job or set(other.devices) & set(gang.devices):
+                if other.start.job_id == gang.start.job_id:
                     return False
+                beside += bool(set(other.devices) & set(gang.devices))
+        if beside > gang.start.shares or not (beside or self._is_clean(gang.devices)):  # controls are the owner's
+            return False
         gang.holding = True
         return True
 
@@ -494,6 +516,12 @@ def _read_settings(folder: RankFolder) -> DeviceControls | None:
     except ValidationError as error:
         log.error("gang.settings_unreadable", folder=folder.path.name, error=str(error))
         return None
+
+
+def load_of(gang: Gang) -> float:
+    """Return how busy a gang keeps a simulated device that it has for itself, 0 to 1."""
+    load = gang.progress.gpu_load if gang.progress else None
+    return DEFAULT_LOAD if load is None else load
 
 
 def _is_dead(gang: Gang) -> bool:

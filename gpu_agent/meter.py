@@ -2,7 +2,8 @@
 
 The joules of each sample go to the gang that holds the device at that moment. An interval ends by the clock and
 whenever a device gets another owner, so it never mixes owners. The readings of the devices' counters over an interval
-are stored apart from the split. The joules of a GPU that is cut are first split among its slices, by estimate.
+are stored apart from the split. The joules of a GPU that is cut are first split among its slices, by estimate, and so
+are those of a GPU that two gangs share between the two.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class Meter:
         shim_pids: The root process of each allocation, for CPU time.
         progress_of: Progress of an allocation; None if it reports none.
         lock: Held while the driver is used.
+        activity_of: How busy an allocation keeps its devices, 0 to 1; None where that is not known.
         boot: Identifies a boot of the simulated host.
     """
 
@@ -102,6 +104,7 @@ class Meter:
         shim_pids: Callable[[], dict[str, int]],
         progress_of: Callable[[str], float | None],
         lock: asyncio.Lock,
+        activity_of: Callable[[str], float | None] = lambda _: None,
         boot: str = "",
     ) -> None:
         self._driver = driver
@@ -114,8 +117,10 @@ class Meter:
         self._progress_of = progress_of
         self._sequence = 0
         self._lock = lock
+        self._activity_of = activity_of
         self._boot = boot
         self._owners: dict[int, str] = {}
+        self._guests: dict[int, str] = {}
         self._usage: dict[str | None, _Owner] = {}
         self._cpu_s: dict[str, float] = {}
         self._alive_share: dict[str, float] = {}
@@ -162,23 +167,30 @@ class Meter:
             if index in devices
         )
 
-    async def begin(self, owners: dict[int, str], ended_at: Callable[[str], datetime | None]) -> None:
+    async def begin(
+        self,
+        owners: dict[int, str],
+        ended_at: Callable[[str], datetime | None],
+        guests: Mapping[int, str] | None = None,
+    ) -> None:
         """Start measuring, with the time since an earlier agent stopped as the first interval.
 
         Args:
-            owners: Who holds which device now. ended_at: When an allocation ended, None if it has not: the energy of
-            its devices in the gap is split by time between it and idle, and marked as modelled.
+            owners: Who holds which device now.
+            ended_at: When an allocation ended, None if it has not: the energy of its devices in the gap is split by
+                time between it and idle, and marked as modelled.
+            guests: Who shares which device with its owner.
         """
         async with self._lock:
             if self._spool.state is not None and self._resume(self._spool.state):
                 gap_s = max((utc_now() - self._opened_at).total_seconds(), 1e-6)
-                for allocation_id in set(self._owners.values()):
+                for allocation_id in {*self._owners.values(), *self._guests.values()}:
                     end = ended_at(allocation_id)
                     if end is not None:
                         share = (end - self._opened_at).total_seconds() / gap_s
                         self._alive_share[allocation_id] = min(max(share, 0.0), 1.0)
             await self._sample()
-            await self._close(owners)
+            await self._close(owners, guests or {})
             self._alive_share.clear()
 
     async def sample(self) -> None:
@@ -190,13 +202,13 @@ class Meter:
         """End the interval."""
         async with self._lock:
             await self._sample()
-            await self._close(self._owners)
+            await self._close(self._owners, self._guests)
 
-    async def switch(self, owners: dict[int, str]) -> None:
-        """End the interval because devices get other owners."""
+    async def switch(self, owners: dict[int, str], guests: Mapping[int, str] | None = None) -> None:
+        """End the interval because devices get other owners, or ``guests`` that share them."""
         async with self._lock:
             await self._sample()
-            await self._close(owners)
+            await self._close(owners, guests or {})
 
     async def recut(self, devices: Sequence[DeviceInfo]) -> None:
         """End the interval because GPUs have other slices.
@@ -207,7 +219,11 @@ class Meter:
         async with self._lock:
             await self._sample()
             known = {device.index for device in devices}
-            await self._close({index: owner for index, owner in self._owners.items() if index in known})
+            owners, guests = (
+                {index: name for index, name in those.items() if index in known}
+                for those in (self._owners, self._guests)
+            )
+            await self._close(owners, guests)
             self._devices = _with_slices({device.info.index: device for device in self._devices}, devices)
 
     async def _sample(self) -> None:
@@ -247,27 +263,39 @@ class Meter:
         device.counter_j, device.power_w, device.at, device.last = sample.energy_j, sample.power_w, now, sample
         device.integrated_j += energy_j
         device.total_j += energy_j
+        index = device.info.index
+        if not device.slices and index in self._guests and index in self._owners:
+            pair = self._owners[index], self._guests[index]
+            for owner, part_j in self._split_between(pair, device, energy_j, elapsed_s).items():
+                self._give(owner, index, part_j, EnergySource.ESTIMATED, 0.5)
+            return
         if not device.slices:
-            self._give(device.info.index, energy_j, source, 1.0)
+            self._give(self._owners.get(index), index, energy_j, source, 1.0)
             return
         for index, part_j in self._split(device, energy_j, elapsed_s).items():
             each, share = device.slices[index], device.slices[index].info.sevenths / _sevenths(device)
             each.power_w = part_j / elapsed_s if elapsed_s > 0 else sample.power_w * share
             each.total_j += part_j
             is_split = any(other in self._owners for other in device.slices)
-            self._give(index, part_j, EnergySource.ESTIMATED if is_split else source, share)
+            owner = self._owners.get(index)
+            self._give(owner, index, part_j, EnergySource.ESTIMATED if is_split else source, share)
+
+    def _split_between(
+        self, pair: tuple[str, str], device: _Device, energy_j: float, elapsed_s: float
+    ) -> dict[str, float]:
+        """Return the energy of two gangs that share a GPU: idle draw in halves, the rest by how busy each is."""
+        uses = {name: SliceUse(1, in_use=True, activity=self._activity_of(name)) for name in pair}
+        return split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses)
 
     def _split(self, device: _Device, energy_j: float, elapsed_s: float) -> dict[int, float]:
-        board = likeliest_gpu_model(device.info.model)
         uses = {
             index: SliceUse(each.info.sevenths, index in self._owners, each.last.activity if each.last else None)
             for index, each in device.slices.items()
         }
-        return split_slice_energy(energy_j, (board.idle_w if board else 0.0) * elapsed_s, uses)
+        return split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses)
 
-    def _give(self, index: int, energy_j: float, source: EnergySource, device_share: float) -> None:
-        """Give a device's energy to its owner; over a gap in which the owner ended, only until then."""
-        owner = self._owners.get(index)
+    def _give(self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float) -> None:
+        """Give energy of a device to an owner; over a gap in which the owner ended, only until then."""
         alive = self._alive_share.get(owner, 1.0) if owner is not None else 1.0
         if alive < 1.0:
             source = EnergySource.MODELLED
@@ -290,7 +318,7 @@ class Meter:
             usage.device_share += device_share
         usage.add(index, energy_j, source)
 
-    async def _close(self, next_owners: dict[int, str]) -> None:
+    async def _close(self, next_owners: Mapping[int, str], next_guests: Mapping[int, str]) -> None:
         elapsed_s = self._sampled - self._opened
         if elapsed_s > 0:
             interval = self._interval(elapsed_s, await asyncio.to_thread(cpu_seconds, self._shim_pids()))
@@ -299,7 +327,7 @@ class Meter:
         else:
             interval = None
         self._opened = self._sampled
-        self._owners = dict(next_owners)
+        self._owners, self._guests = dict(next_owners), dict(next_guests)
         self._usage = {}
         for device in self._devices:
             device.opened_counter_j = device.counter_j
@@ -364,6 +392,7 @@ class Meter:
             "clock": self._opened,
             "at": self._opened_at.isoformat(),
             "owners": {str(device): owner for device, owner in self._owners.items()},
+            "guests": {str(device): guest for device, guest in self._guests.items()},
             "devices": {d.info.uuid: [d.counter_j, d.power_w, d.at] for d in self._devices if d.at},
             "cpu_s": self._cpu_s,
             "host": self._host.state(),
@@ -379,6 +408,7 @@ class Meter:
                 device.counter_j = device.opened_counter_j = counter_j
                 device.power_w, device.at = power_w, at
             self._owners = {int(device): str(owner) for device, owner in state["owners"].items()}
+            self._guests = {int(device): str(guest) for device, guest in state.get("guests", {}).items()}
             self._cpu_s = {str(name): float(total) for name, total in state["cpu_s"].items()}
             self._host.restore(state["host"])
             self._opened, self._opened_at = float(state["clock"]), datetime.fromisoformat(state["at"])
@@ -398,6 +428,12 @@ def _with_slices(known: Mapping[int, _Device], devices: Sequence[DeviceInfo]) ->
         gpu.info, gpu.slices = info, {each.index: before.get(each.uuid) or _Slice(each) for each in slices}
         gpus.append(gpu)
     return gpus
+
+
+def _idle_w(device: _Device) -> float:
+    """Return what a GPU draws idle, by what is known of its board; 0 if nothing is."""
+    board = likeliest_gpu_model(device.info.model)
+    return board.idle_w if board else 0.0
 
 
 def _sevenths(device: _Device) -> int:

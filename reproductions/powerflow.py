@@ -20,8 +20,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from reproductions.marked import fill
+from services.core.domain.arrays import Floats
 from services.core.domain.controls import ControlKind
 from services.core.profiles.capped import fit_capped
 from services.core.profiles.learn import fit_energy, fit_throughput
@@ -201,24 +203,52 @@ def unseen(data: Path) -> str:
 
 
 def packing(data: Path) -> str:
-    """Return by GPU what two jobs of one GPU each do together on one, in units of what they do alone."""
+    """Return by GPU what two jobs of one GPU each do together on one, in units of what they do alone.
+
+    The last columns are of the form that simulations use (``core.profiles.sharing``): the cost of sharing that fits
+    best, with a busy share fitted to each job, and by how much it is off in what pairs do together.
+    """
     with gzip.open(data / "gavel_throughputs.json.gz", "rt", encoding="utf-8") as file:
         rates = json.load(file)
-    head = ["GPU", "pairs", "do not fit", "do more than one alone", "median", "10 %", "90 %"]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * 6]
+    head = ["GPU", "pairs", "do not fit", "do more than one alone", "median", "10 %", "90 %", "sharing costs", "MAPE"]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for gpu in GPUS_PACKED:
         alone = {key: speeds["null"] for key, speeds in rates[gpu].items() if key.endswith(", 1)")}
-        both = [
-            mine / alone[one] + others / alone[other]
-            for one in alone
-            for other, (mine, others) in ((key, rates[gpu][one][key]) for key in alone if key in rates[gpu][one])
-            if one <= other
-        ]
-        fits = np.array([each for each in both if each > 0])
+        keys = list(alone)
+        pairs = np.array(
+            [
+                (at, keys.index(other), mine / alone[one], others / alone[other])
+                for at, one in enumerate(keys)
+                for other, (mine, others) in ((key, rates[gpu][one][key]) for key in keys if key in rates[gpu][one])
+                if one <= other
+            ]
+        )
+        both = pairs[:, 2] + pairs[:, 3]
+        fits = both[both > 0]
         low, middle, high = np.quantile(fits, (0.1, 0.5, 0.9)).tolist()
         more, spread = f"{100 * float((fits > 1).mean()):.0f} %", f"{middle:.2f} | {low:.2f} | {high:.2f}"
-        lines.append(f"| {gpu.upper()} | {len(both)} | {len(both) - fits.size} | {more} | {spread} |")
+        cost, error = _sharing(pairs[(pairs[:, 2:] > 0).all(axis=1)], len(keys))
+        counted = f"{gpu.upper()} | {both.size} | {both.size - fits.size}"
+        lines.append(f"| {counted} | {more} | {spread} | {cost:.2f} | {_share(error)} |")
     return "\n".join(lines)
+
+
+def _sharing(pairs: Floats, n_jobs: int) -> tuple[float, float]:
+    """Return the cost of sharing fitted to pairs, and the mean error of what both do together, a share of it.
+
+    Args:
+        pairs: (n_pairs, 4) two jobs, and the speed of each over that alone.
+        n_jobs: How many jobs there are.
+    """
+    one, other, speeds = pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64), pairs[:, 2:]
+
+    def pace(point: Floats) -> Floats:
+        return (1.0 - point[-1]) / np.maximum(1.0, point[one] + point[other])
+
+    start = np.r_[np.full(n_jobs, 0.7), 0.05]
+    found = least_squares(lambda point: (pace(point)[:, None] - speeds).ravel(), start, bounds=(0, 1), loss="soft_l1")
+    together = speeds.sum(axis=1)
+    return float(found.x[-1]), float(np.mean(np.abs(2 * pace(found.x) - together) / together))
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

@@ -32,6 +32,9 @@ class StartGang(Message):
         description="The devices' UUIDs, in their order; only where one is a MIG slice. The agent starts nothing if a "
         "device is another one by now.",
     )
+    shares: bool = Field(
+        default=False, description="Start beside the one gang that may run on the device by then, and not after it."
+    )
     node_rank: int
     nnodes: int
     world_size: int

@@ -6,6 +6,8 @@ from services.core.cycle.plan import Reason
 
 SENTENCES: dict[Reason, str] = {
     Reason.IN_ORDER: "First in the policy's order, and its GPUs are free.",
+    Reason.PACKED: "No GPU is free: it shares one with another job, as long as the two do more than in turns.",
+    Reason.UNPACKED: "It did less beside another job on one GPU than in turns, or a GPU is free for it alone.",
     Reason.OUTRANKED: "Jobs ahead of it in the policy's order need its GPUs.",
     Reason.SCALE_OUT: "It restarts on more GPUs, because it uses their energy well.",
     Reason.SCALE_IN: "It restarts on fewer GPUs.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -57,6 +57,7 @@ class Line:
     intensity: Intensity
     carbon_gco2: float
     progress_done: float | None
+    shared: bool = False
 
     @property
     def energy_j(self) -> float:
@@ -163,6 +164,9 @@ class Ledger:
         lines: list[Line] = []
         for interval in intervals:
             intensity = priced[interval.boot_id, interval.sequence]
+            holders = Counter(
+                device for usage in interval.usages if usage.allocation_id for device in set(usage.devices)
+            )
             for owner, usage in merge_usages(interval.usages).items():
                 energy_j = usage.gpu_energy_j + usage.cpu_energy_j + usage.static_energy_j
                 lines.append(
@@ -179,6 +183,7 @@ class Ledger:
                         intensity=intensity,
                         carbon_gco2=carbon_gco2(energy_j, intensity.gco2_per_kwh, self._pue),
                         progress_done=usage.progress_done,
+                        shared=any(holders[device] > 1 for device in usage.devices),
                     )
                 )
         return lines
@@ -269,6 +274,7 @@ async def _advance_profiles(
             gpu_energy_j=line.gpu_energy_j,
             leads=gang.leader == reporter.node_id,
             done=line.progress_done,
+            shared=line.shared,
         )
         if (profile := advance(after.get(key, before.get(key)), interval)) is not None:
             after[key] = profile

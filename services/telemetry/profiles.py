@@ -39,6 +39,7 @@ class GangInterval:
         gpu_energy_j: The GPUs' part.
         leads: Whether rank 0 is on this node: it reports progress, and its intervals measure the duration.
         done: Progress at the end of the interval, where it is known.
+        shared: Whether another gang ran on the same device: what was done then says nothing of the job alone.
     """
 
     generation: int
@@ -48,13 +49,15 @@ class GangInterval:
     gpu_energy_j: float
     leads: bool
     done: float | None
+    shared: bool = False
 
 
 def advance(profile: Profile | None, interval: GangInterval) -> Profile | None:
     """Return the profile with one more interval, or None while nothing has been reported yet.
 
     A gang counts from its first report of progress, so that neither its start nor what it repeats after a restart
-    weighs on its efficiency. Late intervals of a former gang are left out. Progress that falls counts as none.
+    weighs on its efficiency. Late intervals of a former gang are left out, and those on a shared device. Progress that
+    falls counts as none.
     """
     reports = interval.leads and interval.done is not None
     if profile is None or interval.generation > profile.generation:
@@ -65,6 +68,9 @@ def advance(profile: Profile | None, interval: GangInterval) -> Profile | None:
         return replace(profile, last_done=interval.done, generation=interval.generation, since_s=interval.end_s)
     if interval.generation < profile.generation or interval.end_s <= profile.since_s:
         return profile
+    if interval.shared:
+        done = profile.last_done if interval.done is None else interval.done
+        return replace(profile, last_done=max(done, profile.last_done), since_s=interval.end_s)
     length_s = interval.end_s - interval.start_s
     counted_s = interval.end_s - max(interval.start_s, profile.since_s)
     share = counted_s / length_s if length_s > 0 else 0.0

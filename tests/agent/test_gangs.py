@@ -12,6 +12,7 @@ from gpu_agent.launch import Launcher
 from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import RankState
+from services.core.profiles.sharing import SHARING_COST
 from tests.agent.conftest import gpus
 
 LEASE_S = 30.0
@@ -73,7 +74,7 @@ async def owners_after(gangs: Gangs, clock: Clock, after_s: float) -> dict[int, 
     gangs.answer(names, names, clock.now_s, LEASE_S)
     clock.now_s += after_s
 
-    async def ignored(_: dict[int, str]) -> None:
+    async def ignored() -> None:
         pass
 
     await gangs.tick(ignored)
@@ -96,6 +97,16 @@ async def test_a_start_of_an_older_generation_is_late_and_does_nothing(gangs: Ga
 
     assert await owners_after(gangs, clock, 0.0) == {0: "job_1.2"}
     assert gangs.get("job_1.1") is None
+
+
+async def test_a_gang_starts_beside_one_other_if_its_command_says_so(gangs: Gangs, clock: Clock) -> None:
+    for number, shares in enumerate((False, False, True, True), start=1):
+        gangs.accept(a_start(f"job_{number}", 1, [0]).model_copy(update={"shares": shares}))
+
+    assert await owners_after(gangs, clock, 0.0) == {0: "job_1.1"}
+    assert gangs.guests() == {0: "job_3.1"}
+    assert gangs.load_of(0) == pytest.approx(1 - SHARING_COST)
+    assert gangs.pace_on(0) == pytest.approx((1 - SHARING_COST) / 1.8)
 
 
 async def test_a_newer_generation_ends_the_older_one(gangs: Gangs, clock: Clock) -> None:

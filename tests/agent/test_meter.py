@@ -16,10 +16,12 @@ from gpu_agent.host_power import HostEnergy
 from gpu_agent.meter import Meter
 from gpu_agent.spool import Spool
 from services.contracts.nodes import DeviceInfo, EnergyInterval, EnergySource
+from services.core.domain.gpus import gpu_model
 from services.kit.ids import utc_now
 from tests.agent.conftest import gpus
 
 TWO_GPUS = gpus(2)
+V100S = [each.model_copy(update={"model": "V100"}) for each in TWO_GPUS]
 
 
 class World:
@@ -74,6 +76,7 @@ async def a_meter(
     owners: dict[int, str] | None = None,
     ended: Any = None,
     devices: Sequence[DeviceInfo] = TWO_GPUS,
+    busy: dict[str, float] | None = None,
 ) -> Meter:
     made: Any = world
     measuring = Meter(
@@ -86,6 +89,7 @@ async def a_meter(
         shim_pids=lambda: {},
         progress_of=lambda _: 7.0,
         lock=asyncio.Lock(),
+        activity_of=(busy or {}).get,
     )
     await measuring.begin(owners or {}, lambda _: ended)
     return measuring
@@ -112,6 +116,35 @@ async def test_each_joule_has_one_owner(world: World, tmp_path: Path) -> None:
         ([1], EnergySource.COUNTER, 7.0),
         ([0], EnergySource.COUNTER, None),
     ]
+
+
+async def test_two_gangs_on_one_device_pay_for_it_together(world: World, tmp_path: Path) -> None:
+    """What it draws idle in halves, the rest as busy as each is, also across a restart of the agent."""
+    idle_j = 10 * gpu_model("V100").idle_w
+    measuring = await a_meter(world, tmp_path, devices=V100S, busy={"a": 0.9, "b": 0.3})
+    world.pass_time(1)
+    await measuring.switch({1: "a"}, {1: "b"})
+    world.pass_time(10)
+    await a_meter(world, tmp_path, devices=V100S, busy={"a": 0.9, "b": 0.3})
+
+    interval = last(tmp_path)
+
+    assert energies(interval) == {
+        "a": (pytest.approx(idle_j / 2 + (2_000 - idle_j) * 3 / 4), 0, 100),
+        "b": (pytest.approx(idle_j / 2 + (2_000 - idle_j) / 4), 0, 100),
+        None: (1_000, 600, 200),
+    }
+    assert sum(usage.gpu_energy_j for usage in interval.usages) == pytest.approx(interval.metered_gpu_energy_j)
+    assert {usage.source for usage in interval.usages if usage.allocation_id} == {EnergySource.ESTIMATED}
+
+
+async def test_two_gangs_of_unknown_load_pay_halves(world: World, tmp_path: Path) -> None:
+    measuring = await a_meter(world, tmp_path)
+    await measuring.switch({1: "a"}, {1: "b"})
+    world.pass_time(10)
+    await measuring.switch({1: "b"})
+
+    assert [energies(last(tmp_path))[name][0] for name in ("a", "b")] == [1_000, 1_000]
 
 
 async def test_samples_belong_to_the_owner_of_their_time(world: World, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from services.core.cycle.plan import Hold, Plan, Preempt, Start
 from services.core.cycle.run_cycle import run_cycle
-from services.core.cycle.snapshot import JobTable, Phase, RoundHints, Snapshot, Trigger
+from services.core.cycle.sharing import hosts_and_guests
+from services.core.cycle.snapshot import RUNNING, STARTING, JobTable, Phase, RoundHints, Snapshot, Trigger
+from services.core.domain.ids import JobId
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import story
 from tests.support.strategies import snapshots
@@ -69,7 +71,7 @@ def devices_are_given_once_and_gangs_are_whole(rounds: Rounds, data: st.DataObje
             for share in action.placement.shares
             for device in share.devices
         )
-        assert set(taken) <= free
+        assert set(taken) <= free, "a device that another gang holds"
         assert set(taken.values()) <= {1}
         for action in plan.actions:
             job = index[action.job_id]
@@ -77,6 +79,24 @@ def devices_are_given_once_and_gangs_are_whole(rounds: Rounds, data: st.DataObje
                 size = action.gpus if isinstance(action, Start) else action.next_gpus
                 grid = range(int(jobs.min_gpus[job]), int(jobs.max_gpus[job]) + 1, int(jobs.step_gpus[job]))
                 assert size in grid
+
+
+def no_device_is_given_to_a_second_job(rounds: Rounds, data: st.DataObject) -> None:
+    """Gandiva alone packs jobs, and not before it has measured them."""
+    assert not any(isinstance(action, Start) and action.shares for _, plan in rounds for action in plan.actions)
+
+
+def guests_are_stopped_by_all_policies_but_gandiva(rounds: Rounds, data: st.DataObject) -> None:
+    first, second = (with_pairs(each) for each in rounds.snapshots)
+    guests = {guest for _, guest in hosts_and_guests(first)}
+
+    plan, _ = rounds.again(first, second)
+
+    stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
+    going = {job_id for job_id in guests if first.jobs.phase[first.jobs.index[job_id]] in (STARTING, RUNNING)}
+    if rounds.name != "gandiva":
+        assert going <= stopped
+    assert {guest for host, guest in hosts_and_guests(first) if host in stopped} & going <= stopped
 
 
 def every_waiting_job_starts_or_has_one_reason(rounds: Rounds, data: st.DataObject) -> None:
@@ -146,6 +166,8 @@ def a_plan_without_reasons_has_the_same_starts_and_stops(rounds: Rounds, data: s
 
 PROMISES = (
     devices_are_given_once_and_gangs_are_whole,
+    no_device_is_given_to_a_second_job,
+    guests_are_stopped_by_all_policies_but_gandiva,
     every_waiting_job_starts_or_has_one_reason,
     only_active_rounds_preempt_and_only_what_may_be_preempted,
     the_order_of_the_jobs_in_a_snapshot_does_not_matter,
@@ -177,6 +199,33 @@ def test_mu_of_one_is_no_shifting_at_all(first: Snapshot, second: Snapshot) -> N
     without = two_rounds("green", {"mu": 4.0}, unshifted(first), unshifted(second))
 
     assert two_rounds("green", {"mu": 1.0}, first, second) == without
+
+
+def with_pairs(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with every second job that holds one device on that of the one before it."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    narrow = np.flatnonzero((jobs.gpus == 1) & jobs.preemptible).tolist()
+    placements, free = list(jobs.placements), [set(devices) for devices in nodes.free_devices]
+    pairs: list[tuple[JobId, JobId]] = []
+    for host, guest in zip(narrow[::2], narrow[1::2], strict=False):
+        placement = placements[guest]
+        on = placement.shares[0] if placement is not None else None
+        where = placements[host]
+        if on is None or where is None:
+            continue
+        model = {nodes.gpu_model[nodes.index[each]] for each in (on.node_id, where.shares[0].node_id)}
+        if len(model) == 1:
+            free[nodes.index[on.node_id]].update(on.devices)
+            placements[guest] = where
+            pairs.append((jobs.ids[host], jobs.ids[guest]))
+    free_devices = tuple(tuple(sorted(devices)) for devices in free)
+    counted = np.array([len(devices) for devices in free], dtype=np.int64)
+    return replace(
+        snapshot,
+        jobs=replace(jobs, placements=tuple(placements)),
+        nodes=replace(nodes, free_devices=free_devices, free_gpus=counted),
+        shared=tuple(pairs),
+    )
 
 
 def rows(jobs: JobTable, order: list[int]) -> JobTable:

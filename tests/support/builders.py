@@ -62,6 +62,8 @@ class JobRow:
     efficiency_now: float = float("nan")
     progress: float = 0.0
     remaining_s: float = float("nan")
+    shareable: bool = False
+    memory_gib: float = float("nan")
 
 
 def a_node(name: str = "n0", *, gpus: int = 4, model: str = "A100", schedulable: bool = True, zone: int = 0) -> NodeRow:
@@ -121,11 +123,19 @@ def a_snapshot(
     curve: CarbonCurve | None = None,
     more_curves: Sequence[CarbonCurve] = (),
     quota: Mapping[str, int] | None = None,
+    shared: Sequence[tuple[str, str]] = (),
     version: int = 7,
 ) -> Snapshot:
-    """Return the snapshot of a cluster with these jobs and nodes; ``more_curves`` are those of zones 1, 2 and so on."""
+    """Return the snapshot of a cluster with these jobs and nodes.
+
+    Args:
+        jobs, nodes, trigger, now_s, version: As in the snapshot.
+        curve, more_curves: Of zone 0, and of zones 1, 2 and so on.
+        quota: GPUs by tenant.
+        shared: Pairs of jobs on one device each; the second one says where it sits, and takes no device more.
+    """
     models = tuple(dict.fromkeys(node.model for node in nodes))
-    seats = _Seats(nodes)
+    seats = _Seats(nodes, frozenset(guest for _, guest in shared))
     placements = [seats.place(job) for job in sorted(jobs, key=lambda job: job.on is None)]
     by_name = {
         job.name: placed for job, placed in zip(sorted(jobs, key=lambda job: job.on is None), placements, strict=True)
@@ -149,12 +159,14 @@ def a_snapshot(
             for at, each in enumerate((curve or flat_curve(), *more_curves))
         ),
         tenant_gpu_quota=dict(quota or {}),
+        shared=tuple((JobId(one), JobId(other)) for one, other in shared),
     )
 
 
 @dataclass
 class _Seats:
     nodes: Sequence[NodeRow]
+    guests: frozenset[str]
     free: dict[str, set[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -165,6 +177,8 @@ class _Seats:
             return None
         chosen = dict(job.on) if job.on is not None else self._find(job)
         for name, devices in chosen.items():
+            if job.name in self.guests:
+                continue
             assert self.free[name] >= set(devices), f"{job.name} sits on devices of {name} that others hold"
             self.free[name] -= set(devices)
         return Placement(tuple(NodeShare(NodeId(name), devices) for name, devices in chosen.items()))
@@ -216,6 +230,8 @@ def _job_table(jobs: Sequence[JobRow], models: tuple[str, ...], placements: Mapp
         progress=floats("progress"),
         remaining_s=floats("remaining_s"),
         placements=tuple(placements[job.name] for job in jobs),
+        shareable=np.array([job.shareable for job in jobs], dtype=np.bool_),
+        memory_gib=floats("memory_gib"),
     )
 
 
@@ -247,7 +263,7 @@ def story(plan: Plan) -> dict[str, str]:
     for action in plan.actions:
         if isinstance(action, Start):
             shares = (f"{share.node_id}:{','.join(map(str, share.devices))}" for share in action.placement.shares)
-            phrases[action.job_id] = "start " + " ".join(shares)
+            phrases[action.job_id] = ("share " if action.shares else "start ") + " ".join(shares)
         elif isinstance(action, Preempt):
             phrases[action.job_id] = f"preempt {action.reason} -> {action.next_gpus}"
         else:

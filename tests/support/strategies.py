@@ -48,6 +48,7 @@ def job_rows(draw: st.DrawFn, name: str, nodes: list[NodeRow], free: dict[str, s
         gpu_power_w=draw(st.sampled_from([float("nan"), 100.0, 200.0, 250.0, 350.0])),
         efficiency_base=draw(efficiencies),
         efficiency_now=draw(efficiencies),
+        shareable=True,
     )
     phase = draw(st.sampled_from(list(Phase)))
     if phase == Phase.QUEUED:

@@ -7,10 +7,13 @@ are the whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from services.core.domain.errors import DomainError
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class SliceUse:
     activity: float | None = None
 
 
-def split_slice_energy(energy_j: float, idle_j: float, slices: Mapping[int, SliceUse]) -> dict[int, float]:
+def split_slice_energy(energy_j: float, idle_j: float, slices: Mapping[Key, SliceUse]) -> dict[Key, float]:
     """Return the energy of each slice of a GPU, joules; together they are ``energy_j``.
 
     What the GPU would have drawn idle is split by size over all its slices, so that a slice in use pays the same

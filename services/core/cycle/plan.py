@@ -20,6 +20,8 @@ class Reason(StrEnum):
     # starts
     IN_ORDER = "in_order"
     """First in the policy's order, and its gang fits."""
+    PACKED = "packed"
+    """No GPU is free, and it shares one with another job: two together may do more than in turns."""
     # stops
     OUTRANKED = "outranked"
     """Jobs ahead of it in the policy's order need its GPUs."""
@@ -27,6 +29,8 @@ class Reason(StrEnum):
     """It restarts on more GPUs: it uses their energy well."""
     SCALE_IN = "scale_in"
     """It restarts on fewer GPUs."""
+    UNPACKED = "unpacked"
+    """It did less beside another job on one GPU than in turns, or a GPU is free for it alone."""
     SERVICE_INSTANCE = "standing_service"
     """A service instance starts, or a training gang is stopped for one: instances come first under any policy."""
     # waits
@@ -82,12 +86,14 @@ class Start:
     """Start a gang, whole, on exactly these devices.
 
     ``batch_size``: the total batch that the policy chose for it, samples; None: the user's own.
+    ``shares``: beside the gang that runs on its one device, and not on a free one; both must permit it.
     """
 
     job_id: JobId
     placement: Placement
     reason: Reason
     batch_size: int | None = None
+    shares: bool = False
 
     @property
     def gpus(self) -> int:

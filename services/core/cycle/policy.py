@@ -81,6 +81,16 @@ class PlacesGangs(Protocol):
         ...
 
 
+@runtime_checkable
+class PacksJobs(Protocol):
+    """A policy that may put two jobs on one GPU; optional. Under all others the guests on shared GPUs are stopped."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether it does."""
+        ...
+
+
 @dataclass(frozen=True)
 class StandingOrder:
     """In what order, and at which sizes, the rounds until the next active one fill free devices.

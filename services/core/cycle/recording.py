@@ -62,6 +62,8 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "services_w": snapshot.services_w,
         "slice_units": [asdict(unit) for unit in snapshot.slice_units],
         "slice_jobs": [[each.job_id, each.sevenths, each.units.tolist()] for each in snapshot.slice_jobs],
+        "shared": [list(pair) for pair in snapshot.shared],
+        "gpu_memory_gib": snapshot.gpu_memory_gib.tolist(),
     }
 
 
@@ -102,6 +104,8 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
             SliceJob(JobId(job_id), sevenths, np.array(units, dtype=np.bool_))
             for job_id, sevenths, units in stored.get("slice_jobs", [])
         ),
+        shared=tuple((JobId(one), JobId(other)) for one, other in stored.get("shared", [])),
+        gpu_memory_gib=np.array(stored.get("gpu_memory_gib", []), dtype=np.float64),
     )
 
 
@@ -155,7 +159,8 @@ def _details(action: Action) -> dict[str, Any]:
     match action:
         case Start():
             batch = {} if action.batch_size is None else {"batch_size": action.batch_size}
-            return {"placement": _placement_to_json(action.placement), **batch}
+            shares = {"shares": True} if action.shares else {}
+            return {"placement": _placement_to_json(action.placement), **batch, **shares}
         case SetPowerLimit():
             return {"power_limit_w": action.power_limit_w}
         case SetClock():

@@ -8,6 +8,7 @@ from typing import Generic
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.services import place_services
+from services.core.cycle.sharing import with_guests_stops, without_guests, without_stops_of_guests
 from services.core.cycle.slices import place_slices
 from services.core.cycle.snapshot import Snapshot
 from services.core.cycle.validate import check_plan
@@ -24,17 +25,22 @@ class CycleResult(Generic[Memory]):
 def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> CycleResult[Memory]:
     """Return the policy's plan for the snapshot, after the starts and stops of service instances and jobs on slices.
 
+    Guests on shared devices are stopped with their hosts, and by policies that do not pack jobs.
+
     Raises:
         PlanError: the plan breaks an invariant of the cluster; nothing may be applied, and ``memory`` stays the old
         one.
     """
+    shown = without_guests(snapshot) if snapshot.shared else snapshot
     if not snapshot.services and not snapshot.slice_jobs:
-        plan, following = policy.decide(snapshot, memory)
+        plan, following = policy.decide(shown, memory)
     else:
-        on_slices, shown = place_slices(snapshot) if snapshot.slice_jobs else ((), snapshot)
+        on_slices, shown = place_slices(shown) if shown.slice_jobs else ((), shown)
         first, shown = place_services(shown) if shown.services else ((), shown)
         plan, following = policy.decide(shown, memory)
-        check_plan(shown, plan)
+        check_plan(shown, without_stops_of_guests(plan, shown.guests))
         plan = replace(plan, actions=(*on_slices, *first, *plan.actions))
+    if snapshot.shared:
+        plan = with_guests_stops(snapshot, plan, policy)
     check_plan(snapshot, plan)
     return CycleResult(plan, following)

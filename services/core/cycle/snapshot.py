@@ -95,6 +95,8 @@ class JobTable:
             at its present progress; -1 where none does; all -1 unless given.
         batch_min, batch_max: Between which total batches, samples, its user lets policies choose; -1 where the batch is
             the user's own; all -1 unless given.
+        shareable: Whether the job may share its GPU with another job that may; none unless given.
+        memory_gib: The memory that the job needs of each GPU; NaN: unknown, and unless given.
     """
 
     ids: Sequence[JobId]
@@ -126,6 +128,8 @@ class JobTable:
     goodput_curve: Ints = field(default_factory=lambda: _UNCOUNTED)
     batch_min: Ints = field(default_factory=lambda: _UNCOUNTED)
     batch_max: Ints = field(default_factory=lambda: _UNCOUNTED)
+    shareable: Bools = field(default_factory=lambda: _NOWHERE)
+    memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
 
     def __post_init__(self) -> None:
         n_jobs = len(self.ids)
@@ -135,6 +139,8 @@ class JobTable:
                 columns[name] = column = np.full(n_jobs, np.nan)
             elif column is _UNCOUNTED:
                 columns[name] = column = np.full(n_jobs, -1, dtype=np.int64)
+            elif column is _NOWHERE:
+                columns[name] = column = np.zeros(n_jobs, dtype=np.bool_)
             if len(column) != n_jobs:
                 raise DomainError(f"column {name} has {len(column)} rows, not {n_jobs}")
 
@@ -360,6 +366,11 @@ class Snapshot:
         slice_units: The slices that jobs may run on; never devices of the table of nodes.
         slice_jobs: The jobs that wait for one, in the order in which they get it. ``run_cycle`` places them; a policy
             sees none. Those that hold one are in no table, and ``tenant_gpu_quota`` is less by them.
+        shared: The pairs of gangs that share a GPU, each of one device, in any order. ``run_cycle`` shows policies one
+            of each pair in the table, and the other one among the ``guests``.
+        guests: The jobs that a policy sees beside the table: each shares the GPU of a job of the table, and
+            ``tenant_gpu_quota`` is less by them. None: there are none.
+        gpu_memory_gib: (n_gpu_models,) memory of a device; empty: unknown.
         hints: What the round may leave out.
     """
 
@@ -390,6 +401,9 @@ class Snapshot:
     services_w: float = 0.0
     slice_units: tuple[SliceUnit, ...] = ()
     slice_jobs: tuple[SliceJob, ...] = ()
+    shared: tuple[tuple[JobId, JobId], ...] = ()
+    guests: JobTable | None = None
+    gpu_memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
     hints: RoundHints = NO_HINTS
 
     def again(self, **changed: Any) -> Snapshot:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from services.core.cycle.plan import Control, Hold, Plan, PowerNode, Preempt, ProfileControls, Start
+from services.core.cycle.sharing import check_sharing
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Phase, SliceJob, Snapshot
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import PlanError
@@ -26,10 +27,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
 
     Checked: the snapshot's version; at most one action per job and beside it one of each kind of control, on jobs it
     knows, from phases that allow the action (only the controls of a gang that continues or starts are set, on devices
-    that take them); that devices exist, are free, on a schedulable node, and given once; that gangs are whole, of a
-    size on the job's grid and on one GPU model the job may use, with a batch that its user permits; tenant quotas,
-    counting what is held now; that nodes may be powered down or up, and down only where nothing runs or starts; that a
-    service instance starts on one node, where it may run, and a job on a slice on one free slice of its size.
+    that take them); that devices exist, are free, on a schedulable node, and given once, but for a gang that shares the
+    one device of another that runs on, which both must permit; that gangs are whole, of a size on the job's grid and on
+    one GPU model the job may use, with a batch that its user permits; tenant quotas, counting what is held now; that
+    nodes may be powered down or up, and down only where nothing runs or starts; that a service instance starts on one
+    node, where it may run, and a job on a slice on one free slice of its size.
 
     Raises:
         PlanError: the first check that fails, naming the job.
@@ -70,7 +72,11 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
             _check_preempt(snapshot, job, action)
     if starts:
         on_slices = {each.job_id: each for each in snapshot.slice_jobs}
-        _check_devices(snapshot, index, [start for start in starts if start.job_id not in on_slices])
+        _check_devices(
+            snapshot, index, [start for start in starts if not start.shares and start.job_id not in on_slices]
+        )
+        if sharing := [start for start in starts if start.shares]:
+            check_sharing(snapshot, sharing, {action.job_id for action in changed if isinstance(action, Preempt)})
         _check_quotas(snapshot, index, starts)
         if on_slices:
             _check_slices(snapshot, on_slices, starts)
@@ -177,6 +183,8 @@ def _check_slices(snapshot: Snapshot, on_slices: Mapping[JobId, SliceJob], start
         job = on_slices.get(start.job_id)
         if job is None:
             continue
+        if start.shares:
+            raise PlanError(f"job {start.job_id} may not share a slice")
         share = start.placement.shares[0]  # of one device: its size was checked
         at = where.get((share.node_id, share.devices[0]))
         if at is None or not job.units[at]:
@@ -192,6 +200,8 @@ def _check_services(snapshot: Snapshot, starts: list[Start]) -> None:
         service = services.get(start.job_id)
         if service is None:
             continue
+        if start.shares:
+            raise PlanError(f"service {start.job_id} may not share a device")
         if len(start.placement.shares) != 1 or start.gpus != service.gpus:
             raise PlanError(f"service {start.job_id} needs its {service.gpus} GPUs on one node")
         node_id = start.placement.shares[0].node_id

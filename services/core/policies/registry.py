@@ -134,7 +134,8 @@ POLICIES: dict[str, PolicyEntry] = {
         preempts=False,
     ),
     "gandiva": PolicyEntry(
-        summary="Jobs take turns on the GPUs, one quantum each; gangs that span nodes are moved together.",
+        summary="Jobs take turns on the GPUs, one quantum each; two share one where others wait and they do more so; "
+        "gangs that span nodes are moved together.",
         paper="Xiao et al., Gandiva: Introspective Cluster Scheduling for Deep Learning, OSDI'18",
         config=GandivaConfig,
         build=Gandiva,

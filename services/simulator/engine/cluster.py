@@ -27,6 +27,7 @@ class Nodes:
         off: Nodes switched off to save power; they can be given work, and then boot.
         idle_w: What all idle devices of nodes that are up and on draw now, watts.
         idle_w_of: (n_models,) what one of them draws, host included.
+        boards: By index of the model.
     """
 
     def __init__(self, spec: ClusterSpec, host_idle_w: float) -> None:
@@ -56,6 +57,9 @@ class Nodes:
         self._awake_at_s = [0.0] * len(groups)
         idle_of = {group.model.name: group.model.idle_w + host_idle_w for group in groups}
         self.idle_w_of = np.array([idle_of[name] for name in self.models])
+        board_of = {group.model.name: group.model for group in groups}
+        self.boards = [board_of[name] for name in self.models]
+        self._shared: set[tuple[int, int]] = set()
 
     def table(self) -> NodeTable:
         """Return the nodes that are up, as a snapshot shows them until the next event."""
@@ -100,9 +104,24 @@ class Nodes:
         self._table = None
         return self.model[at], awake_at_s
 
+    def share(self, placement: Placement) -> int:
+        """Give a second gang the one device of another; return the index of its model."""
+        at = self.where[placement.shares[0].node_id]
+        self._shared.add((at, placement.shares[0].devices[0]))
+        return self.model[at]
+
     def give_back(self, placement: Placement) -> list[int]:
-        """Give back a gang's devices, except on nodes that are down. Return the nodes that are now wholly idle."""
+        """Give back a gang's devices, except on nodes that are down. Return the nodes that are now wholly idle.
+
+        The first of two gangs that share a device leaves it to the other.
+        """
         idle: list[int] = []
+        if self._shared:
+            share = placement.shares[0]
+            device = self.where[share.node_id], share.devices[0]
+            if device in self._shared:
+                self._shared.remove(device)
+                return idle
         for share in placement.shares:
             at = self.where[share.node_id]
             if not self.up[at]:

@@ -13,6 +13,9 @@ from services.core.cycle.plan import Control, ProfileControls, Start
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, STARTING
 from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
+from services.core.domain.ids import JobId
+from services.core.domain.placement import Placement
+from services.core.profiles.sharing import shared_gpu
 from services.simulator.engine.behaviour import FIXED_BATCH, Behaviours, Run
 from services.simulator.engine.cluster import Nodes
 from services.simulator.engine.controls import Measurements
@@ -35,6 +38,8 @@ class Gangs:
         integral: Of the grid's intensity up to then.
         power_w: What all of them draw now.
         learned: Whether a measurement has ended since policies last decided.
+        beside: The other job on the same device, of each that shares one.
+        shared_s: For how long devices have been shared, seconds.
     """
 
     def __init__(
@@ -55,6 +60,9 @@ class Gangs:
         """Take the objects that gangs act on; ``tunes``: (n_jobs,) whose batch follows the gang; None: no job's."""
         self.now_s = self.integral = self.power_w = 0.0
         self.learned = False
+        self.beside: dict[JobId, JobId] = {}
+        self.shared_s = 0.0
+        self._shared_since_s: dict[Placement, float] = {}
         self._workload = workload
         self._nodes = nodes
         self._live = live
@@ -75,11 +83,17 @@ class Gangs:
         gpus = placement.gpus
         if since_s is None:
             self._waiting.remove(slot)
-        model, awake_at_s = self._nodes.take(placement, now_s, self._options.boot_s)
+        if start.shares:
+            model, awake_at_s = self._nodes.share(placement), now_s
+            self._meet(start.job_id, live.ids[live.placements.index(placement)], placement)
+        else:
+            model, awake_at_s = self._nodes.take(placement, now_s, self._options.boot_s)
         ints = live.ints
         row = ints.item(IntRow.ROW, slot)
         stage, stages = self._stage_of(slot, model)
         run = self._behaviours.run(ints.item(IntRow.CURVE, slot), model, placement, stage=stage)
+        if start.shares:
+            run = self._shared(run, self.beside[start.job_id], model, self._options.power_limit_w)
         run_from = awake_at_s + run.restart_s if since_s is None else now_s
         known = live.profiled.get(row, {}).get(gpus)
         column = live.floats[:, slot]
@@ -97,6 +111,8 @@ class Gangs:
         self._recorder.started(row, now_s, gpus)
         if self._options.power_limit_w is not None:
             self._put(slot, ControlKind.POWER_LIMIT, self._options.power_limit_w)
+        if start.shares:
+            self.retime(live.slot[self.beside[start.job_id]])
 
     def set(self, action: Control) -> None:
         """Set the controls of a gang's devices, or begin to measure it at every control value."""
@@ -204,6 +220,8 @@ class Gangs:
         """Set the control of a gang's devices."""
         self._live.floats[SETTING_ROWS[kind], slot] = math.nan if value is None else value
         self.retime(slot)
+        if self.beside and (other := self.beside.get(self._live.ids[slot])) is not None:
+            self.retime(self._live.slot[other])
 
     def _stage_of(self, slot: int, model: int, *, begins: bool = False) -> tuple[int, int]:
         """Return the stage a job is in on a GPU model, and how many there are; (FIXED_BATCH, 0) where nothing is tuned.
@@ -237,6 +255,14 @@ class Gangs:
         return float(column[FloatRow.SET_DONE]) + since_change_s * float(column[FloatRow.SPEED])
 
     def _run_of(self, slot: int, stage: int) -> Run:
+        run = self._alone(slot, stage)
+        if self.beside and (other := self.beside.get(self._live.ids[slot])) is not None:
+            limit_w = float(self._live.floats[FloatRow.POWER_LIMIT, slot])
+            return self._shared(run, other, self._model_of(slot), None if math.isnan(limit_w) else limit_w)
+        return run
+
+    def _alone(self, slot: int, stage: int) -> Run:
+        """Return what a gang would do if it shared no device."""
         live = self._live
         placement = live.placements[slot]
         assert placement is not None
@@ -245,6 +271,38 @@ class Gangs:
         return self._behaviours.run(
             live.ints.item(IntRow.CURVE, slot), self._model_of(slot), placement, control_values, stage
         )
+
+    def _shared(self, run: Run, other: JobId, model: int, limit_w: float | None) -> Run:
+        """Return a run beside another job on its device; the host is charged for its work as alone."""
+        beside = self._live.slot[other]
+        others = self._alone(beside, self._stage_of(beside, model)[0])
+        board = self._nodes.boards[model]
+        limits_w = (board.peak_w, limit_w or math.inf, float(self._live.floats[FloatRow.POWER_LIMIT, beside]))
+        limit_w = min(each for each in limits_w if each == each)
+        part = shared_gpu(run.gpu_w, others.gpu_w, idle_w=board.idle_w, limit_w=limit_w)
+        speed, draw_w = run.speed * part.pace, part.gpu_w + (run.draw_w - run.gpu_w) * part.pace
+        return Run(speed, part.gpu_w, draw_w, speed / draw_w, run.restart_s)
+
+    def _meet(self, guest: JobId, host: JobId, placement: Placement) -> None:
+        self.beside[guest], self.beside[host] = host, guest
+        self._shared_since_s[placement] = self.now_s
+
+    def _part(self, slot: int, placement: Placement) -> None:
+        """End the sharing of a device whose one gang leaves; the other goes on as fast as it can alone."""
+        live = self._live
+        other = self.beside.pop(live.ids[slot], None)
+        if other is None:
+            return
+        del self.beside[other]
+        self.shared_s += self.now_s - self._shared_since_s.pop(placement)
+        stays = live.slot[other]
+        if live.ints.item(IntRow.PHASE, stays) != PREEMPTING:
+            self.retime(stays)
+            return
+        self.settle(stays)  # it stops: nothing is done any more, and the device draws on until it is gone
+        run, column = self._alone(stays, self._stage_of(stays, self._model_of(stays))[0]), live.floats[:, stays]
+        self.power_w += run.draw_w - float(column[FloatRow.DRAW])
+        column[FloatRow.DRAW], column[FloatRow.GPU_DRAW] = run.draw_w, run.gpu_w
 
     def _model_of(self, slot: int) -> int:
         placement = self._live.placements[slot]
@@ -256,4 +314,6 @@ class Gangs:
         placement = live.placements[slot]
         assert placement is not None
         self.power_w -= live.floats.item(FloatRow.DRAW, slot)
+        if self.beside:
+            self._part(slot, placement)
         return self._nodes.give_back(placement)

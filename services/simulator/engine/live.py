@@ -130,6 +130,7 @@ class LiveJobs:
         self.ints: Ints = np.zeros((IntRow.COUNT, capacity), dtype=np.int64)
         self.eligible: Bools = np.ones((capacity, eligible.shape[1]), dtype=np.bool_)
         self.preemptible: Bools = np.ones(capacity, dtype=np.bool_)
+        self.shareable: Bools = np.ones(capacity, dtype=np.bool_)
         self.ids: list[JobId] = []
         self.tenants: list[str] = []
         self.placements: list[Placement | None] = []
@@ -276,7 +277,7 @@ class LiveJobs:
         """Return every column of a job table for all slots, also those that are not filled here."""
         columns: dict[str, Any] = {name: self.floats[row] for name, row in SHOWN_FLOATS.items()}
         columns |= {name: self.ints[row] for name, row in SHOWN_INTS.items()}
-        columns |= {"eligible": self.eligible, "preemptible": self.preemptible}
+        columns |= {"eligible": self.eligible, "preemptible": self.preemptible, "shareable": self.shareable}
         none: list[Any] = [None] * self.preemptible.size
         table = JobTable(ids=none, tenants=none, placements=none, **columns)
         return {name: column for name, column in vars(table).items() if isinstance(column, np.ndarray)}
@@ -287,4 +288,5 @@ class LiveJobs:
         self.ints = np.concatenate((self.ints, np.zeros_like(self.ints)), axis=1)
         self.eligible = np.concatenate((self.eligible, np.ones_like(self.eligible)))
         self.preemptible = np.concatenate((self.preemptible, np.ones_like(self.preemptible)))
+        self.shareable = np.concatenate((self.shareable, np.ones_like(self.shareable)))
         self._whole = self._all_rows()

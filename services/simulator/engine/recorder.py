@@ -57,6 +57,8 @@ class Recorder:
         live: LiveJobs,
         on_slices: Sequence[int] = (),
         queued_for_slices: int = 0,
+        *,
+        shared_gpus: int = 0,
     ) -> None:
         """Record the cluster.
 
@@ -67,13 +69,14 @@ class Recorder:
             live: The live jobs.
             on_slices: Beside them the jobs that hold slices.
             queued_for_slices: How many jobs wait for slices.
+            shared_gpus: How many devices two gangs hold; each counts once.
         """
         n = live.count
         gpus = live.ints[IntRow.GPUS, :n]
         holds = gpus > 0
         holding = int(holds.sum())
         high = int(self._high[live.ints[IntRow.CURVE, :n][holds]].sum())
-        held, queued = float(gpus.sum()), n - holding
+        held, queued = float(gpus.sum()) - shared_gpus, n - holding
         if on_slices or queued_for_slices:
             holding, held = holding + len(on_slices), held + len(on_slices)
             high += int(self._high[self._workload.profile[list(on_slices)]].sum())

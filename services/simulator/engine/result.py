@@ -20,7 +20,8 @@ class JobColumns:
     Attributes:
         ids: As in the workload.
         submitted_s, started_s, ended_s: First start and end, UTC seconds.
-        gpu_s: GPU seconds held, restarts included; a slice counts as one GPU.
+        gpu_s: GPU seconds held, restarts included; a slice counts as one GPU, and a GPU that two
+            jobs share as one for each.
         energy_j: Of the job's GPUs and its share of their hosts.
         carbon_gco2: Of that energy, at the intensity in force.
         preemptions: Stops by the scheduler.
@@ -155,6 +156,7 @@ class Totals:
     unrunnable: int
     beyond_trace_s: float
     devices: int
+    shared_s: float
     above: Mapping[str, float]
 
 
@@ -194,7 +196,7 @@ def result_of(
         rounds=totals.rounds,
         active_rounds=totals.active_rounds,
         gpu_hours=gpu_s / 3_600.0,
-        utilisation=gpu_s / (totals.devices * makespan) if times.jobs else 0.0,
+        utilisation=(gpu_s - totals.shared_s) / (totals.devices * makespan) if times.jobs else 0.0,
         beyond_trace_s=totals.beyond_trace_s,
         **totals.above,
         columns=columns,

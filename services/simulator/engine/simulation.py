@@ -22,6 +22,7 @@ from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
+from services.core.domain.placement import Placement
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.registry import POLICIES, build_policy
@@ -292,12 +293,15 @@ class Simulation:
 
     def _take_over(self, beginning: Beginning) -> list[float]:
         """Put the gangs that run already on their devices; return when the other jobs arrive, UTC seconds."""
+        taken: set[Placement] = set()
         for row in [row for row in self._arrivals if row in beginning.held]:
             if self._slices is not None and self._slices.asks(row):
                 self._slices.goes_on(row, beginning.held[row], self._done_before(row))
                 continue
             self._arrive(row)
-            start = Start(self.recorder.ids[row], beginning.held[row], Reason.IN_ORDER)
+            placement = beginning.held[row]
+            start = Start(self.recorder.ids[row], placement, Reason.IN_ORDER, shares=placement in taken)
+            taken.add(placement)
             self.gangs.start(start, since_s=float(beginning.since_s[row]))
         self._arrivals = [row for row in self._arrivals if row not in beginning.held]
         return np.maximum(self.workload.submitted_s[self._arrivals], beginning.now_s).tolist()
@@ -328,6 +332,7 @@ class Simulation:
             next_active_s=self._next_active_s,
             measured_w=self.gangs.power_w + self.nodes.idle_w if self.options.metered else math.nan,
             **self._of_slices(),
+            shared=tuple(pair for pair in self.gangs.beside.items() if pair[0] < pair[1]) if self.gangs.beside else (),
             measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
             hints=RoundHints(
                 False, self._waiting.contenders(self.nodes.free_total) if stops_nobody else None, self._waiting.newly()
@@ -368,7 +373,15 @@ class Simulation:
         self._waiting.refreshed()
         slices = self._slices
         on_slices, queued = ((), 0) if slices is None else (slices.holding(), slices.queued)
-        self.recorder.sample(self.gangs.now_s, self.grid.at(self.gangs.now_s), self._sums, live, on_slices, queued)
+        self.recorder.sample(
+            self.gangs.now_s,
+            self.grid.at(self.gangs.now_s),
+            self._sums,
+            live,
+            on_slices,
+            queued,
+            shared_gpus=len(self.gangs.beside) // 2,
+        )
         if self._alive and (self._preempts or self._may_start()):
             self.active_rounds += 1
             self._round(Trigger.ACTIVE)
@@ -534,6 +547,7 @@ class Simulation:
             unrunnable=self._unrunnable,
             beyond_trace_s=max(self.gangs.now_s - self.grid.trace.curve.end_s, 0.0),
             devices=self._devices,
+            shared_s=self.gangs.shared_s,
             above=self._above.figures(self.gangs.now_s - self._began_s),
         )
         trace = self.grid.trace

@@ -1,12 +1,13 @@
-"""Gandiva: jobs take turns, so that none queues for long.
+"""Gandiva: jobs take turns, so that none queues for long, and share GPUs where that does more.
 
 A job that has run for a quantum goes to the end of the line if others wait, and runs on if none does; its size is what
-its user asked for. A gang that sits on several nodes is moved to one as soon as one has room for it.
+its user asked for. A gang that sits on several nodes is moved to one as soon as one has room for it. Where jobs wait,
+two of one GPU each share one as long as they do more there than in turns (``packing.py``); the two have their turn
+together, which begins anew with their pair.
 
-Departures from the paper, all because a job here has its devices to itself: jobs are not packed onto one GPU, and they
-do not grow into idle ones (PowerFlow, which compares with Gandiva, has it inelastic too). The paper's quantum of a
-minute rests on suspending within a second; here a quantum ends with a checkpoint, and in an active round, so that in
-practice it lasts as long as the interval between those.
+Departures from the paper: jobs do not grow into idle GPUs (PowerFlow, which compares with Gandiva, has it inelastic
+too). The paper's quantum of a minute rests on suspending within a second; here a quantum ends with a checkpoint, and in
+an active round, so that in practice it lasts as long as the interval between those.
 
 Source: Xiao et al., Gandiva: Introspective Cluster Scheduling for Deep Learning, OSDI'18, sections 3 and 4.
 """
@@ -14,26 +15,36 @@ Source: Xiao et al., Gandiva: Introspective Cluster Scheduling for Deep Learning
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Preemption, contenders, rank
+from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
+from services.core.cycle.ranking import (
+    Preemption,
+    contenders,
+    order_by,
+    rank,
+    wishes_first,
+    with_holds,
+    without_indices,
+)
 from services.core.cycle.reconcile import reconcile
-from services.core.cycle.snapshot import Phase, Snapshot, Trigger
-from services.core.domain.arrays import Ints
+from services.core.cycle.sharing import guests_of, less_quota
+from services.core.cycle.snapshot import QUEUED, Phase, Snapshot, Trigger
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
+from services.core.policies.baselines.packing import Packed, PackingMemory, look, pack, started
 from services.core.policies.parameters import Parameter, check_parameters
 
 MOVES, HAS_QUANTUM, WAITS, HAD_QUANTUM = range(4)
 
 
 @dataclass(frozen=True)
-class GandivaConfig:
-    """Parameters of Gandiva."""
+class TurnsConfig:
+    """Parameters of turns."""
 
     quantum_s: Annotated[
         float,
@@ -53,10 +64,28 @@ class GandivaConfig:
 
 
 @dataclass(frozen=True)
+class GandivaConfig(TurnsConfig):
+    """Parameters of Gandiva."""
+
+    packing: Annotated[
+        bool,
+        Parameter(
+            "Whether two jobs of one GPU each share one where others wait, as long as they do more than in turns."
+        ),
+    ] = True
+
+
+@dataclass(frozen=True)
 class GandivaMemory:
-    """The jobs that were stopped to be moved: they keep their turn."""
+    """What Gandiva remembers.
+
+    Attributes:
+        moving: The jobs that were stopped to be moved: they keep their turn.
+        packing: What is known of jobs and pairs.
+    """
 
     moving: frozenset[JobId] = field(default_factory=frozenset[JobId])
+    packing: PackingMemory = field(default_factory=PackingMemory)
 
 
 class Gandiva:
@@ -67,46 +96,113 @@ class Gandiva:
     def __init__(self, config: GandivaConfig) -> None:
         self.config = config
 
+    @property
+    def packs(self) -> bool:
+        """Whether jobs share GPUs."""
+        return self.config.packing
+
     def initial(self) -> GandivaMemory:
         """Return the memory of a policy that moves no gang."""
         return GandivaMemory()
 
     def decide(self, snapshot: Snapshot, memory: GandivaMemory) -> tuple[Plan, GandivaMemory]:
-        """Return the plan of whose turn it is, and of the gangs to move."""
+        """Return the plan of whose turn it is, of the gangs to move, and of the pairs to make and to undo."""
+        since_s = snapshot.jobs.waiting_since_s
+        if not self.packs:
+            return self._take_turns(snapshot, memory, since_s)
+        if snapshot.shared:
+            since_s = _since_pairs_began(snapshot)
+        if snapshot.trigger is Trigger.PASSIVE:
+            plan, turns = self._take_turns(snapshot, memory, since_s)
+            return plan, replace(turns, packing=started(snapshot, plan, memory.packing))
+        known = look(snapshot, memory.packing, self.config.quantum_s)
+        waits = np.flatnonzero(snapshot.jobs.phase == QUEUED)
+        order = self._order(snapshot, memory, since_s, waits)
+        packed = pack(snapshot, waits[order].tolist(), known, self.config.quantum_s)
+        plan, turns = self._beside(snapshot, memory, since_s, packed)
+        return plan, replace(turns, packing=started(snapshot, plan, packed.memory))
+
+    def dump(self, memory: GandivaMemory) -> dict[str, Any]:
+        """Return the memory as JSON values."""
+        return {"moving": sorted(memory.moving), "packing": memory.packing.dump()}
+
+    def load(self, stored: dict[str, Any]) -> GandivaMemory:
+        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        packing = PackingMemory.load(stored.get("packing", {}))
+        return GandivaMemory(frozenset(map(JobId, stored.get("moving", []))), packing)
+
+    def _beside(
+        self, snapshot: Snapshot, memory: GandivaMemory, since_s: Floats, packed: Packed
+    ) -> tuple[Plan, GandivaMemory]:
+        """Return the plan with new pairs, whose turn begins now, and of the turns of all others."""
+        jobs = snapshot.jobs
+        if not packed.starts:
+            plan, turns = self._take_turns(snapshot, memory, since_s)
+            return replace(plan, actions=(*plan.actions, *packed.stops)), turns
+        others = np.ones(len(jobs), dtype=np.bool_)
+        others[[jobs.index[start.job_id] for start in packed.starts]] = False
+        since_s = since_s.copy()
+        since_s[[jobs.index[host] for host in packed.hosts]] = snapshot.now_s
+        rest = replace(
+            snapshot,
+            jobs=jobs.rows(others),
+            tenant_gpu_quota=less_quota(snapshot.tenant_gpu_quota, jobs.rows(~others)),
+            hints=without_indices(snapshot),
+        )
+        plan, turns = self._take_turns(rest, memory, since_s[others])
+        stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
+        pairs = zip(packed.starts, packed.hosts, strict=True)
+        beside = [Hold(start.job_id, Reason.WAITING_FOR_ROUND) if host in stopped else start for start, host in pairs]
+        actions = (*plan.actions, *packed.stops, *with_holds(snapshot, beside))
+        return replace(plan, actions=actions), turns
+
+    def _take_turns(self, snapshot: Snapshot, memory: GandivaMemory, since_s: Floats) -> tuple[Plan, GandivaMemory]:
+        """Return the plan of whose turn it is and of the gangs to move; ``since_s``: (n_jobs,) when turns began."""
         jobs = snapshot.jobs
         preemption = Preemption.at(snapshot.trigger)
         which = contenders(snapshot, preemption)
         sizes = fixed_sizes(snapshot, self.config.gang, which)
-        turn = self._turns(snapshot, memory)
-        since = np.where(turn == HAD_QUANTUM, -jobs.waiting_since_s, jobs.waiting_since_s)  # the longest runs last
-        keys = turn[which], since[which], jobs.submitted_s[which]
-        ranking = rank(snapshot, which, sizes, *keys, preemption=preemption)
+        turn = self._turns(snapshot, memory, since_s)
+        ranking = rank(snapshot, which, sizes, *_keys(snapshot, turn, since_s, which), preemption=preemption)
         plan = reconcile(snapshot, ranking, preemption=preemption)
         waits = (jobs.phase == Phase.QUEUED) | (jobs.phase == Phase.PREEMPTING)
         started = {action.job_id for action in plan.actions if isinstance(action, Start)}
         moving = {job_id for job_id, wait in zip(jobs.ids, waits.tolist(), strict=True) if wait} & memory.moving
         moves = list(_moves(snapshot, plan)) if self.config.migrate and snapshot.trigger is Trigger.ACTIVE else []
         moving = (moving - started) | {move.job_id for move in moves}
-        return Plan(plan.snapshot_version, (*plan.actions, *moves)), GandivaMemory(frozenset(moving))
+        following = GandivaMemory(frozenset(moving), memory.packing)
+        return Plan(plan.snapshot_version, (*plan.actions, *moves)), following
 
-    def dump(self, memory: GandivaMemory) -> dict[str, Any]:
-        """Return the memory as JSON values."""
-        return {"moving": sorted(memory.moving)}
+    def _order(self, snapshot: Snapshot, memory: GandivaMemory, since_s: Floats, which: Ints) -> Ints:
+        """Return these jobs' positions in the order of their turns."""
+        turn = self._turns(snapshot, memory, since_s)
+        order = order_by(snapshot.jobs.ids, *_keys(snapshot, turn, since_s, which), which=which)
+        return wishes_first(order, snapshot.jobs.priority[which])
 
-    def load(self, stored: dict[str, Any]) -> GandivaMemory:
-        """Return the memory that ``dump`` wrote; what is missing is empty."""
-        return GandivaMemory(frozenset(map(JobId, stored.get("moving", []))))
-
-    def _turns(self, snapshot: Snapshot, memory: GandivaMemory) -> Ints:
+    def _turns(self, snapshot: Snapshot, memory: GandivaMemory, since_s: Floats) -> Ints:
         """Return each job's place in line: (n_jobs,) ``MOVES``, ``HAS_QUANTUM``, ``WAITS`` or ``HAD_QUANTUM``."""
         jobs = snapshot.jobs
         holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
-        had_quantum = (jobs.phase == Phase.RUNNING) & (snapshot.now_s - jobs.waiting_since_s >= self.config.quantum_s)
+        had_quantum = (jobs.phase == Phase.RUNNING) & (snapshot.now_s - since_s >= self.config.quantum_s)
         turn = np.where(holds, np.where(had_quantum, HAD_QUANTUM, HAS_QUANTUM), WAITS)
         if memory.moving:
             moved = np.fromiter((job_id in memory.moving for job_id in jobs.ids), np.bool_, len(jobs))
             turn[moved & ~holds] = MOVES
         return turn
+
+
+def _keys(snapshot: Snapshot, turn: Ints, since_s: Floats, which: Ints) -> tuple[Ints, Floats, Floats]:
+    since_s = np.where(turn == HAD_QUANTUM, -since_s, since_s)  # the longest runs last
+    return turn[which], since_s[which], snapshot.jobs.submitted_s[which]
+
+
+def _since_pairs_began(snapshot: Snapshot) -> Floats:
+    """Return when each job's turn began: with a guest, when that came; (n_jobs,) UTC seconds."""
+    since_s, guests = snapshot.jobs.waiting_since_s.copy(), snapshot.guests
+    for host, guest in guests_of(snapshot).items():
+        assert guests is not None
+        since_s[host] = max(since_s.item(host), guests.waiting_since_s.item(guest))
+    return since_s
 
 
 def _moves(snapshot: Snapshot, plan: Plan) -> Iterator[Preempt]:

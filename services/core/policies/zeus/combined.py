@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.core.policies.baselines.gandiva import Gandiva, GandivaConfig, GandivaMemory
+from services.core.policies.baselines.gandiva import Gandiva, GandivaConfig, GandivaMemory, TurnsConfig
 from services.core.policies.baselines.las import Las, LasConfig, LasMemory
 from services.core.policies.zeus.wrapper import Zeus, ZeusConfig
 
@@ -15,8 +15,8 @@ class ZeusLasConfig(LasConfig, ZeusConfig):
 
 
 @dataclass(frozen=True)
-class GandivaZeusConfig(GandivaConfig, ZeusConfig):
-    """Parameters of both."""
+class GandivaZeusConfig(TurnsConfig, ZeusConfig):
+    """Parameters of both; two jobs on one GPU would have no one best limit, so that none are packed."""
 
 
 def zeus_las(config: ZeusLasConfig) -> Zeus[LasMemory]:
@@ -26,4 +26,5 @@ def zeus_las(config: ZeusLasConfig) -> Zeus[LasMemory]:
 
 def gandiva_zeus(config: GandivaZeusConfig) -> Zeus[GandivaMemory]:
     """Return Gandiva under Zeus."""
-    return Zeus("gandiva+zeus", Gandiva(config), config)
+    turns = GandivaConfig(quantum_s=config.quantum_s, migrate=config.migrate, gang=config.gang, packing=False)
+    return Zeus("gandiva+zeus", Gandiva(turns), config)
