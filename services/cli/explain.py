@@ -86,6 +86,18 @@ def _is(state: str) -> str:
     return f"{auxiliary} {output.state(state)}"
 
 
+def _saved(carbon_gco2: float | None) -> str:
+    if carbon_gco2 is None:
+        return "CO2 unknown"
+    return f"{output.carbon(abs(carbon_gco2))} CO2 {'saved' if carbon_gco2 >= 0 else 'more'}"
+
+
+def _later(minutes: float | None) -> str:
+    if minutes is None:
+        return "time unknown"
+    return f"ends {output.duration(abs(minutes) * 60)} {'later' if minutes >= 0 else 'earlier'}"
+
+
 class Page:
     """An explanation on its way to a terminal."""
 
@@ -107,6 +119,7 @@ class Page:
             yield from self._ended(found["ended"])
         if found["footprint"]["energy_j"] > 0:
             yield from self._footprint()
+        yield from self._levers(found.get("levers") or [])
         yield from self._story()
         if found["under_policies"]:
             yield from self._policies(found["under_policies"])
@@ -211,6 +224,19 @@ class Page:
         if mean is not None:
             share = f"; the job emitted {footprint['carbon_gco2'] / mean:.0%} of that" if mean > 0 else ""
             yield f"  same work at mean intensity: {output.carbon(mean)} CO2{share}"
+
+    def _levers(self, levers: list[dict[str, Any]]) -> Iterator[str]:
+        """Yield what each lever of the policy does, those that do nothing in one line."""
+        if not levers:
+            return
+        yield "  levers of the policy, each against the job without it:"
+        used = [each for each in levers if (each["carbon_saved_gco2"], each["minutes_added"]) != (0, 0)]
+        for each in used:
+            name, saved = each["lever"].replace("_", " "), _saved(each["carbon_saved_gco2"])
+            yield escape(f"    {name}: {saved}, {_later(each['minutes_added'])}. {each['detail']}")
+        idle = [each["lever"].replace("_", " ") for each in levers if each not in used]
+        if idle:
+            yield f"    no effect: {', '.join(idle)}"
 
     def _story(self) -> Iterator[str]:
         lines, left_out = self._found["story"], self._found["story_left_out"]

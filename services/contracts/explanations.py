@@ -172,6 +172,24 @@ class PolicyComparison(Message):
     assumptions: list[str] = Field(default_factory=list[str])
 
 
+class LeverEffect(Message):
+    """What one lever of the policy changes for a job, against the same job without that lever; the others stay.
+
+    Of a job that waits or runs: for what it has left, by the policy's own figures and the forecast. Of one that has
+    ended: by the ledger, as far as that tells. The effects of several levers do not add up to that of all.
+    """
+
+    lever: Literal["width", "batch", "power_limit", "hours", "order", "sleep"]
+    carbon_saved_gco2: float | None = Field(
+        default=None,
+        description="Less emitted than without it, without PUE (of an ended job with it); null: unknown.",
+    )
+    minutes_added: float | None = Field(
+        default=None, description="By how much later the job ends; negative: earlier; null: unknown."
+    )
+    detail: str = Field(description="What it is compared with, or why a figure is unknown.")
+
+
 class Explanation(Message):
     """A job, explained. Of `waiting`, `running` and `ended` one is set, by the job's state."""
 
@@ -197,5 +215,9 @@ class Explanation(Message):
     story_left_out: int = Field(default=0, description="How many events in the middle of a long story are left out.")
     under_policies: PolicyComparison | None = Field(
         default=None, description="Of a job that the scheduler has in its queue or on GPUs."
+    )
+    levers: list[LeverEffect] = Field(
+        default_factory=list[LeverEffect],
+        description="What each lever of the policy does for the job; empty under a policy that cannot tell.",
     )
     assumptions: list[str] = Field(default_factory=list[str], description="What the figures rest on, in sentences.")

@@ -217,3 +217,26 @@ def test_an_array_of_which_nothing_waits_has_no_next_task(run: Run) -> None:
 
     assert shown.splitlines()[1:] == ["  tasks: 3, of which 3 cancelled"]
     assert (document["array"]["name"], document["next_task"]) == ("over", None)
+
+
+def test_levers_are_told_in_grams_and_minutes() -> None:
+    levers = [
+        {"lever": "width", "carbon_saved_gco2": -12.0, "minutes_added": -45.0, "detail": "Against a gang of 1."},
+        {
+            "lever": "hours",
+            "carbon_saved_gco2": 120.0,
+            "minutes_added": 90.0,
+            "detail": "Against it at once.",
+        },
+        {"lever": "order", "detail": "Not known."},
+        {"lever": "power_limit", "carbon_saved_gco2": 0.0, "minutes_added": 0.0, "detail": "It has the default."},
+    ]
+    said = [Text.from_markup(line).plain for line in lines(state="running", summary="It runs.", levers=levers)]
+    at = said.index("  levers of the policy, each against the job without it:")
+
+    assert said[at + 1 : at + 5] == [
+        "    width: 12.00 g CO2 more, ends 45 min earlier. Against a gang of 1.",
+        "    hours: 120.00 g CO2 saved, ends 1 h 30 min later. Against it at once.",
+        "    order: CO2 unknown, time unknown. Not known.",
+        "    no effect: power limit",
+    ]

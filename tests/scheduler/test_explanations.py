@@ -414,3 +414,51 @@ async def test_a_policy_that_cannot_be_built_any_more_does_not_hide_the_rest(wor
 
     assert found.waiting is not None
     assert isinstance(found.submitted_at, datetime)
+
+
+async def test_a_policy_that_can_tell_says_what_each_lever_does(postgres_url: str, redis_url: str) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, policy="joint") as world:
+        await world.node("n1", 2)
+        job = await world.running(1, maximum=2, work={"total": 100, "unit": "samples"})
+        await world.fetch("UPDATE jobs SET attained_gpu_s = 3600 WHERE id = $1 RETURNING 1", job)
+        await world.fetch("INSERT INTO job_progress (job_id, done) VALUES ($1, 50) RETURNING 1", job)
+        found = {each.lever: each for each in (await explain(world, job)).levers}
+
+        assert list(found) == ["width", "batch", "power_limit", "hours", "order", "sleep"]
+        assert (found["batch"].carbon_saved_gco2, found["batch"].minutes_added) == (0, 0)
+        assert (found["power_limit"].carbon_saved_gco2, found["power_limit"].minutes_added) == (None, None)
+        assert all(each.detail for each in found.values())
+
+
+async def test_a_policy_that_cannot_tell_says_nothing_of_levers(world: World) -> None:
+    await world.node("n1", 2)
+
+    assert (await explain(world, await world.running(1))).levers == []
+
+
+async def test_the_ledger_tells_what_levers_did_for_a_job_that_ended(world: World) -> None:
+    await world.node("n1", 2)
+    job = await world.running(1)
+    await world.exits(job)
+    await world.fetch(
+        "INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s) "
+        "VALUES ($1, 4600, 4600, 0, 46, 280) RETURNING 1",
+        job,
+    )
+    for gpus, progress, energy_j, duration_s in ((1, 10, 1_000, 100), (2, 30, 3_600, 180)):
+        await world.fetch(
+            "INSERT INTO job_profiles (job_id, gpus, progress, energy_j, gpu_energy_j, duration_s) "
+            "VALUES ($1, $2, $3, $4, $4, $5) RETURNING 1",
+            job,
+            gpus,
+            progress,
+            energy_j,
+            duration_s,
+        )
+    found = {each.lever: each for each in (await explain(world, job)).levers}
+
+    assert found["width"].carbon_saved_gco2 == pytest.approx(-6.0)
+    assert found["width"].minutes_added == pytest.approx(-2.0)
+    assert (found["batch"].carbon_saved_gco2, found["power_limit"].minutes_added) == (0, 0)
+    assert found["hours"].carbon_saved_gco2 is None
+    assert found["order"].minutes_added is None

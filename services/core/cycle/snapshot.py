@@ -358,6 +358,7 @@ class Snapshot:
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
         goodput_batches: Of the same shape: the total batch, samples, with which that speed is reached.
+        goodput_gains: Of the same shape: that speed over the one with the user's own batch; empty: unknown.
         services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
             that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is less by them.
         services_gpus: Devices that service instances hold or have reserved, on nodes that the table has, and GPUs that
@@ -395,6 +396,7 @@ class Snapshot:
     measures: bool = False
     measuring: frozenset[JobId] | None = None
     goodput_curves: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
+    goodput_gains: Floats = field(default_factory=lambda: np.empty((0, 2, 0)))
     goodput_batches: Ints = field(default_factory=lambda: np.empty((0, 2, 0), dtype=np.int64))
     services: tuple[ServiceInstance, ...] = ()
     services_gpus: int = 0

@@ -99,7 +99,7 @@ class StepTable:
 
 def best_batches(
     times: StepTable, noise_scale: float, base: float, permitted: tuple[int, int], sizes: int
-) -> tuple[Ints, Floats]:
+) -> tuple[Ints, Floats, Floats]:
     """Return the batch of the highest goodput at 1, 2, ... GPUs among those that the user permits, and that goodput.
 
     Batches that the gang divides evenly are preferred; every GPU has at least one sample where the user's largest
@@ -113,13 +113,15 @@ def best_batches(
         sizes: How many sizes.
 
     Returns:
-        (sizes,) total batches, samples; (sizes,) samples of batch M0 per unit of time.
+        (sizes,) total batches, samples; (sizes,) samples of batch M0 per unit of time; (sizes,) the same over those
+        at batch M0.
 
     Source: Pollux section 3, with the user's own range.
     """
     low, high = permitted
     tried = np.unique(np.geomspace(low, high, CANDIDATES).round().astype(np.int64))
-    batches, goodput = np.empty(sizes, dtype=np.int64), np.empty(sizes)
+    batches, goodput, gain = np.empty(sizes, dtype=np.int64), np.empty(sizes), np.empty(sizes)
+    own = np.array([base])
     for gpus in range(1, sizes + 1):
         even = np.maximum(tried // gpus, 1) * gpus
         even = even[(even >= low) & (even <= high)]
@@ -128,7 +130,8 @@ def best_batches(
         found = total / times.at(gpus, total) * statistical_efficiency(noise_scale, total, base)
         best = int(found.argmax())
         batches[gpus - 1], goodput[gpus - 1] = some[best], found[best]
-    return batches, goodput
+        gain[gpus - 1] = found[best] / (base / float(times.at(gpus, own)[0]))
+    return batches, goodput, gain
 
 
 @dataclass(frozen=True)

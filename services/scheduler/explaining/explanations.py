@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
@@ -13,6 +13,7 @@ from services.contracts.explanations import (
     EndedExplanation,
     Explanation,
     JobAhead,
+    LeverEffect,
     Outcome,
     PolicyComparison,
     QueuePlace,
@@ -28,6 +29,7 @@ from services.db.database import Database
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
+from services.scheduler.explaining import levers
 from services.scheduler.explaining.lengths import remaining
 from services.scheduler.explaining.live_state import live_state
 from services.scheduler.explaining.running import how_it_runs, next_step, on_slice_step
@@ -38,7 +40,14 @@ from services.scheduler.planning.dry_run import DRAFT, draft_row
 from services.scheduler.planning.job_table import phase_of, progress_of
 from services.scheduler.planning.live_view import Live, LiveView
 from services.scheduler.repository import explanations, rounds
-from services.scheduler.repository.explanations import EventRow, ExplainedRow, GangRow, ZoneEnergyRow
+from services.scheduler.repository.explanations import (
+    EventRow,
+    ExplainedRow,
+    GangRecordRow,
+    GangRow,
+    SizeRow,
+    ZoneEnergyRow,
+)
 from services.scheduler.repository.snapshots import SpecRow
 
 log = Log(__name__)
@@ -58,6 +67,8 @@ class Facts:
     held_s: float
     by_zone: list[ZoneEnergyRow]
     policy: str
+    sizes: list[SizeRow]
+    gangs: list[GangRecordRow]
 
 
 class Explanations:
@@ -105,6 +116,8 @@ class Explanations:
                 held_s=await explanations.held_s(connection, job_id),
                 by_zone=await explanations.energy_by_zone(connection, job_id) if row.ended_at else [],
                 policy="" if policy is None else policy.policy,
+                sizes=await explanations.sizes(connection, job_id) if row.ended_at else [],
+                gangs=await explanations.gangs(connection, job_id) if row.ended_at else [],
             )
 
     async def _waiting(self, facts: Facts, state: JobState, caller: Identity) -> Explanation:
@@ -137,7 +150,8 @@ class Explanations:
             summary=summary,
             waiting=waiting,
             under_policies=comparison if seen else None,
-            assumptions=why.assumptions,
+            levers=why.levers,
+            assumptions=[*why.assumptions, *([levers.SENTENCE] if why.levers else [])],
         )
 
     def _why(self, facts: Facts, live: Live, *, seen_by_policy: bool) -> WhyItWaits:
@@ -182,7 +196,7 @@ class Explanations:
 
     async def _running(self, facts: Facts, gang: GangRow, state: JobState) -> Explanation:
         live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id))
-        run, assumptions = await asyncio.to_thread(self._run, facts, gang, state, live)
+        run, effects, assumptions = await asyncio.to_thread(self._run, facts, gang, state, live)
         does = {JobState.STARTING: "It starts", JobState.RUNNING: "It runs"}.get(state, "It is being stopped")
         where = ", ".join(dict.fromkeys(share["node_id"] for share in gang.shares))
         detail = facts.row.detail or sentence(facts.row.reason)
@@ -197,19 +211,23 @@ class Explanations:
             summary=f"{does} on {on} of {where}. {then}".strip(),
             running=run,
             under_policies=comparison,
-            assumptions=assumptions,
+            levers=effects,
+            assumptions=[*assumptions, *([levers.SENTENCE] if effects else [])],
         )
 
-    def _run(self, facts: Facts, gang: GangRow, state: JobState, live: Live) -> tuple[RunningExplanation, list[str]]:
+    def _run(
+        self, facts: Facts, gang: GangRow, state: JobState, live: Live
+    ) -> tuple[RunningExplanation, list[LeverEffect], list[str]]:
         row, spec = facts.row, facts.spec
         job_id, now_s = JobId(row.id), live.rows.state.now_s
         last_s = live.rows.state.last_active_s
         due_s = now_s if last_s is None else last_s + self._view.settings.round_interval_s
         if spec.gpus.slice is not None:
-            return self._run_on_slice(facts, gang, live, max(due_s, now_s))
+            run, words = self._run_on_slice(facts, gang, live, max(due_s, now_s))
+            return run, [], words
         dry = self._view.round(live, Trigger.ACTIVE)
         if job_id not in dry.snapshot.jobs.index:  # it ended meanwhile, or is a service instance, which no policy sees
-            return how_it_runs(gang, spec, facts.events, None, now_s, facts.policy), []
+            return how_it_runs(gang, spec, facts.events, None, now_s, facts.policy), [], []
         predicted = self._view.prediction(SpecRow(row.id, row.tenant_id, row.spec))
         jobs, at = dry.snapshot.jobs, dry.snapshot.jobs.index[job_id]
         left = remaining(float(jobs.progress[at]), float(jobs.attained_gpu_s[at]), gang.gpus, spec, predicted)
@@ -218,7 +236,8 @@ class Explanations:
             following = next_step(dry, job_id, due_s, run.expected_end_at, preemptible=spec.preemptible)
             run = run.model_copy(update={"next": following})
         words = left.words if left.estimate.seconds is not None else "Length: unknown; --time would limit it."
-        return run, [words, "Next round: by the cluster as it is now; jobs that arrive or end change it."]
+        effects = levers.of_round(dry, job_id) if state is not JobState.PREEMPTING else []
+        return run, effects, [words, "Next round: by the cluster as it is now; jobs that arrive or end change it."]
 
     def _run_on_slice(
         self, facts: Facts, gang: GangRow, live: Live, due_s: float
@@ -251,11 +270,10 @@ class Explanations:
         ended_how = "was cancelled" if state is JobState.CANCELLED else state.value
         took = f"after {length_words(total_s)}, of which it waited {length_words(ended.waited_s)}"
         baseline = await self._baseline(facts, ended_at)
-        said = (
-            []
-            if baseline is None
-            else ["Mean intensity: from submission to end, by zone, weighted by time; energy and PUE are the same."]
-        )
+        unshifted = await self._baseline(facts, row.submitted_at + timedelta(seconds=max(facts.held_s, 1.0)))
+        effects = levers.of_ended(row, facts.spec, facts.sizes, facts.gangs, unshifted)
+        mean = "Mean intensity: from submission to end, by zone, weighted by time; energy and PUE are the same."
+        said = [*([] if baseline is None else [mean]), *([levers.IN_LEDGER] if effects else [])]
         return self._explanation(
             facts,
             state,
@@ -264,12 +282,13 @@ class Explanations:
             summary=f"It {ended_how} {took}. {detail or ''}".strip(),
             ended=ended,
             baseline_gco2=baseline,
+            levers=effects,
             assumptions=said,
         )
 
-    async def _baseline(self, facts: Facts, ended_at: datetime) -> float | None:
-        """Return the job's energy at the mean intensity of its zones, gCO2; None where any of these is unknown."""
-        start_s, end_s = facts.row.submitted_at.timestamp(), ended_at.timestamp()
+    async def _baseline(self, facts: Facts, until: datetime) -> float | None:
+        """Return the job's energy at the mean intensity of its zones since its submission, gCO2; None if unknown."""
+        start_s, end_s = facts.row.submitted_at.timestamp(), until.timestamp()
         if not facts.by_zone or not all(part.one_signal for part in facts.by_zone):
             return None
         means = [await self._carbon.past_mean(part.zone, part.signal, start_s, end_s) for part in facts.by_zone]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from services.contracts.explanations import AskedGpus, GridForecast, WaitingExplanation
+from services.contracts.explanations import AskedGpus, GridForecast, LeverEffect, WaitingExplanation
 from services.contracts.jobs import JobSpec
 from services.core.cycle.plan import Hold, Reason, Start
 from services.core.cycle.queue_order import queue_order
@@ -15,6 +15,7 @@ from services.core.cycle.snapshot import QUEUED
 from services.core.domain.ids import JobId
 from services.core.policies.registry import POLICIES
 from services.scheduler.explaining.lengths import remaining
+from services.scheduler.explaining.levers import of_round
 from services.scheduler.planning.dry_run import (
     Length,
     emissions,
@@ -52,6 +53,7 @@ class WhyItWaits:
     detail: str | None
     place: Place | None
     assumptions: list[str]
+    levers: list[LeverEffect]
 
 
 def place_of(dry: DryRound, job_id: JobId) -> Place:
@@ -146,4 +148,5 @@ def why_it_waits(
     )
     detail = None if reason is None else "Its GPUs are free: the next round starts it." if start else SENTENCES[reason]
     place = place_of(dry, job_id) if seen_by_policy else None
-    return WhyItWaits(explanation, None if reason is None else reason.value, detail, place, assumptions)
+    effects = of_round(dry, job_id) if seen_by_policy else []
+    return WhyItWaits(explanation, None if reason is None else reason.value, detail, place, assumptions, effects)

@@ -85,8 +85,9 @@ def with_permitted(
     return replace(
         snapshot,
         jobs=replace(snapshot.jobs, batch_min=low, batch_max=high, goodput_curve=curve),
-        goodput_curves=np.stack([np.stack((goodput, goodput)) for _, goodput in found]),
-        goodput_batches=np.stack([np.stack((batches, batches)) for batches, _ in found]),
+        goodput_curves=np.stack([np.stack((goodput, goodput)) for _, goodput, _ in found]),
+        goodput_batches=np.stack([np.stack((batches, batches)) for batches, _, _ in found]),
+        goodput_gains=np.stack([np.stack((gain, gain)) for _, _, gain in found]),
     )
 
 
@@ -98,8 +99,8 @@ def _model_of(snapshot: Snapshot, job: int) -> int:
 
 
 @lru_cache(maxsize=1_024)
-def _best(kind: _Kind) -> tuple[Ints, Floats]:
-    """Return the best batch at 1, 2, ... ``WIDEST`` GPUs, and the goodput with it: (WIDEST,) each."""
+def _best(kind: _Kind) -> tuple[Ints, Floats, Floats]:
+    """Return ``best_batches`` at 1, 2, ... ``WIDEST`` GPUs."""
     stored: StoredStepTimes
     if kind.by_batch is not None:
         stored = json.loads(kind.by_batch)

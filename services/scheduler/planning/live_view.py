@@ -44,6 +44,7 @@ class DryRound:
     policy: Policy[Any]
     snapshot: Snapshot
     plan: Plan
+    memory: Any
 
 
 class LiveView:
@@ -113,4 +114,5 @@ class LiveView:
         except PolicyConfigError:
             policy = build_policy(self.settings.policy, {})
             memory = policy.initial()
-        return DryRound(policy, snapshot, run_cycle(policy, snapshot, memory).plan)
+        decided = run_cycle(policy, snapshot, memory)
+        return DryRound(policy, snapshot, decided.plan, decided.memory)

@@ -29,6 +29,18 @@ SELECT coalesce(sum(extract(epoch FROM coalesce(ended_at, now()) - started_at)),
   FROM allocations WHERE job_id = $1
 """
 
+SIZES = """
+SELECT gpus, progress, energy_j, duration_s FROM job_profiles WHERE job_id = $1 ORDER BY gpus
+"""
+
+GANGS = """
+SELECT a.started_at, a.ended_at, a.batch_size,
+       a.power_limit_w IS NOT NULL OR EXISTS (
+           SELECT FROM settings_in_force s WHERE s.allocation_id = a.id AND s.power_limit_w IS NOT NULL
+       ) AS was_limited
+  FROM allocations a WHERE a.job_id = $1 ORDER BY a.generation
+"""
+
 STORY_ENDS = 100
 """So many events of a job are read from the beginning of its story, and so many from its end."""
 
@@ -88,6 +100,24 @@ class ExplainedRow(NamedTuple):
     estimated_energy_j: float
 
 
+class SizeRow(NamedTuple):
+    """What a job did with gangs of one size: progress in its own unit, energy and time."""
+
+    gpus: int
+    progress: float
+    energy_j: float
+    duration_s: float
+
+
+class GangRecordRow(NamedTuple):
+    """A gang that a job had, and whether a power limit was ever in force on its devices."""
+
+    started_at: datetime
+    ended_at: datetime | None
+    batch_size: int | None
+    was_limited: bool
+
+
 class GangRow(NamedTuple):
     """The devices that a job holds, and the controls that are set on them."""
 
@@ -116,6 +146,16 @@ class ZoneEnergyRow(NamedTuple):
     kwh: float
     one_signal: bool
     signal: str
+
+
+async def sizes(connection: Connection, job_id: str) -> list[SizeRow]:
+    """Return what a job did with gangs of each size."""
+    return await fetch_rows(connection, SizeRow, SIZES, job_id)
+
+
+async def gangs(connection: Connection, job_id: str) -> list[GangRecordRow]:
+    """Return the gangs that a job had, in order."""
+    return await fetch_rows(connection, GangRecordRow, GANGS, job_id)
 
 
 async def explained(connection: Connection, job_id: str) -> ExplainedRow | None:

@@ -82,8 +82,10 @@ def test_the_best_batch_is_within_a_step_of_the_best_of_all(noise: float) -> Non
     """Steps of 10 ms and 1 ms per sample of a GPU: every batch between 64 and 2,048 is tried."""
     grid = np.geomspace(16, 4_096, 33)
     times = StepTable(SIZES, grid, 0.010 + 0.001 * grid[None, :] / SIZES[:, None] + 0.005 * (SIZES[:, None] > 1))
-    batches, goodput = best_batches(times, noise, 64, (64, 2_048), 8)
+    batches, goodput, gain = best_batches(times, noise, 64, (64, 2_048), 8)
 
+    assert gain[0] >= 1.0
+    assert gain[7] == pytest.approx(goodput[7] / (64 / times.at(8, np.array([64.0]))[0]))
     every = np.arange(64, 2_049, dtype=np.float64)
     for gpus in SIZES.tolist():
         best = every / times.at(gpus, every) * statistical_efficiency(noise, every, 64)
@@ -95,7 +97,7 @@ def test_the_best_batch_is_within_a_step_of_the_best_of_all(noise: float) -> Non
 
 def test_a_range_that_no_gang_divides_evenly_is_kept() -> None:
     times = StepTable(np.array([1, 4]), np.array([1.0, 64.0]), np.array([[0.1, 0.2], [0.1, 0.15]]))
-    batches, _ = best_batches(times, 100.0, 5, (5, 7), 4)
+    batches, _, _ = best_batches(times, 100.0, 5, (5, 7), 4)
 
     assert batches.tolist() == [7, 6, 6, 7]
     assert best_batches(times, 100.0, 2, (2, 3), 4)[0].tolist()[2:] == [3, 3], "fewer samples than GPUs"

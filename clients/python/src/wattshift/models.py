@@ -230,6 +230,7 @@ class Explanation:
         story: What happened, oldest first.
         story_left_out: How many events in the middle of a long story are left out.
         under_policies: Of a job that the scheduler has in its queue or on GPUs.
+        levers: What each lever of the policy does for the job; empty under a policy that cannot tell.
         assumptions: What the figures rest on, in sentences.
     """
 
@@ -250,6 +251,7 @@ class Explanation:
     story: list[StoryLine]
     story_left_out: int = 0
     under_policies: PolicyComparison | None = None
+    levers: list[LeverEffect] = field(default_factory=list["LeverEffect"])
     assumptions: list[str] = field(default_factory=list[str])
 
 
@@ -740,6 +742,25 @@ class LengthEstimate:
     low_s: float | None = None
     high_s: float | None = None
     source: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeverEffect:
+    """What one lever of the policy changes for a job, against the same job without that lever; the others stay.
+
+    Of a job that waits or runs: for what it has left, by the policy's own figures and the forecast. Of one that has
+    ended: by the ledger, as far as that tells. The effects of several levers do not add up to that of all.
+
+    Attributes:
+        carbon_saved_gco2: Less emitted than without it, without PUE (of an ended job with it); null: unknown.
+        minutes_added: By how much later the job ends; negative: earlier; null: unknown.
+        detail: What it is compared with, or why a figure is unknown.
+    """
+
+    lever: str
+    carbon_saved_gco2: float | None = None
+    minutes_added: float | None = None
+    detail: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,7 @@ from services.core.cycle.sizes import possible_sizes, powers_of_two
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
+from services.core.policies.batches import with_batches
 from services.core.policies.goodput_by_size import goodput_of
 from services.core.policies.parameters import Parameter, check_parameters
 
@@ -114,7 +115,8 @@ class CarbonScaler(StatelessPolicy):
         )
         wanted = np.zeros(len(jobs), dtype=np.int64)
         wanted[which[runs]] = gpus[runs, taken[runs] - 1]
-        return reconcile(snapshot, _widened(snapshot, ranking, wanted, preemption), preemption=preemption), memory
+        plan = reconcile(snapshot, _widened(snapshot, ranking, wanted, preemption), preemption=preemption)
+        return with_batches(snapshot, plan), memory
 
 
 def steps_now(curve: CarbonCurve, now_s: float, left_s: Floats, due_s: Floats, gpus: Ints, speed: Floats) -> Ints:

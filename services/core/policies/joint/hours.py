@@ -67,6 +67,30 @@ def runs_now(
     return runs
 
 
+def hours_of(
+    curve: CarbonCurve, now_s: float, left_s: float, deadline_s: float, watts: float, hour_g: float, stay_share: float
+) -> tuple[tuple[float, float], ...]:
+    """Return when one job will run if it goes by ``runs_now`` at every step of the forecast: UTC seconds.
+
+    What it has left where the forecast ends follows there at once. Args as ``runs_now``, for one job.
+    """
+    runs: list[tuple[float, float]] = []
+    begins, ends, _ = steps_ahead(curve, now_s, HORIZON_S)
+    for begin_s, end_s in zip(begins.tolist(), ends.tolist(), strict=True):
+        if left_s <= 0 or begin_s + 1.0 >= curve.end_s:
+            break
+        stays = stay_share if runs and runs[-1][1] == begin_s else 0.0
+        left, deadline, draw = np.array([left_s]), np.array([deadline_s]), np.array([watts])
+        if runs_now(curve, begin_s, left, deadline, draw, hour_g, stays)[0]:
+            done_s = min(left_s, end_s - begin_s)
+            runs.append((begin_s, begin_s + done_s))
+            left_s -= done_s
+    if left_s > 0:
+        begin_s = max(curve.end_s, now_s, runs[-1][1] if runs else now_s)
+        runs.append((begin_s, begin_s + left_s))
+    return tuple(runs)
+
+
 def steps_ahead(curve: CarbonCurve, now_s: float, horizon_s: float) -> tuple[Floats, Floats, Floats]:
     """Return the steps from now on, continued by the last day known: begins, ends, UTC seconds, and gCO2/kWh."""
     until_s = now_s + horizon_s

@@ -22,15 +22,18 @@ from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, 
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.control_curves import ControlCurve
+from services.core.domain.ids import JobId
 from services.core.policies.batches import with_batches
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import least_cost_at, present_slowdowns, slowdowns
 from services.core.policies.joint.hours import runs_now
 from services.core.policies.joint.left import Left, left_of
+from services.core.policies.joint.levers import Known, effects
 from services.core.policies.joint.memory import JointMemory, dump_memory, load_memory
 from services.core.policies.joint.modes import Modes, modes_of
 from services.core.policies.joint.sleep import sleeping
 from services.core.policies.joint.worth import hour_g, hour_w
+from services.core.policies.levers import Effect
 from services.core.policies.limits import Going, with_limits
 
 UNKNOWN_LEFT_S = 1_800.0
@@ -68,6 +71,22 @@ class Joint:
             plan = replace(plan, nodes=down, look_again_s=again_s if np.isfinite(again_s) else None)
             memory = replace(memory, empty_since_s=since_s)
         return plan, memory
+
+    def levers(self, snapshot: Snapshot, memory: JointMemory, job_id: JobId) -> tuple[Effect, ...]:
+        """Return what each lever does for a job that waits or runs; see ``ExplainsLevers``."""
+        jobs, config, job = snapshot.jobs, self.config, snapshot.jobs.index[job_id]
+        everyone, capacity = np.arange(len(jobs)), Capacity(snapshot)
+        models = np.where(capacity.model >= 0, capacity.model, jobs.eligible.argmax(axis=1))
+        worth_w = np.broadcast_to(
+            hour_w(eligible_curves(snapshot, everyone), snapshot.now_s, config.hour_wh), everyone.shape
+        )
+        modes = modes_of(snapshot, everyone, worth_w, config)
+        wanted = modes.gpus[everyone, modes.best]
+        slower = slowdowns(snapshot, everyone, models, wanted, config.host_w, worth_w)
+        left = left_of(jobs, _pace(snapshot, modes, modes.best, models, slower if config.limits else slower * 0 + 1))
+        deadline_s = _deadlines(snapshot, left, config)
+        known = Known(job, int(models[job]), modes, left.left_s, float(deadline_s[job]), float(worth_w[job]))
+        return effects(snapshot, memory, config, known)
 
     def dump(self, memory: JointMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""

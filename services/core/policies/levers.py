@@ -1,0 +1,183 @@
+"""Which lever did what for one job: grams saved and minutes added, against the same job without that lever.
+
+A job's way through what it has left is its draw, its speed and the hours in which it runs. Each lever that a policy
+used is taken out of that way alone, the others staying as they are:
+
+=============== =======================================================================================================
+lever           without it
+=============== =======================================================================================================
+``width``       the smallest gang that the job may have
+``batch``       the user's own batch, at the same size and draw
+``power_limit`` the default power limit
+``hours``       the same run, from now on without a pause
+``order``       jobs that wait go in order of submission; what that delays is the work ahead over the cluster's GPUs
+``sleep``       the GPUs that it does not use yet stay awake until it starts
+=============== =======================================================================================================
+
+Effects of several levers do not add up to that of all. Where something needed is not known, a figure is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.carbon import CarbonCurve
+from services.core.domain.ids import JobId
+from services.core.domain.units import S_PER_HOUR
+
+MINUTE_S = 60.0
+DAY_S = 86_400.0
+
+
+class Lever(StrEnum):
+    """What a policy can change for a job. The values are public API."""
+
+    WIDTH = "width"
+    BATCH = "batch"
+    POWER_LIMIT = "power_limit"
+    HOURS = "hours"
+    ORDER = "order"
+    SLEEP = "sleep"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one lever changes for a job.
+
+    Attributes:
+        lever: Which.
+        carbon_saved_gco2: Less emitted than without it; negative: more; None: unknown. Without PUE.
+        minutes_added: By how much later the job ends; negative: earlier; None: unknown.
+        detail: What it is compared with, or why a figure is unknown: for a user.
+    """
+
+    lever: Lever
+    carbon_saved_gco2: float | None
+    minutes_added: float | None
+    detail: str
+
+
+Runs = tuple[tuple[float, float], ...]
+"""When a job runs: begins and ends, UTC seconds, ascending."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a job does what it has left.
+
+    Attributes:
+        watts: Draw while it runs, hosts included.
+        runs: When.
+    """
+
+    watts: float
+    runs: Runs
+
+    @property
+    def end_s(self) -> float:
+        """When it is done, UTC seconds."""
+        return self.runs[-1][1]
+
+    @property
+    def busy_s(self) -> float:
+        """For how long it runs."""
+        return sum(end_s - begin_s for begin_s, end_s in self.runs)
+
+    def slower(self, factor: float, watts: float) -> Way:
+        """Return the same for so many times as long, at another draw; it begins as before, and the last run differs."""
+        more_s = self.busy_s * (factor - 1.0)
+        runs = list(self.runs)
+        while more_s < 0 and len(runs) > 1 and runs[-1][1] - runs[-1][0] <= -more_s:
+            more_s += runs[-1][1] - runs[-1][0]
+            runs.pop()
+        runs[-1] = (runs[-1][0], runs[-1][1] + more_s)
+        return Way(watts, tuple(runs))
+
+    def later(self, by_s: float) -> Way:
+        """Return the same so many seconds later."""
+        return replace(self, runs=tuple((begin_s + by_s, end_s + by_s) for begin_s, end_s in self.runs))
+
+    def at_once(self, now_s: float) -> Way:
+        """Return the same without pauses from now on."""
+        return replace(self, runs=((now_s, now_s + self.busy_s),))
+
+
+def carbon_g(curve: CarbonCurve, way: Way) -> float:
+    """Return what a way emits, gCO2; beyond the forecast at the mean of its last day."""
+    return way.watts / 1000.0 * sum(_intensity_h(curve, *run) for run in way.runs)
+
+
+def _intensity_h(curve: CarbonCurve, begin_s: float, end_s: float) -> float:
+    """Return the integral of the intensity, gCO2/kWh times hours."""
+    known_s = min(max(curve.end_s, begin_s), end_s)
+    within = curve.mean(begin_s, known_s) * (known_s - begin_s) if known_s > begin_s else 0.0
+    last = curve.mean(max(curve.start_s, curve.end_s - DAY_S), curve.end_s)
+    return (within + last * (end_s - known_s)) / S_PER_HOUR
+
+
+def compared(lever: Lever, curve: CarbonCurve, chosen: Way, without: Way, detail: str) -> Effect:
+    """Return what a lever changes, by the way that was chosen and the same without the lever."""
+    saved = carbon_g(curve, without) - carbon_g(curve, chosen)
+    return Effect(lever, saved, (chosen.end_s - without.end_s) / MINUTE_S, detail)
+
+
+def unknown(lever: Lever, detail: str) -> Effect:
+    """Return that nobody can tell."""
+    return Effect(lever, None, None, detail)
+
+
+def nothing(lever: Lever, detail: str) -> Effect:
+    """Return that the lever is not used for the job."""
+    return Effect(lever, 0.0, 0.0, detail)
+
+
+@runtime_checkable
+class ExplainsLevers(Protocol):
+    """A policy that can tell which of its levers does what for a job."""
+
+    def levers(self, snapshot: Snapshot, memory: Any, job_id: JobId) -> tuple[Effect, ...]:
+        """Return what each lever does for a job that waits or runs.
+
+        Args:
+            snapshot: The cluster.
+            memory: The policy's, of the round that decided on this cluster.
+            job_id: The job; it is in the snapshot.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SizeRecord:
+    """What the ledger has of a job's gangs of one size: work done, in the job's unit, energy and time."""
+
+    gpus: int
+    progress: float
+    energy_j: float
+    duration_s: float
+
+
+def width_in_ledger(records: Sequence[SizeRecord], smallest: int, gco2_per_j: float) -> Effect:
+    """Return what its widths did for a job that has ended, by what its smallest gang was measured to do.
+
+    Args:
+        records: Of each size that it had.
+        smallest: The smallest gang it may have.
+        gco2_per_j: What it emitted per joule.
+    """
+    done = [each for each in records if each.progress > 0]
+    base = next((each for each in done if each.gpus == smallest and each.energy_j > 0 and each.duration_s > 0), None)
+    if done and all(each.gpus == smallest for each in done):
+        return nothing(Lever.WIDTH, "It always had its smallest gang.")
+    if base is None:
+        return unknown(Lever.WIDTH, "It was not measured with its smallest gang.")
+    progress = np.array([each.progress for each in done])
+    energy_j = progress.sum() * base.energy_j / base.progress - sum(each.energy_j for each in done)
+    time_s = sum(each.duration_s for each in done) - progress.sum() * base.duration_s / base.progress
+    detail = f"Against {smallest} GPUs throughout, at the energy and time per work measured with them."
+    return Effect(Lever.WIDTH, float(energy_j) * gco2_per_j, float(time_s) / MINUTE_S, detail)
