@@ -4,41 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from services.core.domain.errors import DomainError
-from services.core.solvers.model import SolveStatus
 from services.simulator.engine import SimulationResult
-from services.simulator.experiments.bound import bound_of
+from services.simulator.experiments.bound import ALL_LEVERS, Slack, least_of_run
 from services.simulator.report.run_page import Bound, render
 from services.simulator.training import TrainingRun
-
-LARGE = 20_000
-"""With more jobs, the bound distinguishes fewer hours and powers, as in experiments."""
 
 
 def page_of(run: TrainingRun, results: Sequence[SimulationResult], command: str) -> str:
     """Return the results as one HTML page; ``command`` makes it again."""
     title = f"{run.workload.name}: {len(run.workload)} jobs on {run.options.cluster}, {run.trace.zone}"
-    return render(results, title, [*run.workload.notes, *run.trace.notes], command, _bound(run, results[0]))
+    return render(results, title, [*run.workload.notes, *run.trace.notes], command, _bound(run, results))
 
 
-def _bound(run: TrainingRun, first: SimulationResult) -> Bound:
-    """Return the least carbon of any schedule of the work that ends when the first policy's does."""
-    if not first.completed:
+def _bound(run: TrainingRun, results: Sequence[SimulationResult]) -> Bound:
+    """Return the least carbon of any schedule, by any levers, in which no job ends later than in all of these runs."""
+    if not results[0].completed:
         return Bound(None, "no job ended")
-    large = len(run.workload) > LARGE
     try:
-        found = bound_of(
+        found = least_of_run(
             run.workload,
             run.cluster,
             run.trace,
-            end_s=float(run.workload.submitted_s[0]) + first.makespan_s,
-            horizon_s=None,
-            host_idle_w=run.engine.host_idle_w,
-            bin_s=21_600.0 if large else 3_600.0,
-            tiers=4 if large else None,
+            run.engine,
+            ALL_LEVERS,
+            jct_s=np.max([result.columns.jct_s for result in results], axis=0),  # NaN of jobs that one run left undone
+            makespan_s=max(result.makespan_s for result in results),
+            slack=Slack(),
         )
     except DomainError as error:
         return Bound(None, str(error))
-    if found.status is not SolveStatus.OPTIMAL or found.carbon_gco2 is None:
-        return Bound(None, f"the programme is {found.status.value}")
     return Bound(found.carbon_gco2 / 1e3)

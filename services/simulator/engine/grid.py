@@ -37,6 +37,12 @@ class Grid:
             self._extend(time_s)
         return self._curve.integral(time_s)
 
+    def between(self, start_s: float, end_s: float) -> CarbonCurve:
+        """Return the true intensity over ``[start_s, end_s)``, which is not empty."""
+        if end_s >= self._end_s:
+            self._extend(end_s)
+        return self._curve.cut(start_s, end_s)
+
     def outlooks(self, now_s: float) -> tuple[CarbonOutlook, ...]:
         """Return what a policy knows now, of one zone; the same value until the hour or the forecast changes."""
         if now_s + self._horizon_s >= self._end_s:

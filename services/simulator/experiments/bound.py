@@ -1,121 +1,275 @@
-"""The least carbon any schedule could have reached with a trace's work, for the report beside what policies reached.
+"""The least carbon a run could have emitted, for the report beside what it did emit.
 
-The linear programme of ``services.core.policies.bounds.carbon``: hours with perfect knowledge, work that may be cut at
-will, every job at the gang size that takes the fewest joules, idle GPUs drawing what the engine has them draw. The
-horizon of shifting is how much longer than its own duration a job may stay: it may run from its submission until
-submission + duration + horizon; without one, until the end. No queue, gang, restart or checkpoint is paid for. It holds
-for policies that leave the work as it is: one that tunes batch sizes or sets power limits may emit less.
+The bound of ``services.core.policies.bounds.modes``, which says why no run is below it. It is taken for one run: the
+same jobs in the same window, from the first submission to the run's own end, in which idle power is charged to both.
 
-Jobs of one power whose windows begin within the same ``bin_s`` and end within the same are one class, whose window is
-the widest of theirs: that only lowers the bound. With ``tiers`` fewer powers are distinguished (their mean stands for
-them), which keeps a year small and may raise the bound by the little that swapping within a tier would have saved.
+- **Levers** (``Levers``) are those that the run's policy may pull (``levers_of``), or all. Widths are those that a
+  job's user allows, limits and clocks those that were measured; batches follow the gang where the run's options let
+  them. Under a policy that tunes batches a job that may tune always does, as in the simulator.
+- **Deadlines**: every job ends by its submission, its length at its smallest gang and its slack, or when it ended in
+  the run, whichever is later. So the bound holds for the run as it was, with all the jobs that it finished late.
+- **Hosts**: as the run's options charge them; one charged per job and node is charged for as few nodes as hold it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from services.core.domain.arrays import Floats
+from services.core.domain.arrays import Floats, Ints
+from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.units import S_PER_HOUR
-from services.core.policies.bounds.carbon import CarbonBound, CarbonBoundProblem, Work, carbon_bound
-from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
+from services.core.policies.bounds.modes import LeastCarbon, Modes, ModesProblem, least_carbon
+from services.core.policies.parameters import build_config
+from services.core.policies.registry import POLICIES, policy_name
+from services.simulator.engine import EngineOptions
+from services.simulator.engine.behaviour import eligible_models, who_tunes
+from services.simulator.engine.grid import Grid
+from services.simulator.workload import Behaviour, CarbonTrace, ClusterSpec, JobProfile, Workload
 
-LARGEST = 3_000_000
-"""Pairs of a class of work and an hour; more would take minutes and gigabytes."""
+NO_CONTROLS = frozenset(
+    {
+        "a-srpt", "afs", "ecovisor", "fifo", "gaia", "gandiva", "green", "las", "pollux", "sjf", "spjf", "spwf", "srtf",
+        "wait-awhile", "wcs-duration", "wcs-subtime", "wcs-workload",
+    }
+)  # fmt: skip
+"""Policies that set no power limit or clock. Others are taken to set them, which can only lower a bound."""
+NO_POWER_DOWN = NO_CONTROLS | {"gandiva+zeus", "zeus+las"}
+"""Policies that power no node down."""
 
 
 @dataclass(frozen=True)
-class Need:
-    """What each job takes at its most efficient size; (n_jobs,) GPU-hours, watts per GPU, seconds at one GPU."""
+class Levers:
+    """What a policy may choose.
 
-    gpu_hours: Floats
-    power_w: Floats
-    duration_s: Floats
+    Attributes:
+        widths: Sizes of gangs; otherwise jobs have those that their users asked for.
+        batches: The batch of jobs that may tune theirs follows the gang.
+        controls: Power limits and clocks.
+        sleep: Whether idle nodes may be powered down.
+        fixed: Whether jobs that may tune their batch may also keep it.
+    """
 
+    widths: bool
+    batches: bool
+    controls: bool
+    sleep: bool
+    fixed: bool = False
 
-def need_of(workload: Workload, cluster: ClusterSpec) -> Need:
-    """Return each job's least need over the cluster's GPU models and the sizes it may have."""
-    gpu_hours, power_w, duration_s = (np.full(len(workload), np.inf) for _ in range(3))
-    energy = np.full(len(workload), np.inf)
-    for model in {group.model.name for group in cluster.groups}:
-        for index, profile in enumerate(workload.profiles):
-            truth = profile.truth(model)
-            rows = np.flatnonzero(workload.profile == index)
-            if truth is None or not rows.size:
-                continue
-            for size in truth.gpus.tolist():
-                at = np.array([size], dtype=np.int64)
-                speed, watts = float(truth.speed_at(at)[0]), float(truth.power_w_at(at)[0]) + profile.host_power_w
-                fits = rows[(workload.min_gpus[rows] <= size) & (size <= workload.max_gpus[rows])]
-                hours = workload.work_s[fits] / speed * size / S_PER_HOUR
-                better = hours * watts < energy[fits]
-                chosen = fits[better]
-                energy[chosen], gpu_hours[chosen], power_w[chosen] = hours[better] * watts, hours[better], watts
-                duration_s[chosen] = workload.work_s[chosen] / speed
-    return Need(gpu_hours, power_w, duration_s)
+    @property
+    def words(self) -> str:
+        """The levers for people."""
+        named = {"widths": self.widths, "batches": self.batches, "limits": self.controls, "sleep": self.sleep}
+        return ", ".join(("hours", *(name for name, is_there in named.items() if is_there)))
 
 
-def bound_of(
+ALL_LEVERS = Levers(widths=True, batches=True, controls=True, sleep=True, fixed=True)
+
+
+@dataclass(frozen=True)
+class Slack:
+    """How much later a job may end than after its own length: ``most_s``, and ``share`` of that length at most."""
+
+    most_s: float = 0.0
+    share: float = math.inf
+
+    @property
+    def words(self) -> str:
+        """The slack for people."""
+        if not self.most_s:
+            return "none"
+        most = "any" if math.isinf(self.most_s) else f"{self.most_s / S_PER_HOUR:g} h"
+        return most if math.isinf(self.share) else f"{most}, at most {self.share:g} of the length"
+
+    def allowed_s(self, length_s: Floats) -> Floats:
+        """Return the slack of jobs of these lengths, same shape."""
+        return np.minimum(self.most_s, self.share * length_s) if self.most_s else np.zeros_like(length_s)
+
+
+def levers_of(policy: str, parameters: Mapping[str, object], options: EngineOptions) -> Levers:
+    """Return the levers of a policy under options of the engine; more than it has, where that is not known."""
+    name = policy_name(policy)
+    entry = POLICIES[name]
+    config = build_config(entry.config, parameters)
+    puts_to_sleep = getattr(config, "power_down", True) and getattr(config, "sleep_after_s", 0.0) is not None
+    sleeps_by_itself = name not in NO_POWER_DOWN and puts_to_sleep
+    goes_off = options.power_down_after_s is not None or options.node_mtbf_s is not None
+    return Levers(
+        widths=not options.rigid,
+        batches=entry.tunes_batch,
+        controls=name not in NO_CONTROLS and bool(getattr(config, "limits", True)),
+        sleep=sleeps_by_itself or goes_off,
+    )
+
+
+def slack_of(policy: str, parameters: Mapping[str, object]) -> Slack:
+    """Return the slack that a policy is told to take (``slack_s`` and ``slack_share``); none where it has no such."""
+    config = build_config(POLICIES[policy_name(policy)].config, parameters)
+    share = getattr(config, "slack_share", None)
+    return Slack(float(getattr(config, "slack_s", 0.0) or 0.0), math.inf if share is None else float(share))
+
+
+def least_of_run(
     workload: Workload,
     cluster: ClusterSpec,
-    grid: CarbonTrace,
+    trace: CarbonTrace,
+    options: EngineOptions,
+    levers: Levers,
     *,
-    end_s: float,
-    horizon_s: float | None,
-    host_idle_w: float = 0.0,
-    bin_s: float = 3_600.0,
-    tiers: int | None = None,
-) -> CarbonBound:
-    """Return the bound of a workload.
+    jct_s: Floats,
+    makespan_s: float,
+    slack: Slack,
+    price_gco2: Floats | None = None,
+) -> LeastCarbon:
+    """Return the bound of a run.
 
     Args:
-        workload: The jobs.
-        cluster: What they may run on; idle power is the mean of its GPUs.
-        grid: The intensities.
-        end_s: Until when work may run and idle power is counted: the end of the run it is compared with, UTC seconds.
-        horizon_s: Of shifting; None: until ``end_s``.
-        host_idle_w: Of the host per idle GPU, watts.
-        bin_s: Width of the classes' windows.
-        tiers: At most this many powers are distinguished; None: all.
+        workload: The jobs, with all sizes that their users allow.
+        cluster: What they ran on.
+        trace: The grid.
+        options: Of the run.
+        levers: What may be chosen.
+        jct_s: (n_jobs,) completion times of the run; NaN of jobs that fit nowhere.
+        makespan_s: Of the run.
+        slack: How much later than in the run jobs may end, if that is later still.
+        price_gco2: To begin from, as ``least_carbon`` takes it.
 
     Raises:
-        DomainError: more than ``LARGEST`` unknowns, or jobs on slices.
+        DomainError: a job that could have run has not ended, or jobs on slices.
     """
-    if workload.slice_sevenths is not None:
+    if workload.slice_sevenths is not None or any(group.slices for group in cluster.groups):
         raise DomainError("there is no bound for jobs on slices")
-    need = need_of(workload, cluster)
-    power_w = _tiered(need, tiers)
-    begin_s = float(workload.submitted_s[0]) // bin_s * bin_s
-    release = np.floor(workload.submitted_s / bin_s) * bin_s
-    if horizon_s is None:
-        deadline = np.full(len(workload), end_s)
-    else:
-        last = workload.submitted_s + need.duration_s + horizon_s
-        deadline = np.minimum(np.ceil(last / bin_s) * bin_s, end_s)
-    classes, index = np.unique(np.stack([power_w, release, deadline]), axis=1, return_inverse=True)
-    hours = np.bincount(index.reshape(-1), need.gpu_hours)
-    work = [
-        Work(float(amount), float(watts), release_s=float(first), deadline_s=float(last))
-        for (watts, first, last), amount in zip(classes.T, hours, strict=True)
+    kept = workload.rigid() if not levers.widths else workload
+    site = _Site(cluster, options)
+    kinds, kind = _kinds(kept, site, levers)
+    begin_s = float(workload.submitted_s[0])
+    end_s = begin_s + makespan_s
+    rows = np.flatnonzero(kind >= 0)
+    if np.isnan(jct_s[rows]).any():
+        raise DomainError("there is no bound for a run that left jobs undone")
+    length_s = _lengths_s(workload, site)[rows]
+    own_s, submitted_s = jct_s[rows], workload.submitted_s[rows]
+    deadline_s = submitted_s + np.maximum(own_s, length_s + slack.allowed_s(length_s))
+    return least_carbon(
+        ModesProblem(
+            curve=Grid(trace, 1.0, 1.0).between(begin_s, end_s),
+            gpus=site.gpus,
+            idle_w=site.idle_w,
+            sleeps=levers.sleep,
+            kinds=kinds,
+            kind=kind[rows],
+            work=workload.work_s[rows] / S_PER_HOUR,
+            release_s=submitted_s,
+            deadline_s=np.minimum(deadline_s, end_s),
+        ),
+        price_gco2,
+    )
+
+
+class _Site:
+    """A cluster by GPU model, as the engine charges it; columns are (n_models,)."""
+
+    def __init__(self, cluster: ClusterSpec, options: EngineOptions) -> None:
+        self.options = options
+        self.models = tuple(dict.fromkeys(group.model.name for group in cluster.groups))
+        groups = [[group for group in cluster.groups if group.model.name == name] for name in self.models]
+        self.gpus = np.array([sum(group.count * group.gpus for group in own) for own in groups], dtype=np.float64)
+        self.widest = [max(group.gpus for group in own) for own in groups]
+        self.nodes = [sum(group.count for group in own) for own in groups]
+        self.idle_w = np.array([own[0].model.idle_w + options.host_idle_w for own in groups])
+
+
+def _kinds(workload: Workload, site: _Site, levers: Levers) -> tuple[tuple[Modes, ...], Ints]:
+    """Return the kinds of jobs, and whose is which: (n_jobs,), -1 of jobs that fit nowhere."""
+    eligible = eligible_models(workload, site.models)
+    tunes = who_tunes(len(workload), site.options) & levers.batches
+    sizes = (workload.min_gpus, workload.max_gpus, workload.step_gpus)
+    columns = np.column_stack((workload.profile, tunes, *sizes, eligible)).astype(np.int64)
+    found, index = np.unique(columns, axis=0, return_inverse=True)
+    kinds: list[Modes] = []
+    place = np.full(len(found), -1, dtype=np.int64)
+    for at, row in enumerate(found.tolist()):
+        profile, tuned, low, high, step, *may = row
+        gangs = np.arange(low, high + 1, step, dtype=np.int64)
+        modes = _modes(workload.profiles[profile], gangs, site, levers, tunes=bool(tuned), may=list(map(bool, may)))
+        if modes is not None:
+            place[at] = len(kinds)
+            kinds.append(modes)
+    return tuple(kinds), place[index.reshape(-1)]
+
+
+def _modes(
+    profile: JobProfile, gangs: Ints, site: _Site, levers: Levers, *, tunes: bool, may: list[bool]
+) -> Modes | None:
+    """Return the modes of a kind of job; None where it fits nowhere."""
+    parts: list[tuple[Floats, Floats, Ints, int, int]] = []
+    stages = 1
+    for at, name in enumerate(site.models):
+        own, truth = gangs[gangs <= site.gpus[at]], profile.truth(name)
+        if not may[at] or truth is None or not own.size:
+            continue
+        tuned = profile.tuned(name) if tunes else (truth,)
+        if parts and len(tuned) != stages:
+            raise DomainError(f"{profile.name} goes through other stages on other GPU models: there is no bound")
+        stages = len(tuned)
+        for stage, behaviour in enumerate(tuned):
+            for each in {id(each): each for each in (behaviour, *((truth,) if levers.fixed else ()))}.values():
+                parts.extend((*columns, at, stage) for columns in _at_sizes(profile, each, own, at, site, levers))
+    if not parts:
+        return None
+    speed, power_w, gpus, models, stage = zip(*parts, strict=True)
+    lengths = [each.size for each in speed]
+    return Modes(
+        np.concatenate(speed),
+        np.concatenate(power_w),
+        np.concatenate(gpus).astype(np.float64),
+        np.repeat(np.array(models, dtype=np.int64), lengths),
+        np.repeat(np.array(stage, dtype=np.int64), lengths),
+        stages,
+    )
+
+
+def _at_sizes(
+    profile: JobProfile, behaviour: Behaviour, gangs: Ints, model: int, site: _Site, levers: Levers
+) -> list[tuple[Floats, Floats, Ints]]:
+    """Return speeds, powers and sizes of gangs on one node and of those on several, at every control value."""
+    slower, cooler = np.array(_factors(behaviour, site.options.power_limit_w, levers)).T
+    found: list[tuple[Floats, Floats, Ints]] = []
+    for spread in (False, True):
+        own = gangs[(gangs > 1) & (site.nodes[model] > 1)] if spread else gangs[gangs <= site.widest[model]]
+        if not own.size:
+            continue
+        by_graph = spread and profile.graph is not None  # no faster than on one node, and at that power
+        speed = behaviour.speed_at(own, spread=spread and not by_graph)[:, None] * slower
+        gpu_w = (own * behaviour.power_w_at(own, spread=spread and not by_graph))[:, None] * cooler
+        nodes = np.maximum(-(-own // site.widest[model]), 1 + spread)
+        host_w = site.options.host_w(profile.host_power_w, own, nodes)[:, None]
+        gpus = np.repeat(own, slower.size)
+        found.append((speed.reshape(-1), (gpu_w + host_w).reshape(-1), gpus))
+    return found
+
+
+def _factors(behaviour: Behaviour, limit_w: float | None, levers: Levers) -> list[tuple[float, float]]:
+    """Return the factors of speed and power at every control value that was measured, and at the default."""
+    default = behaviour.factors_at({} if limit_w is None else {ControlKind.POWER_LIMIT: limit_w})
+    if not levers.controls:
+        return [default]
+    measured = [
+        behaviour.factors_at({kind: value}) for kind, curve in behaviour.controls.items() for value in curve.values
     ]
-    gpus = float(cluster.gpus)
-    idle_w = sum(group.count * group.gpus * group.model.idle_w for group in cluster.groups) / gpus + host_idle_w
-    problem = CarbonBoundProblem(grid.curve.cut(begin_s, end_s), np.array(gpus), work, idle_power_w=idle_w)
-    if problem.cells > LARGEST:
-        raise DomainError(
-            f"a bound of {problem.cells} unknowns is too large to solve: choose a shorter horizon of shifting"
-        )
-    return carbon_bound(problem)
+    return list(dict.fromkeys((default, (1.0, 1.0), *measured)))
 
 
-def _tiered(need: Need, tiers: int | None) -> Floats:
-    levels = np.unique(need.power_w)
-    if tiers is None or levels.size <= tiers:
-        return need.power_w
-    edges = np.quantile(need.power_w, np.linspace(0, 1, tiers + 1)[1:-1])
-    tier = np.searchsorted(edges, need.power_w, side="left")
-    energy, hours = np.bincount(tier, need.power_w * need.gpu_hours), np.bincount(tier, need.gpu_hours)
-    return (energy / np.maximum(hours, 1e-12))[tier]
+def _lengths_s(workload: Workload, site: _Site) -> Floats:
+    """Return how long each job takes at its smallest gang, on the first model it may use: (n_jobs,)."""
+    speed = np.ones(len(workload))
+    for at, profile in enumerate(workload.profiles):
+        rows = np.flatnonzero(workload.profile == at)
+        behaviour = next((each for model in site.models if (each := profile.truth(model)) is not None), None)
+        if behaviour is not None and rows.size:
+            speed[rows] = behaviour.speed_at(workload.min_gpus[rows])
+    return workload.work_s / speed

@@ -71,11 +71,9 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     build_policy(first.choice.policy, first.choice.params)
     workload = workload_of(first.trace, first.seed)
     grids = [grid_of(cell.trace, cell.zone, cell.signal, cell.forecast) for cell in cells]
-    rigid = not POLICIES[policy_name(first.choice.policy)].elastic and "gang" not in first.choice.params
-    given = dict(first.engine_options)
-    named = given.pop("predictor", "perfect")
+    named = first.engine_options.get("predictor", "perfect")
     workload, predictor = predicted(named, workload), predictor_of(named, first.seed)
-    options = EngineOptions(**{"rigid": rigid, **given})
+    options = options_of(first)
     began = time.perf_counter()
     cluster, parameters = ClusterSpec.parse(first.cluster), first.choice.params
     result = simulate(
@@ -95,6 +93,13 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
         for cell, grid in zip(cells, grids, strict=True)
         for own in [result if cell is first else on_grid(result, grid)]
     ]
+
+
+def options_of(cell: Cell) -> EngineOptions:
+    """Return the options of a cell's run: policies that do not scale jobs run them at the sizes users asked for."""
+    rigid = not POLICIES[policy_name(cell.choice.policy)].elastic and "gang" not in cell.choice.params
+    given = {name: value for name, value in cell.engine_options.items() if name != "predictor"}
+    return EngineOptions(**{"rigid": rigid, **given})
 
 
 def on_grid(result: SimulationResult, trace: CarbonTrace) -> SimulationResult:

@@ -8,7 +8,8 @@
     signals = ["direct", "lifecycle"]
     seeds = [1]
     baseline = "las"                      # label of the policy that ratios are taken against
-    bound_horizons_h = [24, 96, 0]        # 0: to the end of the trace; leave out for no bound
+    bound_horizons_h = [24, 96, 0]        # slack of the least possible; 0: to the end of the run; leave out for none
+    bound_rows = true                     # how far every row is above what its run could have emitted at least
     options = { host_idle_w = 30.0 }      # of the engine, for all
 
     [[traces]]
@@ -131,6 +132,7 @@ class Experiment:
     choices: tuple[Choice, ...]
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     bound_horizons_h: tuple[float, ...] = ()
+    bound_rows: bool = False
 
     def cells(self) -> list[Cell]:
         """Return every cell, the baseline's first."""
@@ -159,7 +161,7 @@ def load_experiment(path: Path) -> Experiment:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DomainError(f"{path} is not TOML: {error}") from error
     known = {"name", "cluster", "zones", "signals", "seeds", "baseline", "traces", "policies", "options"}
-    unknown = sorted(set(content) - known - {"bound_horizons_h"})
+    unknown = sorted(set(content) - known - {"bound_horizons_h", "bound_rows"})
     if unknown:
         raise DomainError(f"{path}: unknown key {unknown[0]!r}")
     traces = tuple(_of(Trace, each, f"{path}: traces") for each in _list(content, "traces", path))
@@ -170,10 +172,9 @@ def load_experiment(path: Path) -> Experiment:
         raise DomainError(f"{path}: every policy must have its own label, and the baseline must be one of them")
     shared = dict(content.get("options", {}))
     for trace, choice in product(traces, choices):
-        options = {**shared, **trace.options, **choice.options}
-        _check_options(options, path)
-        if content.get("bound_horizons_h") and "host_per_job_w" in options:
-            raise DomainError(f"{path}: no bound is known for hosts charged per job: leave out bound_horizons_h")
+        _check_options({**shared, **trace.options, **choice.options}, path)
+    if not isinstance(rows := content.get("bound_rows", False), bool):
+        raise DomainError(f"{path}: bound_rows must be true or false, not {rows!r}")
     return Experiment(
         name=str(content.get("name", path.stem)),
         cluster=str(content.get("cluster", "32x2:RTX3090")),
@@ -185,6 +186,7 @@ def load_experiment(path: Path) -> Experiment:
         choices=choices,
         options=shared,
         bound_horizons_h=tuple(map(float, content.get("bound_horizons_h", []))),
+        bound_rows=rows,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -12,12 +13,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from services.core.domain.arrays import Floats
+from services.core.domain.errors import DomainError
+from services.core.domain.units import S_PER_HOUR
 from services.core.policies.registry import policy_name
-from services.core.solvers.model import SolveStatus
 from services.kit.policies import load_policies
-from services.simulator.engine import EngineOptions
-from services.simulator.experiments.bound import bound_of
-from services.simulator.experiments.cell import GRID_BLIND, grid_of, run_cells, workload_of
+from services.simulator.experiments.bound import ALL_LEVERS, Slack, least_of_run, levers_of, slack_of
+from services.simulator.experiments.cell import GRID_BLIND, grid_of, options_of, run_cells, unpacked_s, workload_of
 from services.simulator.experiments.plan import Cell, Experiment
 from services.simulator.workload import ClusterSpec
 
@@ -26,8 +28,6 @@ Progress = Callable[[int, int, str], None]
 Ended = tuple[list[Cell], BaseException | None]
 """A group, and why its results are not in its folder, if so."""
 RunGroups = Callable[[Sequence[list[Cell]], Path], Iterator[Ended]]
-LARGE = 20_000
-"""Jobs from which a bound groups windows by six hours and powers in four tiers."""
 
 
 def run_experiment(
@@ -108,43 +108,65 @@ def write_json(file: Path, value: object) -> None:
 
 
 def run_bounds(experiment: Experiment, out: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the bounds an experiment asks for, to the end of its baseline's run; each kept in ``out/bounds``."""
-    folder = out / "bounds"
+    """Return the bounds an experiment asks for; each kept in ``out/least``.
+
+    Of the baseline's runs at every slack of ``bound_horizons_h``, and with ``bound_rows`` of all runs at the slack that
+    their policies were told to take (``horizon_h`` is then None): each by the policy's own levers, and by all levers.
+    """
+    folder = out / "least"
     folder.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     for cell, result in zip(experiment.cells(), results, strict=True):
-        if cell.choice.label != experiment.baseline:
-            continue
-        for horizon_h in experiment.bound_horizons_h:
-            file = folder / f"{cell.key()}-{horizon_h:g}h.json"
-            if not file.exists():
-                write_json(file, _bound(cell, float(result["summary"]["makespan_s"]), horizon_h))
-            found.append(json.loads(file.read_text(encoding="utf-8")))
+        horizons: list[float | None] = [None] if experiment.bound_rows else []
+        if cell.choice.label == experiment.baseline:
+            horizons.extend(experiment.bound_horizons_h)
+        for horizon_h in horizons:
+            file = folder / f"{cell.key()}-{'own' if horizon_h is None else f'{horizon_h:g}h'}.json"
+            if not file.exists() and "jct_s" in result:
+                write_json(file, _bounds(cell, result, horizon_h))
+            if file.exists():
+                found.extend(json.loads(file.read_text(encoding="utf-8")))
     return found
 
 
-def _bound(cell: Cell, makespan_s: float, horizon_h: float) -> dict[str, Any]:
-    workload = workload_of(cell.trace, cell.seed)
-    large = len(workload) > LARGE
-    bound = bound_of(
-        workload,
-        ClusterSpec.parse(cell.cluster),
-        grid_of(cell.trace, cell.zone, cell.signal),
-        end_s=float(workload.submitted_s[0]) + makespan_s,
-        horizon_s=horizon_h * 3_600.0 if horizon_h else None,
-        host_idle_w=float(cell.engine_options.get("host_idle_w", EngineOptions.host_idle_w)),
-        bin_s=21_600.0 if large else 3_600.0,
-        tiers=4 if large else None,
-    )
-    solved = bound.status is SolveStatus.OPTIMAL and bound.carbon_gco2 is not None
-    return {
-        "trace": cell.trace.label,
-        "zone": cell.zone,
-        "signal": cell.signal,
-        "seed": cell.seed,
-        "horizon_h": horizon_h,
-        "status": bound.status.value,
-        "carbon_kg": bound.carbon_gco2 / 1_000.0 if solved and bound.carbon_gco2 is not None else None,
-        "energy_kwh": (bound.busy_energy_kwh or 0.0) + (bound.idle_energy_kwh or 0.0) if solved else None,
-        "shortfall_gpu_hours": float(bound.shortfall_gpu_hours.sum()),
-    }
+def _bounds(cell: Cell, result: dict[str, Any], horizon_h: float | None) -> list[dict[str, Any]]:
+    """Return the bounds of a run by its own levers and by all levers."""
+    options, choice = options_of(cell), cell.choice
+    slack = slack_of(choice.policy, choice.params)
+    if horizon_h is not None:
+        slack = Slack(horizon_h * S_PER_HOUR if horizon_h else math.inf)
+    found: list[dict[str, Any]] = []
+    price: Floats | None = None
+    for name, levers in (("own", levers_of(choice.policy, choice.params, options)), ("all", ALL_LEVERS)):
+        carbon_kg, note = None, ""
+        try:
+            bound = least_of_run(
+                workload_of(cell.trace, cell.seed),
+                ClusterSpec.parse(cell.cluster),
+                grid_of(cell.trace, cell.zone, cell.signal),
+                options,
+                levers,
+                jct_s=unpacked_s(result["jct_s"]),
+                makespan_s=float(result["summary"]["makespan_s"] or 0.0),
+                slack=slack,
+                price_gco2=price,
+            )
+            carbon_kg, price = bound.carbon_gco2 / 1_000.0, bound.price_gco2
+        except DomainError as error:
+            note = str(error)
+        found.append(
+            {
+                "label": choice.label,
+                "trace": cell.trace.label,
+                "zone": cell.zone,
+                "signal": cell.signal,
+                "seed": cell.seed,
+                "horizon_h": horizon_h,
+                "slack": slack.words,
+                "of": name,
+                "levers": levers.words,
+                "carbon_kg": carbon_kg,
+                "note": note,
+            }
+        )
+    return found

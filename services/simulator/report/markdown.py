@@ -27,6 +27,8 @@ from services.simulator.report.tables import (
     FIGURES,
     Compared,
     Result,
+    above_bounds,
+    bound_names,
     bound_ratios,
     by_setting,
     by_signal,
@@ -63,8 +65,9 @@ def load(folder: Path) -> tuple[list[Result], list[Result]]:
     keys = [key for key, *of in _index(folder) if tuple(of) not in left_out]
     cells, bounds = (
         [json.loads(file.read_text(encoding="utf-8")) for key in keys for file in sorted(folder.glob(f"{name}/{key}*"))]
-        for name in ("cells", "bounds")
+        for name in ("cells", "least")
     )
+    bounds = [bound for pair in bounds for bound in pair]
     cells.sort(key=lambda cell: (label_of(cell) != BASELINE, label_of(cell), *place_of(cell)))
     return cells, bounds
 
@@ -108,16 +111,38 @@ def _zones(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
             if mean.signal == signal and mean.label not in (BASELINE, *same):
                 carbon = [change(of.get((mean.label, zone), float("nan"))) for zone in zones]
                 lines.append([mean.label, *carbon, *changes(mean)])
-        for hours in sorted({key[2] for key in least if key[1] == signal}, key=lambda value: value or 1e9):
-            ratios = [least.get((zone, signal, hours), float("nan")) for zone in zones]
-            name = f"*least possible, {hours:g} h*" if hours else "*least possible*"
-            lines.append([name, *map(change, ratios), change(sum(ratios) / len(ratios)), *[""] * (len(HEAD) - 1)])
+        for key, name in bound_names(least, signal).items():
+            ratios = [least.get((zone, signal, *key), float("nan")) for zone in zones]
+            lines.append(
+                [f"*{name}*", *map(change, ratios), change(sum(ratios) / len(ratios)), *[""] * (len(HEAD) - 1)]
+            )
         head = ["policy", *(f"carbon {zone}" for zone in zones), *HEAD]
         equal = f" {', '.join(same)}: the same schedule." if same else ""
         parts.append(f"Against {BASELINE}, {signal} intensity:{equal}\n\n{_table(head, lines)}")
+    parts.extend(_above(cells, bounds))
     parts.append(f"{BASELINE} itself, means over traces and seeds:\n\n{_absolute(cells)}")
     parts.append(f"Mean completion time by size of job, against {BASELINE}:\n\n{_sizes(cells)}")
     return parts
+
+
+def _above(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
+    """Return how far runs are above their own bounds, where those were asked for."""
+    ratios = above_bounds(bounds, cells)
+    said = {(bound["label"], bound["of"]): bound for bound in bounds if bound["horizon_h"] is None}
+    rows = [
+        [
+            label,
+            said[label, "own"]["slack"],
+            said[label, "own"]["levers"],
+            change(ratios.get((label, signal, "own"), float("nan"))),
+            change(ratios.get((label, signal, "all"), float("nan"))),
+        ]
+        for label, signal in dict.fromkeys(key[:2] for key in ratios)
+    ]
+    if not rows:
+        return []
+    head = ["policy", "slack", "levers", "above the least with these levers", "with all levers"]
+    return [f"Carbon of each run above the least that it could have emitted, means over zones:\n\n{_table(head, rows)}"]
 
 
 def _means(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:

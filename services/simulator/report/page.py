@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from html import escape
+from math import nan
 
 from services.core.policies.registry import POLICIES, policy_name
 from services.simulator.engine import EngineOptions
 from services.simulator.report.charts import Line, bars, lines, stacks
 from services.simulator.report.tables import (
     Result,
+    bound_names,
     bound_ratios,
     by_signal,
     by_trace,
@@ -70,7 +72,7 @@ def render(name: str, baseline: str, results: Sequence[Result], bounds: Sequence
     if turned:
         parts["Effect of a single parameter"] = turned
     if bounds:
-        parts["The least carbon any schedule could have reached"] = [_bounds(bounds, results, baseline)]
+        parts["The least carbon any schedule could have reached"] = [_bounds(bounds, results)]
     parts["Inputs"] = _inputs(results)
     ids = {title: f"part{at}" for at, title in enumerate(parts)}
     links = "".join(f'<a href="#{ids[title]}">{escape(title)}</a>' for title in parts)
@@ -106,9 +108,8 @@ def _summary(results: Sequence[Result], bounds: Sequence[Result], baseline: str)
     for signal in _signals(results):
         rows = [row for row in compare(results, baseline, by_signal) if row.signal == signal]
         cells = [[row.label, *changes(row)] for row in rows]
-        for hours in sorted({key[2] for key in least if key[1] == signal}, key=lambda value: value or 1e9):
-            ratios = [ratio for key, ratio in least.items() if key[1:] == (signal, hours)]
-            name = f"least possible, {hours:g} h of shifting" if hours else "least possible"
+        for key, name in bound_names(least, signal).items():
+            ratios = [ratio for found, ratio in least.items() if found[1:] == (signal, *key)]
             cells.append([name, change(sum(ratios) / len(ratios)), *[""] * (len(HEAD) - 2)])
         others = [row for row in rows if row.label != baseline]
         split = [[row.by_energy, row.by_idle, row.by_intensity] for row in others]
@@ -129,12 +130,12 @@ def _zones(results: Sequence[Result], bounds: Sequence[Result], baseline: str) -
         labels = list(dict.fromkeys(row.label for row in rows))[:BARS]
         of = {(row.zone, row.label): row for row in rows}
         hours = min((key[2] for key in least if key[1] == signal and key[2]), default=0.0)
-        marks = [least.get((zone, signal, hours), float("nan")) for zone in zones]
+        marks = [least.get((zone, signal, hours, "all"), float("nan")) for zone in zones]
 
         def values(name: str) -> list[list[float]]:
             return [[float(getattr(of[(zone, label)], name)) for label in labels] for zone in zones]  # noqa: B023
 
-        bound = f"least possible, {hours:g} h" if hours else ""
+        bound = f"least possible, {hours:g} h, all levers" if hours else ""
         parts += [
             f"<h3>{escape(signal)} intensity: carbon, ratio to {escape(baseline)}</h3>",
             bars(zones, labels, values("carbon"), marks=marks if hours else (), mark=bound),
@@ -263,20 +264,20 @@ def defaults_of(results: Sequence[Result]) -> dict[tuple[str, str], float]:
     return found
 
 
-def _bounds(bounds: Sequence[Result], results: Sequence[Result], baseline: str) -> str:
-    base = {place_of(result): result["summary"] for result in results if label_of(result) == baseline}
+def _bounds(bounds: Sequence[Result], results: Sequence[Result]) -> str:
+    runs = {(label_of(result), *place_of(result)): result["summary"]["carbon_kg"] for result in results}
     rows: list[list[str]] = []
     for bound in bounds:
         place = bound["trace"], bound["zone"], bound["signal"], bound["seed"]
-        horizon = f"{bound['horizon_h']:g} h" if bound["horizon_h"] else "whole"
-        carbon, own = bound["carbon_kg"], base[place]["carbon_kg"]
-        figures = ["-", "-"] if carbon is None else [f"{carbon:.2f}", change(carbon / own)]
-        rows.append([f"{', '.join(map(str, place))}", horizon, *figures, bound["status"]])
-    head = ["trace, zone, signal, seed", "shifting", "least carbon, kg", "against the baseline", "status"]
+        carbon, own = bound["carbon_kg"], runs[bound["label"], *place]
+        figures = ["-", bound["note"]] if carbon is None else [f"{carbon:.2f}", change(own / carbon if carbon else nan)]
+        rows.append([bound["label"], ", ".join(map(str, place)), bound["slack"], bound["levers"], *figures])
+    head = ["run", "trace, zone, signal, seed", "slack", "levers", "least carbon, kg", "the run is above it by"]
     note = (
-        '<p class="note">A linear programme with perfect knowledge, every job at its most efficient size, no queues, '
-        "gangs, restarts or checkpoints; shifting is how much longer than its own duration a job may stay. Policies "
-        "that change the work itself (batch sizes, power limits) may go below it.</p>"
+        '<p class="note">What no schedule of the same jobs in the same window could have emitted less than, with these '
+        "levers and perfect knowledge of lengths and grid, no queues, restarts or half-empty nodes. Every job ends by "
+        "its submission, its length and the slack, or when it ended in the run if that was later. Idle power is "
+        "charged to the end of the run, unless nodes may sleep.</p>"
     )
     return note + _folded("figures", head, rows)
 

@@ -29,9 +29,9 @@ MOST_POINTS = 800
 """Longer series are drawn by means over equal numbers of samples."""
 HEAD = ["policy", "carbon, kg", "energy, kWh", "idle", "peak, kW", "mean JCT, h", "p99 JCT, h", "stops", "ended"]
 NOTE = (
-    "The bound is the least carbon of any schedule of this work that ends when the first policy ends: a linear "
-    "programme with perfect knowledge, every job at its most efficient size, without queues, gangs, restarts or "
-    "checkpoints. Policies that change the work itself (batch sizes, power limits) or switch nodes off may emit less. "
+    "The bound is the least carbon of any schedule of this work in which no job ends later than in all of these runs: "
+    "by any width, batch and power limit, on nodes that sleep when they are unused, with perfect knowledge and without "
+    "queues, restarts or half-empty nodes. "
     "A policy is on the front where no other one here is better in both."
 )
 

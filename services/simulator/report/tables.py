@@ -186,15 +186,39 @@ def changes(row: Compared) -> list[str]:
 
 def bound_ratios(
     bounds: Sequence[Result], results: Sequence[Result], baseline: str
-) -> dict[tuple[str, str, float], float]:
-    """Return the bound over the baseline's carbon by zone, signal and horizon (h), means over traces and seeds."""
+) -> dict[tuple[str, str, float, str], float]:
+    """Return the least possible over the baseline's carbon, means over traces and seeds.
+
+    By zone, signal, slack (h; 0 is any) and levers: ``own`` of the baseline, or ``all``.
+    """
     base = baselines(results, baseline)
-    found: dict[tuple[str, str, float], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str, float, str], list[float]] = defaultdict(list)
     for bound in bounds:
         place = bound["trace"], bound["zone"], bound["signal"], bound["seed"]
-        if place in base and bound["carbon_kg"] is not None:
-            key = bound["zone"], bound["signal"], bound["horizon_h"]
+        if place in base and bound["carbon_kg"] is not None and bound["horizon_h"] is not None:
+            key = bound["zone"], bound["signal"], bound["horizon_h"], bound["of"]
             found[key].append(_per(bound["carbon_kg"], base[place]["summary"]["carbon_kg"]))
+    return {key: _mean(ratios) for key, ratios in found.items()}
+
+
+def bound_names(ratios: Mapping[tuple[str, str, float, str], float], signal: str) -> dict[tuple[float, str], str]:
+    """Return how the bounds of a signal are called in tables, by slack and levers, the least slack first."""
+    keys = {key[2:] for key in ratios if key[1] == signal}
+    ordered = sorted(keys, key=lambda key: (key[0] or math.inf, key[1] != "own"))
+    return {
+        (hours, of): "least possible" + (f", {hours:g} h" if hours else "") + (", all levers" if of == "all" else "")
+        for hours, of in ordered
+    }
+
+
+def above_bounds(bounds: Sequence[Result], results: Sequence[Result]) -> dict[tuple[str, str, str], float]:
+    """Return the carbon of runs over their own bounds, by label, signal and levers (``own``, ``all``); means."""
+    runs = {(label_of(result), *place_of(result)): result["summary"]["carbon_kg"] for result in results}
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for bound in bounds:
+        run = bound["label"], bound["trace"], bound["zone"], bound["signal"], bound["seed"]
+        if bound["horizon_h"] is None and run in runs:
+            found[bound["label"], bound["signal"], bound["of"]].append(_per(runs[run], bound["carbon_kg"]))
     return {key: _mean(ratios) for key, ratios in found.items()}
 
 

@@ -13,9 +13,7 @@ import pytest
 
 from services.core.domain.errors import DomainError
 from services.core.policies.registry import POLICIES
-from services.core.solvers.model import SolveStatus
 from services.simulator.experiments import runner
-from services.simulator.experiments.bound import bound_of, need_of
 from services.simulator.experiments.cell import (
     GRID_BLIND,
     grid_of,
@@ -23,9 +21,8 @@ from services.simulator.experiments.cell import (
     run_cell,
     run_cells,
     unpacked_s,
-    workload_of,
 )
-from services.simulator.experiments.plan import Trace, load_experiment
+from services.simulator.experiments.plan import load_experiment
 from services.simulator.report.charts import ticks
 from services.simulator.report.markdown import BASELINE, fill, fill_page, load, tables
 from services.simulator.report.page import defaults_of, render
@@ -38,7 +35,7 @@ from services.simulator.report.tables import (
     sensitivities,
     write_csv,
 )
-from services.simulator.workload import ClusterSpec, ForecastKind
+from services.simulator.workload import ForecastKind
 
 FILE = """
 name = "small"
@@ -46,6 +43,7 @@ cluster = "4x2:RTX3090"
 zones = ["GB"]
 baseline = "Tiresias (LAS)"
 bound_horizons_h = [24, 0]
+bound_rows = true
 
 [[traces]]
 label = "two hours"
@@ -108,7 +106,7 @@ def test_the_experiments_that_pages_name_can_be_read() -> None:
         (('policy = "green"', 'label = "x"'), "missing"),
         (("tail_days = 2", "options = { host_per_job = 1.0 }"), "the engine has no option 'host_per_job'"),
         (("tail_days = 2", "options = { host_per_job_once = true }"), "once needs host_per_job_w"),
-        (("tail_days = 2", "options = { host_per_job_w = 100.0 }"), "leave out bound_horizons_h"),
+        (("bound_rows = true", "bound_rows = 1"), "bound_rows must be true or false, not 1"),
         (("params = {", 'options = { grace_s = "2" }\nparams = {'), "grace_s must be a number, not '2'"),
     ],
 )
@@ -156,27 +154,32 @@ def test_equal_cells_give_equal_results(file: Path) -> None:
     assert json.dumps(one) == json.dumps(other)
 
 
-def test_no_policy_goes_below_the_bound(ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]) -> None:
-    _, results, bounds = ran
-    day, whole = bounds
+def test_no_run_goes_below_its_bounds(ran: tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]) -> None:
+    folder, results, bounds = ran
+    named = {(each["label"], each["horizon_h"], each["of"]): each for each in bounds}
+    kg = {key: each["carbon_kg"] for key, each in named.items()}
 
-    assert (day["status"], whole["status"]) == ("optimal", "optimal")
-    assert whole["carbon_kg"] <= day["carbon_kg"] + 1e-9
-    assert day["carbon_kg"] < results[0]["summary"]["carbon_kg"]
+    assert set(named) == {
+        *((BASELINE, horizon, of) for horizon in (None, 24.0, 0.0) for of in ("own", "all")),
+        *(("green", None, of) for of in ("own", "all")),
+    }
+    for result in results:
+        label, carbon_kg = result["inputs"]["choice"]["label"], result["summary"]["carbon_kg"]
+        assert 0 < kg[label, None, "all"] < kg[label, None, "own"] < carbon_kg
+    for of in ("own", "all"):
+        assert kg[BASELINE, 0.0, of] <= kg[BASELINE, 24.0, of] <= kg[BASELINE, None, of] * (1 + 1e-6)
+    assert named[BASELINE, None, "own"]["levers"] == "hours"
+    assert named["green", None, "own"]["levers"] == "hours, widths"
+    assert (named[BASELINE, 24.0, "all"]["slack"], named["green", None, "all"]["slack"]) == ("24 h", "none")
+    assert {each["zone"] for each in load(folder / "small")[1]} == {"GB"}
+    assert len(load(folder / "small")[1]) == len(bounds)
 
 
-def test_the_bound_needs_the_work_itself_and_no_more() -> None:
-    trace = Trace("t", "green-day", "2023-08-15", 1)
-    jobs, cluster = workload_of(trace, 1), ClusterSpec.parse("32x2:RTX3090")
-    need = need_of(jobs, cluster)
-    bound = bound_of(
-        jobs, cluster, grid_of(trace, "GB", "direct"), end_s=jobs.submitted_s[0] + 3 * 86_400, horizon_s=None
-    )
+def test_a_cell_from_before_completion_times_were_kept_has_no_bound(tmp_path: Path, file: Path) -> None:
+    plan = load_experiment(file)
+    cells = [{"inputs": {}, "summary": {}} for _ in plan.cells()]
 
-    assert bound.status is SolveStatus.OPTIMAL
-    assert need.gpu_hours.sum() <= jobs.work_s.sum() / 3600 + 1e-6
-    assert bound.busy_energy_kwh == pytest.approx(float(need.gpu_hours @ need.power_w) / 1000)
-    assert np.isin(need.power_w, [np.inf]).sum() == 0
+    assert runner.run_bounds(plan, tmp_path, cells) == []
 
 
 def test_causes_add_up_and_are_told_apart() -> None:
@@ -202,7 +205,8 @@ def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str,
         f"#{title.get('id')}" for title in root.findall(".//h2")
     }
     assert len(root.findall(".//svg")) == 1 + 4 + 5 + 1
-    assert "least possible, 24 h of shifting" in page
+    assert "least possible, 24 h, all levers" in page
+    assert "hours, widths, batches, limits, sleep" in page
     assert "mu = 3.0" in page
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "small &lt;1&gt;" in page
@@ -214,6 +218,8 @@ def test_reports_are_whole(ran: tuple[Path, list[dict[str, Any]], list[dict[str,
     assert "| policy | carbon GB | **carbon** |" in filled
     assert "| green | " in filled
     assert "| *least possible, 24 h* | " in filled
+    assert "| *least possible, 24 h, all levers* | " in filled
+    assert "| green | none | hours, widths | +" in filled
 
 
 def test_a_page_of_results_is_filled_and_its_cells_lie_beside_it(
