@@ -8,7 +8,7 @@ import numpy as np
 
 from services.core.domain.errors import DomainError
 from services.simulator.engine import SimulationResult
-from services.simulator.experiments.bound import ALL_LEVERS, Slack, least_of_run
+from services.simulator.experiments.bound import ALL_LEVERS, Slack, least_of_run, levers_of
 from services.simulator.report.run_page import Bound, render
 from services.simulator.training import TrainingRun
 
@@ -24,6 +24,8 @@ def _bound(run: TrainingRun, results: Sequence[SimulationResult]) -> Bound:
     if not results[0].completed:
         return Bound(None, "no job ended")
     try:
+        for result in results:
+            levers_of(result.policy, result.parameters, run.engine)  # is refused where all levers are not all
         found = least_of_run(
             run.workload,
             run.cluster,

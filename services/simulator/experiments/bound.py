@@ -33,8 +33,8 @@ from services.simulator.workload import Behaviour, CarbonTrace, ClusterSpec, Job
 
 NO_CONTROLS = frozenset(
     {
-        "a-srpt", "afs", "ecovisor", "fifo", "gaia", "gandiva", "green", "las", "pollux", "sjf", "spjf", "spwf", "srtf",
-        "wait-awhile", "wcs-duration", "wcs-subtime", "wcs-workload",
+        "a-srpt", "afs", "carbon-scaler", "ecovisor", "fifo", "gaia", "gandiva", "green", "las", "pollux", "sjf",
+        "spjf", "spwf", "srtf", "wait-awhile", "wcs-duration", "wcs-subtime", "wcs-workload",
     }
 )  # fmt: skip
 """Policies that set no power limit or clock. Others are taken to set them, which can only lower a bound."""
@@ -91,10 +91,16 @@ class Slack:
 
 
 def levers_of(policy: str, parameters: Mapping[str, object], options: EngineOptions) -> Levers:
-    """Return the levers of a policy under options of the engine; more than it has, where that is not known."""
+    """Return the levers of a policy under options of the engine; more than it has, where that is not known.
+
+    Raises:
+        DomainError: its jobs may share a GPU, which no mode stands for.
+    """
     name = policy_name(policy)
     entry = POLICIES[name]
     config = build_config(entry.config, parameters)
+    if getattr(entry.build(config), "packs", False):
+        raise DomainError("there is no bound for jobs that share a GPU")
     puts_to_sleep = getattr(config, "power_down", True) and getattr(config, "sleep_after_s", 0.0) is not None
     sleeps_by_itself = name not in NO_POWER_DOWN and puts_to_sleep
     goes_off = options.power_down_after_s is not None or options.node_mtbf_s is not None

@@ -137,9 +137,11 @@ def _bounds(cell: Cell, result: dict[str, Any], horizon_h: float | None) -> list
         slack = Slack(horizon_h * S_PER_HOUR if horizon_h else math.inf)
     found: list[dict[str, Any]] = []
     price: Floats | None = None
-    for name, levers in (("own", levers_of(choice.policy, choice.params, options)), ("all", ALL_LEVERS)):
-        carbon_kg, note = None, ""
+    for name in ("own", "all"):
+        carbon_kg, note, levers = None, "", ALL_LEVERS
         try:
+            own = levers_of(choice.policy, choice.params, options)
+            levers = own if name == "own" else ALL_LEVERS
             bound = least_of_run(
                 workload_of(cell.trace, cell.seed),
                 ClusterSpec.parse(cell.cluster),
