@@ -276,7 +276,7 @@ def simple_load() -> str:
     one = the_hour().of_one_seed()
     of = one.simulated(one.plans(), freesh_serving.FREESH)
     rows = (f"{of['energy_wh']:.0f} Wh", f"{of['e2e_mean_s']:.2f} s", f"{of['jain']:.2f}")
-    return column("| | energy | mean | Jain".removeprefix("| "), ("LLF", "here", *rows))
+    return column("| | energy | mean | Jain", ("LLF", "here", *rows))
 
 
 def azure() -> Any:
