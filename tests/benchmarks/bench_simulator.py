@@ -4,7 +4,8 @@
 instead of all of it, and no run of a million jobs. The sizes: the year (146,000 jobs on 64 GPUs) under GREEN and every
 baseline; 20,000 jobs on 6,500 GPUs under SJF, made up, and with ``--pai`` (GAIA's ``pai_100k.csv.gz``) the first of
 Alibaba's as the peer was given them: one GPU each, lengths times 0.62, a thousand a minute; 5,000 on 2,048 under LAS;
-and jobs of the year at a load of 1.2 until the last is submitted, when a long queue waits.
+two weeks of the year under ``joint``, as ``examples/experiments/joint-weeks.toml`` has it; and jobs of the year at a
+load of 1.2 until the last is submitted, when a long queue waits: the time per job says whether it grows with that.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from services.contracts.simulations import TrainingOptions
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.training import Inputs, prepare
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 from tests.benchmarks.results import write_result
 from tests.support.workloads import a_trace, a_workload, a_year
@@ -51,6 +54,7 @@ def timed(
         "active_rounds": result.active_rounds,
         "cpu_s": round(cpu_s, 2),
         "jobs_per_s": round(len(workload) / cpu_s),
+        "us_per_job": round(1e6 * cpu_s / len(workload)),
         "us_per_round": round(1e6 * cpu_s / max(result.rounds, 1)),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
@@ -79,6 +83,14 @@ def at_load(load: float, jobs: int) -> Workload:
     return replace(year, submitted_s=first_s + (year.submitted_s - first_s) * asked / (last_s - first_s) / load)
 
 
+def joint_days(days: float) -> dict[str, Any]:
+    """Return the figures of so many days from July on, with lengths unknown and forecasts as they were issued."""
+    options = TrainingOptions(policy="joint", predictor="none", start="2023-07-01", days=days)
+    run = prepare(options, Inputs("green-year", "GB", "issued"))
+    figures = timed("joint", run.workload, run.cluster, run.trace)
+    return {**figures, "cpu_s_per_day": round(figures["cpu_s"] / days, 3)}
+
+
 def main() -> None:
     """Measure, print and write the figures."""
     parser = argparse.ArgumentParser()
@@ -90,6 +102,7 @@ def main() -> None:
     grid = read_carbon("GB", start="2023-01-01")
     year = read_jobs("green-year", start="2023-01-01", days=days, seed=1)
     runs = {f"year, {name}": timed(name, year, PAPER, grid) for name in YEAR}
+    runs["joint, two weeks" if full else "joint, four days"] = joint_days(14.0 if full else 4.0)
     pai = ClusterSpec.parse("812x8:V100,1x4:V100")
     runs["20,000 jobs on 6,500 GPUs, sjf"] = timed("sjf", short_jobs(20_000, 0.06, 5_000.0, (1,)), pai, a_trace())
     if given.pai is not None:
@@ -105,7 +118,8 @@ def main() -> None:
         until_s = float(crowd.submitted_s[-1])
         runs[f"load 1.2, {jobs:,} jobs, green"] = timed("green", crowd, PAPER, grid, until_s=until_s)
     for name, run in runs.items():
-        print(f"{name:40} {run['cpu_s']:8.2f} s {run['jobs_per_s']:8,} jobs/s {run['peak_rss_mb']:6} MB")
+        speed = f"{run['jobs_per_s']:8,} jobs/s {run['us_per_job']:6} us a job"
+        print(f"{name:40} {run['cpu_s']:8.2f} s {speed} {run['peak_rss_mb']:6} MB")
     write_result("simulator", {"days": days, "runs": runs})
 
 

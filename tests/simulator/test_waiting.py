@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from services.core.cycle import run_cycle as rounds
 from services.core.cycle.plan import Hold
 from services.core.cycle.policy import Policy
-from services.core.cycle.snapshot import NO_HINTS, Snapshot
+from services.core.cycle.snapshot import NO_HINTS, Snapshot, Trigger
 from services.core.policies.registry import POLICIES
 from services.simulator.engine import EngineOptions, simulate
-from services.simulator.engine.live import FloatRow, LiveJobs
+from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import ClusterSpec, Workload
-from tests.support.workloads import a_profile, a_wave, a_workload
+from tests.support.workloads import START_S, a_profile, a_wave, a_workload
 
 POLICY_VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in POLICIES] + [
     ("fifo", {"backfill": True, "gang": "max"}),
@@ -91,6 +91,45 @@ def test_a_long_queue_is_not_ranked(name: str) -> None:
 
     assert result.completed == 100
     assert max(seen) == 3 + 2
+
+
+def test_a_passive_round_ranks_no_more_jobs_of_a_longer_queue() -> None:
+    """Under a policy that ranks ahead: as many as there is room for, however many wait."""
+    options = EngineOptions(rigid=True, until_s=START_S + 43_200.0)
+
+    def ranked(jobs: int) -> float:
+        """Return how many jobs a passive round ranks in the mean, and at least one."""
+        seen: list[int] = []
+
+        def counting(policy: Policy[Any], snapshot: Snapshot, memory: Any) -> rounds.CycleResult[Any]:
+            if snapshot.trigger is Trigger.PASSIVE:
+                assert snapshot.hints.contenders is not None
+                seen.append(snapshot.hints.contenders.size)
+            return rounds.run_cycle(policy, snapshot, memory)
+
+        work = np.random.default_rng(1).integers(300, 5_000, jobs).tolist()
+        with patch("services.simulator.engine.simulation.run_cycle", counting):
+            crowd = a_workload([(0.0, each, 1) for each in work])
+            simulate("green", crowd, ClusterSpec.parse("1x4:RTX3090"), a_wave(2), options=options)
+        return sum(seen) / len(seen)
+
+    assert ranked(2_000) <= 1.1 * ranked(500)
+
+
+@pytest.mark.parametrize("waiting", [100, 1_000])
+def test_a_refresh_computes_what_changed(waiting: int) -> None:
+    """Jobs that wait are computed once, when they began to: what is shown of them stays as it is."""
+    jobs = a_workload([(0.0, 600.0, 1)] * waiting)
+    live = LiveJobs(jobs, np.ones((waiting, 1), dtype=np.bool_), jobs.work_s)
+    for row in range(waiting):
+        live.arrive(row)
+    live.refresh(START_S, 0.0, 0.0)
+    live.ints[IntRow.GPUS, 7] = 1
+    live.floats[FloatRow.SET_ATTAINED] = 60.0
+
+    live.refresh(START_S + 10.0, 0.0, 0.0)
+
+    assert np.flatnonzero(live.table().attained_gpu_s).tolist() == [7]
 
 
 def test_jobs_that_lost_work_stand_behind_those_that_are_now_shorter() -> None:

@@ -17,12 +17,14 @@ from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools, Ints
+from services.core.domain.plain_members import plain_members
 
 ROWS = 256
 """So many are turned into lists at a time."""
 BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
 
 
+@plain_members
 class Verdict(IntEnum):
     """What filling decides about a ranked job."""
 
@@ -165,12 +167,14 @@ class Filler:
         self._backfill = backfill
         self._blocked = 0
         self._columns: dict[int, tuple[int, ...]] = {}
+        self._kept: Ints = np.empty(0, dtype=np.int64)
         self._given: dict[int, int] = {}
         self.starts: list[tuple[int, int]] = []
 
     def verdicts(self) -> Ints:
         """Return the ``Verdict`` codes by position in the ranking: (n_ranked,)."""
         codes = self._ranked.unfilled()
+        codes[self._kept] = KEEP
         codes[list(self._given)] = list(self._given.values())
         return codes
 
@@ -179,6 +183,8 @@ class Filler:
         if not self._left and self._quota is None:
             return
         ranked = self._ranked
+        if positions is not None and len(self._room) == 1 and self._quota is None:
+            positions = self._keep_first(positions)
         every_model = (1 << len(self._room)) - 1
         n_visited = 0
         for position, job, phase, wanted, models in _rows(ranked, positions):
@@ -193,6 +199,25 @@ class Filler:
             for position, job, phase, wanted, models in islice(_rows(ranked, positions), n_visited, None):
                 if phase == QUEUED and models and not self._quota.allows(job, wanted):
                     self._given[position] = OVER_QUOTA
+
+    def _keep_first(self, positions: Ints) -> Ints:
+        """Keep the jobs ranked first that run at their sizes, as long as there is room; return the other positions.
+
+        That is what ``_keep`` does one by one, of one GPU model and without quotas: most jobs of most active rounds.
+        """
+        ranked = self._ranked
+        phase, held = ranked.phase[positions], ranked.held[positions]
+        runs_on = ((phase == RUNNING) | (phase == STARTING)) & (held > 0) & (ranked.model[positions] >= 0)
+        runs_on &= ranked.wanted[positions] == ranked.gpus[positions]
+        first = positions.size if runs_on.all() else int(runs_on.argmin())
+        ends = np.cumsum(held[:first])
+        kept = int(np.searchsorted(ends, self._room[0], side="right"))
+        if kept:
+            taken = int(ends[kept - 1])
+            self._room[0] -= taken
+            self._left -= taken
+            self._kept = positions[:kept]
+        return positions[kept:]
 
     def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
         """Keep a running job, at its new size if that fits, else at the present one, else not at all."""

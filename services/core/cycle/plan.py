@@ -9,8 +9,10 @@ from typing import ClassVar
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
+from services.core.domain.plain_members import plain_members
 
 
+@plain_members
 class Reason(StrEnum):
     """Why a job starts, stops or waits, or why its controls are set.
 

@@ -17,11 +17,13 @@ from services.core.cycle.snapshot import PREEMPTING, QUEUED, RoundHints, Snapsho
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
+from services.core.domain.plain_members import plain_members
 
 FEW = 16
 """Fewer jobs are sorted sooner than sifted."""
 
 
+@plain_members
 class Preemption(Enum):
     """Whether running jobs may be stopped for better-ranked ones."""
 

@@ -24,6 +24,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.gangs import GangTable
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
+from services.core.domain.plain_members import plain_members
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
 
@@ -38,6 +39,7 @@ Gangs = Mapping[int, GangTable]
 """What is known of one kind of job's gangs, by GPU model (its index)."""
 
 
+@plain_members
 class Phase(IntEnum):
     """A live job's state, coded for a column; jobs on hold and ended jobs are not in a snapshot."""
 
@@ -51,6 +53,7 @@ QUEUED, STARTING, RUNNING, PREEMPTING = map(int, Phase)
 """The codes as plain integers: comparing a small column with an enum's member costs several times as much."""
 
 
+@plain_members
 class Trigger(StrEnum):
     """Why the round is held."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from services.core.domain.plain_members import plain_members
 
+
+@plain_members
 class ControlKind(StrEnum):
     """The two controls of a device. Values are watts and MHz."""
 

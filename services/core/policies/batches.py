@@ -15,7 +15,7 @@ def with_batches(snapshot: Snapshot, plan: Plan) -> Plan:
     batch until it starts again.
     """
     batches = snapshot.goodput_batches
-    if not batches.size:
+    if not batches.size or not plan.actions:
         return plan
     jobs, largest = snapshot.jobs, int(batches.shape[-1])
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.core.cycle.plan import Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit, Start, set_to
-from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot
+from services.core.domain.arrays import Bools
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
@@ -66,33 +67,52 @@ def with_limits(
     """
     if not any(LIMIT in kinds for kinds in snapshot.settable):
         return plan, frozenset()
-    going = list(gangs_of(snapshot, plan))
-    measured = {snapshot.jobs.ids[gang.job] for gang in going if not gang.starts}.intersection(asked)
-    if not anew:
-        limited = np.isfinite(snapshot.jobs.power_limit_w)
-        going = [gang for gang in going if gang.starts or not limited[gang.job]]
+    jobs = snapshot.jobs
+    runs = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
+    measured = _still_running(snapshot, plan, asked, runs) if asked else set[JobId]()
+    # In a simulation most rounds start nobody, and nearly every gang that runs has its limit: nothing is looked at.
+    going = list(gangs_of(snapshot, plan, runs if anew else runs & np.isnan(jobs.power_limit_w)))
     controls = tuple(_controls(snapshot, going, measured, window_s, choose))
     measured |= {action.job_id for action in controls if isinstance(action, ProfileControls)}
     return replace(plan, actions=(*plan.actions, *controls)) if controls else plan, frozenset(measured)
 
 
-def gangs_of(snapshot: Snapshot, plan: Plan) -> Iterator[Going]:
-    """Yield every gang that runs once the plan is carried out, by id."""
-    jobs, nodes = snapshot.jobs, snapshot.nodes
-    model_of = dict(zip(nodes.ids, nodes.gpu_model.tolist(), strict=True))
-    stops = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
-    starts = {action.job_id: action.placement for action in plan.actions if isinstance(action, Start)}
+def gangs_of(snapshot: Snapshot, plan: Plan, runs: Bools) -> Iterator[Going]:
+    """Yield the gangs that start by a plan and those that run, (n_jobs,) which, and are not stopped by it; by id."""
+    jobs = snapshot.jobs
+    stops = _stopped(plan)
     placements: dict[int, tuple[Placement | None, bool]] = {}
-    for job in np.flatnonzero((jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)).tolist():
+    for job in np.flatnonzero(runs).tolist():
         if jobs.ids[job] not in stops:
             placements[job] = jobs.placements[job], False
-    if starts:
-        index = {job_id: at for at, job_id in enumerate(jobs.ids) if job_id in starts}
-        placements |= {index[job_id]: (placement, True) for job_id, placement in starts.items()}
+    for action in plan.actions:
+        if isinstance(action, Start):
+            placements[jobs.index[action.job_id]] = action.placement, True
     for job, (placement, is_new) in sorted(placements.items(), key=lambda each: jobs.ids[each[0]]):
-        model = model_of.get(placement.shares[0].node_id) if placement is not None else None
+        model = _model_of(snapshot, placement)
         if placement is not None and model is not None:
             yield Going(job, model, placement.gpus, is_new)
+
+
+def _still_running(snapshot: Snapshot, plan: Plan, asked: Collection[JobId], runs: Bools) -> set[JobId]:
+    """Return those of the jobs asked about whose gangs run on known nodes, and go on by the plan."""
+    jobs, stops = snapshot.jobs, _stopped(plan)
+    found = ((job_id, jobs.index.get(job_id)) for job_id in asked if job_id not in stops)
+    return {
+        job_id
+        for job_id, job in found
+        if job is not None and runs[job] and _model_of(snapshot, jobs.placements[job]) is not None
+    }
+
+
+def _stopped(plan: Plan) -> set[JobId]:
+    return {action.job_id for action in plan.actions if isinstance(action, Preempt)}
+
+
+def _model_of(snapshot: Snapshot, placement: Placement | None) -> int | None:
+    """Return the GPU model that a gang sits on; None where it holds nothing on a known node."""
+    node = None if placement is None else snapshot.nodes.index.get(placement.shares[0].node_id)
+    return None if node is None else int(snapshot.nodes.gpu_model[node])
 
 
 def _controls(

@@ -49,7 +49,7 @@ class Nodes:
         self._all_models = np.array(self.model, dtype=np.int64)
         self._schedulable = np.array([group.schedulable and bool(group.whole) for group in groups], dtype=np.bool_)
         self._cut = np.array([group.slices > 0 for group in groups], dtype=np.bool_)
-        self._none_asleep = np.zeros(len(groups), dtype=np.bool_)
+        self._asleep: Bools = np.zeros(len(groups), dtype=np.bool_)
         columns = (self.ids, self._all_models, self._all_gpus, self._schedulable, tuple(self._free))
         self._whole = NodeTable(*columns, free_gpus=self.free_gpus, may_sleep=self._schedulable & ~self._cut)
         self._table: NodeTable | None = None
@@ -65,7 +65,7 @@ class Nodes:
         """Return the nodes that are up, as a snapshot shows them until the next event."""
         if self._table is None:
             if not self._down:
-                self._table = self._whole.with_free(tuple(self._free), self.free_gpus, self.free_total, self._asleep())
+                self._table = self._whole.with_free(tuple(self._free), self.free_gpus, self.free_total, self._asleep)
             else:
                 rows = [at for at, up in enumerate(self.up) if up]
                 self._table = NodeTable(
@@ -75,17 +75,20 @@ class Nodes:
                     schedulable=self._schedulable[rows],
                     free_devices=tuple(self._free[at] for at in rows),
                     free_gpus=self.free_gpus[rows],
-                    asleep=self._asleep()[rows],
+                    asleep=self._asleep[rows],
                     may_sleep=(self._schedulable & ~self._cut)[rows],
                 )
         return self._table
 
-    def _asleep(self) -> Bools:
-        if not self.off:
-            return self._none_asleep
-        asleep = np.zeros(len(self.ids), dtype=np.bool_)
-        asleep[list(self.off)] = True
-        return asleep
+    def _put_to_sleep(self, node: int, asleep: bool) -> None:
+        """Note that a node is switched off, or no longer; tables shown before keep the column that they have."""
+        if asleep:
+            self.off.add(node)
+        else:
+            self.off.discard(node)
+        self._asleep = self._asleep.copy()
+        self._asleep[node] = asleep
+        self._table = None
 
     def take(self, placement: Placement, now_s: float, boot_s: float) -> tuple[int, float]:
         """Take a gang's devices; return the index of their model and when all its nodes are awake, UTC seconds."""
@@ -140,24 +143,22 @@ class Nodes:
     def wake(self, node: int, now_s: float, boot_s: float) -> None:
         """Switch a node on if it is off; it draws its idle power, and accepts work once it has booted."""
         if node in self.off:
-            self.off.discard(node)
+            self._put_to_sleep(node, False)
             self.idle_w += self._idle_each[node] * self.gpus[node]
             self._awake_at_s[node] = now_s + boot_s
-            self._table = None
 
     def switch_off(self, node: int) -> None:
         """Switch an idle node off, unless GPUs of it are cut."""
         is_idle = self.up[node] and self.free_gpus[node] == self.gpus[node]
         if is_idle and node not in self.off and not self._cut[node]:
-            self.off.add(node)
-            self._table = None
+            self._put_to_sleep(node, True)
             self.idle_w -= self._idle_each[node] * self.gpus[node]
 
     def fail(self, node: int) -> None:
         """Fail a node with everything on it."""
         if node not in self.off:
             self.idle_w -= self._idle_each[node] * int(self.free_gpus[node])
-        self.off.discard(node)
+        self._put_to_sleep(node, False)
         self.up[node] = False
         self._down += 1
         self.free_total -= int(self.free_gpus[node])

@@ -175,6 +175,7 @@ class Gangs:
         live.floats[FloatRow.SPEED : FloatRow.GPU_DRAW + 1, slot] = 0.0
         live.floats[FloatRow.POWER_LIMIT : FloatRow.CLOCK + 1, slot] = math.nan
         live.ints[IntRow.PHASE : IntRow.MEASURED + 1, slot] = QUEUED, 0, 0
+        live.ints[IntRow.STALE, slot] = 1
         live.placements[slot] = None
         self._waiting.comes_back(slot)
         return idle
@@ -198,20 +199,21 @@ class Gangs:
 
     def retime(self, slot: int, *, stage_begins: bool = False) -> None:
         """Record what a gang has done so far, and schedule its end at its present control value and stage."""
-        live, column = self._live, self._live.floats[:, slot]
-        since_s, left_off_s = float(column[FloatRow.SINCE]), float(column[FloatRow.RUN_FROM])
+        live, floats = self._live, self._live.floats
+        since_s, left_off_s = floats.item(FloatRow.SINCE, slot), floats.item(FloatRow.RUN_FROM, slot)
         if self.now_s > left_off_s:
-            column[FloatRow.KEPT] = self._kept(slot)
+            floats[FloatRow.KEPT, slot] = self._kept(slot)
         self.settle(slot)
-        column[FloatRow.SINCE] = since_s
-        stage, stages = self._stage_of(slot, self._model_of(slot), begins=stage_begins)
-        run = self._run_of(slot, stage)
-        self.power_w += run.draw_w - float(column[FloatRow.DRAW])
+        floats[FloatRow.SINCE, slot] = since_s
+        model = self._model_of(slot)
+        stage, stages = self._stage_of(slot, model, begins=stage_begins)
+        run = self._run_of(slot, model, stage)
+        self.power_w += run.draw_w - floats.item(FloatRow.DRAW, slot)
         run_from = max(left_off_s, self.now_s)
-        column[FloatRow.RUN_FROM : FloatRow.EFFICIENCY + 1] = (
+        floats[FloatRow.RUN_FROM : FloatRow.EFFICIENCY + 1, slot] = (
             run_from, run.speed, run.draw_w, run.gpu_w, run.efficiency,
         )  # fmt: skip
-        if live.ints[IntRow.MEASURED, slot]:
+        if live.ints.item(IntRow.MEASURED, slot):
             live.measured(slot)
         live.ints[IntRow.GENERATION, slot] += 1
         self._foresee(slot, stage, stages)
@@ -228,10 +230,11 @@ class Gangs:
 
         ``begins``: that a stage begins now, although rounding may put the time a little before or after.
         """
-        if self._tunes is None or not self._tunes[self._live.ints.item(IntRow.ROW, slot)]:
+        ints, floats = self._live.ints, self._live.floats
+        if self._tunes is None or not self._tunes.item(ints.item(IntRow.ROW, slot)):
             return FIXED_BATCH, 0
-        stages = self._behaviours.stages(self._live.ints.item(IntRow.CURVE, slot), model)
-        share = float(self._live.floats[FloatRow.SET_DONE, slot] / self._live.floats[FloatRow.WORK, slot])
+        stages = self._behaviours.stages(ints.item(IntRow.CURVE, slot), model)
+        share = floats.item(FloatRow.SET_DONE, slot) / floats.item(FloatRow.WORK, slot)
         return min(round(share * stages) if begins else int(share * stages), stages - 1), stages
 
     def _foresee(self, slot: int, stage: int, stages: int) -> None:
@@ -246,36 +249,34 @@ class Gangs:
 
     def _kept(self, slot: int) -> float:
         """Return the work in a gang's last checkpoint; it writes one at a fixed interval of its run."""
-        column = self._live.floats[:, slot]
+        column = self._live.floats[:, slot].tolist()
         every = self._options.checkpoint_every_s
-        at_s = math.floor(max(self.now_s - float(column[FloatRow.BEGAN]), 0.0) / every) * every
-        since_change_s = at_s - float(column[FloatRow.RUN_FROM] - column[FloatRow.BEGAN])
+        at_s = math.floor(max(self.now_s - column[FloatRow.BEGAN], 0.0) / every) * every
+        since_change_s = at_s - (column[FloatRow.RUN_FROM] - column[FloatRow.BEGAN])
         if since_change_s < 0:
-            return float(column[FloatRow.KEPT])
-        return float(column[FloatRow.SET_DONE]) + since_change_s * float(column[FloatRow.SPEED])
+            return column[FloatRow.KEPT]
+        return column[FloatRow.SET_DONE] + since_change_s * column[FloatRow.SPEED]
 
-    def _run_of(self, slot: int, stage: int) -> Run:
-        run = self._alone(slot, stage)
+    def _run_of(self, slot: int, model: int, stage: int) -> Run:
+        run = self._alone(slot, model, stage)
         if self.beside and (other := self.beside.get(self._live.ids[slot])) is not None:
-            limit_w = float(self._live.floats[FloatRow.POWER_LIMIT, slot])
-            return self._shared(run, other, self._model_of(slot), None if math.isnan(limit_w) else limit_w)
+            limit_w = self._live.floats.item(FloatRow.POWER_LIMIT, slot)
+            return self._shared(run, other, model, None if math.isnan(limit_w) else limit_w)
         return run
 
-    def _alone(self, slot: int, stage: int) -> Run:
+    def _alone(self, slot: int, model: int, stage: int) -> Run:
         """Return what a gang would do if it shared no device."""
-        live = self._live
+        live, floats = self._live, self._live.floats
         placement = live.placements[slot]
         assert placement is not None
-        rows = {kind: float(live.floats[row, slot]) for kind, row in SETTING_ROWS.items()}
-        control_values = tuple((kind, value) for kind, value in rows.items() if value == value)
-        return self._behaviours.run(
-            live.ints.item(IntRow.CURVE, slot), self._model_of(slot), placement, control_values, stage
-        )
+        controls = [(kind, floats.item(row, slot)) for kind, row in SETTING_ROWS.items()]
+        control_values = tuple(each for each in controls if not math.isnan(each[1]))
+        return self._behaviours.run(live.ints.item(IntRow.CURVE, slot), model, placement, control_values, stage)
 
     def _shared(self, run: Run, other: JobId, model: int, limit_w: float | None) -> Run:
         """Return a run beside another job on its device; the host is charged for its work as alone."""
         beside = self._live.slot[other]
-        others = self._alone(beside, self._stage_of(beside, model)[0])
+        others = self._alone(beside, model, self._stage_of(beside, model)[0])
         board = self._nodes.boards[model]
         limits_w = (board.peak_w, limit_w or math.inf, float(self._live.floats[FloatRow.POWER_LIMIT, beside]))
         limit_w = min(each for each in limits_w if each == each)
@@ -300,7 +301,8 @@ class Gangs:
             self.retime(stays)
             return
         self.settle(stays)  # it stops: nothing is done any more, and the device draws on until it is gone
-        run, column = self._alone(stays, self._stage_of(stays, self._model_of(stays))[0]), live.floats[:, stays]
+        model, column = self._model_of(stays), live.floats[:, stays]
+        run = self._alone(stays, model, self._stage_of(stays, model)[0])
         self.power_w += run.draw_w - float(column[FloatRow.DRAW])
         column[FloatRow.DRAW], column[FloatRow.GPU_DRAW] = run.draw_w, run.gpu_w
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from services.core.domain.arrays import Floats
@@ -22,7 +24,7 @@ class Grid:
         self._end_s = whole.end_s
         last_day = whole.times_s >= whole.end_s - DAY_S
         self._day_times, self._day_values = whole.times_s[last_day], whole.intensity_gco2_per_kwh[last_day]
-        self._known_as: tuple[int, int] | None = None
+        self._known_until_s = -math.inf
         self._outlooks: tuple[CarbonOutlook, ...] = ()
 
     def at(self, time_s: float) -> float:
@@ -45,11 +47,12 @@ class Grid:
 
     def outlooks(self, now_s: float) -> tuple[CarbonOutlook, ...]:
         """Return what a policy knows now, of one zone; the same value until the hour or the forecast changes."""
-        if now_s + self._horizon_s >= self._end_s:
-            self._extend(now_s + self._horizon_s)
-        known_as = (self._curve.step_at(now_s), self._issue(now_s))
-        if known_as != self._known_as:
-            self._known_as, self._outlooks = known_as, (self._outlook_of(now_s, *known_as),)
+        if now_s >= self._known_until_s:
+            if now_s + self._horizon_s >= self._end_s:
+                self._extend(now_s + self._horizon_s)
+            step, issue = self._curve.step_at(now_s), self._issue(now_s)
+            self._outlooks = (self._outlook_of(now_s, step, issue),)
+            self._known_until_s = min(float(self._curve.edges_s[step + 1]), self._issued_s(issue + 1))
         return self._outlooks
 
     def _extend(self, beyond_s: float) -> None:
@@ -69,6 +72,13 @@ class Grid:
         if self.trace.forecast is not ForecastKind.FILE or issued is None:
             return -1
         return int(np.searchsorted(issued.issued_s, now_s, side="right")) - 1
+
+    def _issued_s(self, issue: int) -> float:
+        """Return when a forecast is issued; inf if there is none of that number."""
+        issued = self.trace.issued
+        if self.trace.forecast is not ForecastKind.FILE or issued is None or issue >= issued.issued_s.size:
+            return math.inf
+        return float(issued.issued_s[issue])
 
     def _outlook_of(self, now_s: float, step: int, issue: int) -> CarbonOutlook:
         curve, edges_s = self._curve, self._curve.edges_s

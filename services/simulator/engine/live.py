@@ -6,6 +6,7 @@ holds GPUs are closed forms of the time since it got them: ``attained = settled 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,15 @@ class IntRow:
     PRIORITY = 3
     CURVE = 4
     ROW = 5
-    PHASE = 6
-    GPUS = 7
-    MEASURED = 8
-    GENERATION = 9
-    COUNT = 10
+    GOODPUT = 6
+    BATCH_MIN = 7
+    BATCH_MAX = 8
+    PHASE = 9
+    GPUS = 10
+    MEASURED = 11
+    GENERATION = 12
+    STALE = 13
+    COUNT = 14
 
 
 SHOWN_FLOATS = {
@@ -96,12 +101,39 @@ SHOWN_INTS = {
     "priority": IntRow.PRIORITY,
     "speed_curve": IntRow.CURVE,
     "control_curve": IntRow.CURVE,
+    "goodput_curve": IntRow.GOODPUT,
+    "batch_min": IntRow.BATCH_MIN,
+    "batch_max": IntRow.BATCH_MAX,
 }
 """The rows of the tables that a snapshot shows, by column name."""
 KEPT_VIEWS = 128
-GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.ROW + 1)
+GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.BATCH_MAX + 1)
 """The initial values of a job, by workload row; the rest is the same for all."""
 SETTLED = slice(FloatRow.SINCE, FloatRow.SET_DONE + 1)
+LONG = 4
+"""A queue is long where so many times the jobs that change are live: picking those out of the rest costs something."""
+REFRESHED = (
+    slice(FloatRow.ATTAINED, FloatRow.CARBON + 1), FloatRow.REMAINING, FloatRow.POWER, FloatRow.PROGRESS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Jobs that tune their batch sizes to their gangs, by stages of their work.
+
+    Attributes:
+        tunes: (n_jobs,) whose batch follows the gang, by workload row.
+        first, permitted: As ``behaviour.TunedCurves`` has them.
+    """
+
+    tunes: Bools
+    first: Ints
+    permitted: Ints
+
+    def given(self, profile: Ints) -> list[Ints]:
+        """Return what jobs of these kinds begin with, one per workload row: curve, smallest and largest batch."""
+        begin = (self.first[profile], *self.permitted[profile].T)
+        return [np.where(self.tunes, each, -1) for each in begin]
 
 
 class LiveJobs:
@@ -113,15 +145,24 @@ class LiveJobs:
             GPUs or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work runs at
             ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is what the last checkpoint before
             ``RUN_FROM`` held.
-        ints: (IntRow.COUNT, capacity).
+        ints: (IntRow.COUNT, capacity). ``STALE`` marks jobs without GPUs whose shown rows are yet to be brought up to
+            date.
         placements: Where each job sits.
         slot: Slot of each job, by id.
         profiled: Efficiency by workload row and gang size, once observed.
     """
 
-    def __init__(self, workload: Workload, eligible: Bools, predicted_s: Floats, capacity: int = 256) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        eligible: Bools,
+        predicted_s: Floats,
+        tuning: Tuning | None = None,
+        capacity: int = 256,
+    ) -> None:
         """Prepare rows for all jobs; see ``behaviour.Behaviours`` for ``eligible`` and ``predicted_s``."""
         self._workload = workload
+        self._tuning = tuning
         self._eligible_of = eligible
         n = len(workload)
         zeros = np.zeros(n, dtype=np.int64)
@@ -146,6 +187,7 @@ class LiveJobs:
         self._given = np.stack([submitted_s, deadline_s, work_s, predicted_s, predicted_s, submitted_s], axis=1)
         priority = zeros if workload.priority is None else workload.priority
         columns = [workload.min_gpus, workload.max_gpus, workload.step_gpus, priority, workload.profile, np.arange(n)]
+        columns += [zeros - 1] * 3 if tuning is None else tuning.given(workload.profile)
         self._given_ints = np.stack(columns, axis=1)
 
     def arrive(self, row: int) -> int:
@@ -158,6 +200,7 @@ class LiveJobs:
         self.floats[GIVEN, slot] = self._given[row]
         self.ints[:, slot] = 0
         self.ints[GIVEN_INTS, slot] = self._given_ints[row]
+        self.ints[IntRow.STALE, slot] = 1
         if not self._all_eligible:
             self.eligible[slot] = self._eligible_of[row]
         if workload.preemptible is not None:
@@ -182,6 +225,7 @@ class LiveJobs:
         )  # fmt: skip
         column[FloatRow.PROGRESS], column[FloatRow.KEPT] = done, done * column[FloatRow.WORK]
         column[FloatRow.REMAINING] = column[FloatRow.PREDICTED] * (1.0 - done)
+        self._show_stages(slice(slot, slot + 1))
 
     def leave(self, slot: int) -> None:
         """Drop the job in a slot; the last job takes its place."""
@@ -226,14 +270,18 @@ class LiveJobs:
         return gpu_s, energy_j, carbon
 
     def refresh(self, now_s: float, integral: float, min_profile_s: float) -> None:
-        """Bring what a snapshot shows up to now: figures of jobs with GPUs, completed starts, observed profiles."""
+        """Bring what a snapshot shows up to now: figures of jobs with GPUs, completed starts, observed profiles.
+
+        Of jobs that wait nothing changes, so that a long queue is left out: the cost does not grow with it.
+        """
         n = self.count
-        f, i = self.floats[:, :n], self.ints[:, :n]
-        phase = i[IntRow.PHASE]
+        moved = np.flatnonzero(self.ints[IntRow.GPUS, :n] | self.ints[IntRow.STALE, :n])
+        which = moved if moved.size * LONG < n else slice(n)
+        f, i = self.floats[:, which], self.ints[:, which]
+        phase, gpus = i[IntRow.PHASE], i[IntRow.GPUS]
         started = (phase == STARTING) & (f[FloatRow.RUN_FROM] <= now_s)
         phase[started] = RUNNING
         held_s = now_s - f[FloatRow.ACCOUNTED]
-        gpus = i[IntRow.GPUS]
         f[FloatRow.ATTAINED] = f[FloatRow.SET_ATTAINED] + gpus * held_s
         f[FloatRow.ENERGY] = f[FloatRow.SET_ENERGY] + f[FloatRow.DRAW] * held_s
         f[FloatRow.CARBON] = f[FloatRow.SET_CARBON] + f[FloatRow.DRAW] * ((integral - f[FloatRow.GRID]) / 3.6e6)
@@ -244,9 +292,27 @@ class LiveJobs:
         ran = f[FloatRow.ATTAINED] >= 1.0
         gpu_energy = f[FloatRow.SET_GPU_ENERGY] + f[FloatRow.GPU_DRAW] * held_s
         np.divide(gpu_energy, f[FloatRow.ATTAINED], out=f[FloatRow.POWER], where=ran)
+        if which is moved:
+            for rows in REFRESHED:
+                self.floats[rows, which] = f[rows]
+            self.ints[IntRow.PHASE, which] = phase
+        self.ints[IntRow.STALE, which] = 0
+        self._show_stages(which)
         fresh = (phase == RUNNING) & (i[IntRow.MEASURED] == 0) & (now_s - f[FloatRow.RUN_FROM] >= min_profile_s)
-        for slot in np.flatnonzero(fresh).tolist():
+        found = np.flatnonzero(fresh)
+        for slot in (moved[found] if which is moved else found).tolist():
             self.measured(slot)
+
+    def _show_stages(self, slots: slice | Ints) -> None:
+        """Show the goodput curves of the stages that these jobs are in, by their progress."""
+        tuning = self._tuning
+        if tuning is None:
+            return
+        ints, curve = self.ints, self.ints[IntRow.CURVE, slots]
+        begin = tuning.first[curve]
+        stages = tuning.first[curve + 1] - begin
+        stage = np.minimum((self.floats[FloatRow.PROGRESS, slots] * stages).astype(np.int64), stages - 1)
+        ints[IntRow.GOODPUT, slots] = np.where(tuning.tunes[ints[IntRow.ROW, slots]], begin + stage, -1)
 
     def measured(self, slot: int) -> None:
         """Record that a job's efficiency at its present size is known."""

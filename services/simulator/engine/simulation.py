@@ -32,7 +32,6 @@ from services.simulator.engine.beginning import Beginning
 from services.simulator.engine.behaviour import (
     Behaviours,
     GangTables,
-    TunedCurves,
     eligible_models,
     predicted_s,
     speed_curves,
@@ -46,7 +45,7 @@ from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.gangs import Gangs
 from services.simulator.engine.gates import Turns
 from services.simulator.engine.grid import Grid
-from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
+from services.simulator.engine.live import FloatRow, IntRow, LiveJobs, Tuning
 from services.simulator.engine.options import EngineOptions
 from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
@@ -120,7 +119,12 @@ class Simulation:
         models = self.nodes.models
         eligible = eligible_models(self.workload, models)
         self.network = Network(options.inter_gbps * 1e9 / 8, options.intra_gbytes * 1e9, cluster.widest_node_gpus)
-        self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network))
+        tuning, shown_curves = None, dict[str, Any]()
+        if self._tunes is not None:
+            tuned = tuned_curves(self.workload, models)
+            tuning = Tuning(self._tunes, tuned.first, tuned.permitted)
+            shown_curves = {"goodput_curves": tuned.goodput, "goodput_batches": tuned.batches}
+        self.live = LiveJobs(self.workload, eligible, predicted_s(self.workload, models, self.network), tuning)
         placement = policy.placement if isinstance(policy, PlacesGangs) else options.placement
         self._foresight = None if predictor is None else Foresight(self.workload, predictor, options.retrain_s)
         graphs = {at: kind.graph for at, kind in enumerate(self.workload.profiles) if kind.graph is not None}
@@ -130,7 +134,6 @@ class Simulation:
         self.rounds = self.active_rounds = 0
         self._tables = GangTables(self.workload, cluster, options)
         self._measurements = Measurements(self.workload, models, known=options.settings_known)
-        self._tuned = tuned_curves(self.workload, models) if self._tunes is not None else None
         self._events = Events()
         self._version = 0
         self._shown = Snapshot(
@@ -149,6 +152,7 @@ class Simulation:
             graphs={job_id: graphs[kind] for job_id, kind in kinds if kind in graphs},
             network=self.network,
             measures=True,
+            **shown_curves,
         )
         self._ahead = policy if isinstance(policy, RanksAhead) and self._alike(cluster, eligible) else None
         self._waiting = Waiting(
@@ -320,7 +324,7 @@ class Simulation:
         self._version += 1
         stops_nobody = trigger is Trigger.PASSIVE or not self._preempts
         now_s = self.gangs.now_s
-        snapshot = self._shown.again(
+        return self._shown.again(
             version=self._version,
             now_s=now_s,
             trigger=trigger,
@@ -338,7 +342,6 @@ class Simulation:
                 False, self._waiting.contenders(self.nodes.free_total) if stops_nobody else None, self._waiting.newly()
             ),
         )
-        return snapshot if self._tuned is None else self._with_batches(snapshot, self._tuned)
 
     def _of_slices(self) -> dict[str, Any]:
         """Return what a snapshot says of slices."""
@@ -351,21 +354,6 @@ class Simulation:
             "slice_units": slices.units(),
             "slice_jobs": slices.jobs(),
         }
-
-    def _with_batches(self, snapshot: Snapshot, tuned: TunedCurves) -> Snapshot:
-        jobs = snapshot.jobs
-        begin, stages = tuned.first[jobs.speed_curve], np.diff(tuned.first)[jobs.speed_curve]
-        stage = np.minimum((jobs.progress * stages).astype(np.int64), stages - 1)
-        assert self._tunes is not None
-        tunes = self._tunes[self.live.ints[IntRow.ROW, : self.live.count]]
-        permitted = np.where(tunes[:, None], tuned.permitted[jobs.speed_curve], -1)
-        jobs = replace(
-            jobs,
-            goodput_curve=np.where(tunes, begin + stage, -1),
-            batch_min=permitted[:, 0],
-            batch_max=permitted[:, 1],
-        )
-        return replace(snapshot, jobs=jobs, goodput_curves=tuned.goodput, goodput_batches=tuned.batches)
 
     def _active(self) -> None:
         live = self.live

@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator
 
 from services.core.cycle.policy import StandingOrder
+from services.core.cycle.sizes import possible_size
 from services.core.domain.ids import JobId
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 
@@ -109,14 +110,11 @@ class Standing:
     def _key(self, job_id: JobId) -> Key:
         live, rank = self._live, self._order.rank.get(job_id)
         slot = live.slot[job_id]
-        gpus, wanted = (
-            live.ints.item(IntRow.MIN, slot),
-            self._order.first_gpus if rank is None else self._order.gangs[rank],
-        )
-        if wanted > gpus:  # as ``sizes.possible_sizes`` has it
-            step = live.ints.item(IntRow.STEP, slot)
-            wanted = min(wanted, live.ints.item(IntRow.MAX, slot), self._total_gpus)
-            gpus += max(wanted - gpus, 0) // step * step
+        gpus = live.ints.item(IntRow.MIN, slot)
+        wanted = self._order.first_gpus if rank is None else self._order.gangs[rank]
+        if wanted > gpus:
+            most, step = live.ints.item(IntRow.MAX, slot), live.ints.item(IntRow.STEP, slot)
+            gpus = possible_size(wanted, gpus, most, step, self._total_gpus)
         if rank is not None:
             return float(rank), 0.0, job_id, gpus
         return self._order.ahead - 0.5, live.floats.item(FloatRow.SUBMITTED, slot), job_id, gpus

@@ -90,12 +90,13 @@ class Las:
         preemption = Preemption.at(snapshot.trigger)
         which = contenders(snapshot, preemption)
         sizes = fixed_sizes(snapshot, self.config.gang, which)
-        ids = map(jobs.ids.__getitem__, which.tolist())
+        ids = jobs.ids if preemption is Preemption.NOW else map(jobs.ids.__getitem__, which.tolist())
         started = np.fromiter(map(memory.started_s.get, ids, repeat(np.inf)), np.float64, which.size)
         if snapshot.trigger is Trigger.ACTIVE:
-            holds = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
-            started = np.where(np.isinf(started) & holds, jobs.waiting_since_s, started)
-            memory = self._following(snapshot, memory, started, sizes)
+            known = np.isfinite(started)
+            new = ~known & ((jobs.phase == STARTING) | (jobs.phase == RUNNING))
+            started[new] = jobs.waiting_since_s[new]
+            memory = self._following(snapshot, memory, started, known, new, sizes)
         served = served_since_promotion(snapshot, memory, which)
         keys = queue_of(served, self.config.queue_thresholds_gpu_s), started, jobs.submitted_s[which]
         ranking = rank(snapshot, which, sizes, *keys, preemption=preemption)
@@ -115,14 +116,21 @@ class Las:
             },
         )
 
-    def _following(self, snapshot: Snapshot, memory: LasMemory, started: Floats, sizes: Ints) -> LasMemory:
+    def _following(
+        self, snapshot: Snapshot, memory: LasMemory, started: Floats, known: Bools, new: Bools, sizes: Ints
+    ) -> LasMemory:
+        """Return the memory of the live jobs; ``known``, ``new``: (n_jobs,) which it names, and which started since."""
         jobs = snapshot.jobs
-        promotes = self._starving(snapshot, memory, started, sizes)
-        live = [(index, job_id) for index, job_id in enumerate(jobs.ids) if np.isfinite(started[index])]
-        promoted = {job_id: memory.promoted[job_id] for job_id in jobs.ids if job_id in memory.promoted}
-        for job in np.flatnonzero(promotes).tolist():
+        promotes = np.flatnonzero(self._starving(snapshot, memory, started, sizes)).tolist()
+        none_ended = int(np.count_nonzero(known)) == len(memory.started_s)
+        if none_ended and not promotes and not new.any():
+            return memory  # with rounds every minute most change nothing: a third of LAS's time went into copies
+        live = np.flatnonzero(known | new)
+        promoted = {job_id: entry for job_id, entry in memory.promoted.items() if job_id in jobs.index}
+        for job in promotes:
             promoted[jobs.ids[job]] = (float(jobs.attained_gpu_s[job]), snapshot.now_s)
-        return LasMemory({job_id: float(started[index]) for index, job_id in live}, promoted)
+        ids = map(jobs.ids.__getitem__, live.tolist())
+        return LasMemory(dict(zip(ids, started[live].tolist(), strict=True)), promoted)
 
     def _starving(self, snapshot: Snapshot, memory: LasMemory, started: Floats, sizes: Ints) -> Bools:
         """Return which waiting jobs have waited ``promote_knob`` times what they ran since they were last on top."""

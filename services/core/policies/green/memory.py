@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from services.core.domain.arrays import Bools, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.green.efficiency import BeforeGrowth
 
@@ -31,6 +35,11 @@ class GreenMemory:
     counted_from: Mapping[JobId, tuple[float, float]] = field(default_factory=dict[JobId, tuple[float, float]])
     grown: Mapping[JobId, BeforeGrowth] = field(default_factory=dict[JobId, BeforeGrowth])
     held: frozenset[JobId] = frozenset()
+
+    @cached_property
+    def by_rank(self) -> tuple[Ints, Bools]:
+        """``gangs`` and ``lower`` as columns, (n_ranked + 1,) each; what stands last, at -1, is a job not ranked."""
+        return np.array((*self.gangs, 0), dtype=np.int64), np.array((*self.lower, False), dtype=np.bool_)
 
 
 def dump_memory(memory: GreenMemory) -> dict[str, Any]:

@@ -15,6 +15,7 @@ Source: GREEN section 6, Algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -179,8 +180,8 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     """
     jobs = snapshot.jobs
     rank = np.fromiter(map(memory.rank.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
-    present = _present_gangs(snapshot, every_job(snapshot), np.array((*memory.gangs, config.fixed_gpus or 0))[rank])
-    known_lower = np.array((*memory.lower, False))[rank]
+    present = _present_gangs(snapshot, every_job(snapshot), _remembered_gangs(memory, config, rank))
+    known_lower = memory.by_rank[1][rank]
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
     runs = (jobs.phase == RUNNING) & ~known_lower
     if config.fixed_gpus is not None:
@@ -319,8 +320,8 @@ def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
 
 def _remembered_gangs(memory: GreenMemory, config: GreenConfig, rank: Ints) -> Ints:
     """Return the size that jobs of these ranks had or were to have; of a new job, whose rank is -1, its first: (n,)."""
-    gangs, first = memory.gangs, config.fixed_gpus or 0
-    return np.array([gangs[at] if at >= 0 else first for at in rank.tolist()], dtype=np.int64)
+    gangs = memory.by_rank[0][rank]
+    return np.where(rank < 0, config.fixed_gpus, gangs) if config.fixed_gpus is not None else gangs
 
 
 def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Floats, float | Floats]:
@@ -330,22 +331,20 @@ def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Float
     return curves.each(lambda curve: curve.at(now_s)), means
 
 
-def _counted_from(snapshot: Snapshot, memory: GreenMemory, starves: Bools) -> dict[JobId, tuple[float, float]]:
+def _counted_from(snapshot: Snapshot, memory: GreenMemory, starves: Bools) -> Mapping[JobId, tuple[float, float]]:
     jobs = snapshot.jobs
-    known = memory.counted_from
-    counted = dict(known)
-    for job_id in known.keys() - jobs.index.keys():
-        del counted[job_id]
+    counted = memory.counted_from
+    if not counted.keys() <= jobs.index.keys():
+        counted = {job_id: amounts for job_id, amounts in counted.items() if job_id in jobs.index}
     which = np.flatnonzero(starves)
     if not which.size:
         return counted
     carbon_gco2, gpu_s = (np.nan_to_num(column[which], nan=0.0) for column in (jobs.carbon_gco2, jobs.attained_gpu_s))
     amounts = zip(carbon_gco2.tolist(), gpu_s.tolist(), strict=True)
-    counted.update(zip(map(jobs.ids.__getitem__, which.tolist()), amounts, strict=True))
-    return counted
+    return {**counted, **dict(zip(map(jobs.ids.__getitem__, which.tolist()), amounts, strict=True))}
 
 
-def _counted(snapshot: Snapshot, counted_from: dict[JobId, tuple[float, float]], config: GreenConfig) -> Floats:
+def _counted(snapshot: Snapshot, counted_from: Mapping[JobId, tuple[float, float]], config: GreenConfig) -> Floats:
     """Return what counts against each job since it last starved: gCO2 or GPU seconds, (n_jobs,)."""
     jobs = snapshot.jobs
     footprint = config.carbon_factor == "footprint"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from services.core.domain.ids import JobId, NodeId
@@ -24,6 +25,11 @@ class JointMemory:
     held: frozenset[JobId] = frozenset()
     measured: frozenset[JobId] = frozenset()
     empty_since_s: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
+
+    @cached_property
+    def place(self) -> Mapping[JobId, int]:
+        """Where each job of ``sizes`` stands in it; passive rounds ask for that again and again."""
+        return {job_id: at for at, job_id in enumerate(self.sizes)}
 
 
 def dump_memory(memory: JointMemory) -> dict[str, Any]:

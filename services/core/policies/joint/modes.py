@@ -55,7 +55,7 @@ def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: Jo
     Args:
         snapshot: The cluster.
         which: (n_jobs,) indices into its job table, at least one.
-        hour_w: ``worth.hour_w`` of them.
+        hour_w: ``Worth.hour_w`` of them: (n_jobs,), or one number for all.
         config: The policy's parameters.
     """
     jobs = snapshot.jobs
@@ -64,7 +64,7 @@ def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: Jo
     gpus = powers_of_two(low, high, jobs.step_gpus[which])
     some = gpus > 0
     of_node, _ = goodput_of(snapshot, which, int(gpus.max()), int(snapshot.nodes.gpus.max(initial=1)))
-    speed = np.take_along_axis(of_node, np.maximum(gpus, 1) - 1, axis=1)
+    speed = of_node[np.arange(which.size)[:, None], np.maximum(gpus, 1) - 1]
     ratio = np.where(some, speed / speed[:, :1], 1.0)
     together = np.minimum(ratio * gpus[:, :1] / np.maximum(gpus, 1), 1.0)
     alone_w = _gpu_w(jobs.gpu_power_w, which)[:, None]

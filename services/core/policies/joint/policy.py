@@ -7,6 +7,7 @@ order; jobs that came since go first, as wide as is best for them where all that
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -32,7 +33,7 @@ from services.core.policies.joint.levers import Known, effects
 from services.core.policies.joint.memory import JointMemory, dump_memory, load_memory
 from services.core.policies.joint.modes import Modes, modes_of
 from services.core.policies.joint.sleep import sleeping
-from services.core.policies.joint.worth import hour_g, hour_w
+from services.core.policies.joint.worth import Worth, hour_g
 from services.core.policies.levers import Effect
 from services.core.policies.limits import Going, with_limits
 
@@ -54,22 +55,25 @@ class Joint:
 
     def decide(self, snapshot: Snapshot, memory: JointMemory) -> tuple[Plan, JointMemory]:
         """Return the plan of least cost, or in a passive round what fills free GPUs by the last one."""
-        config, preemption = self.config, Preemption.at(snapshot.trigger)
+        config, preemption, worth = self.config, Preemption.at(snapshot.trigger), Worth(snapshot, self.config)
         if snapshot.trigger is Trigger.ACTIVE:
-            memory = _following(snapshot, memory, config)
+            memory = _following(snapshot, memory, worth, config)
         which = contenders(snapshot, preemption)
-        ranking = _ranking(snapshot, memory, which, config) if which.size else Ranking(which, which)
+        ranking = _ranking(snapshot, memory, which, worth, config) if which.size else Ranking(which, which)
         plan = with_batches(snapshot, reconcile(snapshot, ranking, preemption=preemption))
         if config.limits:
-            choose = _Limits(snapshot, memory, config).choose
+            choose = _Limits(snapshot, memory, worth, config).choose
             anew = snapshot.trigger is Trigger.ACTIVE
             plan, measured = with_limits(snapshot, plan, memory.measured, config.profile_window_s, choose, anew=anew)
-            memory = replace(memory, measured=measured)
+            if measured != memory.measured:
+                memory = replace(memory, measured=measured)
         if config.sleep_after_s is not None:
             down, since_s = sleeping(snapshot, plan, memory.empty_since_s, config.sleep_after_s)
-            again_s = min(since_s.values(), default=np.inf) + config.sleep_after_s
-            plan = replace(plan, nodes=down, look_again_s=again_s if np.isfinite(again_s) else None)
-            memory = replace(memory, empty_since_s=since_s)
+            if down or since_s:
+                again_s = min(since_s.values(), default=np.inf) + config.sleep_after_s
+                plan = replace(plan, nodes=down, look_again_s=again_s if np.isfinite(again_s) else None)
+            if since_s != memory.empty_since_s:
+                memory = replace(memory, empty_since_s=since_s)
         return plan, memory
 
     def levers(self, snapshot: Snapshot, memory: JointMemory, job_id: JobId) -> tuple[Effect, ...]:
@@ -77,9 +81,7 @@ class Joint:
         jobs, config, job = snapshot.jobs, self.config, snapshot.jobs.index[job_id]
         everyone, capacity = np.arange(len(jobs)), Capacity(snapshot)
         models = np.where(capacity.model >= 0, capacity.model, jobs.eligible.argmax(axis=1))
-        worth_w = np.broadcast_to(
-            hour_w(eligible_curves(snapshot, everyone), snapshot.now_s, config.hour_wh), everyone.shape
-        )
+        worth_w = Worth(snapshot, config).hour_w
         modes = modes_of(snapshot, everyone, worth_w, config)
         wanted = modes.gpus[everyone, modes.best]
         slower = slowdowns(snapshot, everyone, models, wanted, config.host_w, worth_w)
@@ -100,23 +102,22 @@ class Joint:
 class _Limits:
     """Chooses power limits: the more jobs wait for GPUs, the more speed is worth."""
 
-    def __init__(self, snapshot: Snapshot, memory: JointMemory, config: JointConfig) -> None:
-        jobs = snapshot.jobs
-        self._host_w = config.host_w
-        waits = max(int(np.count_nonzero(jobs.phase == QUEUED)) - len(memory.held), 0)
-        self._crowd = 1.0 + waits / max(int(np.count_nonzero(jobs.phase != QUEUED)), 1)
-        everyone = np.arange(len(jobs))
-        self._hour_w = np.broadcast_to(
-            hour_w(eligible_curves(snapshot, everyone), snapshot.now_s, config.hour_wh), everyone.shape
-        )
+    def __init__(self, snapshot: Snapshot, memory: JointMemory, worth: Worth, config: JointConfig) -> None:
+        self._phase, self._n_held = snapshot.jobs.phase, len(memory.held)
+        self._worth, self._host_w = worth, config.host_w
+
+    @cached_property
+    def _crowd(self) -> float:
+        waits = max(int(np.count_nonzero(self._phase == QUEUED)) - self._n_held, 0)
+        return 1.0 + waits / max(int(np.count_nonzero(self._phase != QUEUED)), 1)
 
     def choose(self, gang: Going, curve: ControlCurve) -> float | None:
         """Return the limit of least cost of a gang, watts; None: the default, which is the highest."""
-        at = least_cost_at(curve, gang.gpus, self._host_w, self._crowd * float(self._hour_w[gang.job]))
+        at = least_cost_at(curve, gang.gpus, self._host_w, self._crowd * self._worth.hour_w.item(gang.job))
         return float(curve.values[at]) if at + 1 < curve.values.size else None
 
 
-def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, config: JointConfig) -> Ranking:
+def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, worth: Worth, config: JointConfig) -> Ranking:
     """Return the jobs to run, new ones first and then by the order of the last active round; held ones wait."""
     jobs = snapshot.jobs
     rows: list[int] = which.tolist()
@@ -125,22 +126,20 @@ def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, config: Joint
         which = np.array(rows, dtype=np.int64)
     ids = [jobs.ids[job] for job in rows]
     given = np.fromiter(map(memory.sizes.get, ids, repeat(0)), np.int64, which.size)
-    place = {job_id: at for at, job_id in enumerate(memory.sizes)}
-    at = np.fromiter(map(place.get, ids, repeat(-1)), np.int64, which.size)
+    at = np.fromiter(map(memory.place.get, ids, repeat(-1)), np.int64, which.size)
     holds = (jobs.gpus[which] > 0) & ((given == 0) | (given == jobs.gpus[which]))
     gpus = np.where(holds, jobs.gpus[which], possible_sizes(snapshot, given, which))
     order = wishes_first(order_by(jobs.ids, at, jobs.submitted_s[which], which=which), jobs.priority[which])
     which, gpus, is_new = which[order], gpus[order], (at < 0)[order] & (jobs.phase[which] == QUEUED)[order]
     if is_new.any():
-        gpus = _widened_new(snapshot, which, gpus, is_new, config)
+        gpus = _widened_new(snapshot, which, gpus, is_new, worth, config)
     return Ranking(which, gpus, Reason.GREENER_HOURS)
 
 
-def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, config: JointConfig) -> Ints:
+def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, worth: Worth, config: JointConfig) -> Ints:
     """Return the sizes with those of new jobs raised to their best ones as far as nobody that waits goes without."""
     new = np.flatnonzero(is_new)
-    curves = eligible_curves(snapshot, which[new])
-    modes = modes_of(snapshot, which[new], hour_w(curves, snapshot.now_s, config.hour_wh), config)
+    modes = modes_of(snapshot, which[new], worth.hour_w[which[new]], config)
     best = modes.gpus[np.arange(new.size), modes.best]
     phase = snapshot.jobs.phase[which]
     waits = (phase == QUEUED) | (phase == PREEMPTING)
@@ -154,7 +153,7 @@ def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, con
     return gpus
 
 
-def _following(snapshot: Snapshot, memory: JointMemory, config: JointConfig) -> JointMemory:
+def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: JointConfig) -> JointMemory:
     """Return the memory with the order and sizes of an active round, and with who waits for greener hours."""
     jobs = snapshot.jobs
     n_jobs = len(jobs)
@@ -162,13 +161,12 @@ def _following(snapshot: Snapshot, memory: JointMemory, config: JointConfig) -> 
         return replace(memory, sizes={}, held=frozenset())
     everyone, capacity = np.arange(n_jobs), Capacity(snapshot)
     models = np.where(capacity.model >= 0, capacity.model, jobs.eligible.argmax(axis=1))
-    worth_w = np.broadcast_to(
-        hour_w(eligible_curves(snapshot, everyone), snapshot.now_s, config.hour_wh), everyone.shape
-    )
-    modes = modes_of(snapshot, everyone, worth_w, config)
+    modes = modes_of(snapshot, everyone, worth.hour_w, config)
     best = modes.best
     wanted = modes.gpus[everyone, best]
-    slower = slowdowns(snapshot, everyone, models, wanted, config.host_w, worth_w) if config.limits else np.ones(n_jobs)
+    slower = (
+        slowdowns(snapshot, everyone, models, wanted, config.host_w, worth.hour_w) if config.limits else np.ones(n_jobs)
+    )
     left = left_of(jobs, _pace(snapshot, modes, best, models, slower))
     at_best_s = left.left_s / (modes.ratio[everyone, best] * slower)
     deadline_s = _deadlines(snapshot, left, config)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from services.core.cycle.plan import Plan, PowerNode, Reason, Start
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import NodeId
@@ -22,12 +24,9 @@ def sleeping(
     """
     nodes = snapshot.nodes
     used = {share.node_id for action in plan.actions if isinstance(action, Start) for share in action.placement.shares}
-    empty = nodes.may_sleep & ~nodes.asleep & (nodes.free_gpus == nodes.gpus)
-    since_s = {
-        node: empty_since_s.get(node, snapshot.now_s)
-        for node, is_empty in zip(nodes.ids, empty.tolist(), strict=True)
-        if is_empty and node not in used
-    }
+    empty = np.flatnonzero(nodes.may_sleep & ~nodes.asleep & (nodes.free_gpus == nodes.gpus)).tolist()
+    unused = [node for node in map(nodes.ids.__getitem__, empty) if node not in used]
+    since_s = {node: empty_since_s.get(node, snapshot.now_s) for node in unused}
     due = [node for node, at_s in since_s.items() if snapshot.now_s - at_s >= after_s]
     for node in due:
         del since_s[node]

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from services.core.cycle.grids import JobCurves
+from functools import cached_property
+
+import numpy as np
+
+from services.core.cycle.grids import eligible_curves
+from services.core.cycle.ranking import every_job
+from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonCurve
+from services.core.policies.joint.config import JointConfig
 
 HALF_DAY_S = 43_200.0
 GREENEST = 0.05
 """An hour greener than this share of the day's mean counts as one at it, so that nothing is worth everything."""
 
 
-def hour_w(curves: JobCurves, now_s: float, hour_wh: float) -> float | Floats:
-    """Return how many watts more a gang may draw, in exchange for no delay: (n_jobs,) or one number for all.
+class Worth:
+    """What time is worth in one round, found where it is first asked for: most rounds of a simulation never do."""
 
-    Args:
-        curves: What the jobs draw by.
-        now_s: UTC seconds.
-        hour_wh: As ``JointConfig.hour_wh``.
-    """
-    return curves.each(lambda curve: hour_wh * _mean(curve, now_s) / _now(curve, now_s))
+    def __init__(self, snapshot: Snapshot, config: JointConfig) -> None:
+        self._snapshot, self._hour_wh = snapshot, config.hour_wh
+
+    @cached_property
+    def hour_w(self) -> Floats:
+        """How many watts more a gang may draw, in exchange for no delay: (n_jobs,)."""
+        snapshot, everyone = self._snapshot, every_job(self._snapshot)
+        curves = eligible_curves(snapshot, everyone)
+        each = curves.each(lambda curve: _hour_w(curve, snapshot.now_s, self._hour_wh))
+        return np.broadcast_to(each, everyone.shape)
 
 
 def hour_g(curve: CarbonCurve, now_s: float, hour_wh: float) -> float:
@@ -34,5 +45,6 @@ def _mean(curve: CarbonCurve, now_s: float) -> float:
     return mean if mean > 0 else 1.0
 
 
-def _now(curve: CarbonCurve, now_s: float) -> float:
-    return max(curve.at(now_s), GREENEST * _mean(curve, now_s))
+def _hour_w(curve: CarbonCurve, now_s: float, hour_wh: float) -> float:
+    mean = _mean(curve, now_s)
+    return hour_wh * mean / max(curve.at(now_s), GREENEST * mean)
