@@ -49,6 +49,7 @@ class SpecOptions:
     grace: str | None = None
     max_restarts: int | None = None
     preemptible: bool | None = None
+    may_share_gpu: bool | None = None
     hold: bool | None = None
     array: str | None = None
     after: list[str] | None = None
@@ -213,6 +214,7 @@ def spec_of(
         "grace_s": duration_s(options.grace, "--grace") if options.grace else None,
         "max_restarts": options.max_restarts,
         "preemptible": options.preemptible,
+        "may_share_gpu": options.may_share_gpu,
         "hold": options.hold,
         "array": options.array,
         "after": _after(options.after),

@@ -239,6 +239,14 @@ def submit(
         bool | None,
         typer.Option("--preemptible/--not-preemptible", help="Whether it may be stopped.", rich_help_panel=RUN),
     ] = None,
+    may_share_gpu: Annotated[
+        bool | None,
+        typer.Option(
+            "--may-share-gpu",
+            help="It may share its GPU with another job that may; needs --memory.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     grace: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.", rich_help_panel=RUN),

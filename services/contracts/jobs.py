@@ -192,6 +192,12 @@ class JobSpec(Message):
         default=0, ge=-100, le=100, description="Jobs with a higher priority go first, in policies that use it."
     )
     preemptible: Flag = True
+    may_share_gpu: Flag = Field(
+        default=False,
+        description="Whether the job may share its GPU with another job that may, under policies that pack jobs "
+        "(`gandiva`). It has one GPU then, may be preempted, and needs at most `gpus.memory_gib` of its memory; both "
+        "fit together. Jobs that share a GPU slow each other down, and one can take memory from the other.",
+    )
     grace_s: Real = Field(default=120, ge=0, le=3_600, description="Time between SIGTERM and SIGKILL.")
     time_limit_s: Real | None = Field(
         default=None,
@@ -304,6 +310,18 @@ class JobSpec(Message):
             raise ValueError("global_batch must lie between batch.min and batch.max")
         if self.work is not None and self.work.unit == "steps":
             raise ValueError("with batch, work must count samples, tokens or epochs: what a step does changes")
+        return self
+
+    @model_validator(mode="after")
+    def _may_share(self) -> Self:
+        if not self.may_share_gpu:
+            return self
+        if self.service is not None or self.gpus.slice is not None or self.gpus.min != 1:
+            raise ValueError("may_share_gpu is for jobs that can run on one whole GPU, and for no service instance")
+        if not self.preemptible:
+            raise ValueError("a job that may share its GPU may be preempted: leave preemptible at true")
+        if self.gpus.memory_gib is None:
+            raise ValueError("a job that may share its GPU says how much of its memory it needs, gpus.memory_gib")
         return self
 
     @model_validator(mode="after")

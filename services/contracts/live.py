@@ -63,6 +63,7 @@ class LiveJob(Message):
     step_gpus: int
     priority: int
     preemptible: bool
+    may_share_gpu: bool = False
     deadline_s: float | None
     work_s: float = Field(gt=0, description="All its work, in seconds on its smallest gang.")
     progress: float = Field(ge=0, le=1, description="Share of it that is done.")

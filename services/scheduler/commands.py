@@ -13,7 +13,7 @@ from services.core.domain.mig import is_gpu
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.outbox import Outgoing
 
-NOT_FOR_NODES = {"array", "after", "batch"}
+NOT_FOR_NODES = {"array", "after", "batch", "may_share_gpu"}
 """Fields of a spec that only the control plane reads; agents of an earlier release would refuse them."""
 
 
@@ -30,11 +30,13 @@ def start_commands(
     account: str | None = None,
     uuids: Mapping[tuple[str, int], str] | None = None,
     batch_size: int | None = None,
+    packed: bool = False,
 ) -> list[Outgoing]:
     """Return one start command per share of a gang; the order of the shares is the order of the node ranks.
 
     Only a share with a slice names UUIDs, taken from ``uuids`` by node and device: agents of the previous release know
-    no such field, and have no slices. So it is with ``batch_size``, the total batch of a job whose user permits one.
+    no such field, and have no slices. So it is with ``batch_size``, the total batch of a job whose user permits one,
+    and with ``packed``, of a gang that is put beside the holder of its device.
     """
     runs = JobSpec.model_validate({name: value for name, value in spec.items() if name not in NOT_FOR_NODES})
     world_size = sum(len(share["devices"]) for share in shares)
@@ -51,6 +53,7 @@ def start_commands(
             uuids=[]
             if all(map(is_gpu, share["devices"]))
             else [(uuids or {}).get((share["node_id"], device), "") for device in share["devices"]],
+            shares=packed,
             node_rank=node_rank,
             nnodes=len(shares),
             world_size=world_size,

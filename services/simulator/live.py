@@ -169,6 +169,7 @@ def _workload(state: LiveState, jobs: list[LiveJob], names: list[str]) -> Worklo
         profiles=tuple(_profile(at, each, names) for at, each in enumerate(state.profiles)),
         priority=ints([job.priority for job in jobs]),
         preemptible=np.array([job.preemptible for job in jobs], dtype=np.bool_),
+        shareable=np.array([job.may_share_gpu for job in jobs], dtype=np.bool_),
         deadline_s=np.array([math.inf if job.deadline_s is None else job.deadline_s for job in jobs]),
         slice_sevenths=ints([job.sevenths or 0 for job in jobs]) if any(job.sevenths for job in jobs) else None,
         slice_memory_gib=np.array([job.memory_gib or 0.0 for job in jobs]),

@@ -199,6 +199,7 @@ class Workload:
         profiles: The kinds of jobs.
         predicted_work_s: ``work_s`` as a predictor sees it, NaN where it has none. None: exactly ``work_s``.
         priority, preemptible, deadline_s: As in a submission; None for 0, True and +inf.
+        shareable: Which jobs may share a GPU; None: all.
         gpu_model: Per job the model it must have, empty for any; None: any for all.
         recurrence: What predictors learn from; None: nothing is known to recur.
         gates: Arrays and dependencies; None: every job may start once it is submitted.
@@ -222,6 +223,7 @@ class Workload:
     predicted_work_s: Floats | None = None
     priority: Ints | None = None
     preemptible: Bools | None = None
+    shareable: Bools | None = None
     deadline_s: Floats | None = None
     gpu_model: tuple[str, ...] | None = None
     recurrence: Recurrence | None = None
@@ -232,7 +234,8 @@ class Workload:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        optional = [self.predicted_work_s, self.priority, self.preemptible, self.deadline_s, self.gpu_model]
+        optional = [self.predicted_work_s, self.priority, self.preemptible, self.shareable, self.deadline_s]
+        optional.append(self.gpu_model)
         columns = [self.tenants, self.submitted_s, self.work_s, self.requested_gpus, self.min_gpus, self.max_gpus]
         columns += [self.step_gpus, self.profile, *(column for column in optional if column is not None)]
         columns += [column for column in (self.slice_sevenths, self.slice_memory_gib) if column is not None]

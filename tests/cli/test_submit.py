@@ -51,6 +51,14 @@ def test_what_follows_two_dashes_is_the_command_untouched(run: Run, gateway: Gat
     assert spec["gpus"]["min"] == 2
 
 
+def test_a_job_may_share_its_gpu_if_it_says_what_memory_it_needs(run: Run, gateway: Gateway) -> None:
+    spec = submitted(run, gateway, "-c", "true", "--memory", "12G", "--may-share-gpu")
+
+    assert spec["may_share_gpu"]
+    with pytest.raises(CliError, match="how much of its memory"):
+        run("submit", "-c", "true", "--may-share-gpu")
+
+
 def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: Path) -> None:
     (tmp_path / "job.env").write_text("# a comment\nexport A=1\nB='two words'\n\nSEED=7\n")
     (tmp_path / "here").mkdir()

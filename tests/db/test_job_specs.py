@@ -37,6 +37,7 @@ READ = {
     "GPU_MEMORY_GIB": lambda spec: spec.gpus.memory_gib,
     "WORK_TOTAL": lambda spec: spec.work and spec.work.total,
     "PREEMPTIBLE": lambda spec: spec.preemptible,
+    "MAY_SHARE_GPU": lambda spec: spec.may_share_gpu,
     "PRIORITY": lambda spec: spec.priority,
     "DEADLINE": lambda spec: spec.deadline,
     "GRACE_S": lambda spec: spec.grace_s,

@@ -130,6 +130,31 @@ async def test_a_release_without_slices_keeps_its_claims_and_gets_the_uuids_that
         await connection.close()
 
 
+async def test_a_release_without_packing_gets_no_shared_device_and_is_not_returned_to_while_there_is_one(
+    postgres_url: str,
+) -> None:
+    url = fresh_database(postgres_url)
+    connection = await connect(url, application_name="test")
+    packed = "INSERT INTO device_claims (node_id, device, allocation_id, slot, packed) VALUES ('n', 0, $1, 1, true)"
+    try:
+        await connection.execute(NODE, [{"index": 0, "uuid": "GPU-a"}])
+        for job in ("j0", "j1", "j2"):
+            await connection.execute(JOB, job, "a")
+            await connection.execute(ALLOCATION, job)
+        await connection.execute(OLD_CLAIM, 0, "j0")
+        await connection.execute(packed, "j1")
+        with pytest.raises(subprocess.CalledProcessError):
+            await asyncio.to_thread(migrate, url, "downgrade", "0035")
+        await connection.execute("DELETE FROM device_claims WHERE allocation_id = 'j0'")
+        with pytest.raises(UniqueViolationError):  # its guest is still there
+            await connection.execute(OLD_CLAIM, 0, "j2")
+        await asyncio.to_thread(migrate, url, "downgrade", "0035")
+        with pytest.raises(UniqueViolationError):
+            await connection.execute(OLD_CLAIM, 0, "j2")
+    finally:
+        await connection.close()
+
+
 async def test_a_gpu_and_its_slices_are_never_held_at_once(postgres_url: str) -> None:
     connection = await connect(fresh_database(postgres_url), application_name="test")
     try:

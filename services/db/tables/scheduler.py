@@ -57,10 +57,16 @@ device_claims = Table(
     Column("uuid", Text),
     Column("parent", Integer),
     Column("profile", Text),
+    Column("slot", Integer, primary_key=True, server_default=text("0")),
+    Column("packed", Boolean, nullable=False, server_default=text("false")),
+    CheckConstraint("slot IN (0, 1)", name="device_claims_slot"),
     Index("device_claims_by_allocation", "allocation_id"),
     Index("device_claims_of_slices", "node_id", "parent", postgresql_where=text("parent IS NOT NULL")),
 )
-"""The present holder of a device; the primary key enforces that no device has two.
+"""The present holder of a device, or both where two jobs share a GPU.
+
+The primary key enforces that no device has more than two holders (``slot`` 0 and 1), and a trigger that none has a
+second one but a claim that is ``packed``, which needs a first one.
 
 ``uuid`` is the device's when it was claimed, null where that was not known: of a MIG slice it tells whether the device
 of that number is still the same. A slice has the GPU that it is part of, ``parent``, and its ``profile``. A trigger

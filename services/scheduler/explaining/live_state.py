@@ -230,6 +230,7 @@ def _live_job(row: JobRow, left_gpu_s: float, attained: float, *, gpus: tuple[in
     return LiveJob(
         id=row.id,
         tenant=row.tenant_id,
+        may_share_gpu=row.may_share_gpu,
         submitted_s=row.submitted_s,
         min_gpus=smallest,
         max_gpus=largest,

@@ -156,8 +156,10 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
             account=job.account,
             uuids=uuids,
             batch_size=batch_size,
+            packed=start.shares,
         )
-    await gangs.insert(connection, made, hosts)
+    packed = {gang.id for gang, start in zip(made, starts, strict=True) if start.shares}
+    await gangs.insert(connection, made, hosts, packed)
     await _write_starts(connection, starts, made, asleep)
     await outbox.put(connection, commands)
 

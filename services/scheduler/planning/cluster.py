@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +14,11 @@ from services.contracts.nodes import PowerState
 from services.core.cycle.snapshot import NodeTable
 from services.core.domain.arrays import Bools, Floats
 from services.core.domain.controls import ControlKind
-from services.core.domain.ids import NodeId
+from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import is_gpu
 from services.core.profiles.priors import board_of
 from services.scheduler.repository.documents import StoredDevice
-from services.scheduler.repository.snapshots import ClaimRow, ClusterRows, NodeRow, PartitionRow
+from services.scheduler.repository.snapshots import ClaimRow, ClusterRows, JobRow, NodeRow, PartitionRow
 
 
 class NodeKind(NamedTuple):
@@ -112,6 +113,20 @@ def node_table(cluster: Cluster, zones: Sequence[str]) -> NodeTable:
         free_devices=tuple(tuple(sorted(device_indices(node) - claimed.get(node.id, set()))) for node in nodes),
         zone=np.array([zone_at.get(node.zone, 0) for node in nodes], dtype=np.int64),
     )
+
+
+def shared_pairs(claims: Sequence[ClaimRow], jobs: Sequence[JobRow]) -> tuple[tuple[JobId, JobId], ...]:
+    """Return the pairs of jobs that share a device."""
+    if len(set(claims)) == len(claims):
+        return ()
+    on: dict[ClaimRow, list[JobId]] = {}
+    for job in jobs:
+        for share in job.shares or ():
+            for device in share["devices"]:
+                on.setdefault(ClaimRow(share["node_id"], device), []).append(JobId(job.id))
+    claimed_twice = sorted(claim for claim, holders in Counter(claims).items() if holders > 1)
+    pairs = [on.get(claim, []) for claim in claimed_twice]
+    return tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
 
 
 def device_indices(node: NodeRow) -> set[int]:

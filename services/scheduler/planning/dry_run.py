@@ -115,6 +115,7 @@ def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
         service=None,
         leaves=False,
         preemptible=spec.preemptible,
+        may_share_gpu=spec.may_share_gpu,
         priority=spec.priority,
         deadline_s=float("inf") if spec.deadline is None else spec.deadline.timestamp(),
         work=None if spec.work is None else spec.work.total,

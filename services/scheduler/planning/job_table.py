@@ -98,6 +98,8 @@ def job_table(
         power_limit_w=floats("power_limit_w"),
         clock_mhz=floats("clock_mhz"),
         control_curve=np.array(curve_of_kind, dtype=np.int64),
+        shareable=np.array(columns["may_share_gpu"], dtype=np.bool_),
+        memory_gib=floats("memory_gib"),
     )
 
 

@@ -24,7 +24,15 @@ from services.scheduler.learning import learned
 from services.scheduler.learning.batches import with_permitted
 from services.scheduler.learning.curves import KnownCurves, known_of
 from services.scheduler.learning.predicting import Predicting
-from services.scheduler.planning.cluster import Cluster, drawn_w, host_w, idle_w, node_table, settable
+from services.scheduler.planning.cluster import (
+    Cluster,
+    drawn_w,
+    host_w,
+    idle_w,
+    node_table,
+    settable,
+    shared_pairs,
+)
 from services.scheduler.planning.job_table import eligible_kinds, job_table
 from services.scheduler.planning.service_instances import held_devices, held_w, holds_devices, waiting_instances
 from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
@@ -168,6 +176,8 @@ def snapshot_of(
         services=waiting_instances(jobs, cluster.nodes, nodes, eligible),
         services_gpus=sum(map(len, held.values())),
         services_w=instances_w,
+        shared=shared_pairs(cluster.claims, jobs),
+        gpu_memory_gib=np.array([kind.memory_gib for kind in cluster.kinds], dtype=np.float64),
         slice_units=cut.units,
         slice_jobs=waiting_slice_jobs(jobs, cluster.nodes, nodes, eligible, cut),
         network=replace(settings.network, server_gpus=cluster.widest_node_gpus),

@@ -78,7 +78,9 @@ VALUES ($1, $2, $3, 'starting', $4, $5, $6, $7)
 """
 
 CLAIM = """
-INSERT INTO device_claims (node_id, device, allocation_id, uuid, parent, profile) VALUES ($1, $2, $3, $4, $5, $6)
+INSERT INTO device_claims (node_id, device, allocation_id, uuid, parent, profile, packed, slot)
+SELECT $1::text, $2::int, $3::text, $4::text, $5::int, $6::text, $7::bool,
+       CASE WHEN $7 THEN (SELECT 1 - min(c.slot) FROM device_claims c WHERE c.node_id = $1 AND c.device = $2) ELSE 0 END
 """
 
 UUIDS = "SELECT node_id, device, uuid FROM device_claims WHERE allocation_id = $1 AND uuid IS NOT NULL"
@@ -344,15 +346,32 @@ async def ports_in_use(connection: Connection) -> list[PortInUse]:
     return await fetch_rows(connection, PortInUse, PORTS)
 
 
-async def insert(connection: Connection, gangs: Sequence[NewGang], hosts: Mapping[str, Host]) -> None:
+async def insert(
+    connection: Connection, gangs: Sequence[NewGang], hosts: Mapping[str, Host], packed: Collection[str] = ()
+) -> None:
     """Make allocations, and claim their devices as what they are on these hosts.
 
+    Args:
+        connection: In the transaction of a plan.
+        gangs: The allocations.
+        hosts: Their nodes.
+        packed: The allocations that are put beside the one holder of their device.
+
     Raises:
-        UniqueViolationError: a job has a live allocation, or a device, or a part of it, a holder.
+        UniqueViolationError: a job has a live allocation, or a device, or a part of it, a holder; or the device of a
+            packed one has none, or two.
     """
     await connection.executemany(INSERT, gangs)
     claims = [
-        (share["node_id"], device, gang.id, unit.get("uuid"), unit.get("parent"), unit.get("profile"))
+        (
+            share["node_id"],
+            device,
+            gang.id,
+            unit.get("uuid"),
+            unit.get("parent"),
+            unit.get("profile"),
+            gang.id in packed,
+        )
         for gang in gangs
         for share in gang.shares
         for units in [hosts[share["node_id"]].units or {}]

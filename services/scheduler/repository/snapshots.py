@@ -16,6 +16,7 @@ from services.db.job_specs import (
     GPU_MEMORY_GIB,
     GPU_MODEL,
     MAX_GPUS,
+    MAY_SHARE_GPU,
     MIN_GPUS,
     PREEMPTIBLE,
     PRIORITY,
@@ -42,7 +43,7 @@ SELECT j.id, j.tenant_id, j.state,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
        j.spec ->> 'layout' AS layout, j.spec -> 'service' AS service,
        j.cancel_requested OR j.hold_requested AS leaves,
-       {PREEMPTIBLE} AS preemptible, {PRIORITY} AS priority,
+       {PREEMPTIBLE} AS preemptible, {MAY_SHARE_GPU} AS may_share_gpu, {PRIORITY} AS priority,
        coalesce(extract(epoch FROM {DEADLINE})::float8, 'infinity') AS deadline_s,
        {WORK_TOTAL} AS work,
        j.attained_gpu_s, a.state AS allocation_state, coalesce(a.gpus, 0) AS gpus, a.shares,
@@ -157,6 +158,7 @@ class JobRow(NamedTuple):
     service: StoredServiceTerms | None
     leaves: bool
     preemptible: bool
+    may_share_gpu: bool
     priority: int
     deadline_s: float
     work: float | None

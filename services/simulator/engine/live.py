@@ -205,6 +205,8 @@ class LiveJobs:
             self.eligible[slot] = self._eligible_of[row]
         if workload.preemptible is not None:
             self.preemptible[slot] = workload.preemptible[row]
+        if workload.shareable is not None:
+            self.shareable[slot] = workload.shareable[row]
         job_id = JobId(workload.ids[row])
         self.ids.append(job_id)
         self.tenants.append(workload.tenants[row])
@@ -239,6 +241,7 @@ class LiveJobs:
             self.ints[:, slot] = self.ints[:, last]
             self.eligible[slot] = self.eligible[last]
             self.preemptible[slot] = self.preemptible[last]
+            self.shareable[slot] = self.shareable[last]
             self.ids[slot], self.tenants[slot], self.placements[slot] = moved, tenant, placement
             self.slot[moved] = slot
         self.count = last

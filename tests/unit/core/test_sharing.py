@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -205,6 +206,24 @@ def test_a_pair_is_undone_where_a_gpu_is_free_and_nobody_waits() -> None:
     result = run_cycle(policy, a_snapshot(jobs, [a_node(gpus=2)], shared=[("a", "b")]), memory)
 
     assert story(result.plan) == {"b": "preempt unpacked -> 1"}
+
+
+def test_a_job_that_reports_nothing_is_put_beside_none_and_memory_goes_through_json() -> None:
+    policy = build_policy("gandiva", {})
+    silent = a_job_with_a_turn("b", progress=float("nan"), attained_gpu_s=90.0)
+    snapshot = a_snapshot([a_job_with_a_turn("a", 0), silent], [a_node(gpus=1)])
+
+    result = run_cycle(policy, snapshot, policy.load(MEMORY))
+
+    assert story(result.plan)["b"] == "hold waiting_for_release"
+    json.dumps(policy.dump(result.memory), allow_nan=False)
+
+
+def test_a_new_job_has_done_nothing_though_it_reports_nothing_yet() -> None:
+    policy = build_policy("gandiva", {})
+    new = a_snapshot([a_job("a", shareable=True, progress=float("nan"))], [a_node(gpus=1)])
+
+    assert policy.dump(run_cycle(policy, new, policy.initial()).memory)["packing"]["began"] == {"a": 0.0}
 
 
 def test_a_rate_is_what_a_job_did_in_its_turn_alone() -> None:

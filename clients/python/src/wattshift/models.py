@@ -684,6 +684,9 @@ class JobSpec:
             samples, tokens or epochs.
         flexibility_s: How long the job may be delayed; null leaves that to the policy.
         priority: Jobs with a higher priority go first, in policies that use it.
+        may_share_gpu: Whether the job may share its GPU with another job that may, under policies that pack jobs
+            (`gandiva`). It has one GPU then, may be preempted, and needs at most `gpus.memory_gib` of its memory;
+            both fit together. Jobs that share a GPU slow each other down, and one can take memory from the other.
         grace_s: Time between SIGTERM and SIGKILL.
         time_limit_s: How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed
             with the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts
@@ -716,6 +719,7 @@ class JobSpec:
     flexibility_s: float | None = None
     priority: int = 0
     preemptible: bool = True
+    may_share_gpu: bool = False
     grace_s: float = 120
     time_limit_s: float | None = None
     max_restarts: int = 0
@@ -1412,6 +1416,9 @@ class JobSpecTerms(TypedDict, total=False):
             samples, tokens or epochs.
         flexibility_s: How long the job may be delayed; null leaves that to the policy.
         priority: Jobs with a higher priority go first, in policies that use it.
+        may_share_gpu: Whether the job may share its GPU with another job that may, under policies that pack jobs
+            (`gandiva`). It has one GPU then, may be preempted, and needs at most `gpus.memory_gib` of its memory;
+            both fit together. Jobs that share a GPU slow each other down, and one can take memory from the other.
         grace_s: Time between SIGTERM and SIGKILL.
         time_limit_s: How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed
             with the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts
@@ -1441,6 +1448,7 @@ class JobSpecTerms(TypedDict, total=False):
     flexibility_s: float | None
     priority: int
     preemptible: bool
+    may_share_gpu: bool
     grace_s: float
     time_limit_s: float | None
     max_restarts: int

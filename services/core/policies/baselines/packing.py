@@ -21,7 +21,7 @@ import numpy as np
 
 from services.core.cycle.plan import Plan, Preempt, Reason, Start
 from services.core.cycle.sharing import may_share
-from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, Snapshot
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, JobTable, Snapshot
 from services.core.domain.arrays import Floats
 from services.core.domain.ids import JobId
 
@@ -143,8 +143,7 @@ def pack(snapshot: Snapshot, order: Collection[int], memory: PackingMemory, quan
             placement = jobs.placements[host]
             assert placement is not None
             starts.append(Start(other, placement, Reason.PACKED, shares=True))
-            done = jobs.progress.item(host), jobs.progress.item(guest)
-            pairs.append(Pair((one, other), snapshot.now_s, done))
+            pairs.append(Pair((one, other), snapshot.now_s, (_done(jobs, host), _done(jobs, guest))))
             if tenant in quota:
                 quota[tenant] -= 1
             del hosts[at]
@@ -161,7 +160,8 @@ def started(snapshot: Snapshot, plan: Plan, memory: PackingMemory) -> PackingMem
     """Return the memory with what the jobs that start on GPUs of their own have done so far."""
     jobs = snapshot.jobs
     starts = (action for action in plan.actions if isinstance(action, Start) and not action.shares)
-    done = {start.job_id: jobs.progress.item(jobs.index[start.job_id]) for start in starts}
+    rows = ((start.job_id, jobs.index[start.job_id]) for start in starts)
+    done = {job_id: _done(jobs, job) for job_id, job in rows}
     done = {job_id: share for job_id, share in done.items() if share == share}
     return replace(memory, began={**memory.began, **done}) if done else memory
 
@@ -173,6 +173,12 @@ def gain_of(snapshot: Snapshot, pair: Pair, memory: PackingMemory) -> float:
     for job_id, before in zip(pair.jobs, pair.done, strict=True):
         gain += (_progress(snapshot, job_id) - before) / run_s / memory.rates[job_id][0]
     return gain
+
+
+def _done(jobs: JobTable, job: int) -> float:
+    """Return the share of a job's work that is done; NaN of one that ran and reported nothing."""
+    done = jobs.progress.item(job)
+    return 0.0 if done != done and not jobs.attained_gpu_s.item(job) > 0 else done
 
 
 def _judged(
@@ -225,7 +231,8 @@ def _left_over(snapshot: Snapshot, order: Collection[int]) -> tuple[list[int], i
 
 def _can_be_guest(snapshot: Snapshot, job: int, memory: PackingMemory) -> bool:
     jobs = snapshot.jobs
-    return bool(jobs.shareable[job] and jobs.min_gpus[job] == 1 and jobs.ids[job] in memory.rates)
+    known = jobs.ids[job] in memory.rates and not np.isnan(_done(jobs, job))
+    return bool(jobs.shareable[job] and jobs.min_gpus[job] == 1 and known)
 
 
 def _hosts(snapshot: Snapshot, memory: PackingMemory) -> list[int]:
@@ -233,7 +240,8 @@ def _hosts(snapshot: Snapshot, memory: PackingMemory) -> list[int]:
     jobs = snapshot.jobs
     paired = {job_id for pair in snapshot.shared for job_id in pair}
     runs: list[int] = np.flatnonzero((jobs.phase == RUNNING) & (jobs.gpus == 1) & jobs.shareable).tolist()
-    able = [job for job in runs if jobs.ids[job] in memory.rates and jobs.ids[job] not in paired]
+    known = (job for job in runs if jobs.ids[job] in memory.rates and not np.isnan(_done(jobs, job)))
+    able = [job for job in known if jobs.ids[job] not in paired]
     drawn_w: Floats = np.nan_to_num(jobs.gpu_power_w, nan=np.inf)
     return sorted(able, key=lambda job: (drawn_w.item(job), jobs.ids[job]))
 
