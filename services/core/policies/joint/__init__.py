@@ -17,8 +17,9 @@ w        what an hour of a job's completion time is worth:                    gC
   (``modes``, ``controls``). In green hours ``w / c`` is larger, so jobs run wider and faster then.
 - *Hours*: a job that has time until its deadline waits where the carbon it saves is worth the later completion
   (``hours``). Users' deadlines bound that, or the slack that the operator grants.
-- *Order*: late jobs, then those whose length is unknown, then the shortest; nobody's gang is wider than its smallest
-  while somebody waits for GPUs, and waiting jobs make faster limits worth more.
+- *Order*: late jobs, then those whose length is unknown, then those of the least GPU seconds left at their smallest
+  gang; nobody's gang is wider than its smallest while somebody waits for GPUs, all take their first step before anyone
+  a second, which goes where it saves most per GPU second; and waiting jobs make faster limits worth more.
 - *Batch*: where its user permits that, a gang starts with the batch of the highest goodput at its size; speeds by size
   are then those with the batch tuned (``policies.batches``).
 - *Sleep*: nodes that nobody uses are powered down (``sleep``).

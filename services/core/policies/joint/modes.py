@@ -18,6 +18,8 @@ from services.core.policies.joint.config import JointConfig
 
 WAITING_SHARE = 0.3
 """Of its draw at work that a GPU takes while it waits for others, idle draw included."""
+LEAST_MORE = 1e-3
+"""GPU seconds that a step takes more at least, per second of work: tuned batches may scale better than linearly."""
 UNKNOWN_W = 250.0
 """Draw of a GPU of a job before any was measured."""
 
@@ -42,6 +44,17 @@ class Modes:
     def best(self) -> Ints:
         """(n_jobs,) the column of least cost, of equals the smallest gang."""
         return self.cost.argmin(axis=1)
+
+    @property
+    def gain(self) -> Floats:
+        """(n_jobs, n_sizes - 1) the cost that each step to the next size saves per GPU second that it takes more.
+
+        ``(cost(g) - cost(g')) / (g' / speed(g') - g / speed(g))``; -inf beyond the last.
+        """
+        held = np.where(self.gpus > 0, self.gpus / self.ratio, np.inf)
+        some = self.gpus[:, 1:] > 0
+        with np.errstate(invalid="ignore"):
+            return np.where(some, -np.diff(self.cost, axis=1) / np.maximum(np.diff(held, axis=1), LEAST_MORE), -np.inf)
 
     def column_of(self, gpus: Ints) -> Ints:
         """Return the column of the size nearest to each job's: (n_jobs,) to (n_jobs,)."""

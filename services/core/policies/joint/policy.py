@@ -39,6 +39,8 @@ from services.core.policies.limits import Going, with_limits
 
 UNKNOWN_LEFT_S = 1_800.0
 """What a job of unknown length is taken to need where a resize has to pay for itself."""
+STAY = 2.0
+"""How many times a step of a gang counts that the job has already, where GPUs are short."""
 
 
 class Joint:
@@ -174,8 +176,8 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     held = _held(snapshot, at_best_s, deadline_s, modes.watts[everyone, best], config) & ~is_late
     goes = np.flatnonzero(~held)
     unknown = np.isnan(left.left_s[goes])
-    shortest = np.where(unknown, 0.0, left.left_s[goes])
-    order = order_by(jobs.ids, ~is_late[goes], shortest, jobs.submitted_s[goes], which=goes)
+    least = np.where(unknown, 0.0, left.left_s[goes] * modes.gpus[goes, 0])
+    order = order_by(jobs.ids, ~is_late[goes], least, jobs.submitted_s[goes], which=goes)
     goes = goes[wishes_first(order, jobs.priority[goes])]
     gpus = _sizes(snapshot, goes, modes, left, capacity, models, config)
     return replace(
@@ -230,7 +232,7 @@ def _held(snapshot: Snapshot, left_s: Floats, deadline_s: Floats, watts: Floats,
 def _sizes(
     snapshot: Snapshot, goes: Ints, modes: Modes, left: Left, capacity: Capacity, models: Ints, config: JointConfig
 ) -> Ints:
-    """Return the size of each job to run, best first: the smallest while somebody has to wait, else the best that fits.
+    """Return the size of each job to run, best first: the smallest while somebody has to wait, else towards its best.
 
     A gang that runs keeps its size unless another saves what a restart costs.
     """
@@ -241,20 +243,36 @@ def _sizes(
         return gpus
     now, best = modes.column_of(jobs.gpus)[goes], modes.best[goes]
     left_s = np.where(np.isnan(left.left_s[goes]), UNKNOWN_LEFT_S, left.left_s[goes])
-    gained = (modes.cost[goes, now] - modes.cost[goes, best]) * left_s
-    pays = gained > config.restart_s * modes.cost[goes, best] * modes.ratio[goes, best]
+
+    def pays(column: Ints) -> Bools:
+        """Return whose remaining work is worth a restart at the size in this column: (n_goes,)."""
+        gained = (modes.cost[goes, now] - modes.cost[goes, column]) * left_s
+        return gained > config.restart_s * modes.cost[goes, column] * modes.ratio[goes, column]
+
     holds = (jobs.gpus[goes] > 0) & (jobs.phase[goes] != PREEMPTING)
-    wanted = np.where(holds & ~pays, jobs.gpus[goes], modes.gpus[goes, best])
-    stays_first = np.argsort(~(holds & (wanted == jobs.gpus[goes])), kind="stable")
-    for row in stays_first.tolist():
+    last, column = np.where(holds & ~pays(best), now, best), np.zeros(goes.size, dtype=np.int64)
+    for row, step in _steps(modes.gain[goes], np.where(holds, now, 0)):
         job = int(goes[row])
-        narrower: list[int] = modes.gpus[job, ::-1].tolist()
-        for size in (int(wanted[row]), *narrower):
-            if not gpus[row] < size <= wanted[row]:
-                continue
-            more = size - int(gpus[row])
-            if more <= room[models[job]]:
-                gpus[row] = size
-                room[models[job]] -= more
-                break
-    return gpus
+        more = int(modes.gpus[job, step] - gpus[row])
+        if column[row] == step - 1 and step <= last[row] and more <= room[models[job]]:
+            column[row], gpus[row] = step, gpus[row] + more
+            room[models[job]] -= more
+    return np.where(holds & (column > now) & ~pays(column), jobs.gpus[goes], gpus)
+
+
+def _steps(gain: Floats, now: Ints) -> list[tuple[int, int]]:
+    """Return all steps of all gangs, as row and column reached, in the order in which they are taken.
+
+    First steps come before all others: those that jobs have already, then in the jobs' order. Of later ones those that
+    save most per GPU second; one that a job has already counts ``STAY`` times.
+
+    Args:
+        gain: ``Modes.gain`` of the jobs, best first.
+        now: (n_jobs,) the column each has now.
+    """
+    columns = np.arange(1, gain.shape[1] + 1)
+    has = columns <= now[:, None]
+    worth = np.minimum.accumulate(np.where(has, STAY * gain, gain), axis=1)
+    worth[:, :1] = np.where(has[:, :1], np.inf, np.finfo(np.float64).max)
+    rows, reached = np.unravel_index(np.argsort(-worth, axis=None, kind="stable"), gain.shape)
+    return list(zip(rows.tolist(), (reached + 1).tolist(), strict=True))
