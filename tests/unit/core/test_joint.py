@@ -136,6 +136,30 @@ def test_late_then_unknown_then_shortest() -> None:
     assert list(memory.sizes) == ["wished", "late", "new", "short", "long"]
 
 
+def test_least_work_first_counts_all_gpus_of_a_gang() -> None:
+    rows = [a_job("wide", min_gpus=4, max_gpus=4, remaining_s=1_000.0), a_job("slim", remaining_s=3_000.0)]
+    _, memory = the_round(a_snapshot(rows, [a_node(gpus=8)]))
+    assert list(memory.sizes) == ["slim", "wide"]
+
+
+def test_all_take_their_first_step_before_the_one_that_gains_most_takes_another() -> None:
+    """The shortest scales badly: on 6 GPUs all three get two; of two more the one that scales best takes both."""
+    rows = [a_job(name, min_gpus=1, max_gpus=4, remaining_s=at * HOUR_S) for at, name in enumerate("abc", start=1)]
+    worth = {"hour_wh": 20_000.0, "widest_gpus": 4}
+
+    def sizes(gpus: int) -> dict[str, int]:
+        snapshot = a_snapshot(rows, [a_node(gpus=gpus)])
+        jobs = replace(snapshot.jobs, speed_curve=np.array([0, 1, 0]))
+        curves = np.array([[1, 1.6, 1.8, 2.0], [1, 1.9, 2.8, 3.7]])
+        _, memory = the_round(replace(snapshot, jobs=jobs, speed_curves=curves), **worth)
+        return {str(job): size for job, size in memory.sizes.items()}
+
+    assert sizes(4) == {"a": 2, "b": 1, "c": 1}
+    assert sizes(6) == {"a": 2, "b": 2, "c": 2}
+    assert sizes(8) == {"a": 2, "b": 4, "c": 2}
+    assert sizes(12) == {"a": 4, "b": 4, "c": 4}
+
+
 def test_gangs_are_wide_only_while_nobody_waits() -> None:
     def jobs(n: int) -> list[JobRow]:
         return [a_job(f"j{at}", min_gpus=1, max_gpus=4, gpu_power_w=200.0) for at in range(n)]
