@@ -270,8 +270,8 @@ def _steps(gain: Floats, now: Ints) -> list[tuple[int, int]]:
         gain: ``Modes.gain`` of the jobs, best first.
         now: (n_jobs,) the column each has now.
     """
-    columns = np.arange(1, gain.shape[1] + 1)
-    has = columns <= now[:, None]
+    columns: Ints = np.arange(1, gain.shape[1] + 1, dtype=np.int64)
+    has: Bools = columns <= now[:, None]
     worth = np.minimum.accumulate(np.where(has, STAY * gain, gain), axis=1)
     worth[:, :1] = np.where(has[:, :1], np.inf, np.finfo(np.float64).max)
     rows, reached = np.unravel_index(np.argsort(-worth, axis=None, kind="stable"), gain.shape)
