@@ -212,6 +212,16 @@ POLICIES = (
     ),
     Route(
         "GET",
+        "/v1/shares",
+        Role.OPERATOR,
+        Upstream.SCHEDULER,
+        "policies",
+        "Show how the GPUs are shared between tenants",
+        operation="get_shares",
+        answer=policies.TenantShares,
+    ),
+    Route(
+        "GET",
         "/v1/policies/{name}",
         Role.USER,
         Upstream.SCHEDULER,

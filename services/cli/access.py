@@ -17,6 +17,9 @@ from services.contracts.identity import Role
 PAGE = 500
 MaxGpus = Annotated[str | None, typer.Option(help="Most GPUs held at once; none for no limit.")]
 MaxJobs = Annotated[int | None, typer.Option(min=0, help="Most jobs that have not ended.")]
+Weight = Annotated[
+    float | None, typer.Option(help="Its share of the GPUs against other tenants', under fair+ policies; 1 by default.")
+]
 Rate = Annotated[float | None, typer.Option(help="Sustained requests per second at the gateway.")]
 Expires = Annotated[
     str | None, typer.Option(help="When the key stops working: 90d, 12h, or an ISO 8601 time; by default never.")
@@ -29,6 +32,7 @@ def register(app: typer.Typer) -> None:
     tenants.callback()(list_tenants)
     tenants.command("create")(create_tenant)
     tenants.command("set")(set_tenant)
+    tenants.command("shares")(show_shares)
     app.add_typer(tenants, name="tenants")
     keys = typer.Typer(help="Show the API keys, create, rotate, expire or revoke one.", invoke_without_command=True)
     keys.callback()(list_keys)
@@ -49,13 +53,16 @@ def list_tenants(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         output.print_json(found)
         return
-    figures = ("active jobs", "GPUs", "requests/s", "burst")
+    figures = ("active jobs", "GPUs", "weight", "requests/s", "burst")
     shown = output.table("tenant", *figures, "created", right=figures)
     for tenant in found:
         limits = tenant["limits"]
         gpus = "no limit" if limits["max_gpus"] is None else str(limits["max_gpus"])
+        weight = f"{limits['share_weight']:g}"
         rates = f"{limits['requests_per_s']:g}", str(limits["burst"])
-        shown.add_row(tenant["id"], str(limits["max_active_jobs"]), gpus, *rates, output.age(tenant["created_at"]))
+        shown.add_row(
+            tenant["id"], str(limits["max_active_jobs"]), gpus, weight, *rates, output.age(tenant["created_at"])
+        )
     console.print(shown)
 
 
@@ -64,10 +71,11 @@ def create_tenant(
     max_gpus: MaxGpus = None,
     max_jobs: MaxJobs = None,
     requests_per_s: Rate = None,
+    weight: Weight = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a tenant."""
-    body = {"id": tenant, "limits": _limits(max_gpus, max_jobs, requests_per_s)}
+    body = {"id": tenant, "limits": _limits(max_gpus, max_jobs, requests_per_s, weight)}
     made = Gateway().call("POST", "/v1/tenants", body=body)
     _show_json_or(made, as_json, f"{tenant} is created; `wattshift keys create --tenant {tenant}` makes a key for it")
 
@@ -77,21 +85,49 @@ def set_tenant(
     max_gpus: MaxGpus = None,
     max_jobs: MaxJobs = None,
     requests_per_s: Rate = None,
+    weight: Weight = None,
     as_json: AsJson = False,
 ) -> None:
     """Change a tenant's limits; those not given stay as they are."""
-    limits = _limits(max_gpus, max_jobs, requests_per_s)
+    limits = _limits(max_gpus, max_jobs, requests_per_s, weight)
     if not limits:
-        raise CliError("give a limit: --max-gpus, --max-jobs or --requests-per-s", EXIT_USAGE)
+        raise CliError("give a limit: --max-gpus, --max-jobs, --requests-per-s or --weight", EXIT_USAGE)
     changed = Gateway().call("PATCH", f"/v1/tenants/{tenant}", body={"limits": limits})
     _show_json_or(changed, as_json, f"the limits of {tenant} are changed")
 
 
-def _limits(max_gpus: str | None, max_jobs: int | None, requests_per_s: float | None) -> dict[str, Any]:
+def show_shares(as_json: AsJson = False) -> None:
+    """Show what the tenants with jobs are to have of the GPUs, hold and have used, and how even that is."""
+    found = Gateway().get("/v1/shares")
+    if as_json:
+        output.print_json(found)
+        return
+    figures = ("weight", "share", "GPUs", "waiting jobs", "used GPU h")
+    shown = output.table("tenant", *figures, right=figures)
+    for tenant in found["items"]:
+        used = tenant["used_gpu_hours"]
+        shown.add_row(
+            tenant["tenant_id"],
+            f"{tenant['weight']:g}",
+            f"{100 * tenant['share']:.1f} %",
+            str(tenant["gpus"]),
+            str(tenant["waiting_jobs"]),
+            "-" if used is None else f"{used:.1f}",
+        )
+    console.print(shown)
+    if not found["active"]:
+        console.print(f"the policy {found['policy']} does not share between tenants", soft_wrap=True)
+    if found["jain"] is not None:
+        console.print(f"Jain's index of the tenants that wait: {found['jain']:.3f}")
+
+
+def _limits(
+    max_gpus: str | None, max_jobs: int | None, requests_per_s: float | None, weight: float | None
+) -> dict[str, Any]:
     if max_gpus is not None and max_gpus != "none" and not max_gpus.isdigit():
         raise CliError(f"--max-gpus {max_gpus}: must be a whole number, or none", EXIT_USAGE)
     gpus = {} if max_gpus is None else {"max_gpus": None if max_gpus == "none" else int(max_gpus)}
-    others = {"max_active_jobs": max_jobs, "requests_per_s": requests_per_s}
+    others = {"max_active_jobs": max_jobs, "requests_per_s": requests_per_s, "share_weight": weight}
     return {**gpus, **{name: value for name, value in others.items() if value is not None}}
 
 

@@ -91,6 +91,10 @@ def training(
         Literal["all", "half", "none"],
         typer.Option(help="Whose batch size may follow the gang, where the policy uses that."),
     ] = "all",
+    tenant_weight: Annotated[
+        list[str] | None,
+        typer.Option(help="TENANT=weight: its share of the GPUs against others', under fair+ policies; 1 by default."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="Write figures and curves as one HTML page to this file.", metavar="FILE.html")
     ] = None,
@@ -125,6 +129,7 @@ def training(
             predictor=predictor,
             batch_tuning=batch_tuning,
             horizon_hours=horizon_hours,
+            tenant_weights=_weights(tenant_weight or []),
         )
         _check_files(sources)
         run = prepare(options, Inputs(**sources))
@@ -149,6 +154,20 @@ def training(
         print_json(run.document(results))
     else:
         _show(results, run.workload, run.trace)
+
+
+def _weights(given: list[str]) -> dict[str, float]:
+    """Return weights by tenant."""
+    weights: dict[str, float] = {}
+    for each in given:
+        tenant, _, weight = each.rpartition("=")
+        try:
+            weights[tenant] = float(weight)
+        except ValueError:
+            tenant = ""
+        if not tenant:
+            raise CliError(f"--tenant-weight {each}: must be TENANT=weight, such as vision=2", EXIT_USAGE)
+    return weights
 
 
 def _check_files(sources: dict[str, str]) -> None:
@@ -184,7 +203,9 @@ def _bar(jobs: int, *, quiet: bool) -> Iterator[Any]:
 
 def _show(results: Sequence[SimulationResult], workload: Workload, trace: CarbonTrace) -> None:
     first = results[0]
-    right = ("Carbon", "Energy", "Idle", "Peak", "Mean JCT", "p99 JCT", "Stops", "Rounds", "Took")
+    has_tenants = any(result.tenants for result in results)
+    fairness = ("Jain",) if has_tenants else ()
+    right = ("Carbon", "Energy", "Idle", "Peak", "Mean JCT", "p99 JCT", *fairness, "Stops", "Rounds", "Took")
     shown = table("Policy", *right, right=right, title=f"{workload.name}: {len(workload)} jobs, {trace.zone}")
     for result in results:
         ratio = result.carbon_kg / first.carbon_kg if first.carbon_kg else 1.0
@@ -197,6 +218,7 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
             f"{result.peak_power_w / 1000:.1f} kW",
             duration(result.avg_jct_s) if result.completed else "-",
             duration(result.p99_jct_s) if result.completed else "-",
+            *((f"{result.jain:.3f}" if result.tenants else "-",) if has_tenants else ()),
             str(result.preemptions),
             str(result.rounds),
             f"{result.wall_s:.1f} s",

@@ -74,6 +74,13 @@ class TenantLimits(Message):
     max_gpus: Int | None = Field(
         default=None, ge=0, description="Maximum number of GPUs held at once; null for no limit."
     )
+    share_weight: Real = Field(
+        default=1.0,
+        gt=0,
+        le=1_000_000,
+        description="How much of the GPUs the tenant is to have against others, under policies that share between "
+        "tenants (`fair+` before a policy's name).",
+    )
     requests_per_s: Real = Field(
         default=2_000, gt=0, le=1_000_000, description="Sustained rate of requests at the gateway."
     )
@@ -107,6 +114,7 @@ class TenantLimitsChange(Message):
 
     max_active_jobs: Int | None = Field(default=None, ge=0)
     max_gpus: Int | None = Field(default=None, ge=0)
+    share_weight: Real | None = Field(default=None, gt=0, le=1_000_000)
     requests_per_s: Real | None = Field(default=None, gt=0, le=1_000_000)
     burst: Int | None = Field(default=None, ge=1, le=1_000_000)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
-from services.contracts.schema import Instant, Message, Name
+from services.contracts.schema import Instant, Message, Text
 from services.core.domain.controls import ControlKind
+
+PolicyName = Annotated[Text, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,62}$")]
+"""A policy's name; one with several parts, such as ``fair+joint``, has them joined by ``+``."""
 
 
 class PolicyParameter(Message):
@@ -42,7 +45,7 @@ class PolicyList(Message):
 class PolicyChoice(Message):
     """Which policy to run with which parameters. Parameters left out take their defaults."""
 
-    name: Name
+    name: PolicyName
     parameters: dict[str, Any] = Field(default_factory=dict[str, Any], max_length=100)
 
 
@@ -59,6 +62,32 @@ class ActivePolicy(Message):
         description="Why the stored policy cannot be used. Rounds continue with the last usable one, or with the "
         "default.",
     )
+
+
+class TenantShare(Message):
+    """What a tenant is to have of the GPUs, and has."""
+
+    tenant_id: str
+    weight: float
+    share: float = Field(description="Its part of the GPUs by weight among the tenants that have jobs, 0 to 1.")
+    gpus: int = Field(description="GPUs that its jobs hold.")
+    waiting_jobs: int
+    used_gpu_hours: float | None = Field(
+        description="GPU hours that count against it, which fade with the policy's half-life; null if the policy does "
+        "not share between tenants."
+    )
+
+
+class TenantShares(Message):
+    """How the GPUs are shared between the tenants that have jobs."""
+
+    policy: str
+    active: bool = Field(description="Whether the policy shares between tenants: `fair+` is before its name.")
+    jain: float | None = Field(
+        description="Jain's index of used GPU hours by weight, over the tenants that have jobs waiting: 1 is even, 1/n "
+        "is all for one. Null with fewer than two, or if the policy does not share."
+    )
+    items: list[TenantShare]
 
 
 class PlannedAction(Message):

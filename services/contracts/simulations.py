@@ -97,6 +97,13 @@ class TrainingOptions(Message):
         "the seed.",
     )
 
+    tenant_weights: dict[Word, Annotated[Real, Field(gt=0, le=1e6)]] = Field(
+        default_factory=dict[str, float],
+        max_length=10_000,
+        description="How much of the GPUs each tenant of the trace is to have against others, under policies that "
+        "share between tenants (`fair+` before a policy's name); 1 where none is given.",
+    )
+
     @field_validator("policy")
     @classmethod
     def _split(cls, value: str | list[str]) -> list[str]:

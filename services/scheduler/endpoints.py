@@ -22,6 +22,7 @@ from services.contracts.policies import (
     PolicyDescription,
     PolicyList,
     PolicyParameter,
+    TenantShares,
 )
 from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList
 from services.contracts.problems import FieldError, ProblemCode
@@ -31,7 +32,14 @@ from services.contracts.schema import Name
 from services.core.domain.errors import PolicyConfigError
 from services.core.domain.jobs import JobState
 from services.core.policies import registry
-from services.core.policies.registry import POLICIES, build_policy, describe_policies, policy_name
+from services.core.policies.registry import (
+    build_policy,
+    describe_policies,
+    describe_policy,
+    entry_of,
+    known_policies,
+    policy_name,
+)
 from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.projects import spec_in_project
@@ -43,6 +51,7 @@ from services.scheduler.repository.profiles import LearnedRow
 from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow
 from services.scheduler.service import PowerRefusedError, SchedulerService
 from services.scheduler.settings import SchedulerSettings
+from services.scheduler.shares import shares_of
 
 router = APIRouter(prefix="/v1")
 
@@ -91,7 +100,10 @@ async def list_policies(_: ProjectCaller, service: Service) -> PolicyList:
     """Return every policy with its parameters."""
     row = await service.active_policy()
     active = row.policy if row else None
-    return PolicyList(items=[_description(entry, active) for entry in describe_policies()])
+    entries = {entry.name: entry for entry in describe_policies()}
+    if active is not None and (entry := describe_policy(active)) is not None:
+        entries.setdefault(active, entry)  # with ``fair+`` before its name, it is not among the others
+    return PolicyList(items=[_description(entry, active) for entry in entries.values()])
 
 
 @router.get("/policies/active")
@@ -110,8 +122,8 @@ async def set_active_policy(
 ) -> ActivePolicy:
     """Choose the policy that decides from the next round on."""
     name = policy_name(choice.name)
-    if name not in POLICIES:
-        known = ", ".join(POLICIES)
+    if entry_of(name) is None:
+        known = known_policies()
         pointer = FieldError(pointer="/name", detail=f"One of {known}.")
         raise ProblemError(
             404, ProblemCode.UNKNOWN_POLICY, f"There is no policy {choice.name!r}; known: {known}.", errors=[pointer]
@@ -122,13 +134,22 @@ async def set_active_policy(
     return _active(row, settings)
 
 
+@router.get("/shares")
+async def read_shares(_: Operator, service: Service) -> TenantShares:
+    """Return how the GPUs are shared between the tenants that have jobs."""
+    found = await service.shares()
+    if found is None:
+        raise unavailable("The scheduler")
+    return shares_of(*found)
+
+
 @router.get("/policies/{name}")
 async def read_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDescription:
     """Return one policy with its parameters."""
     row = await service.active_policy()
-    for entry in describe_policies():
-        if entry.name == policy_name(name):
-            return _description(entry, row.policy if row else None)
+    entry = describe_policy(name)
+    if entry is not None:
+        return _description(entry, row.policy if row else None)
     raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, "There is no such policy.")
 
 

@@ -30,6 +30,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.UNUSED: "Nothing runs on the node.",
     Reason.NEEDED: "Jobs will need the node.",
     Reason.WAITING_FOR_NODE: "A node it starts on is being woken.",
+    Reason.FAIR_SHARE: "Its tenant holds its share of the GPUs, or has had more than others have; theirs come first.",
     Reason.GREENER_HOURS: "It waits for hours of lower carbon intensity.",
     Reason.SHORTER_FIRST: "Jobs that are predicted to need less of the cluster come before it.",
     Reason.BETTER_PLACEMENT: "GPUs are free, but too spread for it to run well; it waits a while for better ones.",

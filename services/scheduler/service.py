@@ -6,12 +6,13 @@ from services.contracts.identity import Identity
 from services.contracts.nodes import PowerState
 from services.db.database import Connection, Database
 from services.scheduler.power.nodes import BY_OPERATOR
-from services.scheduler.repository import audit, node_power, predictions, profiles, rounds
+from services.scheduler.repository import audit, node_power, predictions, profiles, rounds, shares
 from services.scheduler.repository.documents import Json
 from services.scheduler.repository.node_power import NodePowerRow, PoweredNode
 from services.scheduler.repository.predictions import ModelRow, PredictionRow
 from services.scheduler.repository.profiles import InForceRow, LearnedRow, MeasurementRow, ProfiledJob
-from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow
+from services.scheduler.repository.rounds import ActivePolicyRow, PlanRow, State
+from services.scheduler.repository.shares import ShareRow
 
 
 class PowerRefusedError(Exception):
@@ -39,6 +40,13 @@ class SchedulerService:
             if policy is not None:
                 await audit.note(connection, caller, "policy.set", name, {"parameters": parameters})
             return policy
+
+    async def shares(self) -> tuple[State, list[ShareRow]] | None:
+        """Return the policy with its memory, and the tenants that have jobs; None before the scheduler's first turn."""
+        async with self._database.transaction("repeatable_read", readonly=True) as connection:
+            if await rounds.active_policy(connection) is None:
+                return None
+            return await rounds.state(connection), await shares.shares(connection)
 
     async def plans(self, before: int | None, limit: int) -> list[PlanRow]:
         """Return recorded rounds, newest first, from below ``before``."""

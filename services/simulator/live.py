@@ -23,7 +23,7 @@ from services.core.domain.gpus import GpuModel, gpu_model, likeliest_gpu_model
 from services.core.domain.ids import NodeId
 from services.core.domain.mig import WHOLE, SlicePlace, slice_index
 from services.core.domain.placement import NodeShare, Placement
-from services.core.policies.registry import POLICIES
+from services.core.policies.registry import policy_entry
 from services.simulator.engine import Beginning, EngineOptions, SimulationResult, simulate
 from services.simulator.workload import Behaviour, CarbonTrace, ClusterSpec, JobProfile, NodeGroup, Workload
 
@@ -120,7 +120,7 @@ def _outcome(run: LiveRun, name: str, parameters: Mapping[str, Any], report: Rep
             run.cluster,
             run.trace,
             parameters=parameters,
-            options=replace(run.engine, rigid=not POLICIES[name].elastic and "gang" not in parameters),
+            options=replace(run.engine, rigid=not policy_entry(name).elastic and "gang" not in parameters),
             progress=progress,
             beginning=run.beginning,
         )

@@ -17,7 +17,7 @@ from services.contracts.simulations import FILE_OPTIONS, LIVE, TrainingOptions, 
 from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
 from services.core.policies.parameters import accepted_names
-from services.core.policies.registry import POLICIES, build_policy, policy_name
+from services.core.policies.registry import build_policy, entry_of, known_policies, policy_entry, policy_name
 from services.core.profiles.recurrence import Predictor
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.files import Content, on_disk
@@ -73,7 +73,7 @@ class TrainingRun:
     def results(self, report: Progress | None = None) -> Iterator[SimulationResult]:
         """Yield each policy's result, in order; ``wall_s`` is measured here."""
         for name in self.parameters:
-            rigid = not POLICIES[name].elastic and "gang" not in self.parameters[name]
+            rigid = not policy_entry(name).elastic and "gang" not in self.parameters[name]
             began_s = time.perf_counter()
             result = simulate(
                 name,
@@ -118,6 +118,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
             horizon_s=3_600.0 * options.horizon_hours,
             placement=options.placement,
             batch_tuning=options.batch_tuning,
+            tenant_weights=dict(options.tenant_weights) or None,
         )
     with _of("carbon"):
         trace = _grid(options, inputs)
@@ -195,13 +196,13 @@ def _grid(options: TrainingOptions, inputs: Inputs) -> CarbonTrace:
 def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
     """Return each policy's parameters; one without a policy's name goes to every policy that has it."""
     names = [policy_name(name) for name in options.policies if name]
-    unknown = [name for name in names if name not in POLICIES]
+    unknown = [name for name in names if entry_of(name) is None]
     if unknown or not names:
         given = ", ".join(unknown) or "(none)"
-        raise OptionError("policy", f"unknown policy {given}; known: {', '.join(POLICIES)}")
+        raise OptionError("policy", f"unknown policy {given}; known: {known_policies()}")
     if len(set(names)) < len(names):
         raise OptionError("policy", "the same policy is named more than once")
-    keys = {name: accepted_names(POLICIES[name].config) for name in names}
+    keys = {name: accepted_names(policy_entry(name).config) for name in names}
     chosen: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in options.params.items():
         owner, dot, inner = key.rpartition(".")

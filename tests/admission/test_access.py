@@ -59,9 +59,9 @@ async def test_limits_change_one_by_one(admission: Admission) -> None:
     tenant = await admission.make_tenant("limits", max_gpus=8, burst=5)
     path = f"/v1/tenants/{tenant}"
     answer = await admission.ask(
-        "PATCH", path, role="admin", json={"limits": {"max_gpus": None, "requests_per_s": 1.5}}
+        "PATCH", path, role="admin", json={"limits": {"max_gpus": None, "requests_per_s": 1.5, "share_weight": 3}}
     )
-    assert answer.json()["limits"] == TenantLimits(requests_per_s=1.5, burst=5).model_dump()
+    assert answer.json()["limits"] == TenantLimits(requests_per_s=1.5, burst=5, share_weight=3).model_dump()
     assert (await admission.ask("GET", path, role="operator")).json() == answer.json()
     assert answer.json() in (await admission.ask("GET", "/v1/tenants", role="operator")).json()["items"]
 

@@ -95,10 +95,24 @@ def test_only_valid_keys_are_listed_unless_all_are_wanted(gateway: FakeGateway) 
 def test_tenants_are_created_and_changed(gateway: FakeGateway) -> None:
     run("tenants", "create", "vision", "--max-gpus", "64")
     run("tenants", "set", "vision", "--max-gpus", "none", "--max-jobs", "10")
+    run("tenants", "set", "vision", "--weight", "2.5")
     assert [body for _, _, body in gateway.calls] == [
         {"id": "vision", "limits": {"max_gpus": 64}},
         {"limits": {"max_gpus": None, "max_active_jobs": 10}},
+        {"limits": {"share_weight": 2.5}},
     ]
+
+
+def test_shares_of_tenants_are_shown(gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenant = {"tenant_id": "vision", "weight": 3.0, "share": 0.75, "gpus": 6, "waiting_jobs": 2, "used_gpu_hours": 12.5}
+    found = {"policy": "fair+las", "active": True, "jain": 0.9, "items": [tenant]}
+    monkeypatch.setattr(gateway, "get", lambda path: found, raising=False)
+    done = run("tenants", "shares")
+    assert "75.0 %" in done.output
+    assert "12.5" in done.output
+    assert "Jain's index of the tenants that wait: 0.900" in done.output
+    found |= {"policy": "las", "active": False, "jain": None, "items": [{**tenant, "used_gpu_hours": None}]}
+    assert "the policy las does not share between tenants" in run("tenants", "shares").output
 
 
 def test_the_audit_log_is_read_since_a_time(gateway: FakeGateway) -> None:

@@ -17,11 +17,11 @@ from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import hosts_and_guests
 from services.core.cycle.snapshot import RUNNING, STARTING, JobTable, Phase, RoundHints, Snapshot, Trigger
 from services.core.domain.ids import JobId
-from services.core.policies.registry import POLICIES, build_policy
+from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
 from tests.support.builders import story
 from tests.support.strategies import snapshots
 
-VARIANTS = [(name, {}) for name in POLICIES] + [
+VARIANTS = [(name, {}) for each in POLICIES for name in (each, FAIR + each)] + [
     ("afs", {"sizes": "any", "resize_gain": 0.0}),
     ("fifo", {"gang": "max", "backfill": True}),
     ("las", {"gang": "max", "promote_knob": 1.0, "queue_thresholds_gpu_s": [2.0, 3_250.0]}),
@@ -111,7 +111,7 @@ def only_active_rounds_preempt_and_only_what_may_be_preempted(rounds: Rounds, da
         index = {job_id: at for at, job_id in enumerate(snapshot.jobs.ids)}
         preempts = [action for action in plan.actions if isinstance(action, Preempt)]
         assert snapshot.trigger is Trigger.ACTIVE or not preempts
-        assert POLICIES[rounds.name].preempts or not preempts
+        assert policy_entry(rounds.name).preempts or not preempts
         for action in preempts:
             job = index[action.job_id]
             assert snapshot.jobs.preemptible[job]

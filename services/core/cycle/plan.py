@@ -50,6 +50,8 @@ class Reason(StrEnum):
     """Other jobs hold every slice it could use."""
     TENANT_QUOTA = "tenant_quota"
     """Its tenant holds as many GPUs as it may."""
+    FAIR_SHARE = "fair_share"
+    """Its tenant holds its share of the GPUs, or has had more than others have; theirs come first."""
     GREENER_HOURS = "greener_hours"
     """The policy keeps it for hours of lower carbon intensity."""
     SHORTER_FIRST = "shorter_first"

@@ -178,9 +178,14 @@ def ranks_whole_queue(snapshot: Snapshot) -> bool:
     """Whether a strict queue is to be ranked down to its end, and not only to the first job that finds no room.
 
     So it is where the round gives reasons, and with several GPU models or tenants' quotas, for then a job that does
-    not fit stops only some of those behind it.
+    not fit stops only some of those behind it, and where GPUs are divided between tenants, which changes the order.
     """
-    return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or bool(snapshot.tenant_gpu_quota)
+    return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot)
+
+
+def has_tenants(snapshot: Snapshot) -> bool:
+    """Whether it matters whose a job is."""
+    return bool(snapshot.tenant_gpu_quota) or snapshot.shares is not None
 
 
 def rank(
@@ -226,7 +231,7 @@ def _within_reach(
     or blocks all below it, so that none below the (r + 1)-th job matters.
     """
     jobs = snapshot.jobs
-    if len(snapshot.gpu_models) != 1 or snapshot.tenant_gpu_quota or not snapshot.nodes.all_schedulable:
+    if len(snapshot.gpu_models) != 1 or has_tenants(snapshot) or not snapshot.nodes.all_schedulable:
         return None
     if jobs.priority[waits].any() or not jobs.eligible[waits].all():
         return None

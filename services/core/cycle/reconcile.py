@@ -4,6 +4,8 @@ Capacity is filled greedily in rank order, per GPU model and within tenant quota
 and jobs below it may fill what is left (backfill); an active round repairs what backfilling delayed, because there a
 higher rank may preempt. A policy that never preempts can switch backfilling off.
 
+Where GPUs are divided between tenants (``Snapshot.shares``), the ranking first gets their order (``cycle.shares``).
+
 Devices of stopping jobs are *being released*: a waiting job may claim them in rank order before they are free. It then
 waits for the release, and lower ranks cannot take what it claimed. Claims are not stored: the next round, asked for the
 same ranking, arrives at the same claims and starts what has become free.
@@ -12,7 +14,7 @@ same ranking, arrives at the same claims and starts what has become free.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +24,8 @@ from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Preemption, Ranking, gives_reasons, stopping
+from services.core.cycle.ranking import Preemption, Ranking, gives_reasons, has_tenants, stopping
+from services.core.cycle.shares import share_out
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
@@ -59,6 +62,10 @@ def reconcile(
     sifted = preemption is not Preemption.NOW and not explained
     if sifted and not ranking.order.size:
         return Plan(snapshot.version, ())
+    behind = frozenset[int]()
+    in_own_order = ranking
+    if snapshot.shares is not None:
+        ranking, behind = share_out(snapshot, snapshot.shares, in_own_order, preemption)
     if sifted and ranking.order.size < FEW and is_uniform(snapshot) and not snapshot.tenant_gpu_quota:
         few = _those_that_fit(snapshot, ranking, backfill)
         return Plan(snapshot.version, tuple(start for _, start in _starts(snapshot, few, place)[0]))
@@ -74,14 +81,20 @@ def reconcile(
         filler.fill(None if sifted else ranked.waiting())
     found = [(ranked.jobs.item(at), ranked.wanted.item(at), model) for at, model in filler.starts]
     starts, declined = _starts(snapshot, found, place)
-    preempts = _preempts(snapshot, ranked, filler.verdicts()) if preemption is Preemption.NOW else []
+    preempts = _preempts(snapshot, ranked, filler.verdicts(), behind) if preemption is Preemption.NOW else []
     if not explained:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
     reasons = _reasons(snapshot, ranked, filler.verdicts(), ranking.unranked)
     for job in declined:
         reasons[job] = Reason.WAITING_FOR_RELEASE
+    for job in behind:
+        if reasons.get(job) is Reason.NOT_ENOUGH_FREE_GPUS:
+            reasons[job] = Reason.FAIR_SHARE
     expected_s = ranking.expected_s()
     if preemption is Preemption.LATER:
+        if snapshot.shares is not None:
+            next_ranking, _ = share_out(snapshot, snapshot.shares, in_own_order, Preemption.NOW)
+            ranked = Ranked(snapshot, next_ranking, capacity)
         later = _those_for_the_next_round(snapshot, ranked, capacity, reasons)
         reasons.update(dict.fromkeys(later, Reason.WAITING_FOR_ROUND))
         if math.isfinite(snapshot.next_active_s):
@@ -105,7 +118,7 @@ def _waiting_only(snapshot: Snapshot, ranking: Ranking, capacity: Capacity, back
     waits = (phase == QUEUED) | (phase == PREEMPTING)
     if np.count_nonzero(waits) < waits.size:
         order, gpus = order[waits], gpus[waits]
-    if order.size > FEW and capacity.total.size == 1 and backfill and not snapshot.tenant_gpu_quota:
+    if order.size > FEW and capacity.total.size == 1 and backfill and not has_tenants(snapshot):
         room = capacity.room[0]
         fits = np.flatnonzero((gpus <= room) & snapshot.jobs.eligible[order, 0])
         order, gpus = order[fits], gpus[fits]
@@ -219,15 +232,15 @@ def _those_for_the_next_round(
     snapshot: Snapshot, ranked: Ranked, capacity: Capacity, reasons: dict[int, Reason]
 ) -> list[int]:
     """Return the jobs that outrank running ones: they are placed at the next active round, not short of devices."""
-    if Reason.NOT_ENOUGH_FREE_GPUS not in reasons.values():
+    if not {Reason.NOT_ENOUGH_FREE_GPUS, Reason.FAIR_SHARE}.intersection(reasons.values()):
         return []
     filler = _fill_all(snapshot, ranked, capacity, backfill=True)
     codes = filler.verdicts()
     placed = ranked.jobs[(codes == Verdict.START) | (codes == Verdict.AWAIT)]
-    return [job for job in placed.tolist() if reasons[job] is Reason.NOT_ENOUGH_FREE_GPUS]
+    return [job for job in placed.tolist() if reasons.get(job) in (Reason.NOT_ENOUGH_FREE_GPUS, Reason.FAIR_SHARE)]
 
 
-def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: Ints) -> list[Preempt]:
+def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, behind: Collection[int]) -> list[Preempt]:
     """Return the stops of an active round: first those the ranking names, in rank order, then the unwanted."""
     jobs = snapshot.jobs
     preempts: list[Preempt] = []
@@ -235,7 +248,7 @@ def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: Ints) -> list[Preemp
     goes = np.flatnonzero(runs & jobs.preemptible[ranked.jobs] & (verdicts != KEEP))
     for position in goes.tolist():
         job, wanted, verdict = int(ranked.jobs[position]), int(ranked.wanted[position]), int(verdicts[position])
-        reason = Reason.OUTRANKED
+        reason = Reason.FAIR_SHARE if job in behind else Reason.OUTRANKED
         if verdict == OVER_QUOTA:
             reason = Reason.TENANT_QUOTA
         elif verdict == RESIZE:

@@ -305,6 +305,21 @@ class SliceJob:
 
 
 @dataclass(frozen=True)
+class TenantShares:
+    """What decides between tenants; see ``services.core.cycle.shares``.
+
+    Attributes:
+        used_gpu_s: What each has used, as far as it counts still, GPU seconds; nothing where none is given.
+        lasting_s: Mean life of usage, seconds.
+        turn_s: For how long a running job keeps its GPUs from a tenant that has had as much as its own, seconds.
+    """
+
+    used_gpu_s: Mapping[str, float]
+    lasting_s: float
+    turn_s: float
+
+
+@dataclass(frozen=True)
 class RoundHints:
     """What a round may leave out if its caller does not need it: a simulation holds millions of rounds.
 
@@ -375,6 +390,8 @@ class Snapshot:
         guests: The jobs that a policy sees beside the table: each shares the GPU of a job of the table, and
             ``tenant_gpu_quota`` is less by them. None: there are none.
         gpu_memory_gib: (n_gpu_models,) memory of a device; empty: unknown.
+        tenant_weights: How much of the GPUs each tenant is to have against others, above 0; 1 where none is given.
+        shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
         hints: What the round may leave out.
     """
 
@@ -409,6 +426,8 @@ class Snapshot:
     shared: tuple[tuple[JobId, JobId], ...] = ()
     guests: JobTable | None = None
     gpu_memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
+    tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    shares: TenantShares | None = None
     hints: RoundHints = NO_HINTS
 
     def again(self, **changed: Any) -> Snapshot:

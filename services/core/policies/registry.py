@@ -7,7 +7,8 @@ A policy of ours is one entry of ``POLICIES``. Those of other packages are added
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, make_dataclass, replace
+from functools import cache
 from typing import Any
 
 from services.core.cycle.policy import Policy
@@ -23,6 +24,8 @@ from services.core.policies.carbon.carbon_scaler import CarbonScaler, CarbonScal
 from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
 from services.core.policies.carbon.gaia import Gaia, GaiaConfig
 from services.core.policies.carbon.wait_awhile import WaitAwhile, WaitAwhileConfig
+from services.core.policies.fair.config import FairConfig
+from services.core.policies.fair.wrapper import fair
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
 from services.core.policies.joint.config import JointConfig
@@ -261,6 +264,9 @@ POLICIES: dict[str, PolicyEntry] = {
 }
 """By name, in alphabetical order."""
 
+FAIR = "fair+"
+"""Before a policy's name: the same policy, with its GPUs shared between tenants."""
+
 ALIASES = {"las+zeus": "zeus+las", "zeus+gandiva": "gandiva+zeus"}
 """Other names that operators may write."""
 
@@ -273,7 +279,7 @@ def add_policy(name: str, entry: PolicyEntry) -> None:
     """
     if POLICIES.get(name) is entry:
         return
-    if name in POLICIES or name in ALIASES:
+    if name in POLICIES or name in ALIASES or name.startswith(FAIR):
         raise PolicyConfigError(f"there is a policy called {name!r} already")
     describe_parameters(entry.config)
     own_name = entry.build(build_config(entry.config, {})).name
@@ -285,8 +291,60 @@ def add_policy(name: str, entry: PolicyEntry) -> None:
 
 
 def policy_name(name: str) -> str:
-    """Return the name in ``POLICIES`` of a policy, which may be given by another name."""
+    """Return the name in the registry of a policy, which may be given by another name."""
+    if name.startswith(FAIR):
+        return FAIR + policy_name(name.removeprefix(FAIR))
     return ALIASES.get(name, name)
+
+
+def entry_of(name: str) -> PolicyEntry | None:
+    """Return a policy's entry by any of its names; None if there is none.
+
+    ``fair+`` goes before any name of ``POLICIES``, once.
+    """
+    name = policy_name(name)
+    if name in POLICIES:
+        return POLICIES[name]
+    wrapped = POLICIES.get(name.removeprefix(FAIR))
+    return None if wrapped is None else _fair_entry(name, wrapped)
+
+
+def policy_entry(name: str) -> PolicyEntry:
+    """Return a policy's entry by any of its names.
+
+    Raises:
+        PolicyConfigError: no such policy (empty pointer).
+    """
+    entry = entry_of(name)
+    if entry is None:
+        raise PolicyConfigError(f"unknown policy {name!r}; known: {known_policies()}")
+    return entry
+
+
+@cache
+def _fair_entry(name: str, wrapped: PolicyEntry) -> PolicyEntry:
+    """Return the entry of a policy whose GPUs are shared between tenants.
+
+    Its rounds follow every change, so that usage is counted exactly, unless the policy keeps its own queue and goes by
+    its rounds; and no order stands without looking at tenants.
+    """
+    own = name.removeprefix(FAIR)
+    bases = (wrapped.config, FairConfig)
+    config = make_dataclass(f"Fair{wrapped.config.__name__}", [], bases=bases, frozen=True)
+
+    def build(given: Any) -> Policy[Any]:
+        mine = {each.name: getattr(given, each.name) for each in fields(wrapped.config)}
+        return fair(name, wrapped.build(wrapped.config(**mine)), given)
+
+    return replace(
+        wrapped,
+        summary=f"As {own}, with the GPUs shared between tenants by their weights: who has had less than its share "
+        "comes first.",
+        config=config,
+        build=build,
+        replans=wrapped.replans or not wrapped.keeps_queue,
+        waits_by=(),
+    )
 
 
 def build_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
@@ -296,15 +354,25 @@ def build_policy(name: str, parameters: Mapping[str, object]) -> Policy[Any]:
         PolicyConfigError: no such policy (empty pointer), an unknown parameter, or a bad value, with a JSON pointer
             into ``parameters``.
     """
-    entry = POLICIES.get(policy_name(name))
-    if entry is None:
-        raise PolicyConfigError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
+    entry = policy_entry(name)
     return entry.build(build_config(entry.config, parameters))
 
 
+def known_policies() -> str:
+    """Return the names of all policies, for messages."""
+    return f"{', '.join(POLICIES)}; any of them with {FAIR} before it"
+
+
 def describe_policies() -> tuple[PolicyDescription, ...]:
-    """Return every policy with its parameters, by name."""
-    return tuple(
-        PolicyDescription(name, entry.summary, entry.paper, describe_parameters(entry.config))
-        for name, entry in POLICIES.items()
-    )
+    """Return every policy with its parameters, by name; not those with ``fair+`` before them."""
+    return tuple(map(_described, POLICIES, POLICIES.values()))
+
+
+def describe_policy(name: str) -> PolicyDescription | None:
+    """Return one policy with its parameters, None if there is none of that name."""
+    entry = entry_of(name)
+    return None if entry is None else _described(policy_name(name), entry)
+
+
+def _described(name: str, entry: PolicyEntry) -> PolicyDescription:
+    return PolicyDescription(name, entry.summary, entry.paper, describe_parameters(entry.config))

@@ -10,7 +10,7 @@ from services.contracts.jobs import JobSpec, Share
 from services.core.cycle.plan import Preempt, Reason
 from services.core.cycle.snapshot import QUEUED
 from services.core.domain.ids import JobId
-from services.core.policies.registry import POLICIES
+from services.core.policies.registry import entry_of
 from services.scheduler.explaining.lengths import Remaining
 from services.scheduler.explaining.story import gpus_words, sentence
 from services.scheduler.planning.live_view import DryRound
@@ -66,7 +66,7 @@ def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | No
         reason = stop.reason
         gpus = stop.next_gpus if reason.value in RESIZES else None
         return NextStep(action="stop", at=at, reason=reason.value, detail=SENTENCES[reason], gpus=gpus)
-    entry = POLICIES.get(dry.policy.name)
+    entry = entry_of(dry.policy.name)
     if not preemptible:
         detail = "The job may not be stopped: it runs to its end."
     elif entry is not None and not entry.preempts:
@@ -94,7 +94,7 @@ def _size_words(gpus: int, spec: JobSpec, events: Sequence[EventRow], policy: st
     stops = [event.data.get("reason") for event in events if event.type == "job.preempting"]
     if stops and stops[-1] in RESIZES:
         return [f"{gpus_words(gpus)} ({asked}): {sentence(stops[-1])}"]
-    entry = POLICIES.get(policy)
+    entry = entry_of(policy)
     why = "the policy chose it" if entry is not None and entry.elastic else "the policy does not scale jobs"
     return [f"{gpus_words(gpus)} ({asked}): {why}."]
 

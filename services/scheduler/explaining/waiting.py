@@ -13,7 +13,7 @@ from services.core.cycle.plan import Hold, Reason, Start
 from services.core.cycle.queue_order import queue_order
 from services.core.cycle.snapshot import QUEUED
 from services.core.domain.ids import JobId
-from services.core.policies.registry import POLICIES
+from services.core.policies.registry import entry_of
 from services.scheduler.explaining.lengths import remaining
 from services.scheduler.explaining.levers import of_round
 from services.scheduler.planning.dry_run import (
@@ -64,7 +64,7 @@ def place_of(dry: DryRound, job_id: JobId) -> Place:
     if job_id in on_slices:
         before = tuple(on_slices[: on_slices.index(job_id)])
         return Place(len(on_slices), before, len(before))
-    entry = POLICIES.get(dry.policy.name)
+    entry = entry_of(dry.policy.name)
     ahead = queue_order(dry.plan).ahead_of(job_id) if entry is None or entry.orders else None
     gpus = 0 if ahead is None else int(jobs.min_gpus[[jobs.index[each] for each in ahead]].sum()) if ahead else 0
     return Place(waits, ahead, gpus)

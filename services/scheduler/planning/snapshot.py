@@ -162,6 +162,7 @@ def snapshot_of(
         nodes=without_devices(nodes, {nodes.index[NodeId(on)]: devices for on, devices in held.items()}),
         outlooks=tuple(outlooks),
         tenant_gpu_quota=_quota_left(rows.quotas, instances),
+        tenant_weights={row.tenant_id: row.weight for row in rows.weights},
         speed_curves=speed_curves,
         control_curves=control_curves,
         settable=by_kind,

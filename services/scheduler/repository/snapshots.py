@@ -118,6 +118,11 @@ SELECT {profiles.KIND} AS kind, exp(avg(ln(p.noise_scale))) AS noise_scale
  WHERE p.noise_scale IS NOT NULL AND {profiles.KIND} = ANY($1::text[]) GROUP BY 1
 """
 
+WEIGHTS = """
+SELECT id AS tenant_id, (limits ->> 'share_weight')::float8 AS weight
+  FROM tenants WHERE (limits ->> 'share_weight')::float8 <> 1
+"""
+
 MEASURED = "SELECT job_id FROM setting_measurements WHERE state = 'running'"
 
 
@@ -251,6 +256,13 @@ class QuotaRow(NamedTuple):
     gpus: int
 
 
+class WeightRow(NamedTuple):
+    """What a tenant is to have against others, where that is not 1."""
+
+    tenant_id: str
+    weight: float
+
+
 @dataclass(frozen=True)
 class ClusterRows:
     """All that a snapshot is made of.
@@ -273,6 +285,7 @@ class ClusterRows:
     claims: list[ClaimRow]
     partitions: list[PartitionRow]
     quotas: list[QuotaRow]
+    weights: list[WeightRow]
     measured: list[str]
     hosts_w: Mapping[str, float]
     asleep_w: float
@@ -313,6 +326,7 @@ async def cluster(
         claims=await fetch_rows(connection, ClaimRow, CLAIMS),
         partitions=await fetch_rows(connection, PartitionRow, PARTITIONS),
         quotas=await fetch_rows(connection, QuotaRow, QUOTAS),
+        weights=await fetch_rows(connection, WeightRow, WEIGHTS),
         measured=[record[0] for record in await connection.fetch(MEASURED)],
         hosts_w={row.node_id: row.power_w for row in await fetch_rows(connection, HostRow, HOSTS)},
         asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),

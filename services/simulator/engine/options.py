@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +49,8 @@ class EngineOptions:
         power_limit_w: What every GPU is limited to unless the policy sets it; None: the board's own limit.
         batch_tuning: Whose batch size may follow the gang, under policies that use that (``PolicyEntry.tunes_batch``):
             a name in ``TUNING_SHARES``; the jobs are drawn by the seed.
+        tenant_weights: How much of the GPUs each tenant of the trace is to have against others under policies that
+            share between tenants (``fair+``); 1 where none is given.
         rigid: Whether every job is fixed at the size its user asked for.
         until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
     """
@@ -75,6 +79,7 @@ class EngineOptions:
     retrain_s: float = 86_400.0
     power_limit_w: float | None = None
     rigid: bool = False
+    tenant_weights: Mapping[str, float] | None = None
     batch_tuning: str = "all"
     until_s: float | None = None
 
@@ -92,6 +97,8 @@ class EngineOptions:
             raise DomainError(f"unknown placement {self.placement!r}; known: {', '.join(PLACERS)}")
         if self.batch_tuning not in TUNING_SHARES:
             raise DomainError(f"unknown batch tuning {self.batch_tuning!r}; known: {', '.join(TUNING_SHARES)}")
+        if not all(math.isfinite(weight) and weight > 0 for weight in (self.tenant_weights or {}).values()):
+            raise DomainError("weights of tenants are above 0")
         if not (all(each > 0 for each in positive) and all(each >= 0 for each in least)):
             raise DomainError("intervals of a simulation are above 0, and its delays and powers at least 0")
 

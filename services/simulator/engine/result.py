@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from services.core.accounting.completion import completion_times
+from services.core.accounting.fairness import jain_index
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.units import J_PER_KWH
 
@@ -101,6 +102,9 @@ class SimulationResult:
         above_limit_of_error: The largest excess over the error that the models stated then; NaN where they stated none.
         slices: What became of the slices by their names, such as ``2g``: how many there are, the jobs that ended on
             them, for how long jobs held them and the energy of those jobs, their share of the host included.
+        tenants: GPU time that each tenant had while it had jobs waiting, as a part of that of its share by weight;
+            empty where fewer than two ever waited.
+        jain: Jain's index of those; NaN without any.
         wall_s: Set by the caller; the engine has no clock.
     """
 
@@ -134,6 +138,8 @@ class SimulationResult:
     columns: JobColumns = field(repr=False)
     series: Series = field(repr=False)
     slices: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    tenants: Mapping[str, float] = field(default_factory=dict[str, float])
+    jain: float = float("nan")
     wall_s: float = float("nan")
 
     def summary(self) -> dict[str, Any]:
@@ -166,8 +172,9 @@ def result_of(
     series: Series,
     totals: Totals,
     slices: Mapping[str, Mapping[str, float]],
+    tenants: Mapping[str, float],
 ) -> SimulationResult:
-    """Return the figures of a run; ``named``: policy, its parameters, zone and signal; ``slices``: as in the result."""
+    """Return the figures of a run; ``named``: policy, its parameters, zone and signal; the rest as in it."""
     ended = np.isfinite(columns.ended_s)
     times = completion_times(columns.submitted_s[ended], columns.ended_s[ended])
     jct_s = columns.jct_s[ended]
@@ -202,4 +209,6 @@ def result_of(
         columns=columns,
         series=series,
         slices=slices,
+        tenants=tenants if len(tenants) > 1 else {},
+        jain=jain_index(tenants.values()) if len(tenants) > 1 else float("nan"),
     )

@@ -25,7 +25,7 @@ from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
-from services.core.policies.registry import POLICIES, build_policy
+from services.core.policies.registry import build_policy, entry_of
 from services.core.profiles.recurrence import Predictor
 from services.simulator.engine.above import AboveLimit
 from services.simulator.engine.beginning import Beginning
@@ -51,6 +51,7 @@ from services.simulator.engine.recorder import Recorder
 from services.simulator.engine.result import SimulationResult, Totals, result_of
 from services.simulator.engine.slices import Slices
 from services.simulator.engine.standing import Standing
+from services.simulator.engine.tenants import TenantTime
 from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
@@ -102,7 +103,7 @@ class Simulation:
     ) -> None:
         self.policy = policy
         self._beginning = beginning
-        entry = POLICIES.get(policy.name)
+        entry = entry_of(policy.name)
         self._preempts = entry is None or entry.preempts
         self._replans = entry is not None and entry.replans
         waits_by = () if entry is None else entry.waits_by
@@ -145,6 +146,7 @@ class Simulation:
             nodes=self.nodes.table(),
             outlooks=(),
             tenant_gpu_quota={},
+            tenant_weights=options.tenant_weights or {},
             speed_curves=speed_curves(self.workload, models),
             settable=(frozenset(ControlKind),) * len(models),
             idle_w=self.nodes.idle_w_of,
@@ -196,6 +198,8 @@ class Simulation:
                 fits[row] = self._slices.exists_for(row)
         self._arrivals: list[int] = np.flatnonzero(fits).tolist()
         self._unrunnable = len(workload) - len(self._arrivals)
+        several = len(set(workload.tenants)) > 1
+        self._tenants = TenantTime(workload, options.tenant_weights or {}, cluster.gpus) if several else None
         self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
 
     def _alike(self, cluster: ClusterSpec, eligible: Bools) -> bool:
@@ -399,6 +403,8 @@ class Simulation:
         self.memory = result.memory
         self._look_again_s = math.inf if result.plan.look_again_s is None else result.plan.look_again_s
         self._carry_out(result.plan)
+        if self._tenants is not None:
+            self._tenants.sample(self.gangs.now_s, self.live)
         if self._slices is not None:
             self._slices.hide()
         if self._limited is not None:
@@ -545,4 +551,5 @@ class Simulation:
             predicted = self._foresight.work_s
         columns = self.recorder.columns(self.workload.work_s if predicted is None else predicted)
         slices = {} if self._slices is None else self._slices.figures()
-        return result_of(named, columns, self.recorder.series(), totals, slices)
+        tenants = {} if self._tenants is None else self._tenants.served(self.gangs.now_s)
+        return result_of(named, columns, self.recorder.series(), totals, slices, tenants)

@@ -25,7 +25,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.units import S_PER_HOUR
 from services.core.policies.bounds.modes import LeastCarbon, Modes, ModesProblem, least_carbon
 from services.core.policies.parameters import build_config
-from services.core.policies.registry import POLICIES, policy_name
+from services.core.policies.registry import policy_entry, policy_name
 from services.simulator.engine import EngineOptions
 from services.simulator.engine.behaviour import eligible_models, who_tunes
 from services.simulator.engine.grid import Grid
@@ -97,7 +97,7 @@ def levers_of(policy: str, parameters: Mapping[str, object], options: EngineOpti
         DomainError: its jobs may share a GPU, which no mode stands for.
     """
     name = policy_name(policy)
-    entry = POLICIES[name]
+    entry = policy_entry(name)
     config = build_config(entry.config, parameters)
     if getattr(entry.build(config), "packs", False):
         raise DomainError("there is no bound for jobs that share a GPU")
@@ -114,7 +114,7 @@ def levers_of(policy: str, parameters: Mapping[str, object], options: EngineOpti
 
 def slack_of(policy: str, parameters: Mapping[str, object]) -> Slack:
     """Return the slack that a policy is told to take (``slack_s`` and ``slack_share``); none where it has no such."""
-    config = build_config(POLICIES[policy_name(policy)].config, parameters)
+    config = build_config(policy_entry(policy).config, parameters)
     share = getattr(config, "slack_share", None)
     return Slack(float(getattr(config, "slack_s", 0.0) or 0.0), math.inf if share is None else float(share))
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.units import J_PER_KWH
-from services.core.policies.registry import POLICIES, build_policy, policy_name
+from services.core.policies.registry import FAIR, build_policy, policy_entry, policy_name
 from services.core.profiles.recurrence import Predictions, evaluate
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.engine.grid import Grid
@@ -36,6 +36,11 @@ GRID_BLIND = frozenset(
 """Policies that never look at the grid. Not pollux: half-hour means would price its short stages up to 0.4 % off."""
 EDGES_S = (600.0, 3_600.0, 36_000.0)
 SIZES = ("under 10 min", "10 to 60 min", "1 to 10 h", "10 h and more")
+
+
+def is_grid_blind(policy: str) -> bool:
+    """Whether a policy, by any of its names, is one of ``GRID_BLIND``; sharing between tenants changes nothing."""
+    return policy_name(policy).removeprefix(FAIR) in GRID_BLIND
 
 
 @lru_cache(maxsize=2)
@@ -97,7 +102,7 @@ def run_cells(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def options_of(cell: Cell) -> EngineOptions:
     """Return the options of a cell's run: policies that do not scale jobs run them at the sizes users asked for."""
-    rigid = not POLICIES[policy_name(cell.choice.policy)].elastic and "gang" not in cell.choice.params
+    rigid = not policy_entry(cell.choice.policy).elastic and "gang" not in cell.choice.params
     given = {name: value for name, value in cell.engine_options.items() if name != "predictor"}
     return EngineOptions(**{"rigid": rigid, **given})
 

@@ -16,10 +16,9 @@ from typing import Any
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.units import S_PER_HOUR
-from services.core.policies.registry import policy_name
 from services.kit.policies import load_policies
 from services.simulator.experiments.bound import ALL_LEVERS, Slack, least_of_run, levers_of, slack_of
-from services.simulator.experiments.cell import GRID_BLIND, grid_of, options_of, run_cells, unpacked_s, workload_of
+from services.simulator.experiments.cell import grid_of, is_grid_blind, options_of, run_cells, unpacked_s, workload_of
 from services.simulator.experiments.plan import Cell, Experiment
 from services.simulator.workload import ClusterSpec
 
@@ -89,7 +88,7 @@ def together(missing: Mapping[str, Cell]) -> list[list[Cell]]:
     """Return the cells in groups that one simulation serves: of a policy blind to the grid, those of all grids."""
     groups: dict[str, list[Cell]] = {}
     for key, cell in missing.items():
-        blind = policy_name(cell.choice.policy) in GRID_BLIND
+        blind = is_grid_blind(cell.choice.policy)
         groups.setdefault(replace(cell, zone="", signal="").key() if blind else key, []).append(cell)
     return list(groups.values())
 

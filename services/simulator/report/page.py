@@ -11,7 +11,7 @@ from dataclasses import fields
 from html import escape
 from math import nan
 
-from services.core.policies.registry import POLICIES, policy_name
+from services.core.policies.registry import policy_entry
 from services.simulator.engine import EngineOptions
 from services.simulator.report.charts import Line, bars, lines, stacks
 from services.simulator.report.tables import (
@@ -258,7 +258,7 @@ def defaults_of(results: Sequence[Result]) -> dict[tuple[str, str], float]:
     """Return the default of every numeric parameter and engine option, by policy and name."""
     found: dict[tuple[str, str], float] = {}
     for policy in {str(result["inputs"]["choice"]["policy"]) for result in results}:
-        for declared in (*fields(POLICIES[policy_name(policy)].config), *fields(EngineOptions)):
+        for declared in (*fields(policy_entry(policy).config), *fields(EngineOptions)):
             if isinstance(declared.default, int | float) and not isinstance(declared.default, bool):
                 found[(policy, declared.name)] = float(declared.default)
     return found

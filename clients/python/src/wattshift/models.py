@@ -1197,6 +1197,8 @@ class TrainingProblem:
             have ended.
         batch_tuning: Whose batch size may follow the gang, under policies that use it; half of the jobs are drawn
             by the seed.
+        tenant_weights: How much of the GPUs each tenant of the trace is to have against others, under policies
+            that share between tenants (`fair+` before a policy's name); 1 where none is given.
     """
 
     policy: str | list[str]
@@ -1217,6 +1219,7 @@ class TrainingProblem:
     placement: str = "consolidated"
     predictor: str = "perfect"
     batch_tuning: str = "all"
+    tenant_weights: dict[str, float] = field(default_factory=dict[str, float])
     jobs: str | StoredFile
     carbon: str | StoredFile
     forecast: str | StoredFile
@@ -1579,6 +1582,8 @@ class TrainingRequestFields(TypedDict, total=False):
             have ended.
         batch_tuning: Whose batch size may follow the gang, under policies that use it; half of the jobs are drawn
             by the seed.
+        tenant_weights: How much of the GPUs each tenant of the trace is to have against others, under policies
+            that share between tenants (`fair+` before a policy's name); 1 where none is given.
         jobs: A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this
             cluster, or `live` (for operators) for those that wait and run on it now.
         carbon: A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of
@@ -1605,6 +1610,7 @@ class TrainingRequestFields(TypedDict, total=False):
     placement: str
     predictor: str
     batch_tuning: Literal["all", "half", "none"]
+    tenant_weights: dict[str, float]
     jobs: Required[str | InlineFileFields]
     carbon: Required[str | InlineFileFields]
     forecast: Literal["perfect", "persistence", "issued"] | InlineFileFields

@@ -1,0 +1,23 @@
+"""How evenly tenants are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def jain_index(served: Iterable[float]) -> float:
+    """Return Jain's index, ``(sum x)^2 / (n * sum x^2)``: 1 where all are served alike, 1/n where one has all.
+
+    NaN without anybody, and 1 where nobody has anything.
+
+    Args:
+        served: What each has had for its weight, in any unit, at least 0: here GPU time of tenants that had jobs
+            waiting, for one that wants no more is not served badly.
+
+    Source: Jain, Chiu and Hawe, A Quantitative Measure of Fairness and Discrimination, DEC-TR-301, 1984.
+    """
+    values = [*served]
+    if not values:
+        return float("nan")
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0

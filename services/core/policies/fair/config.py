@@ -1,0 +1,37 @@
+"""What can be turned in ``fair+``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from services.core.policies.parameters import Parameter, check_parameters
+
+
+@dataclass(frozen=True)
+class FairConfig:
+    """The wrapper's own parameters; those of the wrapped policy stand beside them."""
+
+    share_half_life_s: Annotated[
+        float,
+        Parameter(
+            "After this long, GPU time that a tenant has used counts half against it. Default: a week, Slurm's "
+            "PriorityDecayHalfLife.",
+            unit="s",
+            minimum=60.0,
+            maximum=3.2e8,
+        ),
+    ] = 604_800.0
+    share_turn_s: Annotated[
+        float,
+        Parameter(
+            "For how long a running job keeps its GPUs from a tenant that has used as much as its own: how often two "
+            "tenants take turns on GPUs that they cannot divide. Default: ours.",
+            unit="s",
+            minimum=0.0,
+            maximum=3.2e8,
+        ),
+    ] = 1_800.0
+
+    def __post_init__(self) -> None:
+        check_parameters(self)

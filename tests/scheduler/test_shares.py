@@ -1,0 +1,83 @@
+"""Shares between tenants, from the tenants' weights to what operators see."""
+
+from __future__ import annotations
+
+from services.contracts.identity import Role
+from services.contracts.policies import TenantShares
+from tests.scheduler.test_api import client
+from tests.scheduler.world import World
+
+
+async def jobs_of(world: World, tenant: str, count: int) -> list[str]:
+    """Queue jobs of a tenant."""
+    found = [await world.job() for _ in range(count)]
+    await world.fetch("UPDATE jobs SET tenant_id = $1 WHERE id = ANY($2::text[]) RETURNING 1", tenant, found)
+    return found
+
+
+async def weigh(world: World, tenant: str, limits: dict[str, float]) -> None:
+    """Store a tenant, as admission does."""
+    await world.fetch("INSERT INTO tenants (id, limits) VALUES ($1, $2) RETURNING 1", tenant, limits)
+
+
+async def shown(world: World) -> TenantShares:
+    """Return what an operator sees."""
+    async with client(world) as api:
+        return TenantShares.model_validate_json((await api.get("/v1/shares")).content)
+
+
+async def test_gpus_are_shared_by_weights_that_operators_set(world: World) -> None:
+    await world.scheduler.turn()
+    async with client(world) as api:
+        chosen = await api.put("/v1/policies/active", json={"name": "fair+fifo"})
+        listed = (await api.get("/v1/policies")).json()["items"]
+    assert chosen.json()["parameters"]["share_half_life_s"] == 604_800.0
+    assert [entry["name"] for entry in listed if entry["active"]] == ["fair+fifo"]
+    await world.node("n0", gpus=4)
+    await weigh(world, "vision", {"share_weight": 3.0})
+    await weigh(world, "old", {"max_active_jobs": 5})  # as the release before stored it
+    first, vision = await jobs_of(world, "old", 6), await jobs_of(world, "vision", 6)
+
+    await world.scheduler.turn()
+
+    starting = [row[0] for row in await world.fetch("SELECT id FROM jobs WHERE state = 'starting'")]
+    assert (len(set(starting) & set(first)), len(set(starting) & set(vision))) == (1, 3)
+    held = await shown(world)
+    assert (held.policy, held.active) == ("fair+fifo", True)
+    assert [(each.tenant_id, each.weight, each.share, each.gpus, each.waiting_jobs) for each in held.items] == [
+        ("old", 1.0, 0.25, 1, 5),
+        ("vision", 3.0, 0.75, 3, 3),
+    ]
+
+
+async def test_usage_survives_a_restart_and_is_told_with_jains_index(world: World) -> None:
+    await world.scheduler.turn()
+    async with client(world) as api:
+        await api.put("/v1/policies/active", json={"name": "fair+fifo"})
+    await world.fetch(
+        "UPDATE scheduler_state SET memory = jsonb_build_object('inner', '{}'::jsonb, 'usage', jsonb_build_object("
+        "'at_s', extract(epoch FROM now()), 'used_gpu_s', jsonb_build_object('a', 7200.0, 'b', 3600.0),"
+        "'gpus', '{}'::jsonb)) RETURNING 1"
+    )
+    await world.node("n0", gpus=1)
+    a, b = await jobs_of(world, "a", 2), await jobs_of(world, "b", 3)
+
+    await world.scheduler.turn()
+
+    found = await shown(world)
+    assert [await world.state(job_id) for job_id in (*a, b[0])] == ["queued", "queued", "starting"]
+    assert [round(each.used_gpu_hours or 0, 2) for each in found.items] == [2.0, 1.0]
+    assert found.jain is not None
+    assert abs(found.jain - 0.9) < 0.01
+
+
+async def test_only_operators_see_shares_and_other_policies_remember_none(world: World) -> None:
+    await world.scheduler.turn()
+    async with client(world, Role.USER) as api:
+        assert (await api.get("/v1/shares")).status_code == 403
+    await jobs_of(world, "a", 1)
+
+    found = await shown(world)
+
+    assert (found.policy, found.active, found.jain) == ("fifo", False, None)
+    assert [(each.tenant_id, each.used_gpu_hours) for each in found.items] == [("a", None)]
