@@ -29,7 +29,7 @@ def test_parameters_reach_the_policy() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "pointer", "complaint"),
     [
-        ("ljf", {}, "", "unknown policy 'ljf'; known: a-srpt, afs, ecovisor, fifo, gaia, gandiva"),
+        ("ljf", {}, "", "unknown policy 'ljf'; known: a-srpt, afs, carbon-scaler, ecovisor, fifo, gaia, gandiva"),
         ("green", {"nu": 1}, "/nu", "unknown parameter 'nu'"),
         ("green", {"a/b~c": 1}, "/a~1b~0c", "unknown parameter"),
         ("green", {"mu": True}, "/mu", "expected a number, got True"),
