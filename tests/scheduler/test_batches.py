@@ -74,6 +74,15 @@ async def test_a_policy_that_does_not_tune_gives_the_users_own(postgres_url: str
         assert [await batch_of(world, job) for job in (first, other)] == [64, 128]
 
 
+async def test_without_nodes_such_a_job_waits_like_any_other(world: World) -> None:
+    job = await world.job(1, **PERMITTED)
+    await world.scheduler.turn()
+    assert await world.state(job) == "queued"
+    await world.node("n1", 1)
+    await world.scheduler.turn()
+    assert await batch_of(world, job) is not None
+
+
 async def test_a_wider_gang_gets_another_batch(world: World) -> None:
     await world.node("n1", 1)
     job = await world.running(1, maximum=4, **PERMITTED)

@@ -56,7 +56,7 @@ def with_permitted(
         noise_scales: By kind, for jobs that have reported none.
     """
     permitting = [at for at, job in enumerate(jobs) if job.batch_min is not None]
-    if not permitting:
+    if not permitting or not snapshot.gpu_models:
         return snapshot
     learned = {(row.kind, row.gpu_model): row.by_batch for row in tables if row.by_batch is not None}
     low, high, curve = (np.full(len(jobs), -1, dtype=np.int64) for _ in range(3))
@@ -68,7 +68,7 @@ def with_permitted(
         assert job.base_batch is not None
         low[at], high[at] = job.batch_min, job.batch_max
         model = _model_of(snapshot, at)
-        gpu_model = snapshot.gpu_models[model] if model < len(snapshot.gpu_models) else ""
+        gpu_model = snapshot.gpu_models[model]
         widest = snapshot.nodes.gpus[snapshot.nodes.gpu_model == model]
         noise = job.noise_scale or noise_scales.get(job.kind) or job.base_batch
         kind = _Kind(
