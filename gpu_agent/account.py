@@ -1,23 +1,34 @@
-"""The accounts that jobs run as, on a host where the agent is root: its own choice, or that of a job's user."""
+"""The accounts that jobs run as: a tenant's own, that of a job's user, or, for the owner's jobs alone, the agent's."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
+import re
 import subprocess
+import threading
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.contracts.commands import StartGang
 from services.core.domain.errors import DomainError
 
 SUPERUSER = "root"
 _NEEDED_RIGHTS = 1 << 0 | 1 << 6 | 1 << 7
 """CAP_CHOWN, CAP_SETGID and CAP_SETUID."""
+_SHELL = "/bin/sh"
 
 
 @dataclass(frozen=True)
 class Account:
-    """An ordinary user of this host."""
+    """A user that jobs run as, one of this host or a tenant's own.
+
+    Attributes:
+        is_tenants: Whether it is a tenant's own, which the host's list of users does not have.
+    """
 
     name: str
     user_id: int
@@ -25,11 +36,17 @@ class Account:
     groups: tuple[int, ...]
     home: str
     shell: str
+    is_tenants: bool = False
 
     @property
     def environment(self) -> dict[str, str]:
         """Return the variables that a login would set."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
+
+    @property
+    def entry(self) -> str:
+        """Return its line in a list of users."""
+        return f"{self.name}:x:{self.user_id}:{self.group_id}::{self.home}:{self.shell}"
 
     def can_enter(self, folder: Path) -> bool:
         """Return whether the account may enter a folder, by trying: access lists and remote file systems count too."""
@@ -52,8 +69,127 @@ class Account:
         os.chown(path, self.user_id, self.group_id, follow_symlinks=False)
 
 
+class TenantAccounts:
+    """Gives each tenant a user id of its own, the same on all nodes.
+
+    The id follows from the tenant's. Where two tenants would have the same one, whoever comes second takes the next;
+    which tenant has which is written down in ``folder``, one file for each id.
+
+    Args:
+        first: The lowest id.
+        last: The highest one.
+        folder: Where ids that were given are written down; best one that all nodes share.
+        homes: Where their home folders are, on this node.
+    """
+
+    def __init__(self, first: int, last: int, folder: Path, homes: Path) -> None:
+        self._first = first
+        self._count = last - first + 1
+        self._folder = folder
+        self._homes = homes
+
+    def account_of(self, tenant_id: str) -> Account:
+        """Return the account of a tenant, with a home folder that nobody else can enter.
+
+        Raises:
+            DomainError: All ids are taken.
+            OSError: It cannot be written down.
+        """
+        user_id = self._number(tenant_id)
+        name = "tenant-" + (re.sub(r"[^a-z0-9_-]+", "-", tenant_id.lower()).strip("-")[:24] or str(user_id))
+        home = self._homes / str(user_id)
+        account = Account(name, user_id, user_id, (), str(home), _SHELL, is_tenants=True)
+        home.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, exist_ok=True)
+        if home.lstat().st_uid != user_id:
+            account.own(home)
+        return account
+
+    def _number(self, tenant_id: str) -> int:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        begin = int.from_bytes(hashlib.sha256(tenant_id.encode()).digest()[:8], "big") % self._count
+        for step in range(self._count):
+            user_id = self._first + (begin + step) % self._count
+            path = self._folder / str(user_id)
+            draft = self._folder / f".{user_id}.{os.getpid()}.{threading.get_ident()}"
+            try:
+                if path.read_text() == tenant_id:
+                    return user_id
+                continue
+            except FileNotFoundError:
+                draft.write_text(tenant_id)
+            try:
+                os.link(draft, path)  # whole or not at all, and the first of two agents alone
+            except FileExistsError:
+                if path.read_text() != tenant_id:
+                    continue
+            finally:
+                draft.unlink(missing_ok=True)
+            return user_id
+        raise DomainError(f"all {self._count} user ids for tenants' jobs are taken (GPU_AGENT_TENANT_UIDS)")
+
+
+class Identities:
+    """Decides which account a job runs as.
+
+    Args:
+        tenants: The accounts of tenants; None where this agent cannot become another user.
+        chosen: The account that jobs of the owner's tenants run as; None for their tenant's, or the agent's own.
+        owners: Tenants of whoever runs this agent: where it cannot become another user, it runs their jobs alone.
+        reserved: User ids that processes of the control plane run as; no job gets one of them.
+    """
+
+    def __init__(
+        self,
+        tenants: TenantAccounts | None,
+        chosen: Account | None = None,
+        owners: Collection[str] = (),
+        reserved: Collection[int] = (),
+    ) -> None:
+        self._tenants = tenants
+        self._chosen = chosen
+        self._owners = owners
+        self._reserved = frozenset(reserved)
+
+    def account_of(self, start: StartGang) -> Account | None:
+        """Return the account of a job; None for the agent's own.
+
+        Raises:
+            DomainError: This node cannot run the job as any account that may be; a sentence for the job's owner.
+        """
+        is_owners = start.tenant_id in self._owners
+        if start.account is not None and start.account != SUPERUSER:
+            account = account_of_job(start.account)
+        elif self._chosen is not None and is_owners:
+            account = self._chosen
+        elif self._tenants is not None:
+            with suppress(OSError):
+                account = self._tenants.account_of(start.tenant_id)
+                self._check(account)
+                return account
+            raise DomainError("the account of its tenant cannot be written down: the node's disk may be full")
+        else:
+            account = None
+        if account is None:
+            if os.geteuid() == 0:
+                raise DomainError("this node cannot run jobs as another user than root, and runs none as root")
+            if not is_owners:
+                raise DomainError(
+                    f"this node cannot tell tenants apart: its agent runs as user id {os.geteuid()} and may not become "
+                    f"another user, so it runs jobs of {' and '.join(sorted(self._owners)) or 'no tenant'} alone. "
+                    "Run the agent as root, or the tenant's jobs on another node"
+                )
+            return None
+        self._check(account)
+        return account
+
+    def _check(self, account: Account) -> None:
+        if account.user_id in self._reserved or account.user_id == 0:
+            raise DomainError(f"jobs cannot run as the account {account.name}: processes of the control plane do")
+
+
 def find_account(name: str) -> Account | None:
-    """Return the account of that name; None for the empty name: jobs run as the agent does.
+    """Return the account of that name; None for the empty name: no account was chosen.
 
     Raises:
         DomainError: There is no such user, or this process is not root and cannot become another.
@@ -81,17 +217,17 @@ def account_of_job(name: str) -> Account | None:
         entry = pwd.getpwnam(name)
     except KeyError:
         raise DomainError(f"{asked}which does not exist on this node") from None
-    if entry.pw_uid == 0 and name != SUPERUSER:
-        raise DomainError(f"{asked}which has the user id 0; only {SUPERUSER} itself may")
+    if entry.pw_uid == 0:
+        raise DomainError(f"{asked}which has the user id 0, and no job runs as the superuser")
     if entry.pw_uid == os.geteuid():
         return None
-    if not _may_change_accounts():
+    if not may_change_accounts():
         own = f"user id {os.geteuid()}"
         raise DomainError(f"{asked}but the agent of this node runs as {own} and may not become another account")
     return find_account(name)
 
 
-def _may_change_accounts() -> bool:
+def may_change_accounts() -> bool:
     """Return whether this process may become another user: root may, unless its container forbids it."""
     if os.geteuid() != 0:
         return False

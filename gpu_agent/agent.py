@@ -19,7 +19,7 @@ import orjson
 from redis.asyncio import Redis
 
 from gpu_agent import files, logs, retention, shim
-from gpu_agent.account import find_account
+from gpu_agent.confinement import Confinement
 from gpu_agent.containers import find_engine
 from gpu_agent.control_plane import ControlPlane
 from gpu_agent.controls import Controls
@@ -79,9 +79,9 @@ class Agent:
         self._device_files: dict[str, bytes] = {}
         self._state_problem = ""
 
-        self._account = find_account(settings.run_as)
         self.driver = self._open_driver()
         self.devices = self.driver.devices()
+        self.confinement = Confinement(settings, self.driver.device_nodes())
         simulated = self.driver.name == "simulated"
         engine = find_engine(with_gpus=not simulated) if settings.containers == "auto" else None
         launcher = Launcher(
@@ -90,7 +90,8 @@ class Agent:
             pass_environment=settings.pass_environment,
             engine=engine,
             devices=self.devices,
-            account=self._account,
+            confinement=self.confinement,
+            images=settings.images,
         )
         self.spool = Spool(settings.state_folder)
         self.intervals = Intervals()
@@ -142,6 +143,7 @@ class Agent:
                 containers=engine is not None,
                 host_power=host.source,
                 labels=settings.labels,
+                protections=self.confinement.protections(),
             ),
         )
         limits = SourceLimits(settings.source_max_bytes, settings.source_cache_bytes)
@@ -162,6 +164,7 @@ class Agent:
         if os.geteuid() == 0:  # other accounts have to pass through to their jobs' files, and can list nothing there
             for folder in (self.settings.state_folder, self.gangs.folder):
                 folder.chmod(0o711)
+        self.confinement.begin(self._running_ranks())
         await self.meter.begin(self.gangs.owners(), self._ended_at, self.gangs.guests())
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "ranks": self._watch_ranks,
@@ -194,6 +197,8 @@ class Agent:
                     await self._send_heartbeat()
         await self.controls.restore()  # the next agent sets anew what gangs that run on are to have
         self.driver.close()
+        self.confinement.cgroups.sweep(self._running_ranks())
+        self.confinement.cgroups.close()
         os.close(self._state_lock)
         log.info("agent.stopped", ranks_left=sum(gang.holding for gang in self.gangs))
 
@@ -219,6 +224,7 @@ class Agent:
             "problems": self._problems(),
             "energy_intervals_waiting": len(self.spool),
             "controls_in_force": self.controls.in_force,
+            "protections": [each.model_dump(mode="json") for each in self.confinement.protections()],
             "latency_clocks": self.clocks.describe(shim.clock()),
             "ranks": [gang.status().model_dump(mode="json") for gang in self.gangs],
             "owners": self.gangs.owners(),
@@ -227,6 +233,9 @@ class Agent:
             "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
             "readings": [reading.model_dump(mode="json") for reading in self._readings()],
         }
+
+    def _running_ranks(self) -> set[str]:
+        return {gang.allocation_id for gang in self.gangs if not gang.is_over}
 
     def _problems(self) -> list[str]:
         known = (self._state_problem, self.spool.problem, self.inbox.problem, self.partitions.problem)
@@ -349,6 +358,7 @@ class Agent:
         generations = self.settings.state_folder / "generations"
         while True:
             await asyncio.to_thread(remove_sources, self.gangs.folder)
+            self.confinement.cgroups.sweep(self._running_ranks())
             await asyncio.to_thread(retention.clean, self.gangs.folder, generations, limits)
             await self._learned.save()
             for gang in self.gangs:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from gpu_agent.account import Account
 from services.contracts.commands import StartGang
+from services.contracts.jobs import JobSpec
 
 _ENGINES = ("docker", "podman")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 _PROBE_S = 5.0
+_CLOSED = ("--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+"""Of every container. Options come from here alone: a job names an image, a command, and folders of its own."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,24 @@ def find_engine(*, with_gpus: bool) -> Engine | None:
     return None
 
 
+def refusal(spec: JobSpec, images: Iterable[str]) -> str:
+    """Return why this site does not run a job's image; empty if it does.
+
+    Args:
+        spec: The job's.
+        images: Patterns of the images that may be run.
+    """
+    image = spec.image or ""
+    if not _IMAGE.fullmatch(image):
+        return f"{image!r} is no container image"
+    if not any(fnmatchcase(image, pattern) for pattern in images):
+        return f"this node does not run the image {image} (GPU_AGENT_IMAGES)"
+    for path in (spec.working_dir, spec.checkpoint_dir):
+        if path and ":" in path:
+            return f"a container cannot have the folder {path}: there is a colon in its name"
+    return ""
+
+
 def container_name(start: StartGang, local_rank: int | None = None) -> str:
     """Return a container's name: unique among gangs, and among the nodes of one gang that share a host.
 
@@ -60,6 +85,7 @@ def run_argv(
     account: Account | None = None,
     local_rank: int | None = None,
     secret_file: str = "",
+    limits: Sequence[str] = (),
 ) -> list[str]:
     """Return the command that runs the job's image in the foreground.
 
@@ -72,8 +98,10 @@ def run_argv(
         variables: What goes into the container.
         env_file: Where ``env_file_text(variables)`` was written.
         mounts: Folders and files that are at the same path inside.
-        account: The user of the command in the container; None leaves that to the image.
+        account: The user of the command in the container; None is this process's own, for root in a container could
+            change whatever is mounted into it.
         local_rank: Of the process, where each device has a container of its own.
+        limits: Options that limit what it may use.
         secret_file: Of the same form as ``env_file``, with the job's secrets; the variables of ``env_file`` win.
     """
     argv = [
@@ -87,6 +115,8 @@ def run_argv(
         "host",
         "--ipc",
         "host",
+        *_CLOSED,
+        *limits,
     ]
     if engine.gpu_flags == "nvidia":
         if engine.name == "docker":
@@ -98,8 +128,8 @@ def run_argv(
     argv += ["--env-file", env_file]
     argv += [word for name, value in variables.items() if "\n" in value for word in ("--env", f"{name}={value}")]
     argv += [word for path in mounts for word in ("--volume", f"{path}:{path}")]
-    if account is not None:
-        argv += ["--user", f"{account.user_id}:{account.group_id}"]
+    user = (os.geteuid(), os.getegid()) if account is None else (account.user_id, account.group_id)
+    argv += ["--user", f"{user[0]}:{user[1]}"]
     if start.spec.working_dir:
         argv += ["--workdir", start.spec.working_dir]
     return [*argv, start.spec.image or "", *start.spec.command]

@@ -9,26 +9,29 @@ from dataclasses import dataclass
 from services.contracts.commands import StartGang
 from services.contracts.jobs import Processes
 
-PASSED = frozenset(
-    (
-        *(
-            "PATH",
-            "HOME",
-            "USER",
-            "LOGNAME",
-            "SHELL",
-            "LANG",
-            "LANGUAGE",
-            "TZ",
-            "TMPDIR",
-            "LD_LIBRARY_PATH",
-            "CUDA_HOME",
-            "CUDA_PATH",
-        ),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-        *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+_PROXIES = frozenset(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"))
+PASSED = (
+    frozenset(
+        (
+            *(
+                "PATH",
+                "HOME",
+                "USER",
+                "LOGNAME",
+                "SHELL",
+                "LANG",
+                "LANGUAGE",
+                "TZ",
+                "TMPDIR",
+                "LD_LIBRARY_PATH",
+                "CUDA_HOME",
+                "CUDA_PATH",
+            ),
+            *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+            *("no_proxy", "NO_PROXY"),
+        )
     )
+    | _PROXIES
 )
 """Variables of the agent's own environment that every process needs; beside them ``LC_*``."""
 
@@ -122,5 +125,8 @@ def passed_environment(also_passed: Iterable[str] = (), own: Mapping[str, str] =
     """
     names = PASSED | set(also_passed)
     passed = {name: value for name, value in own.items() if name in names or name.startswith("LC_")}
+    for name in _PROXIES & passed.keys():
+        if "@" in passed[name]:  # jobs get no credentials, not even those of a proxy
+            del passed[name]
     passed.setdefault("PATH", os.defpath)
     return passed

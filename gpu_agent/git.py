@@ -7,6 +7,7 @@ import base64
 import hashlib
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpu_agent import files
 from gpu_agent.account import Account
 from gpu_agent.environment import passed_environment
 from gpu_agent.secrets import InputError, memory_folder
@@ -59,7 +61,7 @@ async def fetch_commit(
     if account is not None:
         account.own(into)
     try:
-        with _access(source, credential, into, account) as environment:
+        with _access(source, credential, into, account, local=rules.local) as environment:
             async with asyncio.timeout(rules.timeout_s):
                 await _fetch(source, into, _Git(into, environment, rules, account))
     except TimeoutError:
@@ -113,25 +115,25 @@ class _Git:
 
     async def run(self, *words: str) -> None:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._words,
-                *words,
+            process: subprocess.Popen[bytes] = await asyncio.to_thread(  # uvloop cannot start a process as another user
+                subprocess.Popen,
+                [*self._words, *words],
                 cwd=self._folder,
                 env=self._environment,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
                 **self._user,
             )
         except FileNotFoundError:
             raise InputError("This node has no git.") from None
         try:
-            _, said = await process.communicate()
+            _, said = await asyncio.to_thread(process.communicate)
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            process.wait()
             raise
         if process.returncode:
             lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
@@ -140,7 +142,9 @@ class _Git:
 
 
 @contextmanager
-def _access(source: GitSource, credential: str | None, into: Path, account: Account | None) -> Iterator[dict[str, str]]:
+def _access(
+    source: GitSource, credential: str | None, into: Path, account: Account | None, *, local: bool
+) -> Iterator[dict[str, str]]:
     """Yield the environment of git: it asks nobody, and it has the credential for this server alone."""
     login = account.environment if account else {}
     environment = passed_environment((), os.environ | login) | {
@@ -149,6 +153,10 @@ def _access(source: GitSource, credential: str | None, into: Path, account: Acco
         "GIT_LFS_SKIP_SMUDGE": "1",
         "LC_ALL": "C",
     }
+    if local:  # repositories on the node's disk belong to others than the job's account
+        settings = into.with_name("gitconfig")
+        files.replace(settings, b"[safe]\n\tdirectory = *\n", durable=False, mode=0o644)
+        environment["GIT_CONFIG_GLOBAL"] = str(settings)
     ssh = "ssh -o BatchMode=yes -o ConnectTimeout=15"
     if credential is None:
         yield environment | {"GIT_SSH_COMMAND": ssh}

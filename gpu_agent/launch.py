@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpu_agent import containers, files, secrets
-from gpu_agent.account import Account, account_of_job
+from gpu_agent.account import Account
+from gpu_agent.confinement import Confinement
 from gpu_agent.containers import Engine
 from gpu_agent.environment import (
     RankPaths,
@@ -37,7 +40,8 @@ class Launcher:
         agent_url: How a process on this host reaches the agent.
         pass_environment: Names of further variables of the agent's own that jobs get.
         devices: Of this node; ``devices`` may be replaced when GPUs are cut.
-        account: The user that jobs run as whose own user has no account; None for the agent's own user.
+        confinement: Decides who a job's processes are, and what confines them.
+        images: Patterns of the images that may be run.
     """
 
     def __init__(
@@ -48,14 +52,16 @@ class Launcher:
         pass_environment: Sequence[str],
         engine: Engine | None,
         devices: Sequence[DeviceInfo],
-        account: Account | None = None,
+        confinement: Confinement,
+        images: Sequence[str] = ("*",),
     ) -> None:
         self._checkpoint_folders = checkpoint_folders
         self._agent_url = agent_url
         self._pass_environment = pass_environment
         self._engine = engine
         self.devices = devices
-        self._account = account
+        self._confinement = confinement
+        self._images = images
 
     def refuses(self, start: StartGang) -> str:
         """Return why this node cannot run its part of the gang, empty if it can."""
@@ -63,6 +69,8 @@ class Launcher:
             return lack
         if start.spec.image and self._engine is None:
             return "this node has no container engine"
+        if start.spec.image and (why := containers.refusal(start.spec, self._images)):
+            return why
         try:
             self.account_of(start)
         except DomainError as error:
@@ -92,7 +100,7 @@ class Launcher:
         Raises:
             DomainError: This node cannot run jobs as that account.
         """
-        return self._account if start.account is None else account_of_job(start.account)
+        return self._confinement.identities.account_of(start)
 
     def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
         """Return what to run, and make the job's folders.
@@ -112,7 +120,7 @@ class Launcher:
         except DomainError as error:
             raise InputError(str(error)) from None
         if account is not None and start.spec.image is None:
-            _check_reach(account, start.spec.working_dir, folder.path.parent)
+            self._check_reach(account, start.spec.working_dir, folder.path.parent)
         paths = RankPaths(
             checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account)),
             progress_file=str(folder.progress_file),
@@ -139,9 +147,16 @@ class Launcher:
                 [Process(_name(start, rank), rank_variables(start, rank)) for rank in local_ranks],
                 make_dir=paths.checkpoint_dir,
                 account=account,
+                confinement=self._confinement.entries(start, folder.path, account, self._kept(start, paths, account)),
                 secrets_dir=secrets_dir,
                 secrets=entries,
             )
+        for path in (start.spec.checkpoint_dir, start.spec.working_dir):  # the engine, as root, would mount anything
+            if account is None or not path or Path(path).is_relative_to(folder.path):
+                continue
+            if not account.can_enter(Path(path)):
+                what = f"the account {account.name}, which the job runs as, cannot enter {path}"
+                raise InputError(f"{what}, which its container would have: make it, and let the account enter it")
         mounts = [paths.checkpoint_dir, str(folder.path)]
         if secrets.has_files(start.spec):
             mounts.append(secrets_dir)
@@ -189,9 +204,38 @@ class Launcher:
         files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
         has_secrets = any(use.env for use in start.spec.secrets or ())
         secret_file = secrets.secrets_folder(folder.path) / secrets.CONTAINER_VARIABLES if has_secrets else ""
+        limits = self._confinement.container_limits()
         return containers.run_argv(
-            engine, start, devices, inside, str(env_file), mounts, account, local_rank, str(secret_file)
+            engine, start, devices, inside, str(env_file), mounts, account, local_rank, str(secret_file), limits
         )
+
+    def _kept(self, start: StartGang, paths: RankPaths, account: Account | None) -> list[Path]:
+        """Return the job's folders that it sees wherever they are: its own, and those that its account can enter."""
+        if account is None:
+            return []
+        asked = [Path(path) for path in (start.spec.checkpoint_dir, start.spec.working_dir) if path]
+        own = [] if start.spec.checkpoint_dir else [Path(paths.checkpoint_dir)]
+        return own + [path for path in asked if path.is_dir() and account.can_enter(path)]
+
+    def _check_reach(self, account: Account, working_dir: str | None, gangs_folder: Path) -> None:
+        """Raise InputError if an account cannot enter the folder of its job; one that is missing, the shim names.
+
+        A job without a folder runs in one of its own, beneath ``gangs_folder``.
+        """
+        if working_dir is None or Path(working_dir).is_relative_to(gangs_folder):
+            if not self._confinement.can_mount() and not account.can_enter(gangs_folder):
+                what = f"the account {account.name} cannot pass through to {gangs_folder}, where its jobs run"
+                raise InputError(
+                    f"{what} on this node: let others enter the folders above it (chmod o+x), or move the agent's state"
+                )
+        elif os.path.isdir(working_dir) and not (
+            account.can_enter(Path(working_dir)) or self._confinement.shows(Path(working_dir))
+        ):
+            what = f"the account {account.name}, which the job runs as, cannot enter its working folder {working_dir}"
+            raise InputError(
+                f"{what}: let it enter that folder and those above it (chmod, setfacl), submit the files with the job "
+                "(--upload), or choose another"
+            )
 
     def _own_checkpoint_dir(self, start: StartGang, account: Account | None) -> Path:
         """Make the folder of a job that names none; one that it names is made by its own process."""
@@ -206,23 +250,16 @@ class Launcher:
 
 
 def _make(path: Path, account: Account | None) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    if account is not None and path.stat().st_uid != account.user_id:
+    """Make a job's checkpoint folder, which nobody else can enter; its parents are the agent's."""
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    if account is not None and status.st_uid != account.user_id:
         account.own(path)
-
-
-def _check_reach(account: Account, working_dir: str | None, gangs_folder: Path) -> None:
-    """Raise InputError if an account cannot enter the folder that its job runs in; one that is missing, the shim names.
-
-    A job without a folder runs in one of its own, beneath ``gangs_folder``.
-    """
-    if working_dir is None:
-        if not account.can_enter(gangs_folder):
-            what = f"the account {account.name} cannot pass through to {gangs_folder}, where its jobs run on this node"
-            raise InputError(f"{what}: let others enter the folders above it (chmod o+x), or move the agent's state")
-    elif os.path.isdir(working_dir) and not account.can_enter(Path(working_dir)):
-        what = f"the account {account.name}, which the job runs as, cannot enter its working folder {working_dir}"
-        raise InputError(f"{what}: let it enter that folder and those above it (chmod, setfacl), or choose another")
+        path.chmod(0o700)
 
 
 def _name(start: StartGang, local_rank: int | None) -> str:

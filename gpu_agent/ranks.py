@@ -58,6 +58,7 @@ class Launch:
         cleanup: A command to run afterwards, which ends what does not end with the processes.
         make_dir: A folder to make first, as the user of the command.
         account: The user of the command; None for the agent's own user.
+        confinement: What confines its processes, as entries of its spec.
         secrets_dir: Where the shim puts the secrets that are files.
         secrets: What the shim gets through a pipe and not from the disk, as entries of its spec.
     """
@@ -71,6 +72,7 @@ class Launch:
     cleanup: list[str] = field(default_factory=list[str])
     make_dir: str = ""
     account: Account | None = None
+    confinement: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     secrets_dir: str = ""
     secrets: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]], repr=False)
 
@@ -85,6 +87,7 @@ class Launch:
         if self.account is not None:
             numbers = (self.account.user_id, self.account.group_id, *self.account.groups)
             entries.append(("user", " ".join(map(str, numbers))))
+        entries += self.confinement
         for process in self.processes:
             entries.append(("process", process.name))
             entries += [("argv", word) for word in process.argv]
@@ -133,10 +136,10 @@ class RankFolder:
     def launch(self, launch: Launch, deadline: float, lease_s: float) -> subprocess.Popen[bytes]:
         """Start a shim, in a session of its own and with nothing of this process's environment."""
         scratch = self.path / SCRATCH
-        scratch.mkdir(exist_ok=True)
+        scratch.mkdir(mode=0o700, exist_ok=True)
         if launch.account is not None:
             self.path.chmod(0o711)
-            self.progress_file.touch()
+            self.progress_file.touch(mode=0o600)
             launch.account.own(self.progress_file)
             launch.account.own(scratch)
         files.replace(self.path / shim.SPEC, launch.spec(), durable=False)

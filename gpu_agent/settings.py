@@ -15,6 +15,15 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from services.contracts.schema import Name
 from services.kit.settings import SharedSettings
 
+CREDENTIALS = frozenset(
+    (
+        *("DATABASE_URL", "REDIS_URL", "WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN"),
+        *("WATTSHIFT_SECRETS_KEY", "WATTSHIFT_API_KEY"),
+    )
+)
+"""Variables of the control plane's own that no job gets, whatever is to be passed on."""
+_LISTS = ("pass_environment", "owner_tenants", "reserved_accounts", "shown_folders", "images")
+
 
 def _host_name() -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.")[:63] or "node"
@@ -80,7 +89,36 @@ class AgentSettings(SharedSettings):
     )
     static_w: float = Field(100.0, ge=0, description="Watts of everything that is neither GPU nor CPU.")
 
-    run_as: str = Field("", description="User that jobs run as if the agent is root; empty for the agent's own user.")
+    run_as: str = Field(
+        "",
+        description="User that jobs of the owner's tenants run as if the agent is root; empty: their tenant's own.",
+    )
+    owner_tenants: Annotated[list[str], NoDecode] = Field(
+        default_factory=lambda: ["default"],
+        description="Tenants of whoever runs the agent. Where it is not root, it runs no jobs but theirs.",
+    )
+    tenant_uids: Annotated[tuple[int, int], NoDecode] = Field(
+        default=(2_000_000_000, 2_147_483_000),
+        description="User ids that the jobs of tenants get, as FIRST-LAST; no users of the host may have them.",
+    )
+    reserved_accounts: Annotated[list[str], NoDecode] = Field(
+        default_factory=list[str], description="Users of this host that processes of the control plane run as."
+    )
+    shown_folders: Annotated[list[Path], NoDecode] = Field(
+        default_factory=list[Path],
+        description="Folders that every job may read, also where it could not pass through to them.",
+    )
+    seccomp: Literal["on", "off"] = Field("on", description="Whether system calls that jobs do not need are refused.")
+    jobs_memory_share: float = Field(0.9, gt=0, le=1, description="Of the host's memory, for all jobs together.")
+    job_memory_gib: float | None = Field(None, gt=0, description="Memory of one job on this node.")
+    job_processes: int = Field(16_384, ge=64, description="Processes and threads of one job on this node.")
+    job_open_files: int = Field(65_536, ge=64, description="Files that one process of a job may have open.")
+    job_output_bytes: int = Field(
+        2 * 2**30, ge=2**20, description="Output of one rank on the disk at once, both streams together; more ends it."
+    )
+    images: Annotated[list[str], NoDecode] = Field(
+        default_factory=lambda: ["*"], description="Patterns of the container images that jobs may run."
+    )
     stop_ranks_on_exit: bool = Field(
         False, description="End the ranks with the agent instead of leaving them to the next agent."
     )
@@ -110,9 +148,13 @@ class AgentSettings(SharedSettings):
         curve = values.get("cpu_power_curve")
         if isinstance(curve, str):
             values["cpu_power_curve"] = [point.split(":") for point in curve.split(",")]
-        names = values.get("pass_environment")
-        if isinstance(names, str):
-            values["pass_environment"] = [name.strip() for name in names.split(",") if name.strip()]
+        for field in _LISTS:
+            names = values.get(field)
+            if isinstance(names, str):
+                values[field] = [name.strip() for name in names.split(",") if name.strip()]
+        uids = values.get("tenant_uids")
+        if isinstance(uids, str):
+            values["tenant_uids"] = uids.split("-")
         return values
 
     @model_validator(mode="after")
@@ -120,6 +162,15 @@ class AgentSettings(SharedSettings):
         shares = [share for share, _ in self.cpu_power_curve]
         if shares[:1] != [0.0] or shares[-1:] != [1.0] or any(a >= b for a, b in pairwise(shares)):
             raise ValueError("cpu_power_curve must rise from a utilisation of 0 to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _check_jobs(self) -> Self:
+        first, last = self.tenant_uids
+        if not 0 < first <= last < 2**32 - 1:
+            raise ValueError("tenant_uids must be FIRST-LAST, user ids from 1 to 4294967294")
+        if credentials := sorted(CREDENTIALS & set(self.pass_environment)):
+            raise ValueError(f"pass_environment must not name {', '.join(credentials)}: jobs get no credentials")
         return self
 
     @property

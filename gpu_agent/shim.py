@@ -43,6 +43,7 @@ TYPE_CHECKING = False  # not that of typing, whose import would slow each start
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpu_agent.enclosure import Enclosure
     from gpu_agent.exec_shim import Request, Sessions
 
 SPEC, LEASE, STOP, LOCK, STARTED, EXITED = "spec", "lease", "stop", "lock", "started", "exited"
@@ -140,6 +141,8 @@ class _Spec:
         self.secrets_dir = b""
         self.secret_files: list[tuple[bytes, bytes]] = []
         self.user: list[int] = []
+        self.output_bytes = 0
+        self.enclosure: Enclosure | None = None
         common = _Process("", [])
         processes: list[_Process] = []
         for entry in data.split(b"\0"):
@@ -165,9 +168,20 @@ class _Spec:
                 self.secrets_dir = value
             elif name == b"user":
                 self.user = [int(number) for number in value.split()]
+            elif name == b"output_bytes":
+                self.output_bytes = int(value)
+            elif name == b"confine":
+                self._confine(value)
         self.processes = processes or [common]
         for process in self.processes:
             process.argv = process.argv or common.argv
+
+    def _confine(self, entry: bytes) -> None:
+        if self.enclosure is None:
+            import enclosure  # pyright: ignore[reportMissingImports]  beside this file, which is no package here
+
+            self.enclosure = enclosure.Enclosure()
+        self.enclosure.add(entry)
 
     def add_secrets(self, data: bytes) -> None:
         """Add what came through standard input: entries ``env`` and ``secret_file``, each ``NAME=value``."""
@@ -185,7 +199,8 @@ def spec_bytes(entries: list[tuple[str, str]]) -> bytes:
 
     Entries: ``argv``, ``cleanup`` and ``env`` (``NAME=value``), each repeated; ``working_dir``, ``grace_s``,
     ``time_limit_s``, ``make_dir`` (made if it is missing), ``secrets_dir`` (for the secret files among the entries that
-    come through standard input), ``user`` (user id, group id and further groups to run as, with spaces). ``process``
+    come through standard input), ``user`` (user id, group id and further groups to run as, with spaces), ``confine``
+    (repeated: see ``enclosure``), ``output_bytes`` (what both streams may take on the disk). ``process``
     begins a process and names it; ``env`` after it is for this process alone, and so is ``argv``, which replaces the
     common one. Without any ``process`` there is one process.
     """
@@ -317,6 +332,10 @@ class Order:
             pause_s = _ORDER_LONG_PAUSE_S
         self._next_look = clock() + pause_s
 
+    def disk_bytes(self) -> int:
+        """Return what both streams take on the disk; what the agent has discarded does not count."""
+        return sum(os.fstat(file).st_blocks for file in self._files) * 512
+
     def _sizes(self) -> list[int]:
         """Return the sizes as they were at one moment: with the other stream's from before or after, order is lost."""
         sizes = [os.fstat(file).st_size for file in self._files]
@@ -408,6 +427,8 @@ class _Shim:
         self._exec_error, error_in = os.pipe()
         os.set_blocking(self._exec_error, False)
         shim = os.getpid()
+        if not self._enclosed():
+            return
         for process in self._spec.processes:
             pid = os.fork()
             if pid == 0:
@@ -427,7 +448,10 @@ class _Shim:
         else:
             if self._spec.time_limit_s > 0:
                 self._limit_at = clock() + self._spec.time_limit_s
-            os.write(gate_in, b"g" * len(self._running))
+            try:
+                os.write(gate_in, b"g" * len(self._running))
+            except BrokenPipeError:  # none of them could be set up, as their error says
+                pass
         os.close(gate_in)
         while not self._is_empty():
             self._sleep()
@@ -438,6 +462,18 @@ class _Shim:
         if self._spec.secret_files:
             remove_secrets(self._spec.secrets_dir)
         self._write_exit()
+
+    def _enclosed(self) -> bool:
+        """Make what confines the processes; False if it cannot be made, and nothing is run."""
+        try:
+            if self._spec.enclosure is not None:
+                self._spec.enclosure.make()
+        except OSError as failure:
+            self._code, self._ended_by = NOT_EXECUTABLE, "refused"
+            self._detail = f"its processes cannot be confined on this node: {failure.strerror} ({failure.filename})"
+            self._write_exit()
+            return False
+        return True
 
     def _look(self, now: float) -> None:
         """Read lease and stop request, and act on them."""
@@ -452,6 +488,10 @@ class _Shim:
         if now >= self._limit_at:
             limit = f"It reached its time limit of {self._spec.time_limit_s:g} s."
             self._end("time_limit", now + self._spec.grace_s, limit)
+        if self._spec.output_bytes and not self._ending and self._order.disk_bytes() > self._spec.output_bytes:
+            limit = f"Its output took more than {self._spec.output_bytes / 2**20:,.0f} MiB of the disk at once."
+            self._code, self._ended_by = -signal.SIGXFSZ, "itself"  # however it takes that
+            self._end("output", now + min(self._spec.grace_s, LEFTOVER_GRACE_S), limit)
         if now >= min(self._kill_at, self._lease.deadline):
             self._ended_by_force()
         self._look_at_sessions(now)
@@ -614,7 +654,12 @@ def _become(
         for number in (*_STOP_SIGNALS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         connect()
+        if spec.enclosure is not None:
+            what = "its processes cannot be confined on this node"
+            spec.enclosure.enter()
         _change_user(spec.user)
+        if spec.enclosure is not None:
+            spec.enclosure.seal()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not before: becoming another user clears it
         if os.getppid() != shim or (gate is not None and os.read(gate, 1) != b"g"):
             os._exit(NOT_EXECUTABLE)

@@ -120,6 +120,10 @@ class Driver(Protocol):
         """Return to the default power limit."""
         ...
 
+    def device_nodes(self) -> dict[int, tuple[int, int]]:
+        """Return major and minor number of each GPU's character device; none where it has no device of its own."""
+        ...
+
     def relative_speed(self, index: int) -> float | None:
         """Return the speed at the present clock as a share of the highest; None for real devices."""
         ...

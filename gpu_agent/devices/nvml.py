@@ -15,6 +15,9 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
+_MAJOR = 195
+"""Of NVIDIA's character devices."""
+
 
 class NvmlDriver:
     """The host's NVIDIA GPUs.
@@ -108,6 +111,14 @@ class NvmlDriver:
         check_whole(index)
         handle = self._handles[index]
         nvml.nvmlDeviceSetPowerManagementLimit(handle, nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
+
+    def device_nodes(self) -> dict[int, tuple[int, int]]:
+        """Return the numbers of ``/dev/nvidiaN``, where N is the minor number and not the index."""
+        minors = {
+            index: optional(lambda handle=handle: nvml.nvmlDeviceGetMinorNumber(handle))
+            for index, handle in enumerate(self._handles)
+        }
+        return {index: (_MAJOR, minor) for index, minor in minors.items() if minor is not None}
 
     def relative_speed(self, index: int) -> float | None:
         """Return None: the devices are real."""

@@ -225,6 +225,10 @@ class SimulatedDriver:
         """Return to the board's limit."""
         self._change(index, limit_w=self._model.peak_w)
 
+    def device_nodes(self) -> dict[int, tuple[int, int]]:
+        """Return none: there is nothing that a program could open."""
+        return {}
+
     def relative_speed(self, index: int) -> float | None:
         """Return the speed at the clock that lock and limit leave the GPU."""
         gpu = parent_of(index)

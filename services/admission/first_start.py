@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.keys import is_secret, key_hash, new_secret
 from services.admission.repository.access import AccessRepository
+from services.admission.users import SUPERUSER
 from services.contracts.identity import KeySpec, Role, TenantSpec, UserSpec
 from services.contracts.schema import NAME_PATTERN
 from services.db.engine import is_connection_error
@@ -70,7 +71,7 @@ async def ensure_first_admin(engine: AsyncEngine, data_dir: Path, account: str =
 
 async def _own_keys(repository: AccessRepository, account: str) -> None:
     """Give the installation's own keys to the user of an account, who is made if need be."""
-    if not account or not await repository.has_unowned_admin_key(OWN_LABELS):
+    if account in ("", SUPERUSER) or not await repository.has_unowned_admin_key(OWN_LABELS):
         return
     name = account if re.fullmatch(NAME_PATTERN, account) else FIRST_USER
     await repository.insert_user(DEFAULT_TENANT, UserSpec(name=name, account=account))

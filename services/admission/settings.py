@@ -28,7 +28,7 @@ class AdmissionSettings(SealingSettings):
     port: int = Field(default=8020, ge=0, le=65_535)
     first_account: Account | Literal[""] = Field(
         default="",
-        description="Account that the jobs of the installation's own admin key run as on nodes; empty: the agent's.",
+        description="Account that the jobs of the installation's own admin key run as on nodes; empty: its tenant's.",
     )
     max_jobs_per_commit: int = Field(
         default=2_000, ge=1, description="Jobs in one commit; submissions beyond that wait for the next commit."

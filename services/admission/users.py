@@ -15,7 +15,7 @@ from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, not_found
 
 SUPERUSER = "root"
-"""Jobs run as this account only for operators. Agents run jobs as no other account with the user id 0."""
+"""No job runs as this account. Users of an earlier release who have it run jobs as their tenant's account."""
 
 
 class Users:
@@ -28,12 +28,14 @@ class Users:
         """Create a user of a tenant.
 
         Raises:
-            ProblemError: 404 if there is no such tenant, 409 if it has a user of that name.
+            ProblemError: 404 if there is no such tenant, 409 if it has a user of that name, 422 if its jobs would run
+                as root.
         """
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)
             if await repository.tenant(tenant_id) is None:
                 raise not_found("tenant")
+            _check_account(spec.account)
             user = await repository.insert_user(tenant_id, spec)
             if user is None:
                 taken = FieldError(pointer="/name", detail="Taken.")
@@ -48,8 +50,8 @@ class Users:
         """Change a user's account, or disable or enable the user; keys of a disabled user are refused.
 
         Raises:
-            ProblemError: 404 if there is no such user; 409 if no admin key would be left, or if keys of the user are
-                not an operator's and its jobs would run as root.
+            ProblemError: 404 if there is no such user; 409 if no admin key would be left; 422 if its jobs would run as
+                root.
         """
         given = change.model_fields_set
         async with self._engine.begin() as connection:
@@ -60,7 +62,7 @@ class Users:
                 raise not_found("user")
             changed = user
             if "account" in given and change.account != user.account:
-                await self._check_account(repository, user, change.account)
+                _check_account(change.account)
                 changed = changed.model_copy(update={"account": change.account})
             if "disabled" in given and change.disabled != (user.disabled_at is not None):
                 if change.disabled:
@@ -73,13 +75,6 @@ class Users:
                 )
                 await write_audit(connection, caller, "user.changed", user.id, name=name, before=before, after=after)
         return changed
-
-    @staticmethod
-    async def _check_account(repository: AccessRepository, user: User, account: str | None) -> None:
-        roles = await repository.working_roles(user.id)
-        if account == SUPERUSER and not all(role.is_operators for role in roles):
-            what = f"User {user.name} has keys that are no operator's; jobs run as {SUPERUSER} only for operators."
-            raise ProblemError(409, ProblemCode.CONFLICT, what)
 
     @staticmethod
     async def _check_admins(repository: AccessRepository, user: User) -> None:
@@ -127,4 +122,12 @@ class Users:
             project=caller.project,
             user=user.name if user else None,
             account=user.account if user else None,
+        )
+
+
+def _check_account(account: str | None) -> None:
+    if account == SUPERUSER:
+        detail = f"No job runs as {SUPERUSER}: choose an ordinary account, or none for that of the tenant."
+        raise ProblemError(
+            422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="/account", detail=detail)]
         )

@@ -70,6 +70,7 @@ def _node_table(found: list[Any]) -> RenderableType:
     figures = ("GPUs", "in use", "power")
     slices = [slice_words(node) for node in found]
     columns = ["node", "state", "GPUs", "in use", "model", *(["slices"] if any(slices) else []), "power", "zone"]
+    columns.append("jobs apart")
     shown = output.table(*columns, "driver", "heard", right=figures)
     for node, cut in zip(found, slices, strict=True):
         words = " ".join([output.state(node["state"]), *power_words(node)])
@@ -78,9 +79,18 @@ def _node_table(found: list[Any]) -> RenderableType:
         heard = output.age(node["heartbeat_at"])
         shown.add_row(
             node["id"], words, str(node["gpus"]), str(node["gpus_in_use"]), ", ".join(models),
-            *([cut] if any(slices) else []), power, node["zone"], node["driver"], heard,
+            *([cut] if any(slices) else []), power, node["zone"], protection_words(node), node["driver"], heard,
         )  # fmt: skip
     return shown if found else "no nodes have registered"
+
+
+def protection_words(node: dict[str, Any]) -> str:
+    """Return what keeps jobs on a node apart: all of it, or what is lacking."""
+    known = node.get("protections", [])
+    lacking = [each["name"].replace("_", " ") for each in known if not each["holds"]]
+    if not known:
+        return "[dim]not said[/]"
+    return f"[yellow]no {', '.join(lacking)}[/]" if lacking else "[green]yes[/]"
 
 
 def drain(node: str) -> None:

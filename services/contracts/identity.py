@@ -137,14 +137,14 @@ class UserSpec(Message):
     name: Name
     account: Account | None = Field(
         default=None,
-        description="Account of the operating system that the user's jobs run as on nodes; null: that of the agent.",
+        description="Account of the operating system that the user's jobs run as on nodes; null: its tenant's.",
     )
 
 
 class UserChange(Message):
     """What to change about a user; what is left out stays as it is."""
 
-    account: Account | None = Field(default=None, description="Null: that of the agent.")
+    account: Account | None = Field(default=None, description="Null: its tenant's.")
     disabled: Flag = Field(default=False, description="Whether the user's keys are refused.")
 
 
@@ -173,7 +173,7 @@ class OwnIdentity(Message):
     project: str | None = Field(default=None, description="The only project that the key reaches; null: all.")
     user: str | None = Field(default=None, description="Name of the user whose key it is; null for a key of no user.")
     account: str | None = Field(
-        default=None, description="Account that the caller's jobs run as on nodes; null: that of the agent."
+        default=None, description="Account that the caller's jobs run as on nodes; null: its tenant's."
     )
 
 

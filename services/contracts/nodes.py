@@ -113,6 +113,19 @@ class DeviceInfo(Message):
         return self
 
 
+ProtectionName = Literal[
+    "accounts", "folders", "processes", "privileges", "system_calls", "memory", "process_count", "devices"
+]
+
+
+class Protection(Message):
+    """One of the things that keep jobs apart on a node, and away from the agent."""
+
+    name: ProtectionName
+    holds: bool
+    how: Text = Field(max_length=200, description="What does it; where it does not hold, why not.")
+
+
 class NodeRegistration(Message):
     """Sent by an agent every time it starts."""
 
@@ -127,6 +140,7 @@ class NodeRegistration(Message):
     containers: bool = Field(default=False, description="Whether the node can run jobs that have an image.")
     host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
+    protections: list[Protection] = Field(default_factory=list[Protection], max_length=32)
 
 
 class NodeCredentials(Message):
@@ -491,6 +505,10 @@ class Node(Message):
     heartbeat_at: Instant | None
     lease_until: Instant | None
     power: NodePower = Field(default_factory=NodePower)
+    protections: list[Protection] = Field(
+        default_factory=list[Protection],
+        description="What keeps jobs apart there; none where the agent is of an earlier release.",
+    )
 
 
 class NodeList(Message):

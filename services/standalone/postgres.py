@@ -21,6 +21,8 @@ import psutil
 from services.standalone.process import Account, Process, StackError
 
 USER = DATABASE = "wattshift"
+SYSTEM_USER = "nobody"
+"""What the server runs as where root starts it."""
 
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}  # macOS wants a locale in the environment
 _SETTINGS = {
@@ -97,7 +99,7 @@ def is_ready(port: int) -> bool:
 def _account() -> Account | None:
     if os.geteuid() != 0:
         return None
-    nobody = pwd.getpwnam("nobody")  # the server refuses root, and wants a user that has a name
+    nobody = pwd.getpwnam(SYSTEM_USER)  # the server refuses root, and wants a user that has a name
     return Account(user_id=nobody.pw_uid, group_id=nobody.pw_gid)
 
 

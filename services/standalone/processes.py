@@ -11,6 +11,7 @@ from pathlib import Path
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
 from services.kit.settings import SharedSettings
+from services.standalone.postgres import SYSTEM_USER as POSTGRES_USER
 from services.standalone.process import BadInputError, Process, http_ready
 
 PYTHON = (sys.executable, "-P")  # -P: a file in the working folder must not stand in for a module
@@ -40,6 +41,9 @@ SERVICES = (
 AGENT = Service("agent", "gpu_agent.app", "GPU_AGENT_", 8070)
 MIGRATIONS = ("-m", "migrations")
 NEW_ADMIN_KEY = ("-m", "services.admission.admin_key")
+ROOT = Path(__file__).resolve().parents[2]
+_SHOWN = ("examples", "clients")
+"""Of the checkout, beside its Python: what jobs of the examples need."""
 _ONE_AT_A_TIME = ("--concurrency", "1", "--loglevel", "INFO", "--without-mingle", "--without-gossip")
 WORKERS = {
     "worker": ("-m", "celery", "-A", "optimizer_service.tasks", "worker", "-Q", "optimizer,lengths", *_ONE_AT_A_TIME),
@@ -147,28 +151,29 @@ def first_account(environment: Mapping[str, str]) -> str:
     """Return the account that jobs of the installation's own admin key run as: that of whoever starts it.
 
     Where root starts it by ``sudo``, it is the account that called ``sudo``. It is empty, for the account that the
-    agents choose, where ``GPU_AGENT_RUN_AS`` says which that is, and where the user id has no account.
+    agents choose, where ``GPU_AGENT_RUN_AS`` says which that is, where root itself starts it, as which no job runs, and
+    where the user id has no account.
     """
     if environment.get("GPU_AGENT_RUN_AS"):
         return ""
     if given := environment.get("ADMISSION_FIRST_ACCOUNT"):
         return given
     try:
-        if os.geteuid() == 0 and (caller := environment.get("SUDO_USER")):
-            return pwd.getpwnam(caller).pw_name
+        if os.geteuid() == 0:
+            caller = pwd.getpwnam(environment.get("SUDO_USER") or "root")
+            return caller.pw_name if caller.pw_uid else ""
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return ""
 
 
 def accounts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that say as which accounts jobs run.
-
-    An installation that root starts by ``sudo`` runs no job as root, unless a user has that account.
-    """
-    first = first_account(environment)
-    by_sudo = os.geteuid() == 0 and first not in ("", "root")
-    return {"ADMISSION_FIRST_ACCOUNT": first} | ({"GPU_AGENT_RUN_AS": first} if by_sudo else {})
+    """Return the settings that say as which accounts jobs run, and what of the installation they can read."""
+    shown = [environment.get("GPU_AGENT_SHOWN_FOLDERS", ""), *(str(ROOT / name) for name in _SHOWN)]
+    settings = {"GPU_AGENT_SHOWN_FOLDERS": ",".join(filter(None, shown))}
+    if os.geteuid() == 0 and "GPU_AGENT_RESERVED_ACCOUNTS" not in environment:
+        settings["GPU_AGENT_RESERVED_ACCOUNTS"] = POSTGRES_USER
+    return {"ADMISSION_FIRST_ACCOUNT": first_account(environment), **settings}
 
 
 def zones_of(nodes: Iterable[Node], environment: Mapping[str, str]) -> tuple[str, ...]:

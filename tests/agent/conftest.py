@@ -18,6 +18,8 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
+from gpu_agent.confinement import Confinement
+from gpu_agent.settings import AgentSettings
 from services.contracts.commands import AnyCommand, SetDevices, StartGang, command_document
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls, DeviceInfo
@@ -47,6 +49,19 @@ def gpus(count: int) -> list[DeviceInfo]:
     ]
 
 
+def a_confinement(folder: Path, **settings: Any) -> Confinement:
+    """Return how jobs are confined on a node whose state is in a folder."""
+    return Confinement(AgentSettings(state_dir=folder, data_dir=folder, owner_tenants=["t"], **settings), {})
+
+
+def open_to_jobs(folder: Path) -> None:
+    """Let the accounts of jobs write to a folder of pytest, whose own are closed to others."""
+    folder.chmod(0o777)
+    for parent in folder.parents:
+        if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+
+
 class Node:
     """One agent and everything around it."""
 
@@ -70,6 +85,7 @@ class Node:
             "GPU_AGENT_PORT": str(port),
             "GPU_AGENT_DRIVER": "simulated",
             "GPU_AGENT_CONTAINERS": "off",
+            "GPU_AGENT_OWNER_TENANTS": "t",
             "GPU_AGENT_TICK_S": "0.05",
             "GPU_AGENT_SAMPLE_INTERVAL_S": "0.1",
             "GPU_AGENT_ENERGY_INTERVAL_S": "0.2",
@@ -152,6 +168,7 @@ class Node:
         job = job or f"job_{next(_numbers)}"
         generation = options.pop("generation", 1)
         devices = options.pop("devices", [0])
+        tenant = options.pop("tenant", "t")
         fields = ("node_rank", "nnodes", "master_port", "world_size", "rank_offset", "account", "uuids")
         whole = {"node_rank": 0, "rank_offset": 0, "nnodes": 1, "master_port": 29_500, "world_size": len(devices)}
         placed: dict[str, Any] = whole | {name: options.pop(name) for name in fields if name in options}
@@ -160,7 +177,7 @@ class Node:
             allocation_id=allocation or f"{job}.{generation}",
             job_id=job,
             generation=generation,
-            tenant_id="t",
+            tenant_id=tenant,
             spec=JobSpec.model_validate(spec),
             devices=devices,
             master_addr="127.0.0.1",
@@ -223,6 +240,7 @@ async def node(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[
     """A node whose agent is not started yet; nothing of it is left when the test ends."""
     ports = Ports()
     redis = connect(redis_url)
+    open_to_jobs(tmp_path)
     made = Node(tmp_path, plane, redis, redis_url, ports.take(31_000))
     try:
         yield made
@@ -238,6 +256,7 @@ async def nodes(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator
     ports = Ports()
     redis = connect(redis_url)
     made: list[Node] = []
+    open_to_jobs(tmp_path)
     for name in ("n1", "n2"):
         (tmp_path / name).mkdir()
         made.append(Node(tmp_path / name, plane, redis, redis_url, ports.take(31_600)))

@@ -127,7 +127,7 @@ async def test_a_job_runs_as_the_account_of_its_user_and_others_as_the_agent_say
     groups = " ".join(map(str, sorted(os.getgrouplist("nobody", entry.pw_gid)))) + f" {folder}"
     assert printed[0] == ["nobody", groups, f"{entry.pw_dir} nobody nobody", "nobody", "root"]
     assert printed[1][-2:] == ["nobody", "nobody"], "a job without a folder has one of its own"
-    assert printed[2:] == [["root"], ["root"]]
+    assert printed[2:] == [["tenant-t"], ["tenant-t"]], "no job runs as root"
 
 
 async def test_an_account_that_cannot_enter_the_folder_or_is_not_there_is_one_clear_reason(node: Node) -> None:
@@ -154,8 +154,8 @@ def test_an_agent_that_is_not_root_runs_jobs_as_itself_alone(monkeypatch: pytest
     nobody = pwd.getpwnam("nobody")
     monkeypatch.setattr(os, "geteuid", lambda: nobody.pw_uid)
     assert account_of_job("nobody") is None
-    with pytest.raises(DomainError, match=r"root, but the agent of this node runs as user id .* may not become"):
-        account_of_job("root")
+    with pytest.raises(DomainError, match=r"daemon, but the agent of this node runs as user id .* may not become"):
+        account_of_job("daemon")
 
 
 def test_another_name_for_the_superuser_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from services.kit.redis import connect
 from services.kit.release import RELEASE
 from services.standalone import valkey
 from services.standalone.ports import Ports
-from tests.agent.conftest import Node, eventually, gpus
+from tests.agent.conftest import Node, a_confinement, eventually, gpus
 from tests.agent.stand_in import StandIn
 from tests.agent.test_ranks import SAVING, SLEEP
 from tests.support.servers import running, scratch_folder
@@ -214,7 +214,12 @@ except agent.StateFolderTakenError as error:
 
 def _launcher(folder: Path) -> Launcher:
     return Launcher(
-        checkpoint_folders=[folder], agent_url="http://x", pass_environment=[], engine=None, devices=gpus(4)
+        checkpoint_folders=[folder],
+        agent_url="http://x",
+        pass_environment=[],
+        engine=None,
+        devices=gpus(4),
+        confinement=a_confinement(folder),
     )
 
 

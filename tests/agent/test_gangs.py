@@ -13,7 +13,7 @@ from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import RankState
 from services.core.profiles.sharing import SHARING_COST
-from tests.agent.conftest import gpus
+from tests.agent.conftest import a_confinement, gpus
 
 LEASE_S = 30.0
 
@@ -56,7 +56,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def gangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gangs:
     """The gangs of a node of four devices; those that would start only hold their devices."""
     launcher = Launcher(
-        checkpoint_folders=[tmp_path], agent_url="http://x", pass_environment=[], engine=None, devices=gpus(4)
+        checkpoint_folders=[tmp_path],
+        agent_url="http://x",
+        pass_environment=[],
+        engine=None,
+        devices=gpus(4),
+        confinement=a_confinement(tmp_path),
     )
     gangs = Gangs(tmp_path, launcher)
 

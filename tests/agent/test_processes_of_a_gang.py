@@ -16,7 +16,7 @@ from gpu_agent.ranks import RankFolder
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankStatus
-from tests.agent.conftest import Node, eventually, gpus
+from tests.agent.conftest import Node, a_confinement, eventually, gpus
 
 PATHS = RankPaths("/c", "/p", "http://127.0.0.1:1", "/d")
 
@@ -212,6 +212,7 @@ def test_in_containers_each_gpu_has_a_container(tmp_path: Path) -> None:
         pass_environment=[],
         engine=Engine("docker", "docker", "nvidia"),
         devices=gpus(4),
+        confinement=a_confinement(tmp_path),
     )
     folder = RankFolder(tmp_path / "rank")
     folder.path.mkdir()

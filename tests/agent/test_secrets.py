@@ -31,6 +31,7 @@ async def a_job_with_secrets(node: Node) -> tuple[str, Path]:
     """Start a job that notes what it gets and waits; return its allocation and where it noted that."""
     out = node.folder / "out"
     out.mkdir()
+    out.chmod(0o777)
     node.plane.secrets = {"A": VALUE, "B": f"-----BEGIN\n{VALUE}\nEND\n"}
     gang = await node.run("sh", "-c", LOOK, secrets=USES, environment={"OUT": str(out)})
     await eventually(lambda: (out / "ready").exists())

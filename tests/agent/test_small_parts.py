@@ -50,8 +50,10 @@ def test_docker_gets_the_gangs_devices_and_nothing_of_the_clients_environment() 
     argv = containers.run_argv(DOCKER, start, ["2", "3"], variables, "/r/env", ["/ckpt", "/r"])
     assert argv == [
         *("/usr/bin/docker", "run", "--rm", "--init", "--name", "wattshift-job_1.2-1"),
-        *("--network", "host", "--ipc", "host", "--gpus", '"device=2,3"', "--env-file", "/r/env", "--env", "N=a\nb"),
-        *("--volume", "/ckpt:/ckpt", "--volume", "/r:/r", "--workdir", "/work"),
+        *("--network", "host", "--ipc", "host", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+        *("--gpus", '"device=2,3"', "--env-file", "/r/env", "--env", "N=a\nb"),
+        *("--volume", "/ckpt:/ckpt", "--volume", "/r:/r"),
+        *("--user", f"{os.geteuid()}:{os.getegid()}", "--workdir", "/work"),
         *("example.org/train:1", "python", "train.py"),
     ]
     text = "A=1\nDOCKER_HOST=x\nWORLD_SIZE=4\nCUDA_VISIBLE_DEVICES=0,1\n"
@@ -83,9 +85,18 @@ def test_a_container_runs_as_the_jobs_user() -> None:
     assert argv[argv.index("--user") + 1] == "1001:1002"
 
 
+def test_a_site_names_the_images_and_no_image_is_an_option() -> None:
+    spec = a_start().spec
+    assert containers.refusal(spec, ["example.org/*"]) == ""
+    assert "does not run the image example.org/train:1" in containers.refusal(spec, ["other/*"])
+    for image in ("--privileged", "a b", "-v/:/host"):
+        assert "is no container image" in containers.refusal(spec.model_copy(update={"image": image}), ["*"])
+    assert "a colon" in containers.refusal(spec.model_copy(update={"working_dir": "/etc:/x"}), ["*"])
+
+
 def test_podman_names_devices_its_own_way_and_simulated_nodes_have_none() -> None:
     podman = containers.run_argv(Engine("podman", "podman", "nvidia"), a_start(), ["2", "3"], {}, "/e", [])
-    assert podman[10:14] == ["--device", "nvidia.com/gpu=2", "--device", "nvidia.com/gpu=3"]
+    assert podman[14:18] == ["--device", "nvidia.com/gpu=2", "--device", "nvidia.com/gpu=3"]
     assert podman[-1] == "example.org/train:1"
     simulated = containers.run_argv(Engine("docker", "docker", "none"), a_start(), ["2", "3"], {}, "/e", [])
     assert not {"--gpus", "--device"} & set(simulated)

@@ -38,13 +38,13 @@ def submit(installation: Installation, project: str, **spec: Any) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another account takes root")
 def test_a_job_runs_as_the_account_of_the_user_whose_key_submits_it(installation: Installation) -> None:
     users = "/v1/tenants/default/users"
-    installation.gateway.call("POST", users, body={"name": "ada", "account": "nobody"})
+    installation.gateway.call("POST", users, body={"name": "ada", "account": "daemon"})
     with key_for(installation, user="ada") as ada:
-        assert ada.get("/v1/whoami").json()["account"] == "nobody"
+        assert ada.get("/v1/whoami").json()["account"] == "daemon"
         made = ada.post("/v1/jobs", json={"name": "who", "command": ["id", "-un"]})
         job = installation.wait_for_ends([made.json()["id"]], 60)[0]
         assert (job["state"], job["user"]) == ("succeeded", "ada"), job["detail"]
-        assert ada.get(f"/v1/jobs/{job['id']}/logs").text == "nobody\n"
+        assert ada.get(f"/v1/jobs/{job['id']}/logs").text == "daemon\n"
         mine = ada.get("/v1/jobs", params={"user": "ada"}).json()["items"]
         assert [each["id"] for each in mine] == [job["id"]]
 

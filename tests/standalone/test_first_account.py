@@ -7,7 +7,7 @@ import pwd
 
 import pytest
 
-from services.standalone.processes import accounts, first_account
+from services.standalone.processes import ROOT, accounts, first_account
 
 
 def test_it_is_that_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,9 +22,11 @@ def test_of_root_it_is_the_one_that_called_sudo(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert first_account({"SUDO_USER": "nobody"}) == "nobody"
     assert first_account({"SUDO_USER": "no-such-account"}) == ""
-    assert first_account({}) == "root"
-    assert accounts({"SUDO_USER": "nobody"}) == {"ADMISSION_FIRST_ACCOUNT": "nobody", "GPU_AGENT_RUN_AS": "nobody"}
-    assert accounts({}) == {"ADMISSION_FIRST_ACCOUNT": "root"}
+    assert first_account({}) == "", "no job runs as root"
+    settings = accounts({"SUDO_USER": "daemon", "GPU_AGENT_SHOWN_FOLDERS": "/data"})
+    assert (settings["ADMISSION_FIRST_ACCOUNT"], settings["GPU_AGENT_RESERVED_ACCOUNTS"]) == ("daemon", "nobody")
+    assert settings["GPU_AGENT_SHOWN_FOLDERS"].split(",") == ["/data", str(ROOT / "examples"), str(ROOT / "clients")]
+    assert "GPU_AGENT_RUN_AS" not in settings, "other tenants' jobs are not the caller's"
 
 
 def test_an_operators_own_choice_comes_first() -> None:

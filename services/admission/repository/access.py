@@ -154,11 +154,6 @@ class AccessRepository:
         query = update(users).where(users.c.id == user_id).values(account=account, disabled_at=disabled_at)
         await self._connection.execute(query)
 
-    async def working_roles(self, user_id: str) -> set[Role]:
-        """Return the roles of a user's keys that are neither revoked nor expired."""
-        query = select(api_keys.c.role).where(api_keys.c.user_id == user_id, *_WORKING)
-        return {Role(role) for role in (await self._connection.execute(query)).scalars()}
-
     async def admin_keys(self) -> list[tuple[str, str | None]]:
         """Return the valid admin keys and the ids of their users."""
         query = select(api_keys.c.id, api_keys.c.user_id).where(api_keys.c.role == Role.ADMIN, *_VALID)

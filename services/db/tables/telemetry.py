@@ -32,6 +32,7 @@ nodes = Table(
     Column("host_power", Text, nullable=False),
     Column("labels", JSONB, nullable=False, server_default=text("'{}'")),
     Column("devices", JSONB, nullable=False),
+    Column("protections", JSONB, nullable=False, server_default=text("'[]'")),
     Column("readings", JSONB, nullable=False, server_default=text("'[]'")),
     Column("state", Text, nullable=False, server_default=text("'up'")),
     Column("draining", Boolean, nullable=False, server_default=text("false")),

@@ -34,13 +34,13 @@ _ORDER = {state: position for position, state in enumerate(RankState)}
 
 _REGISTER = """
 INSERT INTO nodes
-    (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices, state)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, 'lost')
+    (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices, protections, state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 'lost')
 ON CONFLICT (id) DO UPDATE SET
     token_sha256 = excluded.token_sha256, address = excluded.address, agent_url = excluded.agent_url,
     zone = excluded.zone, driver = excluded.driver, containers = excluded.containers,
     host_power = excluded.host_power, labels = excluded.labels, devices = excluded.devices,
-    readings = '[]', registered_at = now()
+    protections = excluded.protections, readings = '[]', registered_at = now()
 """
 
 _RENEW = """
@@ -143,7 +143,8 @@ RETURNING s.allocation_id
 """
 
 _NODES = """
-SELECT n.id, n.state, n.draining, n.address, n.agent_url, n.zone, n.driver, n.containers, n.devices, n.readings,
+SELECT n.id, n.state, n.draining, n.address, n.agent_url, n.zone, n.driver, n.containers, n.protections, n.devices,
+    n.readings,
     (SELECT coalesce(jsonb_agg(to_jsonb(p) - 'node_id' ORDER BY p.gpu), '[]') FROM gpu_partitions p
      WHERE p.node_id = n.id) AS partitions,
     (SELECT count(DISTINCT coalesce(c.parent, c.device)) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use,
@@ -232,6 +233,7 @@ class NodeRow(NamedTuple):
     zone: str
     driver: str
     containers: bool
+    protections: list[Json]
     devices: list[Json]
     readings: list[Json]
     partitions: list[Json]
@@ -304,6 +306,7 @@ async def register(database: Database, registration: NodeRegistration, token: st
             registration.host_power,
             registration.labels,
             devices,
+            [each.model_dump(mode="json") for each in registration.protections],
         )
 
 

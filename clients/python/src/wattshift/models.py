@@ -791,6 +791,7 @@ class Node:
         partitions: How its GPUs are to be cut, for those that ever were.
         gpus: Slices are not counted, only the GPUs they are part of.
         gpus_in_use: GPUs that a gang holds, or slices of which are held.
+        protections: What keeps jobs apart there; none where the agent is of an earlier release.
     """
 
     id: str
@@ -810,6 +811,7 @@ class Node:
     heartbeat_at: datetime | None
     lease_until: datetime | None
     power: NodePower | None = None
+    protections: list[Protection] = field(default_factory=list["Protection"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -899,6 +901,19 @@ class Progress:
 
     source: str = "file"
     pattern: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protection:
+    """One of the things that keep jobs apart on a node, and away from the agent.
+
+    Attributes:
+        how: What does it; where it does not hold, why not.
+    """
+
+    name: str
+    holds: bool
+    how: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,291 @@
+"""Control groups for jobs: memory, number of processes, and which GPUs they can open. Version 2, else version 1.
+
+All ranks of this node share a parent group, whose name follows from the node's state folder; each rank has a group of
+its own in it. What is left of ranks that are over, and of agents that were killed, is killed and removed by ``sweep``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import platform
+import signal
+import struct
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+ROOT = Path("/sys/fs/cgroup")
+PROCESSES = "cgroup.procs"
+_WANTED = ("memory", "pids", "devices")
+_BPF_SYSTEM_CALL = {"x86_64": 321, "aarch64": 280}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one job may use on this node.
+
+    Attributes:
+        memory_bytes: Of it alone.
+        all_memory_bytes: Of all jobs together, so that some is left for the system and the agent.
+        processes: Processes and threads.
+    """
+
+    memory_bytes: int
+    all_memory_bytes: int
+    processes: int
+
+
+class Cgroups:
+    """The groups of one node's jobs.
+
+    Args:
+        state_folder: Of the node; no two nodes have the same.
+        limits: Of each rank.
+        root: Where the host's hierarchies are mounted.
+    """
+
+    def __init__(self, state_folder: Path, limits: Limits, root: Path = ROOT) -> None:
+        self._name = f"wattshift-{hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]}"
+        self.limits = limits
+        self._root = root
+        self._is_unified = "memory" in _read(root / "cgroup.controllers").split()
+        self._parents: dict[str, Path] = {}
+        self.lacking: dict[str, str] = {}
+        """Why there is none, by controller."""
+
+    def prepare(self) -> None:
+        """Make the parent groups, where this process may."""
+        for controller in _WANTED:
+            try:
+                self._parents[controller] = (
+                    self._prepare_unified() if self._is_unified else self._prepare_v1(controller)
+                )
+            except OSError as error:
+                self.lacking[controller] = f"{error.filename or self._root}: {error.strerror or error}"
+        for controller, file, value in self._memory_files(self.limits.all_memory_bytes):
+            self._set(self._parents.get(controller), file, value, controller)
+        if self._is_unified and "devices" in self._parents and (why := _try_device_program(self._parents["devices"])):
+            self.lacking["devices"] = why
+            del self._parents["devices"]
+
+    @property
+    def version(self) -> str:
+        """What kind of groups these are, for people."""
+        return "cgroup v2" if self._is_unified else "cgroup v1"
+
+    def has(self, controller: str) -> bool:
+        """Whether ranks are limited by a controller."""
+        return controller in self._parents
+
+    def make(self, rank: str, denied: Sequence[tuple[int, int]]) -> list[Path]:
+        """Make the group of a rank and return the files to which its processes write themselves.
+
+        Args:
+            rank: Its name.
+            denied: Major and minor numbers of character devices that it must not open.
+
+        Raises:
+            OSError: It cannot be made, or a limit cannot be set.
+        """
+        groups = {controller: parent / rank for controller, parent in self._parents.items()}
+        for group in groups.values():
+            group.mkdir(exist_ok=True)
+        for controller, file, value in self._memory_files(self.limits.memory_bytes):
+            if controller in groups:
+                (groups[controller] / file).write_text(value)
+        if "pids" in groups:
+            (groups["pids"] / "pids.max").write_text(str(self.limits.processes))
+        if "devices" in groups and denied:
+            if self._is_unified:
+                attach_device_program(groups["devices"], denied)
+            else:
+                for major, minor in denied:
+                    (groups["devices"] / "devices.deny").write_text(f"c {major}:{minor} rwm")
+        return [group / PROCESSES for group in dict.fromkeys(groups.values())]
+
+    def ran_out_of_memory(self, rank: str) -> bool:
+        """Whether the kernel killed a process of a rank for its memory limit."""
+        if (parent := self._parents.get("memory")) is None:
+            return False
+        said = _read(parent / rank / ("memory.events" if self._is_unified else "memory.oom_control"))
+        facts = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+        return int(facts.get("oom_kill", "0")) > 0
+
+    def sweep(self, running: Collection[str]) -> int:
+        """Kill what is left of ranks that do not run, and remove their groups; return how many there were."""
+        removed = 0
+        for parent in dict.fromkeys(self._parents.values()):
+            for group in _folders(parent):
+                if group.name not in running and _remove(group):
+                    removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Remove the parent groups, if no rank runs."""
+        for parent in dict.fromkeys(self._parents.values()):
+            with suppress(OSError):
+                parent.rmdir()
+
+    def sweep_everywhere(self, running: Collection[str]) -> None:
+        """Do the same wherever an earlier agent, started in another place, may have made them."""
+        for parent in _found(self._root, self._name, depth=6):
+            for group in _folders(parent):
+                if group.name not in running:
+                    _remove(group)
+            if parent not in self._parents.values():
+                with suppress(OSError):
+                    parent.rmdir()
+
+    def _memory_files(self, limit: int) -> list[tuple[str, str, str]]:
+        if self._is_unified:
+            return [("memory", "memory.max", str(limit))]
+        return [("memory", "memory.limit_in_bytes", str(limit))]
+
+    def _set(self, parent: Path | None, file: str, value: str, controller: str) -> None:
+        if parent is None:
+            return
+        try:
+            (parent / file).write_text(value)
+        except OSError as error:
+            log.warning("cgroup.not_limited", controller=controller, error=str(error))
+
+    def _prepare_unified(self) -> Path:
+        """Make the parent below the root of the hierarchy, with its controllers switched on for ranks."""
+        wanted = {"memory", "pids"}
+        control = self._root / "cgroup.subtree_control"
+        if not wanted <= set(_read(control).split()):
+            control.write_text(" ".join(f"+{name}" for name in sorted(wanted)))
+        parent = self._root / self._name
+        parent.mkdir(exist_ok=True)
+        (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(wanted)))
+        return parent
+
+    def _prepare_v1(self, controller: str) -> Path:
+        """Make the parent below this process's own group, so that limits of that hold for jobs too."""
+        hierarchy = self._root / controller
+        if not hierarchy.is_dir():
+            raise OSError(errno.ENOENT, "there is no such control group hierarchy", str(hierarchy))
+        own = hierarchy / _own_group(controller).lstrip("/")
+        parent = (own if own.is_dir() else hierarchy) / self._name
+        parent.mkdir(exist_ok=True)
+        return parent
+
+
+def _own_group(controller: str) -> str:
+    """Return the group of version 1 that this process is in, without a group of ours at its end."""
+    for line in _read(Path("/proc/self/cgroup")).splitlines():
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            return path.partition("/wattshift-")[0]
+    return "/"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return [path for path in parent.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+
+
+def _found(folder: Path, name: str, depth: int) -> Iterable[Path]:
+    for path in _folders(folder):
+        if path.name == name:
+            yield path
+        elif depth:
+            yield from _found(path, name, depth - 1)
+
+
+def _remove(group: Path) -> bool:
+    """Kill all processes of a group and remove it; False while some of them are still ending."""
+    for inner in _folders(group):  # a job cannot make one, but a container engine could
+        _remove(inner)
+    with suppress(OSError):
+        (group / "cgroup.kill").write_text("1")
+    for pid in _read(group / PROCESSES).split():
+        with suppress(OSError, ValueError):
+            os.kill(int(pid), signal.SIGKILL)
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+# --- version 2 has no file for devices: a program decides
+
+
+def device_program(denied: Iterable[tuple[int, int]]) -> bytes:
+    """Return the BPF program that refuses character devices by their numbers and allows all others."""
+
+    def instruction(code: int, target: int = 0, source: int = 0, offset: int = 0, value: int = 0) -> bytes:
+        return struct.pack("BBhi", code, source << 4 | target, offset, value)
+
+    load_word, jump_if_not_equal, move, and_bits, end = 0x61, 0x55, 0xB7, 0x57, 0x95
+    # r2: type in the low half, 2 is a character device; r3: major; r4: minor
+    code = instruction(load_word, 2, 1, 0) + instruction(and_bits, 2, value=0xFFFF)
+    code += instruction(load_word, 3, 1, 4) + instruction(load_word, 4, 1, 8)
+    for major, minor in denied:
+        code += instruction(jump_if_not_equal, 2, offset=4, value=2)
+        code += instruction(jump_if_not_equal, 3, offset=3, value=major)
+        code += instruction(jump_if_not_equal, 4, offset=2, value=minor)
+        code += instruction(move, 0, value=0) + instruction(end)
+    return code + instruction(move, 0, value=1) + instruction(end)
+
+
+def attach_device_program(group: Path, denied: Sequence[tuple[int, int]]) -> None:
+    """Let a program decide which devices a group may open; it lives as long as the group."""
+    program = device_program(denied)
+    code, license_text = ctypes.create_string_buffer(program, len(program)), ctypes.create_string_buffer(b"Apache-2.0")
+    addresses = (ctypes.addressof(code), ctypes.addressof(license_text))
+    attributes = struct.pack("IIQQ", 15, len(program) // 8, *addresses)  # BPF_PROG_TYPE_CGROUP_DEVICE
+    loaded = _bpf(5, attributes + bytes(96))
+    try:
+        folder = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _bpf(8, struct.pack("IIII", folder, loaded, 6, 2))  # BPF_PROG_ATTACH, BPF_CGROUP_DEVICE, BPF_F_ALLOW_MULTI
+        finally:
+            os.close(folder)
+    finally:
+        os.close(loaded)
+
+
+def _try_device_program(parent: Path) -> str:
+    """Return why no program can be attached here, empty if one can."""
+    group = parent / "probe"
+    try:
+        group.mkdir(exist_ok=True)
+        attach_device_program(group, [(1, 11)])
+    except OSError as error:
+        return f"bpf: {error.strerror}"
+    finally:
+        with suppress(OSError):
+            group.rmdir()
+    return ""
+
+
+def _bpf(command: int, attributes: bytes) -> int:
+    number = _BPF_SYSTEM_CALL.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    library = ctypes.CDLL(None, use_errno=True)
+    library.syscall.restype = ctypes.c_long
+    result = int(library.syscall(ctypes.c_long(number), ctypes.c_int(command), buffer, ctypes.c_uint(len(attributes))))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result

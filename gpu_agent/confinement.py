@@ -1,0 +1,244 @@
+"""Where it is decided who a job's processes are and what confines them; the shim then does it (``enclosure``).
+
+What this host permits is found out once, when the agent starts, by trying it in a child. What it does not permit is
+left out and reported: ``wattshift nodes`` says which protections hold on a node, and which do not, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_agent import enclosure, files, seccomp
+from gpu_agent.account import Account, Identities, TenantAccounts, find_account, may_change_accounts
+from gpu_agent.cgroups import Cgroups, Limits
+from gpu_agent.settings import AgentSettings
+from services.contracts.commands import StartGang
+from services.contracts.nodes import Protection, ProtectionName
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+USERS = "users"
+"""In a rank's folder: the host's list of users, and the tenant's account."""
+_PROBE_S = 20.0
+_HOST_USERS = Path("/etc/passwd")
+_NOT_ROOT = "the agent is not root"
+
+
+@dataclass(frozen=True)
+class Permitted:
+    """What this host lets the agent do, as ``enclosure`` found out; why not, where it does not.
+
+    Attributes:
+        refused: Reasons by what is refused: ``mounts``, ``proc``, ``seal``, ``filter``, ``users``.
+    """
+
+    refused: Mapping[str, str]
+
+    def has(self, what: str) -> bool:
+        """Whether something is permitted."""
+        return what not in self.refused
+
+
+def probe(user_id: int) -> Permitted:
+    """Find out what is permitted here, by trying it in a child of this process.
+
+    Args:
+        user_id: A user id that jobs would get.
+    """
+    wanted = ("mounts", "proc", "seal", "filter", "users")
+    if sys.platform != "linux":
+        return Permitted(dict.fromkeys(wanted, "this is not Linux"))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", enclosure.__file__, seccomp.program().hex(), str(user_id)],
+            capture_output=True,
+            text=True,
+            env={},
+            timeout=_PROBE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Permitted(dict.fromkeys(wanted, f"it could not be tried: {error}"))
+    found = {what: why for what, _, why in (line.partition(": ") for line in done.stdout.splitlines())}
+    refused = {what: found.get(what, "it could not be tried") for what in wanted if found.get(what, "-")}
+    if not seccomp.program():
+        refused["filter"] = "system calls of this processor are not listed"
+    if not may_change_accounts():
+        refused["users"] = _NOT_ROOT if os.geteuid() else "its container forbids it"
+        refused |= {what: refused["users"] for what in ("mounts", "proc") if what in refused}
+    return Permitted(refused)
+
+
+class Confinement:
+    """Confines the jobs of one node."""
+
+    def __init__(self, settings: AgentSettings, device_nodes: Mapping[int, tuple[int, int]]) -> None:
+        """Find out what is permitted, and make what all jobs share.
+
+        Args:
+            settings: The agent's.
+            device_nodes: Major and minor numbers of the GPUs, by their indices.
+
+        Raises:
+            DomainError: The account that was chosen for jobs cannot be used.
+        """
+        first, last = settings.tenant_uids
+        self._settings = settings
+        self.device_nodes = device_nodes
+        self.permitted = probe(first)
+        self._can_become = self.permitted.has("users")
+        homes = settings.state_folder / "homes"
+        given = settings.data_folder / "accounts"
+        reserved = [account.user_id for name in settings.reserved_accounts if (account := _find(name)) is not None]
+        self.identities = Identities(
+            TenantAccounts(first, last, given, homes) if self._can_become else None,
+            find_account(settings.run_as),
+            settings.owner_tenants,
+            reserved,
+        )
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        all_bytes = int(total * settings.jobs_memory_share)
+        own_bytes = all_bytes if settings.job_memory_gib is None else int(settings.job_memory_gib * 2**30)
+        limits = Limits(min(own_bytes, all_bytes), all_bytes, settings.job_processes)
+        self.cgroups = Cgroups(settings.state_folder, limits)
+        if self._can_become:
+            self.cgroups.prepare()
+
+    def begin(self, running: Collection[str]) -> None:
+        """Clear up what an agent that was killed left of ranks that do not run."""
+        if self._can_become:
+            self.cgroups.sweep_everywhere(running)
+        lacking = [f"{each.name}: {each.how}" for each in self.protections() if not each.holds]
+        if lacking:
+            log.warning("confinement.incomplete", lacking=lacking)
+
+    def entries(
+        self, start: StartGang, rank: Path, account: Account | None, kept: Sequence[Path], make_cgroup: bool = True
+    ) -> list[tuple[str, str]]:
+        """Return what the shim does to confine the processes of a rank, as entries of its spec.
+
+        Args:
+            start: The gang.
+            rank: The folder of its rank.
+            account: Who its processes are; None for the agent's own user.
+            kept: Folders of the job that are seen although they are beneath a covered one.
+            make_cgroup: Whether to make its control group; False only asks what would be.
+
+        Raises:
+            OSError: A limit cannot be set.
+        """
+        words: list[str] = []
+        limits = {"CORE": 0, "NOFILE": self._settings.job_open_files}
+        if account is not None:
+            words += self._mount_words(rank, account, kept)
+            if not self.cgroups.has("pids"):
+                limits["NPROC"] = self._settings.job_processes
+            if make_cgroup:
+                words += [f"cgroup {path}" for path in self.cgroups.make(rank.name, self._foreign_devices(start))]
+        words += [f"limit {name} {value}" for name, value in limits.items()]
+        if self.permitted.has("seal"):
+            words.append("seal")
+            if self.permitted.has("filter") and self._settings.seccomp == "on":
+                words.append(f"filter {seccomp.program().hex()}")
+        return [("confine", word) for word in words] + [("output_bytes", str(self._settings.job_output_bytes))]
+
+    def container_limits(self) -> list[str]:
+        """Return the options that limit a container as control groups limit other jobs."""
+        limits = self.cgroups.limits
+        return [
+            *("--memory", str(limits.memory_bytes), "--pids-limit", str(limits.processes)),
+            *("--ulimit", "core=0", "--ulimit", f"nofile={self._settings.job_open_files}"),
+        ]
+
+    def shows(self, folder: Path) -> bool:
+        """Whether a folder that jobs' accounts cannot enter is shown to them, or leads to something that is."""
+        return self.permitted.has("mounts") and any(
+            each.is_relative_to(folder) or folder.is_relative_to(each) for each in self._shown()
+        )
+
+    def can_mount(self) -> bool:
+        """Whether a job sees its own folders wherever they are."""
+        return self._can_become and self.permitted.has("mounts")
+
+    def protections(self) -> list[Protection]:
+        """Return what holds for jobs on this node, and what does not."""
+
+        def of(name: ProtectionName, why_not: str | None, how: str) -> Protection:
+            return Protection(name=name, holds=not why_not, how=(why_not or how)[:200])
+
+        refused = self.permitted.refused
+        off = None if self._settings.seccomp == "on" else "GPU_AGENT_SECCOMP is off"
+        only_root = None if self._can_become else refused.get("users", _NOT_ROOT)
+        groups = self.cgroups
+        return [
+            of("accounts", only_root, "an account of its own for each tenant"),
+            of("folders", only_root or refused.get("mounts"), "a mount namespace without other jobs' folders"),
+            of("processes", only_root or refused.get("proc"), "/proc shows a job its own account's processes"),
+            of("privileges", refused.get("seal"), "no new privileges"),
+            of("system_calls", refused.get("seal") or refused.get("filter") or off, "seccomp"),
+            of("memory", only_root or groups.lacking.get("memory"), groups.version),
+            of("process_count", only_root, groups.version if groups.has("pids") else "a resource limit"),
+            of("devices", only_root or groups.lacking.get("devices"), groups.version),
+        ]
+
+    def _shown(self) -> list[Path]:
+        """Return what every job may read: this Python, and what the installation says."""
+        paths = [Path(sys.prefix), Path(sys.base_prefix), *self._settings.shown_folders]
+        return list(dict.fromkeys(path.absolute() for path in paths))
+
+    def _mount_words(self, rank: Path, account: Account, kept: Sequence[Path]) -> list[str]:
+        """Return the mounts of a rank: the node's folders are covered, and what it may see is shown again."""
+        words = ["proc"] if self.permitted.has("proc") else []
+        if not self.permitted.has("mounts"):
+            return words
+        home = [Path(account.home)] if account.is_tenants else []
+        own = [rank, *home, *kept]
+        covers = {self._settings.state_folder, self._settings.data_folder}
+        # Above a folder that the account cannot pass through, nothing else is the account's either.
+        covers |= {closed for path in (*own, *self._shown()) if (closed := _first_closed(path, account)) is not None}
+        words += [f"cover {path}" for path in sorted(covers) if path != Path("/")]
+        words += [f"show {path}" for path in self._shown()] + [f"keep {path}" for path in dict.fromkeys(own)]
+        if account.is_tenants:
+            with suppress(OSError):
+                listed = rank / USERS
+                text = _HOST_USERS.read_text(errors="replace").rstrip("\n") + f"\n{account.entry}\n"
+                files.replace(listed, text.encode(), durable=False, mode=0o644)
+                words.append(f"replace {_HOST_USERS} {listed}")
+        return words
+
+    def _foreign_devices(self, start: StartGang) -> list[tuple[int, int]]:
+        """Return the GPUs that a gang must not open; a slice's own GPU stays, for the slice is reached through it."""
+        own = {node for index, node in self.device_nodes.items() if index in start.devices}
+        return sorted(set(self.device_nodes.values()) - own)
+
+
+def _find(name: str) -> Account | None:
+    with suppress(Exception):
+        return find_account(name)
+    return None
+
+
+def _first_closed(path: Path, account: Account) -> Path | None:
+    """Return the first folder on the way to a path that an account cannot enter; None if it can reach the path.
+
+    By owners and modes, which is much faster than trying; an access list may let the account in all the same, and then
+    more is covered than has to be.
+    """
+    real = Path(os.path.realpath(path))
+    for folder in reversed(real.parents):
+        try:
+            status = folder.stat()
+        except OSError:
+            return None
+        groups = (account.group_id, *account.groups)
+        shift = 6 if status.st_uid == account.user_id else 3 if status.st_gid in groups else 0
+        if not status.st_mode >> shift & 0o1:
+            return folder
+    return None

@@ -1,0 +1,270 @@
+"""The shim's side of confinement: what is done to a rank's process between fork and exec. Standard library only.
+
+The agent decides (``confinement``) and writes what it decided into the rank's spec as entries ``confine=KIND VALUE``:
+
+``cgroup``   a file to which each process writes itself
+``limit``    a resource limit: its name, and the value of both its ends
+``cover``    a folder that is replaced by an empty one in memory
+``show``     a path beneath a covered folder that is there all the same, for reading
+``keep``     the same, for writing
+``replace``  a file, a space, and a file that is seen in its place
+``proc``     other accounts' processes are not in ``/proc``
+``seal``     no new privileges, ever
+``filter``   a seccomp program, in hexadecimal digits
+
+Mounts are made once for each rank, in a namespace of its own that a short-lived child makes and of which the shim
+keeps a descriptor. The kernel removes it with the rank's last process, whoever was killed: nothing is left over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import struct
+import sys
+
+_CLONE_NEWNS = 0x00020000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = (
+    *(0x1, 0x2, 0x4, 0x8, 0x20, 0x1000),
+    *(0x4000, 0x80000),
+)
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
+_O_PATH = getattr(os, "O_PATH", 0)
+_READY = b"r"
+
+
+class Enclosure:
+    """What confines the processes of one rank."""
+
+    def __init__(self) -> None:
+        self._cgroups: list[bytes] = []
+        self._limits: list[tuple[int, int]] = []
+        self._covers: list[bytes] = []
+        self._shown: list[tuple[bytes, bool]] = []
+        self._replaced: list[tuple[bytes, bytes]] = []
+        self._hides_processes = False
+        self._is_sealed = False
+        self._filter = b""
+        self._namespace = -1
+
+    def add(self, entry: bytes) -> None:
+        """Add an entry of the spec; one that is not known fails, for it would confine.
+
+        Raises:
+            ValueError: There is no such kind.
+        """
+        kind, _, value = entry.partition(b" ")
+        if kind == b"cgroup":
+            self._cgroups.append(value)
+        elif kind == b"limit":
+            name, _, number = value.partition(b" ")
+            self._limits.append((getattr(resource, "RLIMIT_" + name.decode()), int(number)))
+        elif kind == b"cover":
+            self._covers.append(value)
+        elif kind in (b"show", b"keep"):
+            self._shown.append((value, kind == b"keep"))
+        elif kind == b"replace":
+            path, _, by = value.partition(b" ")
+            self._replaced.append((path, by))
+        elif kind == b"proc":
+            self._hides_processes = True
+        elif kind == b"seal":
+            self._is_sealed = True
+        elif kind == b"filter":
+            self._filter = bytes.fromhex(value.decode())
+        else:
+            raise ValueError(f"an unknown way to confine a job: {kind.decode(errors='replace')}")
+
+    def make(self) -> None:
+        """Make the namespace that the processes are to be in.
+
+        Raises:
+            OSError: It cannot be made; nothing may run then.
+        """
+        if not (self._covers or self._hides_processes or self._replaced):
+            return
+        told, tell = os.pipe()
+        waiting, release = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(release)
+                self._build()
+                os.write(tell, _READY)
+                os.read(waiting, 1)
+            except OSError as error:
+                os.write(tell, f"{error.errno} {error.filename or ''}".encode(errors="replace"))
+            finally:
+                os._exit(0)
+        os.close(tell)
+        os.close(waiting)
+        answer = os.read(told, 4096)
+        try:
+            if answer != _READY:
+                number, _, what = answer.decode(errors="replace").partition(" ")
+                raise OSError(int(number or 5), os.strerror(int(number or 5)), what or "mount")
+            self._namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(release)
+            os.close(told)
+            os.waitpid(pid, 0)
+
+    def enter(self) -> None:
+        """Confine this process, which still has all rights: what takes them.
+
+        Raises:
+            OSError: It cannot be confined.
+        """
+        for path in self._cgroups:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            os.write(descriptor, b"0")
+            os.close(descriptor)
+        for number, value in self._limits:
+            hard = resource.getrlimit(number)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            try:
+                resource.setrlimit(number, (value, value))
+            except ValueError as error:
+                raise OSError(errno.EPERM, str(error)) from None
+        if self._namespace >= 0:
+            _call("setns", self._namespace, _CLONE_NEWNS)
+
+    def seal(self) -> None:
+        """Confine this process for good, once it is the job's user.
+
+        Raises:
+            OSError: It cannot be confined.
+        """
+        if self._is_sealed:
+            _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if self._filter:
+            install_filter(self._filter)
+
+    def _build(self) -> None:
+        """Make the mounts, in a namespace of this process's own."""
+        os.umask(0o022)
+        _call("unshare", _CLONE_NEWNS)
+        _mount(None, b"/", None, _MS_REC | _MS_SLAVE)
+        opened = {path: _open(path) for path, _ in (*self._shown, *((by, False) for _, by in self._replaced))}
+        # Parents come first: what is shown beneath a cover may have something beneath it that is covered again.
+        depth = [(path.count(b"/"), path, None) for path in self._covers]
+        depth += [(path.count(b"/"), path, writable) for path, writable in self._shown]
+        covered: list[bytes] = []
+        for _, path, writable in sorted(depth, key=lambda each: each[:2]):
+            if writable is None:
+                if os.path.isdir(path):
+                    _mount(b"tmpfs", path, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=0755,size=1m")
+                    covered.append(path)
+            elif opened[path] >= 0 and any(_is_below(path, cover) for cover in covered):
+                _bind(opened[path], path, writable)
+        for path, by in self._replaced:
+            if opened[by] >= 0 and os.path.exists(path):
+                _bind(opened[by], path, False)
+        if self._hides_processes:
+            _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, b"hidepid=2")
+
+
+def install_filter(program: bytes) -> None:
+    """Install a seccomp program; this process must not be able to get new privileges.
+
+    Raises:
+        OSError: The kernel refuses it.
+    """
+    code = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: the number of instructions, padding, their address.
+    header = struct.pack("HxxxxxxQ" if struct.calcsize("P") == 8 else "HxxI", len(program) // 8, ctypes.addressof(code))
+    _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)), 0, 0)
+
+
+def _is_below(path: bytes, folder: bytes) -> bool:
+    return path == folder or path.startswith(folder.rstrip(b"/") + b"/")
+
+
+def _open(path: bytes) -> int:
+    """Return a descriptor of what is at a path now; -1 where there is nothing."""
+    try:
+        return os.open(path, _O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _bind(descriptor: int, path: bytes, writable: bool) -> None:
+    """Make what a descriptor stands for appear at a path, which is made if need be."""
+    source = b"/proc/self/fd/%d" % descriptor
+    if os.path.isdir(source):
+        os.makedirs(path, 0o755, exist_ok=True)
+    elif not os.path.exists(path):
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+    _mount(source, path, None, _MS_BIND | _MS_REC)
+    if not writable:
+        _mount(None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
+
+
+def _mount(source: bytes | None, target: bytes, kind: bytes | None, flags: int, data: bytes | None = None) -> None:
+    if _library().mount(source, target, kind, ctypes.c_ulong(flags), data) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), f"mount {os.fsdecode(target)}")
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_library(), name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+
+
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def main(filter_hex: str, user_id: int) -> int:
+    """Find out what this process may do, for the agent: print a line ``NAME`` or ``NAME: WHY NOT`` for each."""
+    checks = {
+        "mounts": ("cover /mnt",),
+        "proc": ("proc",),
+        "seal": ("seal",),
+        "filter": ("seal", f"filter {filter_hex}"),
+    }
+    for name, entries in checks.items():
+        print(_outcome(name, lambda entries=entries: _try_enclosure(entries)), flush=True)
+    print(_outcome("users", lambda: _become(user_id)), flush=True)
+    return 0
+
+
+def _outcome(name: str, attempt: object) -> str:
+    """Return what is printed for an attempt, which is made in a child."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()  # pyright: ignore[reportCallIssue]
+        except (OSError, ValueError) as error:
+            os.write(tell, str(error).encode(errors="replace"))
+        finally:
+            os._exit(0)
+    os.close(tell)
+    status = os.waitpid(pid, 0)[1]
+    why = os.read(told, 4096).decode(errors="replace") or ("it ended" if status else "")
+    os.close(told)
+    return f"{name}: {why}" if why else name
+
+
+def _try_enclosure(entries: tuple[str, ...]) -> None:
+    enclosure = Enclosure()
+    for entry in entries:
+        enclosure.add(entry.encode())
+    enclosure.make()
+    enclosure.enter()
+    enclosure.seal()
+
+
+def _become(user_id: int) -> None:
+    os.setgroups([])
+    os.setgid(user_id)
+    os.setuid(user_id)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

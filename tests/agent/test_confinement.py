@@ -1,0 +1,293 @@
+"""A hostile job of another tenant: it reaches neither the agent, nor other jobs, nor what confines it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from gpu_agent import seccomp
+from gpu_agent.account import Identities, TenantAccounts
+from gpu_agent.cgroups import Cgroups, Limits, attach_device_program
+from gpu_agent.environment import passed_environment
+from gpu_agent.settings import AgentSettings
+from services.core.domain.errors import DomainError
+from services.kit.redis import connect
+from services.standalone.ports import Ports
+from tests.agent.conftest import Node, a_confinement, eventually
+from tests.agent.stand_in import StandIn
+from tests.agent.test_exec import run
+from tests.agent.test_small_parts import a_start
+from tests.support.servers import ROOT, scratch_folder
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+
+
+def needs_cgroup(controller: str) -> pytest.MarkDecorator:
+    """Skip a test where this process cannot make control groups of version 1."""
+    folder = Path("/sys/fs/cgroup") / controller
+    return pytest.mark.skipif(not os.access(folder, os.W_OK), reason=f"cannot write to {folder}")
+
+
+ATTACK = ROOT / "tests" / "agent" / "hostile_job.py"
+
+
+@pytest.fixture
+async def node(plane: StandIn, redis_url: str) -> AsyncIterator[Node]:
+    """A node in a folder that every user can pass through, unlike pytest's own."""
+    ports = Ports()
+    redis = connect(redis_url)
+    with scratch_folder() as folder:
+        made = Node(folder, plane, redis, redis_url, ports.take(32_300))
+        (folder / "data").mkdir(mode=0o711)
+        try:
+            yield made
+        finally:
+            made.clear()
+            await redis.aclose()
+            ports.release()
+
+
+async def test_a_hostile_job_of_another_tenant_gets_nowhere(node: Node) -> None:
+    script, helper = node.folder / "attack.py", node.folder / "whoami"
+    shutil.copy(ATTACK, script)
+    shutil.copy("/usr/bin/id", helper)
+    helper.chmod(0o4755)
+    script.chmod(0o644)
+    (node.folder / "data" / "admin.key").write_text("wsk_the_admin_key")
+    (node.folder / "data" / "admin.key").chmod(0o600)
+    await node.start(GPU_AGENT_OWNER_TENANTS="default")
+    secret = "the-victims-own-value"
+    says = f"echo {secret} > $WATTSHIFT_CHECKPOINT_DIR/mine; echo {secret} > mine; echo {secret}; exec sleep 600"
+    victim = await node.run("sh", "-c", says, tenant="victims", environment={"OWN": secret}, devices=[0])
+    stdout = node.rank_dir(victim) / "stdout"
+    await eventually(lambda: stdout.exists() and secret in stdout.read_text())
+    assert node.process
+    pid = next(process.pid for process in node.processes("sleep"))
+    facts = [str(node.process.pid), str(pid), str(node.rank_dir(victim)), victim.split(".")[0], str(node.folder)]
+    attack = ["/usr/bin/python3", str(script), *facts]
+    hostile = await node.run("sh", "-c", '"$@"; exec sleep 600', "-", *attack, tenant="attackers", devices=[1])
+    output = node.rank_dir(hostile) / "stdout"
+    await eventually(lambda: output.exists() and "done" in output.read_text())
+    beside = await run(node, hostile, *attack)
+
+    for printed in (output.read_text(), beside.stdout.decode()):
+        assert "done" in printed, printed + beside.stderr.decode()
+        assert [line for line in printed.splitlines() if line.startswith("BROKE")] == []
+        assert secret not in printed
+    assert stdout.read_text() == f"{secret}\n"
+    assert node.plane.state(victim) == "running"
+    users = {(node.rank_dir(gang) / "stdout").stat().st_uid for gang in (hostile, victim)}
+    assert len({*users, 0}) == 3, "each tenant has an account of its own, and none is root's"
+
+
+async def _exit(node: Node, gang: str) -> tuple[int | None, str, str]:
+    """Return a rank's exit code, the reason that is reported, and its standard output."""
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    rank = node.plane.rank(gang)
+    assert rank is not None
+    stdout = node.rank_dir(gang) / "stdout"
+    return rank.exit_code, rank.detail or "", stdout.read_text() if stdout.exists() else ""
+
+
+async def test_a_fork_bomb_stays_within_its_limit(node: Node) -> None:
+    await node.start(GPU_AGENT_JOB_PROCESSES="64")
+    bomb = (
+        "import os,time\nn=0\nwhile True:\n try:\n  pid=os.fork()\n except OSError: break\n"
+        " if not pid: time.sleep(600)\n n+=1\nprint(n, flush=True)\nos.killpg(0, 9)"
+    )
+    gang = await node.run("/usr/bin/python3", "-c", bomb)
+    _, _, printed = await _exit(node, gang)
+    assert 0 < int(printed) < 64
+
+
+@needs_cgroup("memory")
+async def test_a_job_that_uses_too_much_memory_is_killed_alone(node: Node) -> None:
+    await node.start(GPU_AGENT_JOB_MEMORY_GIB="0.0625")
+    beside = await node.run("sleep", "600", devices=[0])
+    gang = await node.run("/usr/bin/python3", "-c", "b = bytearray(2**28); print('used it')", devices=[1])
+    code, _, printed = await _exit(node, gang)
+    assert (code, printed) == (-9, "")
+    assert node.plane.state(beside) == "running"
+
+
+async def test_output_beyond_the_limit_ends_the_job(node: Node) -> None:
+    await node.start(GPU_AGENT_JOB_OUTPUT_BYTES=str(2 * 2**20))
+    write = "head -c 4000000 /dev/zero"
+    gang = await node.run("sh", "-c", f"trap '' TERM; {write}; {write} >&2; sleep 600")
+    code, detail, _ = await _exit(node, gang)
+    assert (code, detail) == (-25, "Its output took more than 2 MiB of the disk at once.")
+
+
+async def test_a_link_in_the_place_of_a_checkpoint_folder_is_refused(node: Node) -> None:
+    await node.start()
+    foreign = node.folder / "foreign"
+    foreign.mkdir(mode=0o700)
+    (node.folder / "data" / "checkpoints").mkdir()
+    (node.folder / "data" / "checkpoints" / "job_link").symlink_to(foreign)
+    gang = await node.run("sh", "-c", "echo $WATTSHIFT_CHECKPOINT_DIR", job="job_link")
+    code, _, printed = await _exit(node, gang)
+    assert foreign.stat().st_uid == 0
+    assert code == 126 or "data/checkpoints" not in printed
+
+
+async def test_what_a_closed_folder_holds_is_shown_if_the_installation_says_so(node: Node) -> None:
+    closed = node.folder / "closed"
+    (closed / "examples").mkdir(parents=True)
+    (closed / "examples" / "train").write_text("echo trained")
+    (closed / "private").write_text("private")
+    closed.chmod(0o700)
+    await node.start(GPU_AGENT_SHOWN_FOLDERS=str(closed / "examples"))
+    say = f"sh {closed}/examples/train; cat {closed}/private; echo x > {closed}/examples/train"
+    gang = await node.run("sh", "-c", f"{say}; {sys.executable} -c 'print(1)'")
+    code, _, printed = await _exit(node, gang)
+    assert (code, printed) == (0, "trained\n1\n")
+    assert (closed / "examples" / "train").read_text() == "echo trained"
+
+
+async def test_what_a_killed_agent_left_is_cleared_up(node: Node) -> None:
+    await node.start()
+    # It leaves its group, its session, its parent and its environment: nothing but the control group knows it.
+    daemon = "import os\nif not os.fork():\n os.setsid()\n if not os.fork():\n  "
+    daemon += "os.execve('/bin/sleep', ['sleep', '611'], {})\n"
+    gang = await node.run("/usr/bin/python3", "-c", daemon + "import time; time.sleep(600)")
+    await eventually(lambda: [each for each in psutil.process_iter() if each.cmdline() == ["sleep", "611"]])
+    left = next(each for each in psutil.process_iter() if each.cmdline() == ["sleep", "611"])
+    node.kill()
+    node.kill_ranks()
+    assert left.is_running()
+    await node.start()
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    await eventually(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
+    await eventually(lambda: not [each for each in _groups() if each.name == gang and _is_of(node, each)])
+
+
+def test_no_job_runs_as_root_or_as_a_user_of_the_control_plane(tmp_path: Path) -> None:
+    confinement = a_confinement(tmp_path, reserved_accounts=["nobody"])
+    start = a_start()
+    for account, words in (("nobody", "processes of the control plane do"), ("toor", "does not exist")):
+        with pytest.raises(DomainError, match=words):
+            confinement.identities.account_of(start.model_copy(update={"account": account}))
+    of_tenants = [
+        confinement.identities.account_of(start.model_copy(update={"tenant_id": tenant, "account": account}))
+        for tenant, account in (("a", None), ("a", "root"), ("b", None))
+    ]
+    assert of_tenants[0] == of_tenants[1] != of_tenants[2]
+    assert all(each is not None and each.user_id >= 2_000_000_000 for each in of_tenants)
+
+
+def test_two_tenants_never_get_the_same_user_id(tmp_path: Path) -> None:
+    given = TenantAccounts(70_000, 70_002, tmp_path / "accounts", tmp_path / "homes")
+    numbers = [given.account_of(tenant).user_id for tenant in ("a", "b", "c", "a", "b", "c")]
+    assert sorted(numbers[:3]) == [70_000, 70_001, 70_002]
+    assert numbers[3:] == numbers[:3]
+    with pytest.raises(DomainError, match="all 3 user ids"):
+        given.account_of("d")
+
+
+def test_an_agent_that_cannot_separate_refuses_strangers_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identities = Identities(None, None, ["mine"])
+    start = a_start().model_copy(update={"tenant_id": "theirs"})
+    with pytest.raises(DomainError, match="runs none as root"):
+        identities.account_of(start)
+    monkeypatch.setattr(os, "geteuid", lambda: 4_321)
+    with pytest.raises(DomainError, match="cannot tell tenants apart: its agent runs as user id 4321"):
+        identities.account_of(start)
+    assert identities.account_of(start.model_copy(update={"tenant_id": "mine"})) is None
+
+
+def test_no_credential_is_passed_on() -> None:
+    own = {"REDIS_URL": "redis://:x@h", "https_proxy": "http://me:secret@proxy:1", "http_proxy": "http://proxy:1"}
+    assert passed_environment(("LANG",), own | {"WATTSHIFT_SERVICE_TOKEN": "t", "LANG": "C"}) == {
+        "http_proxy": "http://proxy:1",
+        "LANG": "C",
+        "PATH": os.defpath,
+    }
+    with pytest.raises(ValidationError, match="jobs get no credentials"):
+        AgentSettings(pass_environment=["REDIS_URL"])
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_is_whole_for_every_architecture(machine: str) -> None:
+    program = seccomp.program(machine)
+    code = list(struct.iter_unpack("HBBI", program))
+    assert {jump for _, on, off, _ in code for jump in (on, off)} <= {0, 1, 4}
+    assert code[-1] == (0x06, 0, 0, 0x7FFF0000)
+    assert seccomp.NUMBERS["x86_64"].keys() - seccomp.NUMBERS["aarch64"].keys() == {"iopl", "ioperm"}
+
+
+def test_the_filter_refuses_what_it_names() -> None:
+    look = (
+        "import ctypes,sys; sys.path.append(sys.argv[1]); import enclosure\n"
+        "enclosure._try_enclosure(('seal', 'filter '+sys.argv[2]))\n"
+        "call = ctypes.CDLL(None, use_errno=True).syscall\n"
+        "for number in map(int, sys.argv[3:]): call(number, 0x10000000, 0, 0, 0, 0, 0) ; print(ctypes.get_errno())"
+    )
+    names = ["mount", "bpf", "keyctl", "unshare", "clone3", "init_module"]
+    numbers = [str(seccomp.NUMBERS[platform.machine()][name]) for name in names]
+    folder = os.path.dirname(seccomp.__file__)
+    command = [sys.executable, "-I", "-S", "-c", look, folder, seccomp.program().hex(), *numbers]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1", "1", "1", str(errno.ENOSYS), "1"]
+
+
+@needs_cgroup("devices")
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_devices_of_others_cannot_be_opened(tmp_path: Path, version: str) -> None:
+    full = os.makedev(1, 7)
+    assert os.stat("/dev/full").st_rdev == full
+    if version == "v1":
+        groups = Cgroups(tmp_path, Limits(2**30, 2**30, 64))
+        groups.prepare()
+        procs = next(path for path in groups.make("rank", [(1, 7)]) if "devices" in path.parts)
+    else:
+        mounted = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 " in line]
+        if not mounted:
+            pytest.skip("no cgroup v2 is mounted here")
+        group = Path(mounted[0]) / f"wattshift-test-{os.getpid()}"
+        group.mkdir()
+        attach_device_program(group, [(1, 7)])
+        procs = group / "cgroup.procs"
+    try:
+        look = f"echo 0 > {procs}; for d in null full zero; do : < /dev/$d && echo $d; done"
+        done = subprocess.run(["sh", "-c", f"exec 2>/dev/null; {look}"], capture_output=True, text=True)
+        assert done.stdout.split() in (["null", "zero"], ["null"])  # a shell ends at a redirection that fails
+    finally:
+        if version == "v1":
+            groups.sweep(())
+            groups.close()
+        else:
+            procs.parent.rmdir()
+
+
+def test_version_2_of_control_groups_by_contract(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids")
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
+    groups = Cgroups(Path("/state"), Limits(2**20, 2**30, 77), tmp_path)
+    groups.prepare()
+    (procs,) = groups.make("rank", [])
+    written = {path.name: path.read_text() for path in procs.parent.iterdir()}
+    assert written == {"memory.max": str(2**20), "pids.max": "77"}
+    assert (procs.parents[1] / "memory.max").read_text() == str(2**30)
+    assert (procs.parents[1] / "cgroup.subtree_control").read_text() == "+memory +pids"
+
+
+def _groups() -> list[Path]:
+    return [path for path in Path("/sys/fs/cgroup").glob("**/wattshift-*/*") if path.is_dir()]
+
+
+def _is_of(node: Node, group: Path) -> bool:
+    return group.parent.name == f"wattshift-{hashlib.sha256(os.fsencode(node.state_dir)).hexdigest()[:16]}"
