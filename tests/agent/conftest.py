@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from services.kit.redis import connect
 from services.standalone.ports import Ports
 from tests.agent.stand_in import JOIN_TOKEN, StandIn
 from tests.support.forked import Forked
-from tests.support.servers import ROOT
+from tests.support.servers import ROOT, scratch_folder
 
 SERVICE_TOKEN = "service-token-of-the-tests"
 _numbers = itertools.count(1)
@@ -52,14 +52,6 @@ def gpus(count: int) -> list[DeviceInfo]:
 def a_confinement(folder: Path, **settings: Any) -> Confinement:
     """Return how jobs are confined on a node whose state is in a folder."""
     return Confinement(AgentSettings(state_dir=folder, data_dir=folder, owner_tenants=["t"], **settings), {})
-
-
-def open_to_jobs(folder: Path) -> None:
-    """Let the accounts of jobs write to a folder of pytest, whose own are closed to others."""
-    folder.chmod(0o777)
-    for parent in folder.parents:
-        if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
-            parent.chmod(parent.stat().st_mode | 0o011)
 
 
 class Node:
@@ -229,6 +221,14 @@ def states(nodes: list[Node], gang: str) -> list[tuple[str, int | None]]:
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder that the accounts of jobs can write to; pytest closes its own ones whenever another run begins."""
+    with scratch_folder() as folder:
+        folder.chmod(0o777)
+        yield folder
+
+
+@pytest.fixture
 async def plane() -> AsyncIterator[StandIn]:
     """The control plane's stand-in."""
     async with StandIn() as stand_in:
@@ -240,7 +240,6 @@ async def node(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[
     """A node whose agent is not started yet; nothing of it is left when the test ends."""
     ports = Ports()
     redis = connect(redis_url)
-    open_to_jobs(tmp_path)
     made = Node(tmp_path, plane, redis, redis_url, ports.take(31_000))
     try:
         yield made
@@ -256,7 +255,6 @@ async def nodes(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator
     ports = Ports()
     redis = connect(redis_url)
     made: list[Node] = []
-    open_to_jobs(tmp_path)
     for name in ("n1", "n2"):
         (tmp_path / name).mkdir()
         made.append(Node(tmp_path / name, plane, redis, redis_url, ports.take(31_600)))
@@ -264,6 +262,7 @@ async def nodes(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator
     try:
         for node in made:
             await node.start()
+        await eventually(lambda: len({beat.boot_id for beat in plane.heartbeats}) == len(made))
         yield made
     finally:
         for node in made:

@@ -73,6 +73,7 @@ async def test_a_job_runs_as_its_user_and_reaches_nothing_of_the_agents(node: No
 
 async def test_a_checkpoint_folder_is_made_with_the_users_rights(node: Node, tmp_path: Path) -> None:
     await node.start(GPU_AGENT_RUN_AS="nobody")
+    tmp_path.chmod(0o700)
     forbidden = await node.run("true", checkpoint_dir=str(tmp_path / "roots-own"), devices=[0])
     own = node.folder / "open"
     own.mkdir()

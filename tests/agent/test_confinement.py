@@ -162,8 +162,8 @@ async def test_what_a_killed_agent_left_is_cleared_up(node: Node) -> None:
     daemon = "import os\nif not os.fork():\n os.setsid()\n if not os.fork():\n  "
     daemon += "os.execve('/bin/sleep', ['sleep', '611'], {})\n"
     gang = await node.run("/usr/bin/python3", "-c", daemon + "import time; time.sleep(600)")
-    await eventually(lambda: [each for each in psutil.process_iter() if each.cmdline() == ["sleep", "611"]])
-    left = next(each for each in psutil.process_iter() if each.cmdline() == ["sleep", "611"])
+    await eventually(_sleepers)
+    left = _sleepers()[0]
     node.kill()
     node.kill_ranks()
     assert left.is_running()
@@ -283,6 +283,10 @@ def test_version_2_of_control_groups_by_contract(tmp_path: Path) -> None:
     assert written == {"memory.max": str(2**20), "pids.max": "77"}
     assert (procs.parents[1] / "memory.max").read_text() == str(2**30)
     assert (procs.parents[1] / "cgroup.subtree_control").read_text() == "+memory +pids"
+
+
+def _sleepers() -> list[psutil.Process]:
+    return [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "611"]]
 
 
 def _groups() -> list[Path]:
