@@ -150,3 +150,7 @@ def test_the_ledger_tells_what_widths_did() -> None:
     assert figures(width_in_ledger([one], 1, 0.01)) == (0.0, 0.0)
     assert figures(width_in_ledger([two], 1, 0.01)) == (None, None)
     assert figures(width_in_ledger([], 1, 0.01)) == (None, None)
+
+
+def test_in_a_cluster_without_nodes_there_is_nothing_to_tell() -> None:
+    assert told(a_snapshot([a_job("a", min_gpus=1)], [])) == {}

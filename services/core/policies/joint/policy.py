@@ -80,6 +80,8 @@ class Joint:
 
     def levers(self, snapshot: Snapshot, memory: JointMemory, job_id: JobId) -> tuple[Effect, ...]:
         """Return what each lever does for a job that waits or runs; see ``ExplainsLevers``."""
+        if not snapshot.gpu_models:
+            return ()
         jobs, config, job = snapshot.jobs, self.config, snapshot.jobs.index[job_id]
         everyone, capacity = np.arange(len(jobs)), Capacity(snapshot)
         models = np.where(capacity.model >= 0, capacity.model, jobs.eligible.argmax(axis=1))
@@ -159,7 +161,7 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     """Return the memory with the order and sizes of an active round, and with who waits for greener hours."""
     jobs = snapshot.jobs
     n_jobs = len(jobs)
-    if not n_jobs:
+    if not n_jobs or not snapshot.gpu_models:
         return replace(memory, sizes={}, held=frozenset())
     everyone, capacity = np.arange(n_jobs), Capacity(snapshot)
     models = np.where(capacity.model >= 0, capacity.model, jobs.eligible.argmax(axis=1))
