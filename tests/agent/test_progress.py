@@ -149,7 +149,7 @@ async def test_a_job_may_post_its_progress(node: Node) -> None:
         for body, status in (({"done": 8}, 204), ({"done": "x"}, 422), ({}, 422)):
             async with session.post(url, json=body) as answer:
                 assert answer.status == status
-        async with session.post(url[:-1] + "_", json={"done": 9}) as answer:
+        async with session.post(url[:-1] + ("A" if url[-1] == "_" else "_"), json={"done": 9}) as answer:
             assert answer.status == 404
         not_by_post = json.loads((node.rank_dir(other) / "gang.json").read_text())["token"]
         async with session.post(f"{url.rpartition('/')[0]}/{not_by_post}", json={"done": 9}) as answer:

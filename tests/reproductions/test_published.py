@@ -43,6 +43,10 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
     ("green", "green-ablations"): ("theta 1", "August 8", "SE", "lifecycle"),
     ("green", "green-settings"): ("GREEN, step back", "users' gangs", "SE", "direct"),
     ("joint", "joint-weeks"): ("joint", "July", "GB", "direct"),
+    ("joint", "joint-day"): ("joint", "August 8", "GB", "direct"),
+    ("joint", "joint-users"): ("joint", "August 8", "GB", "direct"),
+    ("joint", "joint-powerflow-day"): ("joint, 300 Wh per hour", "day", "GB", "direct"),
+    ("joint", "joint-unseen"): ("joint", "six hours of PowerFlow's day, 16x8 A100", "CA-ON", "direct"),
 }
 """Policy, trace, zone and signal of the simulation that is run again."""
 MEASURED: dict[Table, str] = {("traffic", "speed"): "processor times"}

@@ -73,7 +73,7 @@ async def test_a_killed_process_is_back_at_once(tmp_path: Path) -> None:
 async def test_one_that_keeps_dying_waits_longer_each_time(tmp_path: Path) -> None:
     async with supervised(tmp_path) as supervisor:
         began_s = time.monotonic()
-        await supervisor.start([a_process("one", tmp_path, "exit 1", is_ready=lambda: True)])
+        await supervisor.start([a_process("one", tmp_path, "touch {name}.ready; sleep 0.3; exit 1")])
         await until(lambda: supervisor.status()[0].restarts >= 4)
         assert time.monotonic() - began_s > 0.1 + 0.2 + 0.4 + 0.8
 
