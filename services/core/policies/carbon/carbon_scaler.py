@@ -46,6 +46,7 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.batches import with_batches
 from services.core.policies.goodput_by_size import goodput_of
+from services.core.policies.greener_hours import left_and_due_s
 from services.core.policies.parameters import Parameter, check_parameters
 
 LEAST_INTENSITY = 0.1
@@ -88,14 +89,7 @@ class CarbonScaler(StatelessPolicy):
         which = contenders(snapshot, preemption)
         if not which.size:
             return reconcile(snapshot, Ranking(which, which), preemption=preemption), memory
-        remaining_s, progress = jobs.remaining_s[which], np.nan_to_num(jobs.progress[which], nan=0.0)
-        left_s = np.where(np.isnan(remaining_s), config.unknown_s, remaining_s)
-        whole_s = left_s / (1.0 - np.clip(progress, 0.0, 0.999))
-        due_s = np.where(
-            np.isfinite(jobs.deadline_s[which]),
-            jobs.deadline_s[which],
-            jobs.submitted_s[which] + whole_s + config.window_s,
-        )
+        left_s, due_s = left_and_due_s(jobs, which, unknown_s=config.unknown_s, window_s=config.window_s)
         gpus, speed = _speeds(snapshot, which)
         curves = eligible_curves(snapshot, which)
 

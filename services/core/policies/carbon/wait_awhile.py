@@ -21,7 +21,7 @@ from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.greener_hours import expected_start_s, should_run
+from services.core.policies.greener_hours import expected_start_s, left_and_due_s, should_run
 from services.core.policies.parameters import Parameter, check_parameters
 
 
@@ -60,12 +60,8 @@ class WaitAwhile(StatelessPolicy):
         jobs, config = snapshot.jobs, self.config
         preemption = Preemption.at(snapshot.trigger)
         which = contenders(snapshot, preemption)
-        submitted_s, due_s = jobs.submitted_s[which], jobs.deadline_s[which]
-        remaining_s, progress = jobs.remaining_s[which], jobs.progress[which]
-        left_s = np.where(np.isnan(remaining_s), config.unknown_s, remaining_s)
-        done = np.where(np.isnan(progress), 0.0, np.minimum(np.maximum(progress, 0.0), 0.999))
-        whole_s = left_s / (1.0 - done)
-        deadline_s = np.where(np.isfinite(due_s), due_s, submitted_s + whole_s + config.window_s)
+        submitted_s = jobs.submitted_s[which]
+        left_s, deadline_s = left_and_due_s(jobs, which, unknown_s=config.unknown_s, window_s=config.window_s)
         runs = should_run(snapshot, which, left_s, deadline_s)
         keys, why = ((deadline_s - left_s)[runs], submitted_s[runs]), Reason.GREENER_HOURS
         sizes = fixed_sizes(snapshot, config.gang, which[runs])
