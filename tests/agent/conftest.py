@@ -250,6 +250,22 @@ async def node(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[
 
 
 @pytest.fixture
+async def open_node(plane: StandIn, redis_url: str) -> AsyncIterator[Node]:
+    """A node in a folder that every user can pass through, unlike pytest's own."""
+    ports = Ports()
+    redis = connect(redis_url)
+    with scratch_folder() as folder:
+        made = Node(folder, plane, redis, redis_url, ports.take(31_800))
+        (folder / "data").mkdir(mode=0o711)
+        try:
+            yield made
+        finally:
+            made.clear()
+            await redis.aclose()
+            ports.release()
+
+
+@pytest.fixture
 async def nodes(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[list[Node]]:
     """Two nodes that share a data folder, as the nodes of a cluster do."""
     ports = Ports()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,8 @@ from gpu_agent.secrets import secrets_folder
 from services.contracts.commands import StopGang
 from services.contracts.nodes import EndedBy
 from services.core.domain.errors import DomainError
-from services.kit.redis import connect
-from services.standalone.ports import Ports
 from tests.agent.conftest import Node, eventually
-from tests.agent.stand_in import StandIn
 from tests.agent.test_exec import run
-from tests.support.servers import scratch_folder
 from wattshift.sources import Archive
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
@@ -39,19 +34,8 @@ trap 'exit 9' TERM; while :; do sleep 0.05; done
 
 
 @pytest.fixture
-async def node(plane: StandIn, redis_url: str) -> AsyncIterator[Node]:
-    """A node in a folder that every user can pass through, unlike pytest's own."""
-    ports = Ports()
-    redis = connect(redis_url)
-    with scratch_folder() as folder:
-        made = Node(folder, plane, redis, redis_url, ports.take(31_800))
-        (folder / "data").mkdir(mode=0o711)
-        try:
-            yield made
-        finally:
-            made.clear()
-            await redis.aclose()
-            ports.release()
+def node(open_node: Node) -> Node:
+    return open_node
 
 
 async def test_a_job_runs_as_its_user_and_reaches_nothing_of_the_agents(node: Node) -> None:

@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
@@ -23,13 +22,10 @@ from gpu_agent.cgroups import Cgroups, Limits, attach_device_program
 from gpu_agent.environment import passed_environment
 from gpu_agent.settings import AgentSettings
 from services.core.domain.errors import DomainError
-from services.kit.redis import connect
-from services.standalone.ports import Ports
 from tests.agent.conftest import Node, a_confinement, eventually
-from tests.agent.stand_in import StandIn
 from tests.agent.test_exec import run
 from tests.agent.test_small_parts import a_start
-from tests.support.servers import ROOT, scratch_folder
+from tests.support.servers import ROOT
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
 
@@ -44,19 +40,8 @@ ATTACK = ROOT / "tests" / "agent" / "hostile_job.py"
 
 
 @pytest.fixture
-async def node(plane: StandIn, redis_url: str) -> AsyncIterator[Node]:
-    """A node in a folder that every user can pass through, unlike pytest's own."""
-    ports = Ports()
-    redis = connect(redis_url)
-    with scratch_folder() as folder:
-        made = Node(folder, plane, redis, redis_url, ports.take(32_300))
-        (folder / "data").mkdir(mode=0o711)
-        try:
-            yield made
-        finally:
-            made.clear()
-            await redis.aclose()
-            ports.release()
+def node(open_node: Node) -> Node:
+    return open_node
 
 
 async def test_a_hostile_job_of_another_tenant_gets_nowhere(node: Node) -> None:
