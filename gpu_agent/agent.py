@@ -291,7 +291,7 @@ class Agent:
         sent_at = shim.clock()
         timeout_s = max(1.0, min(5.0, 2 * self.plane.heartbeat_interval_s))
         reply = await self.plane.heartbeat(heartbeat, timeout_s)
-        reported = {rank.allocation_id for rank in ranks}
+        reported = {rank.allocation_id: rank.state for rank in ranks}
         self.gangs.answer(reported, set(reply.allocations), sent_at, reply.lease_ttl_s)
         self.partitions.want(reply.partitions)
         self._tick_due.set()

@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +53,7 @@ class Gang:
     Attributes:
         start: Its command; None if only its end was ever requested.
         named: Whether the last answer to a heartbeat that reported it named it; None before any did.
+        end_known: Whether the control plane has answered a heartbeat that reported its end.
         holding: Whether it holds its devices: from just before it starts until nothing of it is left.
         launching: The start in progress.
         shim: The shim, if this agent started it.
@@ -65,6 +66,7 @@ class Gang:
     token: str = ""
     state: RankState = RankState.STARTING
     named: bool | None = None
+    end_known: bool = False
     holding: bool = False
     launching: asyncio.Task[None] | None = None
     shim: subprocess.Popen[bytes] | None = None
@@ -243,16 +245,17 @@ class Gangs:
 
     # --- the lease
 
-    def answer(self, reported: set[str], named: set[str], sent_at: float, lease_s: float) -> None:
+    def answer(self, reported: Mapping[str, RankState], named: set[str], sent_at: float, lease_s: float) -> None:
         """Act on a heartbeat's answer.
 
         Args:
-            reported: The allocations in the heartbeat; the answer says nothing about any other.
+            reported: The allocations in the heartbeat, with their states; the answer says nothing about any other.
             named: The allocations that may run.
             sent_at: When the heartbeat was sent; the lease counts from then.
         """
         self._lease_s, self.deadline = lease_s, sent_at + lease_s
         for gang in self:
+            gang.end_known |= reported.get(gang.allocation_id) is RankState.EXITED
             if gang.allocation_id in named:
                 gang.named = True
                 if gang.holding:
@@ -475,7 +478,7 @@ class Gangs:
 
     def _forget(self) -> None:
         for gang in self:
-            if gang.is_over and gang.named is False and self._is_billed(gang.allocation_id):
+            if gang.end_known and gang.named is False and self._is_billed(gang.allocation_id):
                 try:
                     gang.folder.release()
                 except OSError as error:

@@ -60,7 +60,8 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESERVED_BYTES = 4096
-_FULL_DISK_PATIENCE_S = 60.0
+_LONGEST_DETAIL = 900
+_FULL_DISK_PAUSE_S = 1.0
 _CLEANUP_S = 30.0
 ORDER_RECORD = struct.Struct("<QQ")
 _ORDER_SHARE, _ORDER_POLL_S, _ORDER_LONG_PAUSE_S = 0.05, 0.25, 1.0
@@ -607,17 +608,16 @@ class _Shim:
             pass
 
     def _write_exit(self) -> None:
-        facts: dict[str, object] = {"code": self._code, "ended_by": self._ended_by, "detail": self._detail or None}
+        """Bring the end to disk, however long it takes: nobody else knows it, and without it the job runs again."""
+        detail = self._detail[:_LONGEST_DETAIL] or None  # what is reserved on the disk has room for that
+        facts: dict[str, object] = {"code": self._code, "ended_by": self._ended_by, "detail": detail}
         facts["ended_at"] = time.time()
-        give_up = clock() + _FULL_DISK_PATIENCE_S
         while True:
             try:
                 write_facts(EXITED, facts)
                 return
             except OSError:
-                if clock() > give_up:
-                    raise
-                time.sleep(1)
+                time.sleep(_FULL_DISK_PAUSE_S)
 
 
 def _describe(code: int) -> str:

@@ -34,6 +34,12 @@ class SchedulerSettings(SharedSettings):
     lease_margin_s: float = Field(
         5.0, ge=0, description="How long after the end of a node's lease its gangs are considered gone."
     )
+    node_return_s: float = Field(
+        5.0,
+        ge=0,
+        description="After the scheduler has started, or the database took no writes, nodes get so long to be heard "
+        "again before any is given up.",
+    )
     start_timeout_s: float = Field(120, gt=0, description="How long a gang may take to run on all its nodes.")
     start_attempts: int = Field(5, ge=1, description="Gangs that may fail to start before the job fails.")
     republish_after_s: float = Field(5, gt=0, description="A command that has shown no effect is sent again.")

@@ -165,6 +165,34 @@ async def test_a_full_disk_neither_ends_the_agent_nor_the_lease(node: Node) -> N
         assert _run("umount", "--lazy", str(node.state_dir))
 
 
+async def test_how_a_job_ended_survives_a_full_disk_and_killed_agents(node: Node) -> None:
+    node.state_dir.mkdir()
+    if not _run("mount", "-t", "tmpfs", "-o", "size=1m", "none", str(node.state_dir)):
+        pytest.skip("mounting a small file system takes root")
+    try:
+        await node.start()
+        go = node.folder / "go"
+        gang = await node.run("sh", "-c", "while [ ! -e $GO ]; do sleep 0.05; done", environment={"GO": str(go)})
+        await eventually(lambda: node.plane.state(gang) == "running")
+        _fill(node.state_dir / "ballast")
+        node.kill()
+        go.touch()  # it ends while no agent runs, and there is not a block left
+        await eventually(lambda: (node.rank_dir(gang) / "exited").exists())
+        await node.start()
+        node.kill()
+        await node.start()
+        await eventually(lambda: node.plane.state(gang) == "exited")
+        rank = node.plane.rank(gang)
+        assert rank is not None
+        assert (rank.exit_code, rank.ended_by) == (0, EndedBy.ITSELF)
+        heard = len(node.plane.heartbeats)
+        await eventually(lambda: len(node.plane.heartbeats) > heard + 5)
+        assert node.plane.state(gang) == "exited", "it is said until the control plane has heard it"
+    finally:
+        node.clear()
+        assert _run("umount", "--lazy", str(node.state_dir))
+
+
 async def test_an_upgrade_leaves_the_ranks_running(node: Node) -> None:
     await node.start()
     gang = await node.run(*SLEEP)

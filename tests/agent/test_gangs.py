@@ -11,7 +11,7 @@ from gpu_agent.gangs import Gang, Gangs
 from gpu_agent.launch import Launcher
 from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
-from services.contracts.nodes import RankState
+from services.contracts.nodes import EndedBy, RankState
 from services.core.profiles.sharing import SHARING_COST
 from tests.agent.conftest import a_confinement, gpus
 
@@ -75,8 +75,8 @@ def gangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gangs:
 
 async def owners_after(gangs: Gangs, clock: Clock, after_s: float) -> dict[int, str]:
     """Return who holds which device when the node looks so long after it sent a heartbeat that named all its gangs."""
-    names = {gang.allocation_id for gang in gangs}
-    gangs.answer(names, names, clock.now_s, LEASE_S)
+    states = {gang.allocation_id: gang.state for gang in gangs}
+    gangs.answer(states, set(states), clock.now_s, LEASE_S)
     clock.now_s += after_s
 
     async def ignored() -> None:
@@ -131,3 +131,18 @@ async def test_a_device_has_one_holder(gangs: Gangs, clock: Clock) -> None:
     gangs.accept(a_start("job_3", 1, [3]))
 
     assert await owners_after(gangs, clock, 0.0) == {0: "job_1.1", 1: "job_1.1", 3: "job_3.1"}
+
+
+async def test_a_gang_is_not_forgotten_before_the_control_plane_has_heard_of_its_end(
+    gangs: Gangs, clock: Clock
+) -> None:
+    async def ignored() -> None:
+        pass
+
+    gangs.refuse("job_1.1", EndedBy.STOP, -15, "")
+    gangs.answer({"job_1.1": RankState.STOPPING}, set(), clock.now_s, LEASE_S)  # it ended after this was said
+    await gangs.tick(ignored)
+    assert [gang.allocation_id for gang in gangs] == ["job_1.1"]
+    gangs.answer({"job_1.1": RankState.EXITED}, set(), clock.now_s, LEASE_S)
+    await gangs.tick(ignored)
+    assert not list(gangs)

@@ -46,6 +46,7 @@ def stopping(reason: EndReason, *shares: ShareReport, **facts: Any) -> Gang:
         (gang(RUNS, OVERDUE), Stop(EndReason.TIME_LIMIT)),
         (gang(RUNS, cancel_requested=True), Stop(EndReason.CANCELLED)),
         (gang(RUNS, hold_requested=True), Stop(EndReason.HELD)),
+        (gang(RUNS, FAILED, finished_before=True), Stop(EndReason.FINISHED)),
         (stopping(EndReason.PREEMPTED, RUNS, STOPPED), None),
         (stopping(EndReason.PREEMPTED, RUNS, FAILED), None),
     ],
@@ -59,6 +60,8 @@ def test_while_a_part_of_it_lives(before: Gang, fate: object) -> None:
     [
         (gang(DONE, DONE), JobState.SUCCEEDED, EndReason.FINISHED),
         (stopping(EndReason.PREEMPTED, DONE, DONE), JobState.SUCCEEDED, EndReason.FINISHED),
+        (stopping(EndReason.FINISHED, KILLED, finished_before=True), JobState.SUCCEEDED, EndReason.FINISHED),
+        (gang(FAILED, finished_before=True), JobState.SUCCEEDED, EndReason.FINISHED),
         (stopping(EndReason.PREEMPTED, STOPPED), JobState.QUEUED, EndReason.PREEMPTED),
         (stopping(EndReason.PREEMPTED, STOPPED, work_done=True), JobState.SUCCEEDED, EndReason.FINISHED),
         (stopping(EndReason.PREEMPTED, KILLED), JobState.QUEUED, EndReason.PREEMPTED),

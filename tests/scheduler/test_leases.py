@@ -2,10 +2,12 @@
 
 import asyncio
 
+import asyncpg
 import pytest
 from redis.exceptions import RedisError
 
 from services.kit.redis import connect
+from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
 from services.scheduler.relay import Relay
 from tests.scheduler.world import World, a_world
@@ -43,6 +45,96 @@ async def test_the_rest_of_a_gang_is_stopped_before_the_job_waits_again(world: W
 
     assert await world.state(job) == "queued"
     assert await world.claims() == 0
+
+
+async def test_what_a_node_reports_when_it_returns_ends_a_job_that_waits_to_run_again(world: World) -> None:
+    await world.node("n1")
+    waits, held = await world.running(), await world.running()
+    await lose(world, "n1")
+    assert [await world.state(job) for job in (waits, held)] == ["queued", "queued"]
+    await world.ask(held, "hold")
+    for job in (waits, held):
+        await world.report(await world.allocation(job), "exited", exit_code=0, ended_by="itself")
+    await world.scheduler.turn()
+
+    for job in (waits, held):
+        (row,) = await world.fetch("SELECT state, reason, exit_code, generation FROM jobs WHERE id = $1", job)
+        assert tuple(row) == ("succeeded", "finished", 0, 1)
+    await world.fetch("UPDATE nodes SET state = 'up', lease_until = now() + interval '60 s' RETURNING 1")
+    await world.scheduler.turn()
+    assert await world.claims() == 0, "a finished job is never run again"
+
+
+async def test_the_second_run_of_a_finished_job_is_stopped_and_the_first_one_counts(world: World) -> None:
+    await world.node("n1")
+    job = await world.running()
+    first = await world.allocation(job)
+    await lose(world, "n1")
+    await world.node("n2")
+    await world.scheduler.turn()
+    second = await world.allocation(job)
+    assert second != first
+    await world.report(first, "exited", exit_code=0, ended_by="itself")
+    await world.scheduler.turn()
+    assert await world.state(job) == "preempting"
+
+    await world.report(second, "exited", exit_code=1, ended_by="itself")
+    await world.scheduler.turn()
+
+    (row,) = await world.fetch("SELECT state, reason, exit_code, restarts FROM jobs WHERE id = $1", job)
+    assert tuple(row) == ("succeeded", "finished", 0, 0)
+
+
+@pytest.mark.parametrize(("exit_code", "ended_by"), [(0, "stop"), (0, "lease"), (1, "itself"), (-9, "host")], ids=str)
+async def test_a_part_that_did_not_finish_by_itself_runs_again(world: World, exit_code: int, ended_by: str) -> None:
+    await world.node("n1", 2)
+    await world.node("n2", 2)
+    job = await world.running(4)
+    allocation = await world.allocation(job)
+    await lose(world, "n1", "n2")
+    await world.report(allocation, "exited", "n1", exit_code=0, ended_by="itself")
+    await world.report(allocation, "exited", "n2", exit_code=exit_code, ended_by=ended_by)
+    await world.scheduler.turn()
+    assert await world.state(job) == "queued"
+
+
+async def test_a_part_that_was_over_before_its_node_was_lost_is_no_reason_to_stop_the_others(world: World) -> None:
+    await world.node("n1", 2)
+    await world.node("n2", 2)
+    job = await world.running(4)
+    await world.report(await world.allocation(job), "exited", "n1", exit_code=0, ended_by="itself")
+    await lose(world, "n1")
+    assert await world.state(job) == "running"
+    await world.report(await world.allocation(job), "exited", "n2", exit_code=0, ended_by="itself")
+    await world.scheduler.turn()
+    assert await world.state(job) == "succeeded"
+
+
+async def test_nodes_are_heard_before_they_are_given_up(postgres_url: str, redis_url: str) -> None:
+    async with a_world(fresh_database(postgres_url), redis_url, node_return_s=60) as world:
+        await world.node("n1")
+        job = await world.running()
+        await lose(world, "n1")
+        assert await world.state(job) == "running", "the scheduler has only just started"
+
+        ingest = Ingest(world.database, world.settings)
+        now_s = 1_000.0
+        for after_s in range(0, 60, 4):
+            assert not (await ingest.look(now_s + after_s)).nodes_lost
+        await world.fetch("ALTER TABLE nodes ADD CONSTRAINT full_disk CHECK (state <> 'lost') NOT VALID")
+        with pytest.raises(asyncpg.PostgresError):
+            await ingest.look(now_s + 60)
+        await world.fetch("ALTER TABLE nodes DROP CONSTRAINT full_disk")
+        for after_s in range(64, 122, 4):
+            assert not (await ingest.look(now_s + after_s)).nodes_lost, "the database has only just taken writes again"
+        assert (await ingest.look(now_s + 124)).nodes_lost == 1
+
+
+async def lose(world: World, *nodes: str) -> None:
+    """Let nodes fall silent until they are given up."""
+    for node in nodes:
+        await world.lease(node, -world.settings.lease_margin_s - 1)
+    await world.scheduler.turn()
 
 
 async def test_a_renewal_that_holds_the_row_keeps_the_node(world: World) -> None:

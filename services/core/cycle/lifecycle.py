@@ -8,8 +8,8 @@ from services.core.domain.jobs import JobState
 S = JobState
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    S.HELD: frozenset({S.QUEUED, S.CANCELLED}),
-    S.QUEUED: frozenset({S.HELD, S.STARTING, S.CANCELLED, S.FAILED}),
+    S.HELD: frozenset({S.QUEUED, S.SUCCEEDED, S.CANCELLED}),
+    S.QUEUED: frozenset({S.HELD, S.STARTING, S.SUCCEEDED, S.CANCELLED, S.FAILED}),
     S.STARTING: frozenset({S.RUNNING, S.PREEMPTING, S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
     S.RUNNING: frozenset({S.PREEMPTING, S.QUEUED, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
     S.PREEMPTING: frozenset({S.QUEUED, S.HELD, S.SUCCEEDED, S.FAILED, S.CANCELLED}),
@@ -18,7 +18,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.CANCELLED: frozenset(),
 }
 """``STARTING`` and ``RUNNING`` fall back to ``QUEUED`` directly when their node is lost; ``PREEMPTING`` becomes
-``HELD`` when a running job was put on hold."""
+``HELD`` when a running job was put on hold. ``QUEUED`` and ``HELD`` become ``SUCCEEDED`` when a node that was given up
+returns and says that it had finished the job."""
 
 
 def check_transition(current: JobState, following: JobState) -> None:

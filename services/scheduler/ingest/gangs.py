@@ -81,6 +81,7 @@ class Gang:
         restarts, max_restarts: Of the job, after failures.
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
         slice_lost: A node no longer has the slice that the gang holds.
+        finished_before: An earlier gang of the job finished it, as a node says that had been given up.
     """
 
     state: GangState
@@ -95,6 +96,7 @@ class Gang:
     failed_starts: int = 0
     start_attempts: int = 1
     slice_lost: bool = False
+    finished_before: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ class End:
 
 Fate = Run | Stop | End
 
+FINISHED_BEFORE = "It had finished before its node was given up, as the node said when it returned."
+
 
 def fate_of(gang: Gang) -> Fate | None:
     """Return the fate of a gang, or None while it continues as it is."""
@@ -130,6 +134,8 @@ def fate_of(gang: Gang) -> Fate | None:
         return _end_of(gang)
     if gang.state is GangState.STOPPING:
         return None
+    if gang.finished_before:
+        return Stop(EndReason.FINISHED)
     broken = [share.broke_off for share in gang.shares if share.broke_off]
     if gang.slice_lost:
         return Stop(EndReason.SLICE_LOST)
@@ -162,6 +168,8 @@ def _end_of(gang: Gang) -> End:
     exited_well = all(share.exit_code == 0 and not share.lost for share in gang.shares)
     if by_itself or (exited_well and gang.work_done):
         return End(JobState.SUCCEEDED, EndReason.FINISHED, "All its processes exited with status 0.", exit_code=0)
+    if gang.finished_before:
+        return End(JobState.SUCCEEDED, EndReason.FINISHED, FINISHED_BEFORE, exit_code=0)
     if gang.cancel_requested:
         return End(JobState.CANCELLED, EndReason.CANCELLED, "Cancelled by its owner.", _exit_code(gang))
     if any(share.broke_off is EndReason.TIME_LIMIT for share in gang.shares):

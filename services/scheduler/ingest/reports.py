@@ -6,6 +6,7 @@ be repeated or cut off anywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,17 @@ from services.core.domain.jobs import JobState
 from services.db.database import Connection, Database
 from services.kit.logging import Log
 from services.scheduler.commands import set_commands, start_commands, stop_commands
-from services.scheduler.ingest.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
+from services.scheduler.ingest.gangs import (
+    FINISHED_BEFORE,
+    End,
+    EndReason,
+    Gang,
+    GangState,
+    Run,
+    ShareReport,
+    Stop,
+    fate_of,
+)
 from services.scheduler.power.device_controls import take_refusals, unacknowledged_shares
 from services.scheduler.repository import gangs, jobs, node_power, outbox
 from services.scheduler.repository.gangs import (
@@ -59,6 +70,7 @@ class Ingest:
         self._settings = settings
         self._repeated_at_s: dict[str, float] = {}
         self._unacknowledged_since_s: dict[str, float] = {}
+        self._looks_since_s = self._looked_at_s = -math.inf
 
     async def look(self, now_s: float) -> Ingested:
         """Fold everything reported so far; return what changed.
@@ -66,16 +78,19 @@ class Ingest:
         Args:
             now_s: Any steady clock, seconds; only for spacing repeated commands.
         """
-        lost = await self._lose_nodes()
+        lost = await self._lose_nodes_unless_unheard(now_s)
         async with self._database.transaction("repeatable_read", readonly=True) as connection:
             live = await gangs.live(connection)
             reports = share_reports(await gangs.reports(connection), await gangs.lost_shares(connection))
             unsent = await outbox.unsent_gangs(connection)
             controls = await gangs.controls(connection)
             lost_slices = await gangs.lost_slices(connection)
+            finished = await gangs.finished_before(connection)
         counts = {"running": 0, "stopped": 0, "ended": 0, "repeated": 0, "refused": 0}
         for gang in live:
-            match fate_of(self._gang(gang, reports, slice_lost=gang.id in lost_slices)):
+            finished_before = gang.job_id in finished
+            facts = self._gang(gang, reports, slice_lost=gang.id in lost_slices, finished_before=finished_before)
+            match fate_of(facts):
                 case Run():
                     counts["running"] += await self._run(gang)
                 case Stop(reason):
@@ -89,12 +104,16 @@ class Ingest:
                     if gang.id not in unsent:
                         counts["repeated"] += await self._repeat(gang, reports, now_s)
                         counts["repeated"] += await self._set_again(gang, reports, said, now_s)
+        for job_id in finished:
+            counts["ended"] += await self._believe(job_id)
         names = {gang.id for gang in live}
         self._repeated_at_s = {name: at for name, at in self._repeated_at_s.items() if name in names}
         self._unacknowledged_since_s = {name: at for name, at in self._unacknowledged_since_s.items() if name in names}
         return Ingested(lost, **counts)
 
-    def _gang(self, gang: LiveGang, reports: ShareReports, failed_starts: int = 0, *, slice_lost: bool) -> Gang:
+    def _gang(
+        self, gang: LiveGang, reports: ShareReports, failed_starts: int = 0, *, slice_lost: bool, finished_before: bool
+    ) -> Gang:
         return Gang(
             state=GangState(gang.state),
             stop_reason=EndReason(gang.stop_reason) if gang.stop_reason else None,
@@ -108,7 +127,25 @@ class Ingest:
             failed_starts=failed_starts,
             start_attempts=self._settings.start_attempts,
             slice_lost=slice_lost,
+            finished_before=finished_before,
         )
+
+    async def _lose_nodes_unless_unheard(self, now_s: float) -> int:
+        """Give up silent nodes, but not before they could be heard.
+
+        While this process did not look, or the database took no writes (its disk was full), heartbeats may have been
+        refused for no fault of the nodes: these get a moment to say what has ended meanwhile.
+        """
+        if now_s - self._looked_at_s > max(self._settings.lease_margin_s, 2 * self._settings.tick_s):
+            self._looks_since_s = now_s
+        self._looked_at_s = now_s
+        if now_s - self._looks_since_s < self._settings.node_return_s:
+            return 0
+        try:
+            return await self._lose_nodes()
+        except Exception:
+            self._looked_at_s = -math.inf
+            raise
 
     async def _lose_nodes(self) -> int:
         """Give up nodes whose lease has certainly expired; a heartbeat that locks the row first keeps its node."""
@@ -151,7 +188,10 @@ class Ingest:
             )
             failed_starts = await gangs.failed_starts(connection, gang.job_id)
             slice_lost = gang.id in await gangs.lost_slices(connection)
-            end = fate_of(self._gang(gang, reports, failed_starts, slice_lost=slice_lost))
+            finished_before = gang.job_id in await gangs.finished_before(connection, gang.job_id)
+            end = fate_of(
+                self._gang(gang, reports, failed_starts, slice_lost=slice_lost, finished_before=finished_before)
+            )
             if not isinstance(end, End):
                 return False
             attained_gpu_s = await gangs.end(connection, gang.id, end.reason.value)
@@ -174,6 +214,22 @@ class Ingest:
             )
         log.info("gang.ended", allocation=gang.id, reason=end.reason.value, job_state=end.job_state.value)
         return True
+
+    async def _believe(self, job_id: str) -> bool:
+        """End a job that waits to run again, though a node that was given up had finished it."""
+        async with self._database.transaction() as connection:
+            moved = await jobs.move(
+                connection,
+                job_id,
+                (JobState.QUEUED, JobState.HELD),
+                JobState.SUCCEEDED,
+                reason=EndReason.FINISHED.value,
+                detail=FINISHED_BEFORE,
+                exit_code=0,
+            )
+        if moved:
+            log.info("job.had_finished", job=job_id)
+        return moved
 
     async def _repeat(self, gang: LiveGang, reports: ShareReports, now_s: float) -> int:
         """Send a command again that has shown no effect: Redis may have lost it. Agents do nothing twice."""
@@ -230,6 +286,7 @@ class Ingest:
 
 
 STOP_SENTENCES: dict[EndReason, str] = {
+    EndReason.FINISHED: "It had finished before its node was given up; its second run is being stopped.",
     EndReason.CANCELLED: "It is being cancelled.",
     EndReason.HELD: "It is being put on hold.",
     EndReason.FAILED: "A part of it failed; the rest is being stopped.",
@@ -292,7 +349,11 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
 
 
 def share_reports(reports: Iterable[RankReport], lost: Iterable[LostShare]) -> ShareReports:
-    """Return the last reports on shares; one that was lost with its node cannot run, whatever it reported before."""
+    """Return the last reports on shares.
+
+    One that was lost with its node cannot run any more. If it was over before that, it ended as its node said, whether
+    the node said so before it was lost or when it came back.
+    """
     found = {
         (row.allocation_id, row.node_id): ShareReport(
             state=RankState(row.state),
@@ -303,5 +364,7 @@ def share_reports(reports: Iterable[RankReport], lost: Iterable[LostShare]) -> S
         for row in reports
     }
     for row in lost:
-        found[row.allocation_id, row.node_id] = ShareReport(lost=True, detail="The node was lost.")
+        place = row.allocation_id, row.node_id
+        if place not in found or found[place].state is not RankState.EXITED:
+            found[place] = ShareReport(lost=True, detail="The node was lost.")
     return found

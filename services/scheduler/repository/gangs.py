@@ -43,6 +43,21 @@ LOST_SHARES = """
 SELECT e.allocation_id, e.node_id FROM rank_ends e JOIN allocations a ON a.id = e.allocation_id WHERE a.state <> 'ended'
 """
 
+# Jobs that are to run again, or do, although all nodes of an earlier gang say that their part finished by itself. Such
+# a gang ended because a node of it was given up; few ever were, so the search begins with those.
+FINISHED_BEFORE = """
+SELECT DISTINCT a.job_id
+  FROM rank_ends e
+  JOIN rank_statuses s ON s.allocation_id = e.allocation_id AND s.node_id = e.node_id
+   AND s.state = 'exited' AND s.ended_by = 'itself' AND s.exit_code = 0
+  JOIN allocations a ON a.id = e.allocation_id AND a.state = 'ended' AND a.end_reason <> 'finished'
+  JOIN jobs j ON j.id = a.job_id AND j.state NOT IN ('succeeded', 'failed', 'cancelled')
+ WHERE ($1::text IS NULL OR a.job_id = $1)
+   AND NOT EXISTS (SELECT FROM jsonb_array_elements(a.shares) x WHERE NOT EXISTS (
+       SELECT FROM rank_statuses o WHERE o.allocation_id = a.id AND o.node_id = x ->> 'node_id'
+          AND o.state = 'exited' AND o.ended_by = 'itself' AND o.exit_code = 0))
+"""
+
 CONTROLS_REPORTS = """
 SELECT s.allocation_id, s.node_id, s.settings FROM rank_statuses s JOIN allocations a ON a.id = s.allocation_id
  WHERE a.state IN ('starting', 'running') AND a.settings_revision > 0 AND s.settings IS NOT NULL
@@ -311,6 +326,11 @@ async def lost_shares(connection: Connection) -> list[LostShare]:
 async def lost_shares_of(connection: Connection, allocation_id: str) -> list[LostShare]:
     """Return the shares of one live gang that went with their nodes."""
     return await fetch_rows(connection, LostShare, f"{LOST_SHARES} AND a.id = $1", allocation_id)
+
+
+async def finished_before(connection: Connection, job_id: str | None = None) -> set[str]:
+    """Return the jobs, or whether one is among them, that had finished when a node of theirs was given up."""
+    return {record["job_id"] for record in await connection.fetch(FINISHED_BEFORE, job_id)}
 
 
 async def controls(connection: Connection) -> ControlsByNode:
