@@ -46,6 +46,7 @@ from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
 from services.contracts.routing import LatencyReport
 from services.core.accounting.host_power import CpuPowerModel
 from services.core.domain.controls import ControlKind
+from services.kit.disk import DiskWatch
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -59,6 +60,8 @@ _BACKLOG_INTERVAL_S = 30.0
 """Interval while many wait for delivery, so that a long absence of the control plane does not fill the disk."""
 _HOUSEKEEPING_S = 5.0
 _LOCK_PATIENCE_S = 15.0
+_LEAST_STREAM = 1 << 20
+"""Bytes of a stream that are kept while the disk lacks of its reserve."""
 _REFUSED = frozenset({400, 413, 422})
 
 
@@ -78,6 +81,7 @@ class Agent:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._device_files: dict[str, bytes] = {}
         self._state_problem = ""
+        self._disk = DiskWatch(settings.state_folder, settings.disk_reserve_bytes)
 
         self.driver = self._open_driver()
         self.devices = self.driver.devices()
@@ -222,6 +226,7 @@ class Agent:
             "registered": self.plane.is_registered,
             "lease_left_s": self.gangs.deadline - shim.clock() if self.gangs.deadline > 0 else None,
             "problems": self._problems(),
+            "closed": self._closed(),
             "energy_intervals_waiting": len(self.spool),
             "controls_in_force": self.controls.in_force,
             "protections": [each.model_dump(mode="json") for each in self.confinement.protections()],
@@ -233,6 +238,11 @@ class Agent:
             "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
             "readings": [reading.model_dump(mode="json") for reading in self._readings()],
         }
+
+    def _closed(self) -> str | None:
+        """Return why this node takes no new work; None while it does."""
+        problem = self._disk.problem()
+        return f"Its disk {problem}" if problem else None
 
     def _running_ranks(self) -> set[str]:
         return {gang.allocation_id for gang in self.gangs if not gang.is_over}
@@ -286,7 +296,11 @@ class Agent:
             for gang in self.gangs
         ]
         heartbeat = Heartbeat(
-            boot_id=self.boot_id, ranks=ranks, devices=self._readings(), partitions=self.partitions.statuses()
+            boot_id=self.boot_id,
+            ranks=ranks,
+            devices=self._readings(),
+            partitions=self.partitions.statuses(),
+            closed=self._closed(),
         )
         sent_at = shim.clock()
         timeout_s = max(1.0, min(5.0, 2 * self.plane.heartbeat_interval_s))
@@ -359,11 +373,14 @@ class Agent:
         while True:
             await asyncio.to_thread(remove_sources, self.gangs.folder)
             self.confinement.cgroups.sweep(self._running_ranks())
-            await asyncio.to_thread(retention.clean, self.gangs.folder, generations, limits)
+            disk = self._disk.space()
+            lacking = disk.reserve_bytes - disk.free_bytes if disk else 0
+            await asyncio.to_thread(retention.clean, self.gangs.folder, generations, limits, lacking)
             await self._learned.save()
+            kept_bytes = self.settings.log_stream_bytes
             for gang in self.gangs:
                 for stream in (shim.STDOUT, shim.STDERR):
-                    logs.trim(gang.folder.stream(stream), self.settings.log_stream_bytes)
+                    logs.trim(gang.folder.stream(stream), min(kept_bytes, _LEAST_STREAM) if lacking > 0 else kept_bytes)
             await asyncio.sleep(_HOUSEKEEPING_S)
 
     # --- what the loops share

@@ -20,6 +20,7 @@ from gpu_agent.cgroups import Cgroups, Limits
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.nodes import Protection, ProtectionName
+from services.kit.disk import disk_space
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -147,7 +148,11 @@ class Confinement:
             words.append("seal")
             if self.permitted.has("filter") and self._settings.seccomp == "on":
                 words.append(f"filter {seccomp.program().hex()}")
-        return [("confine", word) for word in words] + [("output_bytes", str(self._settings.job_output_bytes))]
+        limits = [("output_bytes", str(self._settings.job_output_bytes))]
+        with suppress(OSError):
+            disk = disk_space(self._settings.state_folder, self._settings.disk_reserve_bytes)
+            limits.append(("reserve_bytes", str(disk.reserve_bytes)))
+        return [("confine", word) for word in words] + limits
 
     def container_limits(self) -> list[str]:
         """Return the options that limit a container as control groups limit other jobs."""

@@ -25,14 +25,25 @@ class Limits:
     total_bytes: int
 
 
-def clean(allocations: Path, generations: Path, limits: Limits) -> int:
-    """Remove folders of ended and settled ranks: the old ones, then the oldest until the rest fits; return how many."""
+def clean(allocations: Path, generations: Path, limits: Limits, lacking_bytes: int = 0) -> int:
+    """Remove folders of ended and settled ranks: the old ones, then the oldest until the rest fits.
+
+    Args:
+        allocations: Where the folders are.
+        generations: Where the newest generation of each job is.
+        limits: What is kept.
+        lacking_bytes: What the disk lacks of its reserve: so much is removed in any case.
+
+    Returns:
+        How many were removed.
+    """
     settled = sorted(_settled(allocations))
     now = time.time()
     kept = sum(size for _, size, _ in settled)
+    most = min(limits.total_bytes, kept - lacking_bytes) if lacking_bytes > 0 else limits.total_bytes
     removed = 0
     for ended_at, size, path in settled:
-        if now - ended_at <= limits.age_s and kept <= limits.total_bytes:
+        if now - ended_at <= limits.age_s and kept <= most:
             break
         shutil.rmtree(path, ignore_errors=True)
         kept -= size

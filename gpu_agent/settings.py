@@ -116,6 +116,11 @@ class AgentSettings(SharedSettings):
     job_output_bytes: int = Field(
         2 * 2**30, ge=2**20, description="Output of one rank on the disk at once, both streams together; more ends it."
     )
+    disk_reserve_bytes: int = Field(
+        2**30,
+        ge=0,
+        description="Free on the disk of the state folder, of a small one a tenth at most: below, no work is taken.",
+    )
     images: Annotated[list[str], NoDecode] = Field(
         default_factory=lambda: ["*"], description="Patterns of the container images that jobs may run."
     )

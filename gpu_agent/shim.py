@@ -60,6 +60,10 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESERVED_BYTES = 4096
+_MORE_OUTPUT_BYTES = 16 << 20
+"""What a rank may still write once the disk has no more to give to its output, or once it is to end for its output."""
+_NEAR_FULL_BYTES, _NEAR_FULL_LOOK_S = 4 << 30, 0.1
+"""A disk that may be full within a second or so is looked at more often."""
 _LONGEST_DETAIL = 900
 _FULL_DISK_PAUSE_S = 1.0
 _CLEANUP_S = 30.0
@@ -142,7 +146,7 @@ class _Spec:
         self.secrets_dir = b""
         self.secret_files: list[tuple[bytes, bytes]] = []
         self.user: list[int] = []
-        self.output_bytes = 0
+        self.output_bytes = self.reserve_bytes = 0
         self.enclosure: Enclosure | None = None
         common = _Process("", [])
         processes: list[_Process] = []
@@ -171,6 +175,8 @@ class _Spec:
                 self.user = [int(number) for number in value.split()]
             elif name == b"output_bytes":
                 self.output_bytes = int(value)
+            elif name == b"reserve_bytes":
+                self.reserve_bytes = int(value)
             elif name == b"confine":
                 self._confine(value)
         self.processes = processes or [common]
@@ -201,9 +207,9 @@ def spec_bytes(entries: list[tuple[str, str]]) -> bytes:
     Entries: ``argv``, ``cleanup`` and ``env`` (``NAME=value``), each repeated; ``working_dir``, ``grace_s``,
     ``time_limit_s``, ``make_dir`` (made if it is missing), ``secrets_dir`` (for the secret files among the entries that
     come through standard input), ``user`` (user id, group id and further groups to run as, with spaces), ``confine``
-    (repeated: see ``enclosure``), ``output_bytes`` (what both streams may take on the disk). ``process``
-    begins a process and names it; ``env`` after it is for this process alone, and so is ``argv``, which replaces the
-    common one. Without any ``process`` there is one process.
+    (repeated: see ``enclosure``), ``output_bytes`` (what both streams may take on the disk), ``reserve_bytes`` (what
+    they leave free of it). ``process`` begins a process and names it; ``env`` after it is for this process alone, and
+    so is ``argv``, which replaces the common one. Without any ``process`` there is one process.
     """
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in entries)
 
@@ -294,9 +300,9 @@ class Order:
                 self._watches[library.inotify_add_watch(events, name.encode(), _IN_MODIFY)] = stream
         return events
 
-    def wait(self, wake: int, until: float) -> None:
-        """Write down the order until ``wake`` can be read or ``until`` is over."""
-        while (now := clock()) < until:
+    def wait(self, wake: int, until: float, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Write down the order until ``wake`` can be read, ``until`` is over, or there is enough output."""
+        while (now := clock()) < until and not is_enough():
             pausing, looks_anyway = now < self._next_look, self._events < 0 or self._is_behind
             watched = [wake] if pausing or self._events < 0 else [wake, self._events]
             limit = min(until, self._next_look) if pausing or looks_anyway else until
@@ -396,12 +402,60 @@ class Order:
             del self._records[:done]
 
 
+class _OutputLimit:
+    """What both streams of a rank may take on the disk, looked at whenever they have grown.
+
+    Beside the limit there is a share of the disk: half of what there is beyond the reserve, so that no job fills a disk
+    that is small, or fuller than usual. A rank that takes more than its share because others have filled the disk may
+    go on, as long as it hardly writes.
+    """
+
+    def __init__(self, output_bytes: int, reserve_bytes: int, taken: Callable[[], int]) -> None:
+        self._output_bytes = output_bytes
+        self._reserve_bytes = reserve_bytes
+        self._taken = taken
+        self._fair_bytes = 0  # what it took when that was last within its share
+        self._end_bytes = float("inf")
+        self.is_near = False
+
+    def excess(self) -> str:
+        """Return why the rank is to end; empty while its output is within the limit."""
+        taken = self._taken()
+        if self._output_bytes and taken > self._output_bytes:
+            return f"Its output took more than {self._output_bytes / 2**20:,.0f} MiB of the disk at once."
+        if not self._reserve_bytes:
+            return ""
+        try:
+            disk = os.statvfs(".")
+        except OSError:
+            return ""
+        left = max(disk.f_bavail * disk.f_frsize - self._reserve_bytes, 0)
+        self.is_near = left < _NEAR_FULL_BYTES
+        if taken <= left:
+            self._fair_bytes = taken
+        if taken <= self._fair_bytes + _MORE_OUTPUT_BYTES:
+            return ""
+        return (
+            f"Its output took {taken / 2**20:,.0f} MiB of a disk on which {left / 2**20:,.0f} MiB were left; "
+            "what jobs print must not fill it."
+        )
+
+    def ends(self) -> None:
+        """Note that the rank was told to end for its output."""
+        self._end_bytes = self._taken() + _MORE_OUTPUT_BYTES
+
+    def goes_on(self) -> bool:
+        """Return whether a rank that was told so writes as before."""
+        return self._taken() > self._end_bytes
+
+
 class _Shim:
     def __init__(self, spec: _Spec) -> None:
         self._spec = spec
         self._lease = _Lease()
         self._stop = _Stop()
         self._order = Order()
+        self._output = _OutputLimit(spec.output_bytes, spec.reserve_bytes, self._order.disk_bytes)
         self._sessions: Sessions | None = None
         self._running: dict[int, str] = {}
         self._groups: set[int] = set()
@@ -489,10 +543,12 @@ class _Shim:
         if now >= self._limit_at:
             limit = f"It reached its time limit of {self._spec.time_limit_s:g} s."
             self._end("time_limit", now + self._spec.grace_s, limit)
-        if self._spec.output_bytes and not self._ending and self._order.disk_bytes() > self._spec.output_bytes:
-            limit = f"Its output took more than {self._spec.output_bytes / 2**20:,.0f} MiB of the disk at once."
+        if not self._ending and (excess := self._output.excess()):
             self._code, self._ended_by = -signal.SIGXFSZ, "itself"  # however it takes that
-            self._end("output", now + min(self._spec.grace_s, LEFTOVER_GRACE_S), limit)
+            self._end("output", now + min(self._spec.grace_s, LEFTOVER_GRACE_S), excess)
+            self._output.ends()
+        if self._output.goes_on():
+            self._kill_at = now
         if now >= min(self._kill_at, self._lease.deadline):
             self._ended_by_force()
         self._look_at_sessions(now)
@@ -601,11 +657,18 @@ class _Shim:
         if self._ending:
             due = min(self._kill_at, self._lease.deadline)
         now = clock()
-        self._order.wait(self._wake, now + min(max(due - now, 0.02), LOOK_S if self._running else 0.05))
+        look_s = LOOK_S if self._running else 0.05
+        if self._output.is_near:
+            look_s = min(look_s, _NEAR_FULL_LOOK_S)
+        self._order.wait(self._wake, now + min(max(due - now, 0.02), look_s), self._is_too_much)
         try:
             os.read(self._wake, 512)
         except BlockingIOError:
             pass
+
+    def _is_too_much(self) -> bool:
+        """Whether the next look ends or kills the rank for its output."""
+        return self._output.goes_on() if self._ending else bool(self._output.excess())
 
     def _write_exit(self) -> None:
         """Bring the end to disk, however long it takes: nobody else knows it, and without it the job runs again."""

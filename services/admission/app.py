@@ -48,6 +48,7 @@ from services.admission.webhooks.signing import Signer
 from services.db.engine import create_engine, is_connection_error, ping
 from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
+from services.kit.disk import DiskWatch
 from services.kit.http import new_session
 from services.kit.logging import Log
 from services.kit.problems import as_problem, problem_response, unavailable
@@ -89,7 +90,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             poll_s=settings.log_poll_s,
         )
         capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
-        submissions = Submissions(committer, capacity, References(engine), arrays.find)
+        disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
+        submissions = Submissions(committer, capacity, References(engine), arrays.find, disk)
         app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
         app.include_router(array_routes(arrays))
         sessions = Exec(
@@ -112,7 +114,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         webhooks = Webhooks(engine, signer, addresses, sender, max_per_tenant=settings.webhooks_per_tenant)
         app.include_router(webhook_routes(webhooks))
         app.include_router(secret_routes(Secrets(engine, Sealer(settings.secrets_key))))
-        uploads = Uploads(engine, UploadLimits.of(settings))
+        uploads = Uploads(engine, UploadLimits.of(settings), disk)
         app.include_router(upload_routes(uploads))
         if secret := await ensure_first_admin_patiently(engine, settings.data_dir, settings.first_account):
             show_secret(secret, settings.data_dir)

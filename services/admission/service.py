@@ -11,6 +11,7 @@ from services.admission.references import References
 from services.admission.submissions import Draft, check_capacity, read_submission, refused
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from services.db.engine import is_connection_error
+from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, as_problem, unavailable
 
@@ -20,18 +21,41 @@ FindJobs = Callable[[str, str | None, Collection[str]], Awaitable[Found]]
 """Return the ids of the jobs and arrays of a tenant, in one project or in any, that each word may mean."""
 
 
+DATABASE_DISK = "The database's disk"
+
+
 class Submissions:
     """Answers submissions, many at a time; an invalid entry does not affect the others."""
 
-    def __init__(self, committer: Committer, capacity: CapacityCache, references: References, find: FindJobs) -> None:
-        """Take how jobs are committed, what the nodes hold, and how secrets and jobs are found that specs name."""
+    def __init__(
+        self,
+        committer: Committer,
+        capacity: CapacityCache,
+        references: References,
+        find: FindJobs,
+        disk: DiskWatch | None = None,
+    ) -> None:
+        """Make it.
+
+        Args:
+            committer: How jobs are committed.
+            capacity: What the nodes hold.
+            references: How secrets and uploads are found that specs name.
+            find: How jobs are found that specs name.
+            disk: The database's, where it is known.
+        """
         self._committer = committer
         self._capacity = capacity
         self._references = references
         self._find = find
+        self._disk = disk or DiskWatch(None, 0)
 
     async def submit(self, entries: Sequence[SubmissionEntry]) -> list[SubmissionAnswer]:
         """Return the answers in the order of the entries, once the accepted jobs are on disk."""
+        try:
+            self._disk.check(DATABASE_DISK)
+        except ProblemError as full:
+            return [refused(full) for _ in entries]
         read = [self._read(entry) for entry in entries]
         checked = await self._check(read)
         drafts = [draft for draft in checked if isinstance(draft, Draft)]

@@ -15,6 +15,7 @@ from services.admission.settings import AdmissionSettings
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, Upload
+from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 
@@ -46,16 +47,19 @@ class UploadLimits:
 class Uploads:
     """Takes archives in chunks. A tenant sees its own: another's is not found, whoever knows its hash."""
 
-    def __init__(self, engine: AsyncEngine, limits: UploadLimits) -> None:
+    def __init__(self, engine: AsyncEngine, limits: UploadLimits, disk: DiskWatch | None = None) -> None:
         self._engine = engine
         self._limits = limits
+        self._disk = disk or DiskWatch(None, 0)
 
     async def start(self, caller: Identity, sha256: str, size_bytes: int) -> Upload:
         """Begin an upload, or return how far it is.
 
         Raises:
-            ProblemError: 413 if it is too large, 403 beyond the tenant's quota, 409 if it has another size.
+            ProblemError: 413 if it is too large, 403 beyond the tenant's quota, 409 if it has another size, 503 while
+                the database's disk is nearly full.
         """
+        self._disk.check("The database's disk")
         if size_bytes > self._limits.max_bytes:
             raise ProblemError(
                 413,

@@ -109,6 +109,8 @@ def power_words(node: dict[str, Any]) -> list[str]:
     """Return what is shown beside a node's state: draining, power state, pinned."""
     power = node["power"]
     words = ["[yellow]draining[/]"] if node["draining"] else []
+    if node.get("closed"):
+        words.append(f"[red]takes no work[/]: {node['closed']}")
     if power["state"] != "on":
         color = "red" if power["state"] == "failed" else "blue"
         words.append(f"[{color}]{power['state'].replace('_', ' ')} {output.age(power['since'])}[/]")

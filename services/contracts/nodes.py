@@ -386,6 +386,12 @@ class Heartbeat(Message):
         exclude_if=_is_none,
         description="Its GPUs that can be cut. Null from an agent that cuts none; it is asked for no partition.",
     )
+    closed: Text | None = Field(
+        default=None,
+        max_length=500,
+        exclude_if=_is_none,
+        description="Why the node takes no new work, such as a disk that is nearly full; null while it does.",
+    )
 
 
 class HeartbeatReply(Message):
@@ -489,6 +495,9 @@ class Node(Message):
     id: str
     state: NodeState
     draining: bool
+    closed: str | None = Field(
+        default=None, description="Why the node itself takes no new work, such as a full disk; null while it does."
+    )
     address: str
     agent_url: str
     zone: str

@@ -55,6 +55,18 @@ class SharedSettings(BaseSettings):
     zone: str = Field(
         "US-CAL-CISO", validation_alias="WATTSHIFT_ZONE", description="Grid zone of nodes that name none."
     )
+    database_dir: Path | None = Field(
+        None,
+        validation_alias="WATTSHIFT_DATABASE_DIR",
+        description="A folder on the disk of PostgreSQL, where that is on this host: while it is nearly full, nothing "
+        "is accepted and nothing started. `wattshift up` sets it.",
+    )
+    database_reserve_bytes: int = Field(
+        2**30,
+        ge=0,
+        validation_alias="WATTSHIFT_DATABASE_RESERVE_BYTES",
+        description="What stays free of that disk for what runs already, of a small one a tenth at most.",
+    )
     data_dir: Path = Field(Path(".wattshift"), validation_alias="WATTSHIFT_DATA_DIR")
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
     log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")

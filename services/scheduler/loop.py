@@ -24,6 +24,7 @@ from services.core.domain.errors import PolicyConfigError, WattshiftError
 from services.core.policies.registry import build_policy
 from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS
+from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.ingest.dependencies import look
@@ -89,6 +90,8 @@ class Scheduler:
         self._curves: KnownCurves = read_curves(settings.control_curves) if settings.control_curves else {}
         self._built: Policy[Any] | None = None
         self._power = PowerWatch(settings.power_interval_s, settings.power_settle_s)
+        self._disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
+        self._disk_problem = ""
         self._prepared = False
         self._seen: tuple[object, ...] | None = None
         self._last_hint: str = f"{time.time_ns() // 1_000_000}-0"
@@ -147,6 +150,8 @@ class Scheduler:
             self._relay.wake()
         if measured or self._points_unread:
             self._points_unread = await refit(self._database)
+        if self._has_no_room():
+            return
         async with self._database.connection() as connection:
             due_in_s = await rounds.due_in_s(connection, self._settings.round_interval_s)
             now = (*await rounds.fingerprint(connection, self._settings.node_min_on_s), dependencies.still_open)
@@ -161,6 +166,14 @@ class Scheduler:
             await self.hold(Trigger.PASSIVE)
             self._passive_at_s = time.monotonic()
             self._seen = now  # as it was before the round: what the round itself changed is looked at once more
+
+    def _has_no_room(self) -> bool:
+        """Whether the database's disk is so full that only what runs is looked after, and nothing is started."""
+        problem = self._disk.problem()
+        if bool(problem) != bool(self._disk_problem):
+            log.warning("disk.full" if problem else "disk.has_room", detail=f"The database's disk {problem}".strip())
+        self._disk_problem = problem
+        return bool(problem)
 
     async def hold(self, trigger: Trigger) -> Round | None:
         """Run one round; return what it did, or None if the cluster changed during the round."""

@@ -24,6 +24,9 @@ USER = DATABASE = "wattshift"
 SYSTEM_USER = "nobody"
 """What the server runs as where root starts it."""
 
+_WAL_SHARE = 0.05
+"""Of the disk, for the write-ahead log."""
+
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}  # macOS wants a locale in the environment
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -64,7 +67,8 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
         _clear_lock_of_dead_server(data)
     else:
         _create(home, data, binaries, account, password)
-    settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
+    chosen = {**_SETTINGS, "max_wal_size": f"{_wal_mb(home)}MB", "min_wal_size": "32MB"}
+    settings = [word for name, value in chosen.items() for word in ("-c", f"{name}={value}")]
     return Process(
         name="postgres",
         command=(str(binaries / "postgres"), "-D", str(data), "-p", str(port), *settings),
@@ -76,6 +80,12 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
         stop_signal=signal.SIGINT,  # "fast": end the sessions, write everything down, go
         stop_within_s=30,
     )
+
+
+def _wal_mb(home: Path) -> int:
+    """Return how large the log may grow between checkpoints: the server's own default, less on a small disk."""
+    found = os.statvfs(home)
+    return min(max(int(found.f_blocks * found.f_frsize * _WAL_SHARE) >> 20, 32), 1_024)
 
 
 def remove(folder: Path) -> None:

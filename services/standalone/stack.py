@@ -30,12 +30,14 @@ import psutil
 
 from services.kit.extras import first_missing
 from services.kit.settings import EXIT_BAD_SETTINGS
+from services.kit.tasks import end_tasks
 from services.standalone import node_power, postgres, processes, remembered, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.ports import Ports
 from services.standalone.preflight import check_settings
 from services.standalone.process import BadInputError, Process, StackError
 from services.standalone.processes import SERVICES, Service
+from services.standalone.reserve import Reserve
 from services.standalone.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +84,7 @@ class Stack:
         self._started_at_s = psutil.Process().create_time()
         self._ports = Ports()
         self._power: asyncio.Task[None] | None = None
+        self._reserve: asyncio.Task[None] | None = None
         self._supervisor = Supervisor(self.folder.log, on_change=self._write_status)
 
     @property
@@ -115,6 +118,8 @@ class Stack:
             await _stop_leftovers(self.folder.last_status())
             self._become("starting")
             await self._supervisor.start(self._servers())
+            if any(process.name == "postgres" for process in self._supervisor.status()):
+                self._reserve = asyncio.create_task(Reserve(self._database_folder()).keep(), name="disk reserve")
             self._find_addresses()
             work_folder = self.folder.path
             await self._supervisor.finish(
@@ -152,9 +157,7 @@ class Stack:
     async def stop(self, state: State = "stopped") -> None:
         """Stop everything: agents, services, servers."""
         self._become("stopping")
-        if self._power:
-            self._power.cancel()
-            await asyncio.wait([self._power])
+        await end_tasks([task for task in (self._power, self._reserve) if task])
         await self._supervisor.stop()
         self._become(state)
         self._ports.release()
@@ -169,6 +172,9 @@ class Stack:
     ) -> None:
         await self.stop()
 
+    def _database_folder(self) -> Path:
+        return (self.folder.path / "postgres").resolve()
+
     def _servers(self) -> list[Process]:
         """Return the servers that have to be started, and add their addresses to the environment."""
         servers: list[Process] = []
@@ -177,6 +183,7 @@ class Stack:
             port, password = self._ports.take(15_432), self.folder.secret("postgres", made_with=made_with)
             servers.append(postgres.prepare(self.folder.path / "postgres", password=password, port=port))
             self.environment["DATABASE_URL"] = postgres.url(password, port)
+            self.environment.setdefault("WATTSHIFT_DATABASE_DIR", str(self._database_folder()))
         if not self.environment.get("REDIS_URL"):
             port, password = self._ports.take(16_379), self.folder.secret("valkey")
             servers.append(valkey.prepare(self.folder.path / "valkey", password=password, port=port))

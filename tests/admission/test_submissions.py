@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from services.contracts.jobs import Job, SubmissionAnswer, SubmittedBatch, SubmittedJob
 from services.core.domain.jobs import JobState
+from tests.admission.conftest import admission_on
 from tests.admission.installation import SPEC, Admission, an_entry
 
 
@@ -193,3 +197,20 @@ async def test_a_service_instance_has_one_size_and_known_terms(admission: Admiss
     (answer,) = await admission.submit_all(an_entry(spec, service=True))
     assert (answer.status, _code(answer)) == (422, "invalid_request")
     assert await admission.count("jobs") == before
+
+
+async def test_nothing_is_accepted_while_the_disk_of_the_database_is_nearly_full(
+    database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_blocks=1_000, f_bavail=1_000, f_frsize=1 << 20)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    async with admission_on(database_url, redis_url, tmp_path, database_dir=tmp_path) as admission:
+        await admission.add_node("n", "A100")
+        await admission.submit()
+        for free, status in ((99, 503), (110, 503), (125, 201)):
+            disk.f_bavail = free
+            (answer,) = await admission.submit_all(an_entry())
+            assert answer.status == status, "once full, there has to be clearly room again"
+        disk.f_bavail = 99
+        (answer,) = await admission.submit_all(an_entry())
+        assert "The database's disk is nearly full: 99 MiB are free, and 100 MiB are to stay free." in answer.body

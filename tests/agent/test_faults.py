@@ -165,6 +165,33 @@ async def test_a_full_disk_neither_ends_the_agent_nor_the_lease(node: Node) -> N
         assert _run("umount", "--lazy", str(node.state_dir))
 
 
+async def test_what_a_job_prints_does_not_fill_the_disk(node: Node) -> None:
+    node.state_dir.mkdir()
+    if not _run("mount", "-t", "tmpfs", "-o", "size=400m", "none", str(node.state_dir)):
+        pytest.skip("mounting a small file system takes root")
+    try:
+        await node.start(GPU_AGENT_JOB_OUTPUT_BYTES=str(2**40))
+        quiet = await node.run("sh", "-c", "echo so far; exec sleep 600", devices=[1])
+        loud = await node.run("sh", "-c", "trap '' TERM; while :; do head -c 1M /dev/zero; done", grace_s=30)
+        await eventually(lambda: node.plane.state(loud) == "exited")
+        rank = node.plane.rank(loud)
+        assert rank is not None
+        assert (rank.exit_code, rank.ended_by) == (-25, EndedBy.ITSELF)
+        assert rank.detail is not None
+        assert "of a disk on which" in rank.detail
+        free = os.statvfs(node.state_dir).f_bavail * os.statvfs(node.state_dir).f_frsize
+        assert free > 40 * 2**20, "the reserve is untouched, although the job ignores the signal and goes on"
+        assert node.plane.state(quiet) == "running"
+
+        _fill(node.state_dir / "ballast")
+        await eventually(lambda: "nearly full" in (node.plane.heartbeats[-1].closed or ""))
+        (node.state_dir / "ballast").unlink()
+        await eventually(lambda: node.plane.heartbeats[-1].closed is None)
+    finally:
+        node.clear()
+        assert _run("umount", "--lazy", str(node.state_dir))
+
+
 async def test_how_a_job_ended_survives_a_full_disk_and_killed_agents(node: Node) -> None:
     node.state_dir.mkdir()
     if not _run("mount", "-t", "tmpfs", "-o", "size=1m", "none", str(node.state_dir)):

@@ -1,6 +1,9 @@
 """Nodes that fall silent, commands that get lost, schedulers that die."""
 
 import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import asyncpg
 import pytest
@@ -219,3 +222,32 @@ async def test_one_scheduler_leads_and_the_next_takes_over(world: World) -> None
             await asyncio.sleep(0.01)
     assert not await first.hold()
     await second.release()
+
+
+async def test_a_node_that_takes_no_work_keeps_its_gangs_and_gets_no_more(world: World) -> None:
+    await world.node("n1")
+    runs = await world.running()
+    await world.fetch("UPDATE nodes SET closed = 'Its disk is nearly full.' RETURNING 1")
+    waits = await world.job()
+    await world.scheduler.turn()
+    assert (await world.state(runs), await world.state(waits)) == ("running", "queued")
+    await world.fetch("UPDATE nodes SET closed = NULL RETURNING 1")
+    await world.scheduler.turn()
+    assert await world.state(waits) == "starting"
+
+
+async def test_nothing_is_started_while_the_disk_of_the_database_is_nearly_full(
+    postgres_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_blocks=1_000, f_bavail=1_000, f_frsize=1 << 20)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    async with a_world(fresh_database(postgres_url), redis_url, database_dir=tmp_path) as world:
+        await world.node("n1")
+        runs = await world.running()
+        disk.f_bavail = 99
+        waits = await world.job()
+        await world.exits(runs)
+        assert (await world.state(runs), await world.state(waits)) == ("succeeded", "queued")
+        disk.f_bavail = 125
+        await world.scheduler.turn()
+        assert await world.state(waits) == "starting"

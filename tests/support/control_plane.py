@@ -137,11 +137,11 @@ class FakeAgent:
         headers = {"authorization": f"Bearer {self.token if token is None else token}"}
         return await self.http.post(self.base_url + path, json=body, headers=headers)
 
-    def heartbeat(self) -> dict[str, Any]:
-        """Return what this node has to say now."""
+    def heartbeat(self, **more: Any) -> dict[str, Any]:
+        """Return what this node has to say now, and more."""
         readings = [{"index": d["index"], "power_w": 50, "utilization": 0} for d in self.registration["devices"]]
         said = {} if self.partitions is None else {"partitions": list(self.partitions.values())}
-        return {"boot_id": self.boot_id, "ranks": list(self.ranks.values()), "devices": readings, **said}
+        return {"boot_id": self.boot_id, "ranks": list(self.ranks.values()), "devices": readings, **said, **more}
 
     def can_partition(self) -> None:
         """Let its GPUs be ones that can be cut, by an agent that knows how."""
@@ -178,9 +178,9 @@ class FakeAgent:
         ]
         self.registration["devices"] = devices
 
-    async def beat(self) -> HeartbeatReply:
-        """Send a heartbeat and take the reply in."""
-        answer = await self.post(f"/v1/nodes/{self.node_id}/heartbeat", self.heartbeat())
+    async def beat(self, **more: Any) -> HeartbeatReply:
+        """Send a heartbeat, with more in it, and take the reply in."""
+        answer = await self.post(f"/v1/nodes/{self.node_id}/heartbeat", self.heartbeat(**more))
         assert answer.status_code == 200, answer.text
         self.reply = HeartbeatReply.model_validate_json(answer.text)
         return self.reply

@@ -296,3 +296,12 @@ async def test_clocks_that_cannot_be_are_refused(plane, minutes) -> None:
     agent.say("gang", RankState.RUNNING, clocks=minutes)
 
     assert (await agent.post("/v1/nodes/n0/heartbeat", agent.heartbeat())).status_code == 422
+
+
+async def test_a_node_says_why_it_takes_no_new_work(plane) -> None:
+    agent = await plane.agent("n0")
+    full = "Its disk is nearly full."
+    for closed in (full, None):
+        await agent.beat(closed=closed)
+        shown = (await plane.http.get("/v1/nodes/n0", headers=service_headers(OPERATOR))).json()
+        assert (shown["state"], shown["closed"]) == ("up", closed)

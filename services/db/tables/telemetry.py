@@ -36,6 +36,7 @@ nodes = Table(
     Column("readings", JSONB, nullable=False, server_default=text("'[]'")),
     Column("state", Text, nullable=False, server_default=text("'up'")),
     Column("draining", Boolean, nullable=False, server_default=text("false")),
+    Column("closed", Text),
     Column("boot_id", Text),
     Column("registered_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("heartbeat_at", Timestamp),

@@ -78,7 +78,7 @@ SELECT n.id, n.address, coalesce(p.state, 'on') AS power,
             'uuid', d -> 'uuid', 'parent', d -> 'parent', 'profile', d -> 'profile'))
           FROM jsonb_array_elements(n.devices) d) AS units
   FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
- WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND NOT n.draining
+ WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND NOT n.draining AND n.closed IS NULL
    AND coalesce(p.state, 'on') IN ('on', 'off', 'waking') FOR SHARE OF n
 """
 

@@ -29,7 +29,8 @@ FINGERPRINT = """
 SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
           FROM jobs WHERE state = 'queued'),
        (SELECT count(*) FROM device_claims),
-       (SELECT coalesce(string_agg(id || zone || labels || draining || registered_at, ',' ORDER BY id), '')
+       (SELECT coalesce(string_agg(id || zone || labels || (draining OR closed IS NOT NULL) || registered_at, ','
+                                   ORDER BY id), '')
           FROM nodes
          WHERE state = 'up' AND lease_until > now()),
        (SELECT string_agg(node_id || gpu || '/' || revision || state, ',' ORDER BY node_id, gpu) FROM gpu_partitions),

@@ -77,7 +77,8 @@ SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS progress_per_j
 """
 
 NODES = """
-SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining, n.containers, coalesce(p.state, 'on') AS power,
+SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining OR n.closed IS NOT NULL AS draining, n.containers,
+       coalesce(p.state, 'on') AS power,
        coalesce(p.state = 'off'
                 OR p.state = 'on' AND NOT p.pinned AND p.since + make_interval(secs => $1) <= now()
                    AND coalesce(p.stays_on_until <= now(), true), true) AS may_sleep
@@ -210,6 +211,7 @@ class NodeRow(NamedTuple):
 
     Attributes:
         zone: Its grid zone.
+        draining: Whether it takes no new work: an operator wants that, or the node itself.
         power: On, off, or between the two.
         may_sleep: Whether a plan may power it down or up, were there a hook for it.
     """

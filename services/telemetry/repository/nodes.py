@@ -45,13 +45,14 @@ ON CONFLICT (id) DO UPDATE SET
 
 _RENEW = """
 WITH before AS (
-    SELECT id, state, boot_id FROM nodes WHERE id = $1 AND token_sha256 = $2 FOR UPDATE
+    SELECT id, state, boot_id, closed FROM nodes WHERE id = $1 AND token_sha256 = $2 FOR UPDATE
 )
 UPDATE nodes SET
-    state = 'up', boot_id = $3, readings = $4, heartbeat_at = now(),
+    state = 'up', boot_id = $3, readings = $4, closed = $6::text, heartbeat_at = now(),
     lease_until = greatest(lease_until, now() + make_interval(secs => $5))
 FROM before WHERE nodes.id = before.id
-RETURNING before.state <> 'up' OR before.boot_id IS DISTINCT FROM $3 AS changed
+RETURNING before.state <> 'up' OR before.boot_id IS DISTINCT FROM $3 OR (before.closed IS NULL) <> ($6::text IS NULL)
+    AS changed
 """
 
 # A share's state only ever advances: a repeated or overtaken heartbeat changes nothing.
@@ -143,8 +144,8 @@ RETURNING s.allocation_id
 """
 
 _NODES = """
-SELECT n.id, n.state, n.draining, n.address, n.agent_url, n.zone, n.driver, n.containers, n.protections, n.devices,
-    n.readings,
+SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.driver, n.containers, n.protections,
+    n.devices, n.readings,
     (SELECT coalesce(jsonb_agg(to_jsonb(p) - 'node_id' ORDER BY p.gpu), '[]') FROM gpu_partitions p
      WHERE p.node_id = n.id) AS partitions,
     (SELECT count(DISTINCT coalesce(c.parent, c.device)) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use,
@@ -228,6 +229,7 @@ class NodeRow(NamedTuple):
     id: str
     state: str
     draining: bool
+    closed: str | None
     address: str
     agent_url: str
     zone: str
@@ -319,7 +321,9 @@ async def renew(
     ranks = _newest(heartbeat.ranks)
     progress = [rank for rank in ranks if rank.progress_done is not None]
     async with database.transaction() as connection:
-        row = await connection.fetchrow(_RENEW, node_id, token_sha256(token), heartbeat.boot_id, readings, lease_ttl_s)
+        row = await connection.fetchrow(
+            _RENEW, node_id, token_sha256(token), heartbeat.boot_id, readings, lease_ttl_s, heartbeat.closed
+        )
         if row is None:
             return None
         changed = "node" if row["changed"] else None

@@ -788,6 +788,7 @@ class Node:
     """A node as shown to operators.
 
     Attributes:
+        closed: Why the node itself takes no new work, such as a full disk; null while it does.
         partitions: How its GPUs are to be cut, for those that ever were.
         gpus: Slices are not counted, only the GPUs they are part of.
         gpus_in_use: GPUs that a gang holds, or slices of which are held.
@@ -797,6 +798,7 @@ class Node:
     id: str
     state: str
     draining: bool
+    closed: str | None = None
     address: str
     agent_url: str
     zone: str

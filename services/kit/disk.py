@@ -1,0 +1,99 @@
+"""How full a disk is: below a reserve, what needs room is not begun, so that what has begun can be written down."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.contracts.problems import ProblemCode
+from services.core.domain.storage import reserve_of
+from services.kit.problems import ProblemError
+
+_RECOVERED = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """A file system now.
+
+    Attributes:
+        free_bytes: What this process may still write.
+        reserve_bytes: What is kept free of it.
+    """
+
+    free_bytes: int
+    reserve_bytes: int
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the reserve is touched."""
+        return self.free_bytes < self.reserve_bytes
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether there is room again for more than the reserve, so that work does not stop again at once."""
+        return self.free_bytes >= self.reserve_bytes * _RECOVERED
+
+    def sentence(self) -> str:
+        """Return what operators read while the reserve is touched, without its subject."""
+        free, reserve = (amount / 2**20 for amount in (self.free_bytes, self.reserve_bytes))
+        return f"is nearly full: {free:,.0f} MiB are free, and {reserve:,.0f} MiB are to stay free."
+
+
+def disk_space(folder: Path, reserve_bytes: int) -> DiskSpace:
+    """Return how full the file system of a folder is.
+
+    Args:
+        folder: Any folder on it.
+        reserve_bytes: What is to stay free; of a small file system a tenth at most.
+
+    Raises:
+        OSError: It cannot be asked.
+    """
+    found = os.statvfs(folder)
+    return DiskSpace(found.f_bavail * found.f_frsize, reserve_of(found.f_blocks * found.f_frsize, reserve_bytes))
+
+
+class DiskWatch:
+    """Whether a folder's disk is too full to begin anything on it; once it was, until there is clearly room again.
+
+    Args:
+        folder: On the disk; None where it is not known, and nothing is watched.
+        reserve_bytes: What is to stay free; of a small file system a tenth at most.
+    """
+
+    def __init__(self, folder: Path | None, reserve_bytes: int) -> None:
+        self._folder = folder
+        self._reserve_bytes = reserve_bytes
+        self._is_low = False
+
+    def space(self) -> DiskSpace | None:
+        """Return how full it is now; None where that is not known."""
+        try:
+            return disk_space(self._folder, self._reserve_bytes) if self._folder else None
+        except OSError:
+            return None
+
+    def problem(self) -> str:
+        """Return what is the matter, as ``DiskSpace.sentence``; empty while there is room."""
+        found = self.space()
+        self._is_low = found is not None and (found.is_low or (self._is_low and not found.has_recovered))
+        return found.sentence() if found is not None and self._is_low else ""
+
+    def check(self, what: str) -> None:
+        """Return if something that needs room may begin.
+
+        Args:
+            what: Whose disk it is, as the first words of the message.
+
+        Raises:
+            ProblemError: 503, there is no room for it now.
+        """
+        if problem := self.problem():
+            raise ProblemError(
+                503,
+                ProblemCode.UNAVAILABLE,
+                f"{what} {problem} Nothing new is accepted until there is room; what runs goes on.",
+                headers={"Retry-After": "30"},
+            )
