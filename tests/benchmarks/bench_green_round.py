@@ -94,8 +94,7 @@ def settled(policy: Policy[Any], snapshot: Snapshot) -> GreenMemory:
     """Return the memory of a cluster that has run for a while: most jobs have left the upper queue."""
     memory: GreenMemory = run_cycle(policy, snapshot, policy.initial()).memory
     rng = np.random.default_rng(11)
-    lower = {job_id for job_id in snapshot.jobs.ids if rng.random() < 0.8}
-    in_lower = tuple(known or job_id in lower for job_id, known in zip(memory.rank, memory.lower, strict=True))
+    in_lower = memory.lower | (rng.random(memory.lower.size) < 0.8)
     return run_cycle(policy, snapshot, replace(memory, lower=in_lower)).memory
 
 

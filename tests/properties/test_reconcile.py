@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from services.core.cycle import reconcile as reconciling
+from services.core.cycle.filling import Filler
 from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
 from services.core.cycle.ranking import Preemption, Ranking
 from services.core.cycle.reconcile import reconcile
@@ -46,6 +51,23 @@ def test_jobs_told_to_wait_for_a_release_are_covered_by_it(
     plan = reconcile(snapshot, ranking, preemption=preemption)
 
     assert awaited(snapshot, ranking, plan) <= free_after(snapshot, plan)
+
+
+@given(data=st.data(), snapshot=snapshots(), preemption=st.sampled_from(list(Preemption)))
+def test_jobs_kept_at_once_are_those_kept_one_by_one(
+    data: st.DataObject, snapshot: Snapshot, preemption: Preemption
+) -> None:
+    nobody_waits = data.draw(st.booleans())
+    if nobody_waits:
+        snapshot = replace(snapshot, jobs=snapshot.jobs.rows(snapshot.jobs.phase != Phase.QUEUED))
+    ranking = data.draw(rankings(snapshot))
+    if nobody_waits and ranking.order.size == len(snapshot.jobs):
+        ranking = Ranking(ranking.order, snapshot.jobs.gpus[ranking.order])
+
+    at_once = reconcile(snapshot, ranking, preemption=preemption)
+    one_by_one = patch.object(Filler, "_keep_first", lambda _, positions: positions)
+    with one_by_one, patch.object(reconciling, "leaves_all_as_is", lambda *_: False):
+        assert reconcile(snapshot, ranking, preemption=preemption) == at_once
 
 
 @given(data=st.data(), snapshot=snapshots())

@@ -201,23 +201,22 @@ class Filler:
                     self._given[position] = OVER_QUOTA
 
     def _keep_first(self, positions: Ints) -> Ints:
-        """Keep the jobs ranked first that run at their sizes, as long as there is room; return the other positions.
+        """Keep jobs that run at their sizes, as long as there is room; return the other positions.
 
-        That is what ``_keep`` does one by one, of one GPU model and without quotas: most jobs of most active rounds.
+        Those are the jobs ranked first, and where there is room for all that every job wants, all of them. That is what
+        ``_keep`` does one by one, of one GPU model and without quotas: most jobs of most active rounds.
         """
         ranked = self._ranked
-        phase, held = ranked.phase[positions], ranked.held[positions]
-        runs_on = ((phase == RUNNING) | (phase == STARTING)) & (held > 0) & (ranked.model[positions] >= 0)
-        runs_on &= ranked.wanted[positions] == ranked.gpus[positions]
-        first = positions.size if runs_on.all() else int(runs_on.argmin())
-        ends = np.cumsum(held[:first])
-        kept = int(np.searchsorted(ends, self._room[0], side="right"))
-        if kept:
-            taken = int(ends[kept - 1])
-            self._room[0] -= taken
-            self._left -= taken
-            self._kept = positions[:kept]
-        return positions[kept:]
+        phase, held, wanted = ranked.phase[positions], ranked.held[positions], ranked.wanted[positions]
+        keeps = ((phase == RUNNING) | (phase == STARTING)) & (held > 0) & (ranked.model[positions] >= 0)
+        keeps &= wanted == ranked.gpus[positions]
+        if int(np.maximum(wanted, held).sum()) > self._room[0]:
+            keeps &= np.cumsum(np.where(keeps, held, self._room[0] + 1)) <= self._room[0]
+        taken = int(held[keeps].sum())
+        self._room[0] -= taken
+        self._left -= taken
+        self._kept = positions[keeps]
+        return positions[~keeps]
 
     def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
         """Keep a running job, at its new size if that fits, else at the present one, else not at all."""

@@ -5,12 +5,13 @@ Besides ``Policy``, a class may implement one of the optional protocols here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Bools, Ints
 from services.core.domain.ids import JobId
 
 Memory = TypeVar("Memory")
@@ -96,19 +97,21 @@ class StandingOrder:
     """In what order, and at which sizes, the rounds until the next active one fill free devices.
 
     Attributes:
-        rank: Position of each job, and the jobs in that order; jobs that it does not name stand in order of submission
+        jobs: The jobs of the last active round's table.
+        order: (n_ranked,) indices of ``jobs`` in that order; jobs that it does not name stand in order of submission
             before the one at ``ahead``.
-        ahead: See ``rank``.
-        gangs: The size each of them waits for, by rank, brought to its grid by ``sizes.possible_sizes``.
+        ahead: See ``order``.
+        gangs: (n_ranked,) the size each of them waits for, brought to its grid by ``sizes.possible_sizes``.
         first_gpus: The same of the jobs that it does not name.
-        left_out: Jobs that get nothing until then.
+        left_out: (n_ranked,) which of them get nothing until then; None: none.
     """
 
-    rank: Mapping[JobId, int]
+    jobs: Sequence[JobId]
+    order: Ints
     ahead: int
-    gangs: Sequence[int]
+    gangs: Ints
     first_gpus: int
-    left_out: Collection[JobId]
+    left_out: Bools | None
 
 
 @runtime_checkable

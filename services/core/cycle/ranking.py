@@ -6,9 +6,10 @@ that policies have the same code, and decide the same, with and without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import repeat
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from services.core.domain.plain_members import plain_members
 
 FEW = 16
 """Fewer jobs are sorted sooner than sifted."""
+MANY = 512
+"""So many jobs are sorted sooner by their first key alone, and those that tie by the others."""
 
 
 @plain_members
@@ -85,7 +88,7 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
         keys: At least one (n_jobs,) column without NaN; (n_which,) where ``which`` is given.
         which: (n_which,) indices of the jobs meant; None for all.
     """
-    order = np.lexsort(keys[::-1])
+    order = _sorted(keys)
     if order.size < 2:
         return order
     tied = np.zeros(order.size + 1, dtype=np.bool_)
@@ -93,13 +96,28 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
     for key in keys:
         ranked = key[order]
         tied[1:-1] &= ranked[1:] == ranked[:-1]
-    if not tied.any():
-        return order
+        if not tied.any():
+            return order
     positions = np.flatnonzero(tied[:-1] | tied[1:])
     involved: list[int] = order[positions].tolist()
     indices: list[int] = involved if which is None else which[involved].tolist()
     runs: list[int] = np.cumsum(~tied[positions]).tolist()  # those that tie with each other stand side by side
     order[positions] = [at for _, _, at in sorted(zip(runs, map(ids.__getitem__, indices), involved, strict=True))]
+    return order
+
+
+def _sorted(keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
+    """Return the positions by all keys, as ``np.lexsort``, which sorts all by every key; that takes longer."""
+    first = keys[0]
+    if first.size < MANY or first.dtype != np.float64:  # of queues and the like there are few, and most jobs tie
+        return np.lexsort(keys[::-1])
+    order = np.argsort(first)
+    ranked = first[order]
+    tied = np.append(False, ranked[1:] == ranked[:-1])
+    positions = np.flatnonzero(tied | np.append(tied[1:], False))
+    involved = order[positions]
+    others = [key[involved] for key in keys[:0:-1]]
+    order[positions] = involved[np.lexsort((*others, np.cumsum(~tied[positions])))]
     return order
 
 
@@ -117,7 +135,7 @@ def with_holds(snapshot: Snapshot, actions: Iterable[Action]) -> tuple[Action, .
 
 def without_indices(snapshot: Snapshot) -> RoundHints:
     """Return the round's hints for a snapshot of other jobs, to which indices of these jobs mean nothing."""
-    return replace(snapshot.hints, contenders=None, newly_waiting=None)
+    return replace(snapshot.hints, contenders=None, newly_waiting=None, rank=None)
 
 
 def waiting(snapshot: Snapshot) -> Ints:
@@ -153,6 +171,21 @@ def contenders(snapshot: Snapshot, preemption: Preemption) -> Ints:
     if preemption is Preemption.NOW or (preemption is Preemption.LATER and snapshot.hints.reasons):
         return every_job(snapshot)
     return waiting(snapshot)
+
+
+def last_rank(snapshot: Snapshot, rank: Callable[[], Mapping[JobId, int]], which: Ints | None = None) -> Ints:
+    """Return the position of each of these jobs in the last active ranking, -1 where it was not there: (n_which,).
+
+    Args:
+        snapshot: The cluster.
+        rank: Returns the positions by id, as the policy remembers them; called only if the round does not tell them.
+        which: (n_which,) indices of the jobs meant; None for all.
+    """
+    if snapshot.hints.rank is not None:
+        return snapshot.hints.rank if which is None else snapshot.hints.rank[which]
+    ids = snapshot.jobs.ids
+    named = ids if which is None else map(ids.__getitem__, which.tolist())
+    return np.fromiter(map(rank().get, named, repeat(-1)), np.int64, len(ids) if which is None else which.size)
 
 
 def queue_changes(snapshot: Snapshot, known: Callable[[], set[JobId]]) -> tuple[list[int], set[JobId]]:
@@ -217,9 +250,23 @@ def rank(
         reach = _within_reach(snapshot, which, keys[0], sizes, backfill)
         if reach is not None:
             which, sizes, keys = which[reach], sizes[reach], tuple(key[reach] for key in keys)
+    ranking = Ranking(which, sizes, unranked)
+    if preemption is Preemption.NOW and leaves_all_as_is(snapshot, ranking):
+        return ranking
     order = order_by(snapshot.jobs.ids, *keys, which=which)
     order = wishes_first(order, snapshot.jobs.priority[which])
     return Ranking(which[order], sizes[order], unranked)
+
+
+def leaves_all_as_is(snapshot: Snapshot, ranking: Ranking) -> bool:
+    """Whether a round has nothing to do, in whatever order: all jobs are wanted, and hold as many GPUs as they should.
+
+    Without tenants' quotas and shares, that is; those may have changed.
+    """
+    jobs = snapshot.jobs
+    if ranking.order.size < len(jobs) or has_tenants(snapshot):
+        return False
+    return bool((jobs.gpus[ranking.order] == ranking.gpus).all() and (jobs.phase != PREEMPTING).all())
 
 
 def _within_reach(

@@ -24,7 +24,7 @@ from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Preemption, Ranking, gives_reasons, has_tenants, stopping
+from services.core.cycle.ranking import Preemption, Ranking, gives_reasons, has_tenants, leaves_all_as_is, stopping
 from services.core.cycle.shares import share_out
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Ints
@@ -60,7 +60,7 @@ def reconcile(
     """
     explained = gives_reasons(snapshot)
     sifted = preemption is not Preemption.NOW and not explained
-    if sifted and not ranking.order.size:
+    if (sifted and not ranking.order.size) or leaves_all_as_is(snapshot, ranking):
         return Plan(snapshot.version, ())
     behind = frozenset[int]()
     in_own_order = ranking

@@ -69,12 +69,13 @@ class IntRow:
     GOODPUT = 6
     BATCH_MIN = 7
     BATCH_MAX = 8
-    PHASE = 9
-    GPUS = 10
-    MEASURED = 11
-    GENERATION = 12
-    STALE = 13
-    COUNT = 14
+    RANK = 9
+    PHASE = 10
+    GPUS = 11
+    MEASURED = 12
+    GENERATION = 13
+    STALE = 14
+    COUNT = 15
 
 
 SHOWN_FLOATS = {
@@ -107,7 +108,7 @@ SHOWN_INTS = {
 }
 """The rows of the tables that a snapshot shows, by column name."""
 KEPT_VIEWS = 128
-GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.BATCH_MAX + 1)
+GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.RANK + 1)
 """The initial values of a job, by workload row; the rest is the same for all."""
 SETTLED = slice(FloatRow.SINCE, FloatRow.SET_DONE + 1)
 LONG = 4
@@ -145,8 +146,8 @@ class LiveJobs:
             GPUs or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work runs at
             ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is what the last checkpoint before
             ``RUN_FROM`` held.
-        ints: (IntRow.COUNT, capacity). ``STALE`` marks jobs without GPUs whose shown rows are yet to be brought up to
-            date.
+        ints: (IntRow.COUNT, capacity). ``RANK`` is as ``RoundHints.rank``. ``STALE`` marks jobs without GPUs whose
+            shown rows are yet to be brought up to date.
         placements: Where each job sits.
         slot: Slot of each job, by id.
         profiled: Efficiency by workload row and gang size, once observed.
@@ -188,6 +189,7 @@ class LiveJobs:
         priority = zeros if workload.priority is None else workload.priority
         columns = [workload.min_gpus, workload.max_gpus, workload.step_gpus, priority, workload.profile, np.arange(n)]
         columns += [zeros - 1] * 3 if tuning is None else tuning.given(workload.profile)
+        columns.append(zeros - 1)
         self._given_ints = np.stack(columns, axis=1)
 
     def arrive(self, row: int) -> int:

@@ -343,7 +343,10 @@ class Simulation:
             shared=tuple(pair for pair in self.gangs.beside.items() if pair[0] < pair[1]) if self.gangs.beside else (),
             measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
             hints=RoundHints(
-                False, self._waiting.contenders(self.nodes.free_total) if stops_nobody else None, self._waiting.newly()
+                False,
+                self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
+                self._waiting.newly(),
+                None if self._ahead is None else self.live.ints[IntRow.RANK, : self.live.count],
             ),
         )
 

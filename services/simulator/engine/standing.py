@@ -11,10 +11,13 @@ This holds on a cluster of one GPU model that all jobs may use, without failures
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
+
+import numpy as np
 
 from services.core.cycle.policy import StandingOrder
 from services.core.cycle.sizes import possible_size
+from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 
@@ -34,21 +37,27 @@ class Standing:
         self.follow(order, ())
 
     def follow(self, order: StandingOrder, waits: Iterable[JobId]) -> None:
-        """Go by an order from now on; ``waits``: the jobs that wait and that it does not rank."""
+        """Go by an order from now on, before any job of the round leaves its slot; ``waits``: all jobs that wait."""
+        live = self._live
+        ranks: Ints = live.ints[IntRow.RANK, : live.count]
+        ranks[:] = -1
+        ranks[order.order] = np.arange(order.order.size)
         self._order = order
-        self._walk: Iterator[JobId] = iter(order.rank)
+        self._walk = map(order.jobs.__getitem__, map(int, order.order))
         self._walked = 0
         self._by_size: dict[int, list[Key]] = {}
         self._keys: dict[JobId, Key] = {}
-        for job_id in waits:
-            self.add(job_id)
+        if order.order.size < live.count:
+            for job_id in waits:
+                if ranks[live.slot[job_id]] < 0:
+                    self.add(job_id)
 
     def add(self, job_id: JobId) -> None:
         """Add a job that waits from now on."""
-        if job_id in self._order.left_out:
-            return
-        self._keys[job_id] = key = self._key(job_id)
-        heapq.heappush(self._by_size.setdefault(key[3], []), key)
+        key = self._key(job_id)
+        if key is not None:
+            self._keys[job_id] = key
+            heapq.heappush(self._by_size.setdefault(key[3], []), key)
 
     def remove(self, job_id: JobId) -> None:
         """Remove a job that starts."""
@@ -62,7 +71,7 @@ class Standing:
             stopping: The jobs that are stopping: each claims what it will hold when it comes back.
             waits: All jobs that wait.
         """
-        claims = sorted(self._key(job_id) for job_id in stopping if job_id not in self._order.left_out)
+        claims = sorted(key for key in map(self._key, stopping) if key is not None)
         granted: list[Key] = []
         while room:
             heap = self._next_heap(room)
@@ -102,19 +111,22 @@ class Standing:
             if job_id is None:
                 return False
             self._walked += 1
-            if job_id in waits and job_id not in self._keys and job_id not in self._order.left_out:
+            if job_id in waits and job_id not in self._keys:
                 self.add(job_id)
                 return True
         return False
 
-    def _key(self, job_id: JobId) -> Key:
-        live, rank = self._live, self._order.rank.get(job_id)
+    def _key(self, job_id: JobId) -> Key | None:
+        """Return a job's key, None if it is left out."""
+        live, order = self._live, self._order
         slot = live.slot[job_id]
-        gpus = live.ints.item(IntRow.MIN, slot)
-        wanted = self._order.first_gpus if rank is None else self._order.gangs[rank]
+        rank, gpus = live.ints.item(IntRow.RANK, slot), live.ints.item(IntRow.MIN, slot)
+        if rank >= 0 and order.left_out is not None and order.left_out.item(rank):
+            return None
+        wanted = order.first_gpus if rank < 0 else order.gangs.item(rank)
         if wanted > gpus:
             most, step = live.ints.item(IntRow.MAX, slot), live.ints.item(IntRow.STEP, slot)
             gpus = possible_size(wanted, gpus, most, step, self._total_gpus)
-        if rank is not None:
+        if rank >= 0:
             return float(rank), 0.0, job_id, gpus
-        return self._order.ahead - 0.5, live.floats.item(FloatRow.SUBMITTED, slot), job_id, gpus
+        return order.ahead - 0.5, live.floats.item(FloatRow.SUBMITTED, slot), job_id, gpus

@@ -73,8 +73,7 @@ class Waiting:
     def follow(self, order: StandingOrder) -> None:
         """Go by the order of a new active ranking."""
         if self._standing is not None:
-            ranks_all = len(order.rank) == self._live.count  # then nobody needs to be looked up, however many wait
-            self._standing.follow(order, () if ranks_all else self._key.keys() - order.rank.keys())
+            self._standing.follow(order, self._key)
 
     def remove(self, slot: int) -> None:
         """Remove a job that starts."""

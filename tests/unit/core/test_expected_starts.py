@@ -15,10 +15,10 @@ from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.ids import JobId
 from services.core.policies.green.config import GreenConfig
-from services.core.policies.green.memory import GreenMemory
 from services.core.policies.green.mlfq import Green
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot, held, hourly_curve
+from tests.support.green import a_memory
 
 HOUR_S = 3_600.0
 CURVE = hourly_curve([300, 100, 300, 300], start_s=NOON_S)
@@ -70,7 +70,7 @@ def test_green_tells_the_jobs_it_holds_when_it_lets_them_go(
     policy = Green(GreenConfig(slack_s=8 * HOUR_S, starvation_s=starvation_s))
     ran: dict[str, Any] = {"submitted_s": NOON_S - 2 * HOUR_S, "attained_gpu_s": 2 * HOUR_S, "progress": 0.5}
     job = a_job("a", waiting_since_s=NOON_S, **ran)
-    memory = GreenMemory(rank={JobId("a"): 0}, gangs=(1,), lower=(True,), held=frozenset({JobId("a")}))
+    memory = a_memory("a", lower="a", held="a")
     snapshot = a_snapshot([job], trigger=trigger, curve=hourly_curve([300] * 6 + [100] * 18, start_s=NOON_S))
     snapshot = replace(snapshot, next_active_s=NOON_S + next_active_h * HOUR_S)
     plan = run_cycle(policy, snapshot, memory).plan

@@ -4,27 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
-from services.core.domain.ids import JobId
 from services.core.policies.green.config import GreenConfig
-from services.core.policies.green.memory import GreenMemory
+from services.core.policies.green.memory import GreenMemory, dump_memory
 from services.core.policies.green.mlfq import Green, passive_ranking
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, story
-from tests.support.green import gangs_of, lower_of
-
-
-def remembering(ranking: str, *, ahead: int = 0, lower: str = "", gangs: dict[str, int] | None = None) -> GreenMemory:
-    """Return the memory of an active round that ranked these one-letter jobs."""
-    ids = [JobId(name) for name in ranking]
-    return GreenMemory(
-        rank={job_id: at for at, job_id in enumerate(ids)},
-        ahead=ahead,
-        gangs=tuple((gangs or {}).get(job_id, 1) for job_id in ids),
-        lower=tuple(job_id in lower for job_id in ids),
-    )
+from tests.support.green import a_memory, gangs_of, lower_of
 
 
 def ranking_of(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> str:
@@ -42,7 +31,7 @@ def queued_at(name: str, minute: float, **columns: object) -> JobRow:
 def test_the_upper_queue_comes_first_in_order_of_submission() -> None:
     jobs = [queued_at("b", 10), queued_at("a", 20), a_job("x", gpus=1, carbon_gco2=1.0)]
 
-    assert ranking_of(a_snapshot(jobs, [a_node(gpus=16)]), remembering("x", lower="x"), GreenConfig()) == "abx"
+    assert ranking_of(a_snapshot(jobs, [a_node(gpus=16)]), a_memory("x", lower="x"), GreenConfig()) == "abx"
 
 
 def test_the_lower_queue_is_ordered_by_footprint_over_degradation() -> None:
@@ -52,7 +41,7 @@ def test_the_lower_queue_is_ordered_by_footprint_over_degradation() -> None:
         a_job("c", gpus=1, carbon_gco2=180),  # 180: not measured
     ]
 
-    assert ranking_of(a_snapshot(jobs), remembering("abc", lower="abc"), GreenConfig()) == "bca"
+    assert ranking_of(a_snapshot(jobs), a_memory("abc", lower="abc"), GreenConfig()) == "bca"
 
 
 @pytest.mark.parametrize(("now_hour", "order"), [(0, "hl"), (12, "lh")])
@@ -65,8 +54,8 @@ def test_high_power_jobs_run_in_green_hours(now_hour: int, order: str) -> None:
 
     snapshot = a_snapshot(jobs, curve=curve)
 
-    assert ranking_of(snapshot, remembering("hl", lower="hl"), GreenConfig(mu=2)) == order
-    assert ranking_of(snapshot, remembering("hl", lower="hl"), GreenConfig(mu=1)) == "lh"
+    assert ranking_of(snapshot, a_memory("hl", lower="hl"), GreenConfig(mu=2)) == order
+    assert ranking_of(snapshot, a_memory("hl", lower="hl"), GreenConfig(mu=1)) == "lh"
 
 
 def test_gpu_seconds_can_stand_in_for_the_footprint() -> None:
@@ -74,7 +63,7 @@ def test_gpu_seconds_can_stand_in_for_the_footprint() -> None:
         a_job("a", gpus=1, carbon_gco2=10, attained_gpu_s=900),
         a_job("b", gpus=1, carbon_gco2=20, attained_gpu_s=100),
     ]
-    memory = remembering("ab", lower="ab")
+    memory = a_memory("ab", lower="ab")
 
     assert ranking_of(a_snapshot(jobs), memory, GreenConfig()) == "ab"
     assert ranking_of(a_snapshot(jobs), memory, GreenConfig(carbon_factor="gpu_seconds")) == "ba"
@@ -92,7 +81,7 @@ def test_beyond_theta_the_most_efficient_stay_ahead_and_the_rest_rank_in_the_low
     snapshot = a_snapshot(jobs, [a_node(gpus=10)])
     config = GreenConfig(gamma_empty=0.9, gamma_full=0.9, theta=0.3)
 
-    result = run_cycle(Green(config), snapshot, remembering("xy", lower="xy"))
+    result = run_cycle(Green(config), snapshot, a_memory("xy", lower="xy"))
 
     # All three are to have 2 GPUs, and theta allows 3: b takes 2, c crosses the line, a's footprint is between x and y.
     assert sorted(result.memory.rank, key=result.memory.rank.__getitem__) == ["b", "c", "x", "a", "y"]
@@ -113,7 +102,7 @@ def test_leaving_the_upper_queue_need_not_interrupt_a_job() -> None:
 def test_an_active_round_preempts_the_jobs_that_emitted_most() -> None:
     jobs = [a_job(name, gpus=1, carbon_gco2=at) for at, name in enumerate("abcd")] + [queued_at("n", 5, min_gpus=2)]
 
-    plan = run_cycle(Green(GreenConfig()), a_snapshot(jobs), remembering("abcd", lower="abcd")).plan
+    plan = run_cycle(Green(GreenConfig()), a_snapshot(jobs), a_memory("abcd", lower="abcd")).plan
 
     assert story(plan) == {
         "c": "preempt outranked -> 1",
@@ -128,10 +117,10 @@ def test_a_passive_round_starts_jobs_by_the_last_ranking() -> None:
     ]
     snapshot = a_snapshot(jobs, [a_node(gpus=2)], trigger=Trigger.PASSIVE)
 
-    result = run_cycle(Green(GreenConfig()), snapshot, remembering("bca", lower="abc"))
+    result = run_cycle(Green(GreenConfig()), snapshot, a_memory("bca", lower="abc"))
 
     assert story(result.plan) == {"b": "start n0:0", "c": "start n0:1", "a": "hold not_enough_free_gpus"}
-    assert result.memory == remembering("bca", lower="abc")
+    assert result.memory == a_memory("bca", lower="abc")
 
 
 def test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue() -> None:
@@ -139,7 +128,7 @@ def test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue
     jobs += [queued_at("l", 9), queued_at("x", 9), a_job("r", gpus=1)]
     snapshot = a_snapshot(jobs, [a_node(gpus=6)], trigger=Trigger.PASSIVE)
 
-    ranked, gangs = passive_ranking(snapshot, remembering("ulrx", ahead=1, lower="lr"), GreenConfig())
+    ranked, gangs, _ = passive_ranking(snapshot, a_memory("ulrx", ahead=1, lower="lr"), GreenConfig())
 
     assert "".join(snapshot.jobs.ids[job] for job in ranked) == "unmolrx"
     assert gangs.tolist() == [1] * 7
@@ -160,14 +149,14 @@ def test_a_size_fixed_for_all_holds_for_arrivals_and_beyond_theta() -> None:
 def test_a_starving_job_is_placed_first_and_its_footprint_is_forgotten() -> None:
     hog = a_job("h", waiting_since_s=NOON_S - 86_400, carbon_gco2=5000, attained_gpu_s=70, min_gpus=4)
     others = [a_job(name, gpus=1, carbon_gco2=1) for name in "abcd"]
-    memory = remembering("abcdh", lower="abcdh", gangs={"h": 4})
+    memory = a_memory("abcdh", lower="abcdh", gangs={"h": 4})
 
     patient = run_cycle(Green(GreenConfig(starvation_s=None)), a_snapshot([hog, *others]), memory)
     result = run_cycle(Green(GreenConfig()), a_snapshot([hog, *others]), memory)
 
     assert story(patient.plan) == {"h": "hold not_enough_free_gpus"}
     assert story(result.plan)["h"] == "hold waiting_for_release"
-    assert result.memory.counted_from == {"h": (5000, 70)}
+    assert dump_memory(result.memory)["counted_from"] == {"h": [5000, 70]}
     runs = a_job("h", gpus=1, carbon_gco2=5003, waiting_since_s=NOON_S)
     later = a_snapshot([runs, a_job("a", gpus=1, carbon_gco2=4), a_job("b", gpus=1, carbon_gco2=2)])
     assert ranking_of(later, result.memory, GreenConfig()) == "bha"
@@ -187,7 +176,7 @@ def test_a_stopping_job_comes_back_at_the_size_it_was_to_have() -> None:
 
 
 def test_a_size_the_cluster_no_longer_has_is_cut_to_what_it_has() -> None:
-    memory = remembering("a", lower="a", gangs={"a": 4})
+    memory = a_memory("a", lower="a", gangs={"a": 4})
 
     plan = run_cycle(Green(GreenConfig()), a_snapshot([a_job("a", max_gpus=4)], [a_node(gpus=3)]), memory).plan
 
@@ -195,11 +184,11 @@ def test_a_size_the_cluster_no_longer_has_is_cut_to_what_it_has() -> None:
 
 
 def test_vanished_jobs_are_forgotten_and_users_wishes_come_first() -> None:
-    memory = replace(remembering("gone", lower="gone"), counted_from={JobId("g"): (1.0, 1.0)})
+    memory = replace(a_memory("gone", lower="gone"), counted_from=np.array([[1.0], [1.0]]))
     jobs = [queued_at("a", 9), queued_at("b", 5, priority=1)]
 
     result = run_cycle(Green(GreenConfig()), a_snapshot(jobs, [a_node(gpus=1)]), memory)
 
     assert story(result.plan) == {"b": "start n0:0", "a": "hold not_enough_free_gpus"}
     assert set(result.memory.rank) == {"a", "b"}
-    assert (lower_of(result.memory), result.memory.counted_from) == (set(), {})
+    assert (lower_of(result.memory), dump_memory(result.memory)["counted_from"]) == (set(), {})

@@ -7,14 +7,14 @@ import pytest
 
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.domain.ids import JobId
 from services.core.policies.green.config import GreenConfig
-from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
+from services.core.policies.green.memory import dump_memory, load_memory
 from services.core.policies.green.mlfq import Green
 from services.core.policies.green.slack import remaining_s
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, story
+from tests.support.green import a_memory, held_by
 
-LOWER = GreenMemory(rank={JobId("a"): 0, JobId("b"): 1}, gangs=(0, 0), lower=(True, True))
+LOWER = a_memory("ab", lower="ab", gangs={"a": 0, "b": 0})
 EVENING = [300] * 6 + [100] * 18
 """Six dirty hours from now, then eighteen green ones."""
 
@@ -46,7 +46,7 @@ def test_a_job_waits_as_long_as_its_slack_allows(slack_h: float, share: float | 
 
     result = run_cycle(Green(config), in_the_evening(half_done("a")), LOWER)
 
-    assert result.memory.held == ({"a"} if waits else set())
+    assert held_by(result.memory) == ({"a"} if waits else set())
     assert story(result.plan) == ({"a": "preempt outranked -> 1"} if waits else {})
 
 
@@ -65,14 +65,14 @@ def test_only_jobs_of_high_power_wait_if_so_configured() -> None:
     config = GreenConfig(slack_s=86_400, slack_of="high_power")
     jobs = half_done("a", gpu_power_w=300.0), half_done("b", gpu_power_w=100.0)
 
-    assert run_cycle(Green(config), in_the_evening(*jobs), LOWER).memory.held == {"a"}
+    assert held_by(run_cycle(Green(config), in_the_evening(*jobs), LOWER).memory) == {"a"}
 
 
 @pytest.mark.parametrize(("deadline_h", "held"), [(3.0, set[str]()), (9.0, {"a"})])
 def test_a_deadline_takes_the_place_of_the_slack(deadline_h: float, held: set[str]) -> None:
     job = half_done("a", deadline_s=NOON_S + deadline_h * 3600)
 
-    assert run_cycle(Green(GreenConfig(slack_s=3_600)), in_the_evening(job), LOWER).memory.held == held
+    assert held_by(run_cycle(Green(GreenConfig(slack_s=3_600)), in_the_evening(job), LOWER).memory) == held
 
 
 def test_held_jobs_are_not_started_until_the_next_active_round() -> None:
@@ -83,7 +83,7 @@ def test_held_jobs_are_not_started_until_the_next_active_round() -> None:
     passive = run_cycle(policy, in_the_evening(*waiting, trigger=Trigger.PASSIVE), first.memory)
     later = run_cycle(policy, in_the_evening(*waiting, intensities=[100] * 24), passive.memory)
 
-    assert first.memory.held == {"a"}
+    assert held_by(first.memory) == {"a"}
     assert story(passive.plan) == {"a": "hold greener_hours", "b": "start n0:0"}
     assert set(story(later.plan)) == {"a", "b"}
     assert all(each.startswith("start") for each in story(later.plan).values())

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from services.core.cycle import ranking
 from services.core.cycle.plan import Start
 from services.core.cycle.ranking import Ranking, order_by, wishes_first
 from services.core.cycle.run_cycle import run_cycle
@@ -30,11 +31,13 @@ def test_the_first_key_counts_most_and_the_id_last() -> None:
     assert [names[at] for at in order] == ["c", "a", "b", "d"]
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.float64])
 @pytest.mark.parametrize("seed", range(20))
-def test_it_sorts_as_python_does(seed: int) -> None:
+def test_it_sorts_as_python_does(seed: int, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "MANY", 10)
     rng = np.random.default_rng(seed)
     names = ids(*(f"j{at}" for at in rng.permutation(50)))
-    first, second = rng.integers(0, 4, 50), rng.integers(0, 4, 50).astype(float)
+    first, second = rng.integers(0, 30, 50).astype(kind), rng.integers(0, 4, 50).astype(float)
 
     expected = sorted(range(50), key=lambda at: (first[at], second[at], names[at]))
 

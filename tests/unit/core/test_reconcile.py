@@ -65,6 +65,14 @@ def test_without_backfill_other_gpu_models_stay_open() -> None:
     assert story(plan) == {"a": "hold not_enough_free_gpus", "b": "start n1:0", "c": "start n1:1"}
 
 
+def test_a_job_that_stops_may_claim_another_gpu_model_from_jobs_behind_it() -> None:
+    nodes = [a_node("n0", gpus=1, model="A100"), a_node("n1", gpus=2, model="V100")]
+    stopping = a_job("a", models=("A100", "V100"), phase=Phase.PREEMPTING, on={"n0": (0,)})
+    snapshot = a_snapshot([stopping, a_job("run", gpus=2, on={"n1": (0, 1)})], nodes)
+
+    assert story(plan_for(snapshot, [("a", 1), ("run", 2)], NOW)) == {"run": "preempt outranked -> 2"}
+
+
 def test_an_active_round_preempts_what_is_outranked() -> None:
     snapshot = a_snapshot([a_job("low", gpus=3), a_job("high", min_gpus=2), a_job("mid", gpus=1)])
 

@@ -15,7 +15,6 @@ Source: GREEN section 6, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -25,7 +24,7 @@ import numpy as np
 from services.core.cycle.grids import present_curves
 from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.policy import StandingOrder
-from services.core.cycle.ranking import Preemption, Ranking, contenders, every_job, order_by, wishes_first
+from services.core.cycle.ranking import Preemption, Ranking, contenders, every_job, last_rank, order_by, wishes_first
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot
@@ -63,24 +62,26 @@ class Green:
         preemption = Preemption.at(snapshot.trigger)
         if preemption is Preemption.NOW:
             order, gangs, memory = active_ranking(snapshot, memory, self.config)
+            held = memory.held
         else:
-            order, gangs = passive_ranking(snapshot, memory, self.config)
-        reason = Reason.WAITING_FOR_ROUND
-        if memory.held:
-            ids, reason = snapshot.jobs.ids, Reason.GREENER_HOURS
-            goes = np.array([ids[job] not in memory.held for job in order.tolist()], dtype=np.bool_)
-            order, gangs = order[goes], gangs[goes]
+            order, gangs, rank = passive_ranking(snapshot, memory, self.config)
+            held = None if memory.held is None else memory.by_rank.held[rank]
+        if held is not None:
+            order, gangs = order[~held], gangs[~held]
         if order.size > 1:
             wished = wishes_first(np.arange(order.size), snapshot.jobs.priority[order])
             order, gangs = order[wished], gangs[wished]
-        ranking = Ranking(order, gangs, reason)
-        if memory.held:
-            ranking = ranking.expecting(lambda: _released_s(snapshot, memory, self.config))
+        ranking = Ranking(order, gangs)
+        if held is not None:
+            ranking = Ranking(order, gangs, Reason.GREENER_HOURS).expecting(
+                lambda: _released_s(snapshot, memory, self.config)
+            )
         return reconcile(snapshot, ranking, preemption=preemption), memory
 
     def standing(self, memory: GreenMemory) -> StandingOrder:
         """Return the order of passive rounds."""
-        return StandingOrder(memory.rank, memory.ahead, memory.gangs, self.config.fixed_gpus or 0, memory.held)
+        first_gpus = self.config.fixed_gpus or 0
+        return StandingOrder(memory.jobs, memory.order, memory.ahead, memory.gangs, first_gpus, memory.held)
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -96,6 +97,7 @@ class Scaling:
     """What the upper queue's rules make of the jobs; every column is (n_jobs,).
 
     Attributes:
+        rank: Where each job stood in the last active ranking, -1 where it was not there.
         present: The size each job has, or waits to have.
         gangs: The size each job should have.
         lower: Which jobs are in the lower queue from this round on.
@@ -103,6 +105,7 @@ class Scaling:
         grown: As ``GreenMemory.grown``, from this round on.
     """
 
+    rank: Ints
     present: Ints
     gangs: Ints
     lower: Bools
@@ -115,7 +118,7 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
     jobs = snapshot.jobs
     scaling = scale(snapshot, memory, config)
     starves = starving(snapshot, config.starvation_s)
-    counted_from = _counted_from(snapshot, memory, starves)
+    counted_from = _counted_from(snapshot, memory, scaling.rank, starves)
     lower, upper = scaling.lower & ~starves, ~scaling.lower & ~starves
 
     first = _by_submission(snapshot, starves)
@@ -134,21 +137,22 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
     gangs = scaling.gangs.copy()
     gangs[skipped] = scaling.present[skipped]
     sizes = gangs[order]
-    ids = list(map(jobs.ids.__getitem__, order.tolist()))
+    held = _held(snapshot, lower, gangs, config)
     following = GreenMemory(
-        rank=dict(zip(ids, range(len(ids)), strict=True)),
+        jobs=tuple(jobs.ids),
+        order=order,
         ahead=first.size + head.size,
-        gangs=tuple(sizes.tolist()),
-        lower=tuple(scaling.lower[order].tolist()),
-        counted_from=counted_from,
+        gangs=sizes,
+        lower=scaling.lower[order],
+        held=held[order] if held.any() else None,
+        counted_from=None if counted_from is None else counted_from[:, order],
         grown=scaling.grown,
-        held=_held(snapshot, lower, gangs, config),
     )
     return order, sizes, following
 
 
-def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints]:
-    """Return all jobs best first (n_ranked,) by the last active ranking, and their sizes in that order (n_ranked,).
+def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints, Ints]:
+    """Return all jobs best first by the last active ranking, their sizes, and their ranks: (n_ranked,) each.
 
     Jobs that came since stand in order of submission behind those that were ahead of the lower queue. This is our
     reading of section 6.1, which puts new jobs at the end of the upper queue, and 6.3, which ranks in active rounds
@@ -156,7 +160,7 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig
     ``tests/unit/core/test_green_queues.py::test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue``.
     """
     order = contenders(snapshot, Preemption.LATER)
-    rank = _rank(snapshot, memory, order)
+    rank = last_rank(snapshot, lambda: memory.rank, order)
     if order.size > 1:
         by_rank = np.argsort(rank)
         order, rank = order[by_rank], rank[by_rank]
@@ -164,7 +168,7 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig
         arrivals = _in_order_of_submission(snapshot, order[:new])
         order = np.concatenate((order[new:ahead], arrivals, order[ahead:]))
         rank = np.concatenate((rank[new:ahead], rank[:new], rank[ahead:]))
-    return order, _present_gangs(snapshot, order, _remembered_gangs(memory, config, rank))
+    return order, _present_gangs(snapshot, order, _remembered_gangs(memory, config, rank)), rank
 
 
 def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scaling:
@@ -179,14 +183,14 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
     jobs = snapshot.jobs
-    rank = np.fromiter(map(memory.rank.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
+    rank = last_rank(snapshot, lambda: memory.rank)
     present = _present_gangs(snapshot, every_job(snapshot), _remembered_gangs(memory, config, rank))
-    known_lower = memory.by_rank[1][rank]
+    known_lower = memory.by_rank.lower[rank]
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
     runs = (jobs.phase == RUNNING) & ~known_lower
     if config.fixed_gpus is not None:
         fixed = possible_sizes(snapshot, np.full(len(jobs), config.fixed_gpus))
-        return Scaling(present, fixed, known_lower | runs, degraded)
+        return Scaling(rank, present, fixed, known_lower | runs, degraded)
     gamma = gamma_at(occupancy_of(snapshot), config.gamma_empty, config.gamma_full)
     cap = possible_sizes(snapshot, largest_gang(jobs.min_gpus, jobs.max_gpus, config.job_cap_gpus))
     may_grow = jobs.preemptible & (present + jobs.step_gpus <= cap)
@@ -202,7 +206,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     gangs = np.where(grows, present + jobs.step_gpus, present)
     gangs = np.where(runs & measured & ~holds & wide, present - jobs.step_gpus, gangs)
     lower = known_lower | (runs & ~grows & ~waits)
-    return Scaling(present, gangs, lower, degraded, _grown(snapshot, memory, config, present, grows))
+    return Scaling(rank, present, gangs, lower, degraded, _grown(snapshot, memory, config, present, grows))
 
 
 def _grown(
@@ -226,17 +230,18 @@ def _grown(
     return grown
 
 
-def _held(snapshot: Snapshot, lower: Bools, gangs: Ints, config: GreenConfig) -> frozenset[JobId]:
-    """Return the jobs of the lower queue that wait for greener hours."""
+def _held(snapshot: Snapshot, lower: Bools, gangs: Ints, config: GreenConfig) -> Bools:
+    """Return which jobs of the lower queue wait for greener hours: (n_jobs,)."""
     jobs = snapshot.jobs
+    held = np.zeros(len(jobs), dtype=np.bool_)
     if not config.slack_s:
-        return frozenset()
+        return held
     may = lower & jobs.preemptible
     if config.slack_of == "high_power":
         may &= high_power(jobs.gpu_power_w)
     which = np.flatnonzero(may)
-    held: list[int] = which[can_wait(snapshot, which, gangs[which], config.slack_s, config.slack_share)].tolist()
-    return frozenset(map(jobs.ids.__getitem__, held))
+    held[which] = can_wait(snapshot, which, gangs[which], config.slack_s, config.slack_share)
+    return held
 
 
 def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Floats]:
@@ -245,9 +250,9 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
     Their hour comes, or they starve; only active rounds look.
     """
     jobs = snapshot.jobs
-    which = [job for job in np.flatnonzero(jobs.phase == QUEUED).tolist() if jobs.ids[job] in memory.held]
-    held: Ints = np.array(which, dtype=np.int64)
-    gangs = possible_sizes(snapshot, _remembered_gangs(memory, config, _rank(snapshot, memory, held)), held)
+    rank = np.fromiter(map(memory.rank.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
+    held = np.flatnonzero((jobs.phase == QUEUED) & memory.by_rank.held[rank])
+    gangs = possible_sizes(snapshot, _remembered_gangs(memory, config, rank[held]), held)
     needs = left_and_deadline_s(snapshot, held, gangs, config.slack_s, config.slack_share)
     comes_s = expected_start_s(snapshot, held, *needs)
     if config.starvation_s is not None:
@@ -302,12 +307,6 @@ def _in_order_of_submission(snapshot: Snapshot, which: Ints) -> Ints:
     return which[order_by(jobs.ids, jobs.submitted_s[which], which=which)]
 
 
-def _rank(snapshot: Snapshot, memory: GreenMemory, which: Ints) -> Ints:
-    """Return the position of each of these jobs in the last active ranking, -1 if it was not there: (n_which,)."""
-    ids = map(snapshot.jobs.ids.__getitem__, which.tolist())
-    return np.fromiter(map(memory.rank.get, ids, repeat(-1)), np.int64, which.size)
-
-
 def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
     """Return the size each of these jobs has, or waits to have, by what is remembered of it: (n_which,)."""
     jobs, awaited = snapshot.jobs, possible_sizes(snapshot, remembered, which)
@@ -320,7 +319,7 @@ def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
 
 def _remembered_gangs(memory: GreenMemory, config: GreenConfig, rank: Ints) -> Ints:
     """Return the size that jobs of these ranks had or were to have; of a new job, whose rank is -1, its first: (n,)."""
-    gangs = memory.by_rank[0][rank]
+    gangs = memory.by_rank.gangs[rank]
     return np.where(rank < 0, config.fixed_gpus, gangs) if config.fixed_gpus is not None else gangs
 
 
@@ -331,28 +330,20 @@ def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Float
     return curves.each(lambda curve: curve.at(now_s)), means
 
 
-def _counted_from(snapshot: Snapshot, memory: GreenMemory, starves: Bools) -> Mapping[JobId, tuple[float, float]]:
-    jobs = snapshot.jobs
-    counted = memory.counted_from
-    if not counted.keys() <= jobs.index.keys():
-        counted = {job_id: amounts for job_id, amounts in counted.items() if job_id in jobs.index}
+def _counted_from(snapshot: Snapshot, memory: GreenMemory, rank: Ints, starves: Bools) -> Floats | None:
+    """Return what each job had emitted, gCO2, and held, GPU seconds, when it last starved; 0 if never: (2, n_jobs)."""
+    jobs, counted = snapshot.jobs, None
+    if memory.counted_from is not None:
+        counted = np.where(rank < 0, 0.0, memory.counted_from[:, rank])
     which = np.flatnonzero(starves)
-    if not which.size:
-        return counted
-    carbon_gco2, gpu_s = (np.nan_to_num(column[which], nan=0.0) for column in (jobs.carbon_gco2, jobs.attained_gpu_s))
-    amounts = zip(carbon_gco2.tolist(), gpu_s.tolist(), strict=True)
-    return {**counted, **dict(zip(map(jobs.ids.__getitem__, which.tolist()), amounts, strict=True))}
+    if which.size:
+        counted = np.zeros((2, len(jobs))) if counted is None else counted
+        counted[:, which] = np.nan_to_num((jobs.carbon_gco2[which], jobs.attained_gpu_s[which]), nan=0.0)
+    return counted
 
 
-def _counted(snapshot: Snapshot, counted_from: Mapping[JobId, tuple[float, float]], config: GreenConfig) -> Floats:
+def _counted(snapshot: Snapshot, counted_from: Floats | None, config: GreenConfig) -> Floats:
     """Return what counts against each job since it last starved: gCO2 or GPU seconds, (n_jobs,)."""
     jobs = snapshot.jobs
-    footprint = config.carbon_factor == "footprint"
-    amounts = jobs.carbon_gco2 if footprint else jobs.attained_gpu_s
-    if not counted_from:
-        return amounts
-    at = 0 if footprint else 1
-    before = np.zeros(len(jobs))
-    which = np.fromiter(map(jobs.index.__getitem__, counted_from), np.int64, len(counted_from))
-    before[which] = [amount[at] for amount in counted_from.values()]
-    return amounts - before
+    amounts, at = (jobs.carbon_gco2, 0) if config.carbon_factor == "footprint" else (jobs.attained_gpu_s, 1)
+    return amounts if counted_from is None else amounts - counted_from[at]
