@@ -272,6 +272,8 @@ class CarbonService:
                     gco2_per_kwh=step.gco2_per_kwh,
                     is_estimated=step.is_estimated,
                     kind=step.kind.value,
+                    p10=step.p10,
+                    p90=step.p90,
                 )
                 for step in steps
             ],

@@ -170,6 +170,12 @@ class OutlookPoint(IntensityPoint):
         "of the day before) until a new one is measured; `provider`: the provider's forecast; `learned`: "
         "our forecast, learned from the zone's history; `persistence`: the same hour of the day before."
     )
+    p10: float | None = Field(
+        default=None, description="10th percentile of a forecast, from the errors in the backtest; null without one."
+    )
+    p90: float | None = Field(
+        default=None, description="90th percentile of a forecast, from the errors in the backtest; null without one."
+    )
 
     @property
     def is_estimate(self) -> bool:
@@ -193,9 +199,20 @@ class IntensityOutlook(Message):
 
     def as_domain(self) -> CarbonOutlook:
         """Return the outlook as policies and the ledger compute with it, in UTC seconds."""
+        import numpy as np  # here, as in ``curve_of``
+
         from services.core.domain.carbon import CarbonOutlook
 
-        return CarbonOutlook(zone=self.zone, signal=self.signal, curve=curve_of(self.points), stale=self.is_stale)
+        low = high = None
+        if any(point.p10 is not None and point.p90 is not None for point in self.points):
+            low, high = (
+                np.array(
+                    [point.gco2_per_kwh if each is None else each for point, each in zip(self.points, of, strict=True)]
+                )
+                for of in ([point.p10 for point in self.points], [point.p90 for point in self.points])
+            )
+        curve = curve_of(self.points)
+        return CarbonOutlook(self.zone, self.signal, curve, self.is_stale, low, high)
 
 
 class ZoneSource(Message):

@@ -23,7 +23,7 @@ class SchedulerSettings(SharedSettings):
     pool_size: int = Field(6, ge=2, le=100, description="Connections to the database.")
 
     policy: str = Field(
-        "green", description="Policy of a new installation; afterwards operators change it through the API."
+        "joint", description="Policy of a new installation; afterwards operators change it through the API."
     )
     round_interval_s: float = Field(1_800, gt=0, description="Between active rounds; GREEN's is 30 minutes.")
     passive_interval_s: float = Field(0.2, ge=0, description="Shortest time between passive rounds.")

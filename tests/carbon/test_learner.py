@@ -55,6 +55,12 @@ async def test_a_zone_without_a_provider_forecast_has_a_learned_one(repository: 
     assert len(errors["ridge"]) == 4
     outlook = await bench.service.outlook("GB", None, HOUR_S, 24 * HOUR_S, "real")
     assert {point.kind for point in outlook.points} == {"measured", "learned"}
+    known = outlook.as_domain()
+    assert known.low is not None
+    assert known.high is not None
+    measured = np.array([point.kind == "measured" for point in outlook.points])
+    assert (known.high - known.low)[measured].tolist() == [0.0] * int(measured.sum())
+    assert ((known.high - known.low)[~measured] > 0).all()
 
 
 async def test_the_provider_comes_first_and_what_was_learned_goes_on(repository: Repository) -> None:

@@ -157,6 +157,9 @@ def test_levers_are_those_of_the_policy_and_its_options() -> None:
     assert of("joint") == ALL_LEVERS.words == "hours, widths, batches, limits, sleep"
     assert of("joint", {"limits": False, "sleep_after_s": None}) == "hours, widths, batches"
     assert of("powerflow", {"power_down": False}) == "hours, widths, limits"
+    assert of("fair+las", rigid=True) == "hours"
+    late = levers_of("joint", {"sleep_after_s": 1e9}, EngineOptions(), lasts_s=86_400.0)
+    assert late.words == "hours, widths, batches, limits", "no node sleeps that would only after the run"
 
 
 def test_jobs_that_share_a_gpu_have_no_bound() -> None:

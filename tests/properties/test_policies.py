@@ -12,16 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Preempt, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import hosts_and_guests
 from services.core.cycle.snapshot import RUNNING, STARTING, JobTable, Phase, RoundHints, Snapshot, Trigger
+from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
 from tests.support.builders import story
 from tests.support.strategies import snapshots
 
-VARIANTS = [(name, {}) for each in POLICIES for name in (each, FAIR + each)] + [
+SHARED = ("a-srpt", "green", "joint", "las", "pollux")
+"""Wrapped, too: one with a queue of its own, by blocks, elastic with controls, in order of columns, and without one."""
+VARIANTS = [(name, {}) for name in (*POLICIES, *(FAIR + each for each in SHARED))] + [
     ("afs", {"sizes": "any", "resize_gain": 0.0}),
     ("fifo", {"gang": "max", "backfill": True}),
     ("las", {"gang": "max", "promote_knob": 1.0, "queue_thresholds_gpu_s": [2.0, 3_250.0]}),
@@ -84,6 +87,16 @@ def devices_are_given_once_and_gangs_are_whole(rounds: Rounds, data: st.DataObje
 def no_device_is_given_to_a_second_job(rounds: Rounds, data: st.DataObject) -> None:
     """Gandiva alone packs jobs, and not before it has measured them."""
     assert not any(isinstance(action, Start) and action.shares for _, plan in rounds for action in plan.actions)
+
+
+def only_who_says_so_sets_controls_or_powers_nodes(rounds: Rounds, data: st.DataObject) -> None:
+    """Bounds count on that."""
+    first, second = (with_controls(each) for each in rounds.snapshots)
+
+    for plan in rounds.again(first, second):
+        sets = [each for each in plan.actions if isinstance(each, SetPowerLimit | SetClock | ProfileControls)]
+        assert policy_entry(rounds.name).sets_controls or not sets
+        assert policy_entry(rounds.name).powers_nodes or not plan.nodes
 
 
 def guests_are_stopped_by_all_policies_but_gandiva(rounds: Rounds, data: st.DataObject) -> None:
@@ -167,6 +180,7 @@ def a_plan_without_reasons_has_the_same_starts_and_stops(rounds: Rounds, data: s
 PROMISES = (
     devices_are_given_once_and_gangs_are_whole,
     no_device_is_given_to_a_second_job,
+    only_who_says_so_sets_controls_or_powers_nodes,
     guests_are_stopped_by_all_policies_but_gandiva,
     every_waiting_job_starts_or_has_one_reason,
     only_active_rounds_preempt_and_only_what_may_be_preempted,
@@ -225,6 +239,17 @@ def with_pairs(snapshot: Snapshot) -> Snapshot:
         jobs=replace(jobs, placements=tuple(placements)),
         nodes=replace(nodes, free_devices=free_devices, free_gpus=counted),
         shared=tuple(pairs),
+    )
+
+
+def with_controls(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot of a cluster whose GPUs take limits and can be measured, and whose nodes may sleep."""
+    may_sleep = np.ones(len(snapshot.nodes), dtype=np.bool_)
+    return replace(
+        snapshot,
+        settable=(frozenset(ControlKind),) * len(snapshot.gpu_models),
+        measures=True,
+        nodes=replace(snapshot.nodes, may_sleep=may_sleep),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.contracts.identity import Role
-from services.core.cycle.snapshot import Trigger
+from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.profiles.job_group import GROUP_VERSION, job_group
 from services.core.profiles.recurrence import Runs
 from services.learning.forest import Forest
@@ -51,10 +51,15 @@ async def prediction_of(world: World, job_id: str) -> Any:
     return row
 
 
+async def seen_by_policies(world: World, predicting: Predicting | None = None) -> Snapshot:
+    outlooks = await world.scheduler._carbon.outlooks([], 0.0)
+    loaded = await load(world.database, Trigger.PASSIVE, outlooks, world.settings, predicting=predicting)
+    return loaded.snapshot
+
+
 async def remaining(world: World, job_id: str) -> float:
     """Return what policies see of a job."""
-    outlooks = await world.scheduler._carbon.outlooks([], 0.0)
-    snapshot = (await load(world.database, Trigger.PASSIVE, outlooks, world.settings)).snapshot
+    snapshot = await seen_by_policies(world)
     return float(snapshot.jobs.remaining_s[snapshot.jobs.index[job_id]])
 
 
@@ -83,6 +88,22 @@ async def test_a_known_group_is_predicted_once(world: World) -> None:
     assert (first["low_gpu_s"], first["median_gpu_s"], first["high_gpu_s"]) == (119.0, 120.0, 121.0)
     assert (await prediction_of(world, second_id))["gpu_s"] == pytest.approx(400.0, abs=1)
     assert await remaining(world, job_id) == pytest.approx(first["gpu_s"] / 2), "on its two GPUs"
+
+
+async def test_policies_see_how_far_a_prediction_may_be_off(world: World) -> None:
+    """Before it is stored as after; of a new group nothing is known."""
+    await world.scheduler.turn()
+    await put_in_force(world, 120.0)
+    job_id, _ = await world.job(2, command=["true"]), await world.job(command=["new"])
+    predicting = Predicting(world.database)
+    await predicting.refresh()
+    before = (await seen_by_policies(world, predicting)).length_spreads
+    await world.scheduler.turn()
+
+    row = await prediction_of(world, job_id)
+    assert row["spread_gpu_s"] > 0
+    assert before == {job_id: pytest.approx(row["spread_gpu_s"] / row["gpu_s"])}
+    assert (await seen_by_policies(world)).length_spreads == before
 
 
 @pytest.mark.parametrize("fault", [{"content": b"nonsense"}, {"version": GROUP_VERSION + 1}])

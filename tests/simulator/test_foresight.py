@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.errors import DomainError
 from services.core.parallel.graph import data_parallel
 from services.core.profiles.recurrence import EarlierRuns, Runs
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.foresight import Foresight
+from services.simulator.engine.grid import Grid
 from services.simulator.readers import read_jobs
 from services.simulator.recipes.recurrent import HISTORY_JOBS
-from services.simulator.workload import ClusterSpec, Recurrence, Workload
+from services.simulator.workload import ClusterSpec, ForecastKind, IssuedForecasts, Recurrence, Workload
 from tests.support.workloads import START_S, a_profile, a_trace, a_workload
 
 MEDIAN = EarlierRuns("median")
@@ -129,3 +131,40 @@ def test_fewer_single_gpu_jobs_leave_arrivals_and_groups_as_they_are() -> None:
     np.testing.assert_array_equal(many.recurrence.group, none.recurrence.group)
     np.testing.assert_array_equal(many.submitted_s, none.submitted_s)
     assert (none.min_gpus > 1).all()
+
+
+def test_policies_see_how_far_predictions_of_live_jobs_may_be_off() -> None:
+    """The runs of group 1 took 40 and 60 iterations: 50, give or take a fifth. Of group 2 there is none."""
+    jobs = recurring([(0.0, 100.0, 1), (10.0, 100.0, 1)], [1, 2])
+    past = Runs(np.array([1, 1]), np.array([1, 1]), np.array([40.0, 60.0]))
+    assert jobs.recurrence is not None
+    jobs = replace(jobs, recurrence=replace(jobs.recurrence, history=past))
+    foresight = Foresight(jobs, EarlierRuns("mean"), 3_600.0)
+    assert [foresight.at_arrival(row, START_S) for row in (0, 1)] == [pytest.approx(0.5), 0.0]
+    assert foresight.spreads == {jobs.ids[0]: pytest.approx(0.2)}
+    foresight.ended(0)
+    assert not foresight.spreads
+
+
+def test_forecasts_are_as_unsure_as_those_before_them_were_wrong() -> None:
+    """Daily issues of two days, wrong by 1, 2, 3 ... on their first day, and by ten times that on their second."""
+    days = 16
+    truth = a_trace([300.0] * 24 * (days + 4))
+    starts_s = START_S + 86_400.0 * np.arange(days)
+    off = np.arange(1.0, days + 1.0)[:, None] * np.repeat([1.0, 10.0], 24)
+    trace = replace(truth, forecast=ForecastKind.FILE, issued=IssuedForecasts(starts_s, starts_s, 3_600.0, 300.0 - off))
+
+    def known(day: int) -> CarbonOutlook:
+        return Grid(trace, 86_400.0, 172_800.0).outlooks(START_S + day * 86_400.0)[0]
+
+    early, late = known(9), known(11)
+    assert early.low is None
+    assert early.high is None
+    assert late.low is not None
+    assert late.high is not None
+    times, value = late.curve.times_s - START_S, late.curve.intensity_gco2_per_kwh
+    first_day, second_day = ((times > (11 + day) * 86_400.0) & (times < (12 + day) * 86_400.0) for day in (0, 1))
+    assert (late.high - value)[first_day] == pytest.approx(10.0), "of 1, 2 ... 11 nine in ten are no more"
+    assert (late.high - value)[second_day] == pytest.approx(90.0), "and of 10, 20 ... 100, as the last is not known yet"
+    assert (late.low - value)[first_day | second_day] == pytest.approx(0.0), "none was too high"
+    assert (late.high - value)[times <= 11 * 86_400.0].tolist() == [0.0] * 25

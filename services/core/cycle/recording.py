@@ -53,6 +53,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "placement": snapshot.placement,
         "graphs": {job_id: asdict(graph) for job_id, graph in sorted(snapshot.graphs.items())},
         "network": asdict(snapshot.network),
+        "length_spreads": dict(sorted(snapshot.length_spreads.items())),
         "measured_w": _plain(snapshot.measured_w),
         "measures": snapshot.measures,
         "measuring": None if snapshot.measuring is None else sorted(snapshot.measuring),
@@ -94,6 +95,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         placement=stored.get("placement", "consolidated"),
         graphs={JobId(job_id): _graph_from_json(graph) for job_id, graph in stored.get("graphs", {}).items()},
         network=Network(**stored.get("network", {})),
+        length_spreads={JobId(job_id): spread for job_id, spread in stored.get("length_spreads", {}).items()},
         measured_w=float(stored.get("measured_w", "nan")),
         measures=stored.get("measures", False),
         measuring=None if stored.get("measuring") is None else frozenset(map(JobId, stored["measuring"])),
@@ -123,6 +125,8 @@ def _outlook_to_json(outlook: CarbonOutlook) -> dict[str, Any]:
         "intensity_gco2_per_kwh": curve.intensity_gco2_per_kwh.tolist(),
         "end_s": curve.end_s,
         "estimated": curve.estimated.tolist(),
+        "low": None if outlook.low is None else outlook.low.tolist(),
+        "high": None if outlook.high is None else outlook.high.tolist(),
     }
 
 
@@ -134,7 +138,10 @@ def _outlook_from_json(stored: dict[str, Any]) -> CarbonOutlook:
         stored["end_s"],
         np.array(stored.get("estimated", [False] * times_s.size), dtype=np.bool_),
     )
-    return CarbonOutlook(stored["zone"], Signal(stored["signal"]), curve, stored["stale"])
+    low, high = (
+        None if (values := stored.get(name)) is None else np.array(values, dtype=np.float64) for name in ("low", "high")
+    )
+    return CarbonOutlook(stored["zone"], Signal(stored["signal"]), curve, stored["stale"], low, high)
 
 
 def _shape(stored: dict[str, Any]) -> tuple[int, int]:

@@ -372,6 +372,8 @@ class Snapshot:
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         graphs: What is known of jobs' stages, replicas and bytes, for placers that go by it.
         network: Between nodes and within; ``server_gpus`` is the widest node's.
+        length_spreads: Standard deviation of jobs' predicted lengths, as a share of the prediction; jobs of which it is
+            not known are left out.
         measured_w: What the cluster draws by its meters, hosts included, watts, with all that was changed in force;
             NaN: unknown, or just changed.
         measures: Whether gangs can be measured at each control value (``ProfileControls``).
@@ -415,6 +417,7 @@ class Snapshot:
     placement: str = "consolidated"
     graphs: Mapping[JobId, JobGraph] = field(default_factory=dict[JobId, JobGraph])
     network: Network = field(default_factory=Network)
+    length_spreads: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
     measured_w: float = float("nan")
     measures: bool = False
     measuring: frozenset[JobId] | None = None

@@ -190,9 +190,21 @@ class CarbonOutlook:
         signal: What the intensities measure.
         curve: Recent history and forecast in one curve.
         stale: The newest value is past its maximum age; decisions still use it, and say so.
+        low, high: (n,) of the curve's steps, the deciles between which a forecast is taken to lie with four chances in
+            five, gCO2/kWh; a step whose deciles are not known has its value there. None: none is known.
+
+    Raises:
+        DomainError: deciles that are not one per step of the curve.
     """
 
     zone: str
     signal: Signal
     curve: CarbonCurve
     stale: bool = False
+    low: Floats | None = None
+    high: Floats | None = None
+
+    def __post_init__(self) -> None:
+        n_steps = self.curve.times_s.size
+        if any(deciles is not None and deciles.shape != (n_steps,) for deciles in (self.low, self.high)):
+            raise DomainError("an outlook has one low and one high value per step of its curve")

@@ -56,6 +56,8 @@ class PolicyEntry:
         keeps_queue: Whether it keeps its own queue of those that wait: a simulation then tells it who is new there,
             rather than who may start.
         tunes_batch: Whether it takes jobs to tune their batch size to the gang they get.
+        sets_controls: Whether it may set power limits or clocks; bounds count on it where it does not.
+        powers_nodes: Whether it may power nodes down; likewise.
         orders: Whether jobs wait in one order, whose first that fits starts when GPUs come free; False where GPUs are
             shared out anew at every round, so that no job is ahead of another.
     """
@@ -70,6 +72,8 @@ class PolicyEntry:
     waits_by: tuple[str, ...] = ()
     keeps_queue: bool = False
     tunes_batch: bool = False
+    sets_controls: bool = False
+    powers_nodes: bool = False
     orders: bool = True
 
 
@@ -149,6 +153,7 @@ POLICIES: dict[str, PolicyEntry] = {
         "Training, NSDI'23",
         config=GandivaZeusConfig,
         build=gandiva_zeus,
+        sets_controls=True,
     ),
     "green": PolicyEntry(
         summary="Jobs grow as long as they stay energy efficient, on a share of the cluster; of all others those that "
@@ -167,6 +172,8 @@ POLICIES: dict[str, PolicyEntry] = {
         elastic=True,
         replans=True,
         tunes_batch=True,
+        sets_controls=True,
+        powers_nodes=True,
     ),
     "las": PolicyEntry(
         summary="Jobs that have had the least GPU time run first (discretised 2D-LAS).",
@@ -192,6 +199,8 @@ POLICIES: dict[str, PolicyEntry] = {
         elastic=True,
         orders=False,
         replans=True,
+        sets_controls=True,
+        powers_nodes=True,
     ),
     "sjf": PolicyEntry(
         summary="The job that needs the least time starts first; a bound if lengths are known exactly.",
@@ -260,6 +269,7 @@ POLICIES: dict[str, PolicyEntry] = {
         "Tiresias, NSDI'19",
         config=ZeusLasConfig,
         build=zeus_las,
+        sets_controls=True,
     ),
 }
 """By name, in alphabetical order."""

@@ -133,6 +133,7 @@ def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
         gpu_s=0.0,
         done=None,
         predicted_gpu_s=None,
+        spread_gpu_s=None,
         batch_min=None if spec.batch is None else spec.batch.min,
         batch_max=None if spec.batch is None else spec.batch.max,
         base_batch=spec.base_batch or spec.global_batch,

@@ -16,6 +16,7 @@ from services.db.rows import columns_of
 from services.scheduler.learning.predicting import remaining_s
 from services.scheduler.planning.cluster import NodeKind
 from services.scheduler.repository.documents import StoredShare
+from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import EfficiencyRow, JobRow
 
 PHASES = {
@@ -101,6 +102,15 @@ def job_table(
         shareable=np.array(columns["may_share_gpu"], dtype=np.bool_),
         memory_gib=floats("memory_gib"),
     )
+
+
+def length_spreads(jobs: Sequence[JobRow], predictions: Predictions | None) -> dict[JobId, float]:
+    """Return ``Snapshot.length_spreads``; ``predictions``: those made just now, which are in no row yet."""
+    known = [(job.id, job.predicted_gpu_s, job.spread_gpu_s) for job in jobs]
+    if predictions:
+        new = zip(predictions.job_id, predictions.gpu_s, predictions.spread_gpu_s, predictions.seen, strict=True)
+        known += [(job_id, gpu_s, spread_gpu_s) for job_id, gpu_s, spread_gpu_s, seen in new if seen]
+    return {JobId(job_id): spread_gpu_s / gpu_s for job_id, gpu_s, spread_gpu_s in known if gpu_s and spread_gpu_s}
 
 
 def progress_of(job: JobRow, now_s: float) -> tuple[float, float]:

@@ -33,7 +33,7 @@ from services.scheduler.planning.cluster import (
     settable,
     shared_pairs,
 )
-from services.scheduler.planning.job_table import eligible_kinds, job_table
+from services.scheduler.planning.job_table import eligible_kinds, job_table, length_spreads
 from services.scheduler.planning.service_instances import held_devices, held_w, holds_devices, waiting_instances
 from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
 from services.scheduler.repository import snapshots
@@ -182,6 +182,7 @@ def snapshot_of(
         slice_units=cut.units,
         slice_jobs=waiting_slice_jobs(jobs, cluster.nodes, nodes, eligible, cut),
         network=replace(settings.network, server_gpus=cluster.widest_node_gpus),
+        length_spreads=length_spreads(jobs, predictions),
     )
     return with_permitted(made, jobs, rows.tables, rows.noise_scales)
 

@@ -50,7 +50,7 @@ SELECT j.id, j.tenant_id, j.state,
        a.power_limit_w, a.clock_mhz, {profiles.KIND} AS kind, j.labels ->> 'kind' AS kind_label,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.carbon_gco2, 0) AS carbon_gco2,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
-       p.done, q.gpu_s AS predicted_gpu_s,
+       p.done, q.gpu_s AS predicted_gpu_s, CASE WHEN q.seen AND q.gpu_s > 0 THEN q.spread_gpu_s END AS spread_gpu_s,
        {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
        p.noise_scale, {FAMILY} AS family
   FROM jobs j
@@ -142,6 +142,7 @@ class JobRow(NamedTuple):
         kind, kind_label: Its kind, as tables of profiles name it, and what its user calls that.
         gpu_power_w, gpu_s: Mean draw of one of its GPUs, over so many GPU seconds.
         predicted_gpu_s: Its length, None where none is predicted yet.
+        spread_gpu_s: Standard deviation of that, None where nothing like it was seen before.
         batch_min, batch_max: Between which total batches policies may choose, samples; None: the batch is the user's.
         base_batch: The user's own, None where that is not known.
         noise_scale: The gradient noise scale that it has reported, samples.
@@ -182,6 +183,7 @@ class JobRow(NamedTuple):
     gpu_s: float
     done: float | None
     predicted_gpu_s: float | None
+    spread_gpu_s: float | None
     batch_min: int | None
     batch_max: int | None
     base_batch: float | None

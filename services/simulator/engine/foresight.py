@@ -12,6 +12,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.ids import JobId
 from services.core.profiles.recurrence import Predictor, Runs
 from services.simulator.workload import Workload
 
@@ -29,29 +30,38 @@ class Foresight:
         units = np.array([profile.iteration_s for profile in workload.profiles])[workload.profile]
         self._iterations: Floats = workload.work_s / units
         self._units = units
+        self._ids = tuple(map(JobId, workload.ids))
+        self._spread: Floats = np.full(len(workload), math.nan)
         self._ended: list[int] = []
         self._due_s = -math.inf
         self.work_s: Floats = np.full(len(workload), math.nan)
         """(n_jobs,) as predicted at submission; NaN for jobs not yet submitted."""
+        self.spreads: dict[JobId, float] = {}
+        """Of the live jobs, as ``Snapshot.length_spreads`` has them."""
 
     def at_arrival(self, row: int, now_s: float) -> float:
         """Return the share of the job's true work that is predicted."""
         if now_s >= self._due_s:
             self._train(row, now_s)
+        if np.isfinite(spread := self._spread.item(row)):
+            self.spreads[self._ids[row]] = spread
         return float(self.work_s[row] / (self._iterations[row] * self._units[row]))
 
     def ended(self, row: int) -> None:
         """Store a job whose length is now known."""
         self._ended.append(row)
+        self.spreads.pop(self._ids[row], None)
 
     def _train(self, row: int, now_s: float) -> None:
         """Learn from the ended jobs, and predict the jobs that are submitted until the next training."""
         self._due_s = now_s + self._retrain_s
-        known = self._recurrence
+        recurs = self._recurrence
         end = int(np.searchsorted(self._submitted_s, self._due_s))
         rows = slice(row, max(end, row + 1))
-        predicted = self._predictor.fit(self._history()).predict(known.group[rows], known.user[rows])
+        predicted = self._predictor.fit(self._history()).predict(recurs.group[rows], recurs.user[rows])
         self.work_s[rows] = predicted.amount * self._units[rows]
+        known = predicted.seen & (predicted.amount > 0)
+        self._spread[rows] = np.where(known, predicted.spread / np.where(known, predicted.amount, 1.0), math.nan)
 
     def _history(self) -> Runs:
         known, history = self._recurrence, self._recurrence.history

@@ -11,6 +11,10 @@ from services.core.domain.carbon import CarbonCurve, CarbonOutlook
 from services.simulator.workload import CarbonTrace, ForecastKind
 
 DAY_S = 86_400.0
+LEARNED_FROM = 28
+"""So many issues of a forecast before one say how far it may be off."""
+LEAST_ISSUES = 10
+"""With fewer than so many, nothing is known of that."""
 
 
 class Grid:
@@ -24,6 +28,7 @@ class Grid:
         self._end_s = whole.end_s
         last_day = whole.times_s >= whole.end_s - DAY_S
         self._day_times, self._day_values = whole.times_s[last_day], whole.intensity_gco2_per_kwh[last_day]
+        self._missed: Floats | None = None
         self._known_until_s = -math.inf
         self._outlooks: tuple[CarbonOutlook, ...] = ()
 
@@ -83,6 +88,7 @@ class Grid:
     def _outlook_of(self, now_s: float, step: int, issue: int) -> CarbonOutlook:
         curve, edges_s = self._curve, self._curve.edges_s
         first = curve.step_at(now_s - self._history_s)
+        low = high = None
         ahead = curve.step_at(now_s + self._horizon_s)
         if self.trace.forecast is ForecastKind.PERFECT:
             known = slice(first, ahead + 1)
@@ -91,13 +97,17 @@ class Grid:
         else:
             past = slice(first, step + 1)
             later_s, later, end_s = self._issued(issue) if issue >= 0 else self._persisted(step, ahead)
+            spread = None if issue < 0 else self._spread(issue)
             keep = (later_s > edges_s[step]) & (later_s <= now_s + self._horizon_s)
             beyond = later_s[later_s > now_s + self._horizon_s]
             end_s = min(end_s, float(beyond[0])) if beyond.size else end_s
             times = np.concatenate((curve.times_s[past], later_s[keep]))
             values = np.concatenate((curve.intensity_gco2_per_kwh[past], later[keep]))
+            if spread is not None:
+                measured = curve.intensity_gco2_per_kwh[past]
+                low, high = (np.concatenate((measured, (later + each)[keep])) for each in spread)
             end_s = max(end_s, float(edges_s[step + 1]))
-        return CarbonOutlook(self.trace.zone, self.trace.signal, CarbonCurve(times, values, end_s))
+        return CarbonOutlook(self.trace.zone, self.trace.signal, CarbonCurve(times, values, end_s), low=low, high=high)
 
     def _persisted(self, step: int, ahead: int) -> tuple[Floats, Floats, float]:
         """Return the hours ahead as the same time of the last day that is known."""
@@ -114,3 +124,31 @@ class Grid:
         times = issued.starts_s[issue] + issued.step_s * np.arange(values.size)
         known = np.isfinite(values)
         return times[known], values[known], float(times[-1] + issued.step_s)
+
+    def _spread(self, issue: int) -> tuple[Floats, Floats] | None:
+        """Return the deciles of how far the issues before this one were off, by hour ahead; None: too few are known.
+
+        (n_known,) each, beside the values of ``_issued``; 0 for hours ahead of which too few are known.
+        """
+        issued = self.trace.issued
+        assert issued is not None
+        if self._missed is None:
+            times = issued.starts_s[:, None] + issued.step_s * (np.arange(issued.intensity_gco2_per_kwh.shape[1]) + 0.5)
+            edges, true = self.trace.curve.edges_s, self.trace.curve.intensity_gco2_per_kwh
+            at = np.searchsorted(edges, times, side="right") - 1
+            within = (at >= 0) & (at < true.size)
+            missed = true[np.clip(at, 0, true.size - 1)] - issued.intensity_gco2_per_kwh
+            self._missed = np.where(within, missed, np.nan)
+        before = slice(max(issue - LEARNED_FROM, 0), issue)
+        ends = issued.starts_s[before, None] + issued.step_s * np.arange(1, self._missed.shape[1] + 1)
+        errors = np.sort(np.where(ends <= issued.issued_s[issue], self._missed[before], np.nan), axis=0)
+        count = np.isfinite(errors).sum(axis=0)
+        if not (count >= LEAST_ISSUES).any():
+            return None
+        known = np.isfinite(issued.intensity_gco2_per_kwh[issue])
+        columns, most = np.arange(count.size), np.maximum(count - 1, 0)
+        low, high = (
+            np.where(count >= LEAST_ISSUES, errors[np.round(most * share).astype(np.int64), columns], 0.0)[known]
+            for share in (0.1, 0.9)
+        )
+        return np.minimum(low, 0.0), np.maximum(high, 0.0)

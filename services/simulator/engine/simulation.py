@@ -153,6 +153,7 @@ class Simulation:
             placement=options.placement,
             graphs={job_id: graphs[kind] for job_id, kind in kinds if kind in graphs},
             network=self.network,
+            length_spreads={} if self._foresight is None else self._foresight.spreads,
             measures=True,
             **shown_curves,
         )

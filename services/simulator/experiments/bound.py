@@ -31,16 +31,6 @@ from services.simulator.engine.behaviour import eligible_models, who_tunes
 from services.simulator.engine.grid import Grid
 from services.simulator.workload import Behaviour, CarbonTrace, ClusterSpec, JobProfile, Workload
 
-NO_CONTROLS = frozenset(
-    {
-        "a-srpt", "afs", "carbon-scaler", "ecovisor", "fifo", "gaia", "gandiva", "green", "las", "pollux", "sjf",
-        "spjf", "spwf", "srtf", "wait-awhile", "wcs-duration", "wcs-subtime", "wcs-workload",
-    }
-)  # fmt: skip
-"""Policies that set no power limit or clock. Others are taken to set them, which can only lower a bound."""
-NO_POWER_DOWN = NO_CONTROLS | {"gandiva+zeus", "zeus+las"}
-"""Policies that power no node down."""
-
 
 @dataclass(frozen=True)
 class Levers:
@@ -90,8 +80,16 @@ class Slack:
         return np.minimum(self.most_s, self.share * length_s) if self.most_s else np.zeros_like(length_s)
 
 
-def levers_of(policy: str, parameters: Mapping[str, object], options: EngineOptions) -> Levers:
-    """Return the levers of a policy under options of the engine; more than it has, where that is not known.
+def levers_of(
+    policy: str, parameters: Mapping[str, object], options: EngineOptions, lasts_s: float = math.inf
+) -> Levers:
+    """Return the levers of a policy under options of the engine.
+
+    Args:
+        policy: Its name.
+        parameters: Of the policy.
+        options: Of the engine.
+        lasts_s: How long the run takes: no node sleeps that would be powered down later than that.
 
     Raises:
         DomainError: its jobs may share a GPU, which no mode stands for.
@@ -101,13 +99,14 @@ def levers_of(policy: str, parameters: Mapping[str, object], options: EngineOpti
     config = build_config(entry.config, parameters)
     if getattr(entry.build(config), "packs", False):
         raise DomainError("there is no bound for jobs that share a GPU")
-    puts_to_sleep = getattr(config, "power_down", True) and getattr(config, "sleep_after_s", 0.0) is not None
-    sleeps_by_itself = name not in NO_POWER_DOWN and puts_to_sleep
+    after_s = getattr(config, "sleep_after_s", 0.0)
+    puts_to_sleep = getattr(config, "power_down", True) and after_s is not None and after_s <= lasts_s
+    sleeps_by_itself = entry.powers_nodes and puts_to_sleep
     goes_off = options.power_down_after_s is not None or options.node_mtbf_s is not None
     return Levers(
         widths=not options.rigid,
         batches=entry.tunes_batch,
-        controls=name not in NO_CONTROLS and bool(getattr(config, "limits", True)),
+        controls=entry.sets_controls and bool(getattr(config, "limits", True)),
         sleep=sleeps_by_itself or goes_off,
     )
 

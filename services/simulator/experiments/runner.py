@@ -134,12 +134,13 @@ def _bounds(cell: Cell, result: dict[str, Any], horizon_h: float | None) -> list
     slack = slack_of(choice.policy, choice.params)
     if horizon_h is not None:
         slack = Slack(horizon_h * S_PER_HOUR if horizon_h else math.inf)
+    makespan_s = float(result["summary"]["makespan_s"] or 0.0)
     found: list[dict[str, Any]] = []
     price: Floats | None = None
     for name in ("own", "all"):
         carbon_kg, note, levers = None, "", ALL_LEVERS
         try:
-            own = levers_of(choice.policy, choice.params, options)
+            own = levers_of(choice.policy, choice.params, options, makespan_s)
             levers = own if name == "own" else ALL_LEVERS
             bound = least_of_run(
                 workload_of(cell.trace, cell.seed),
@@ -148,7 +149,7 @@ def _bounds(cell: Cell, result: dict[str, Any], horizon_h: float | None) -> list
                 options,
                 levers,
                 jct_s=unpacked_s(result["jct_s"]),
-                makespan_s=float(result["summary"]["makespan_s"] or 0.0),
+                makespan_s=makespan_s,
                 slack=slack,
                 price_gco2=price,
             )

@@ -36,6 +36,7 @@ from services.simulator.report.tables import (
     change,
     changes,
     compare,
+    fairness,
     label_of,
     place_of,
     sizes,
@@ -121,8 +122,16 @@ def _zones(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
         parts.append(f"Against {BASELINE}, {signal} intensity:{equal}\n\n{_table(head, lines)}")
     parts.extend(_above(cells, bounds))
     parts.append(f"{BASELINE} itself, means over traces and seeds:\n\n{_absolute(cells)}")
-    parts.append(f"Mean completion time by size of job, against {BASELINE}:\n\n{_sizes(cells)}")
-    return parts
+    for of, at in (("Mean", 2), ("99th percentile of", 3)):
+        parts.append(f"{of} completion time by size of job, against {BASELINE}:\n\n{_sizes(cells, at)}")
+    return [*parts, *_fairness(cells)]
+
+
+def _fairness(cells: Sequence[Result]) -> list[str]:
+    """Return how evenly tenants were served, where several waited."""
+    rows = [[label, f"{jain:.3f}"] for label, jain in fairness(cells).items()]
+    head = "Jain's index of what waiting tenants had of their shares, means over all"
+    return [f"{head}:\n\n{_table(['policy', 'Jain'], rows)}"] if rows else []
 
 
 def _above(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
@@ -148,11 +157,12 @@ def _above(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
 def _means(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
     del bounds
     rows = [row for row in compare(cells, BASELINE, by_signal) if row.label != BASELINE]
-    return [
+    made = [
         f"Against {BASELINE}, {signal} intensity, means over zones:\n\n"
         + _table(["policy", *HEAD], [[row.label, *changes(row)] for row in rows if row.signal == signal])
         for signal in dict.fromkeys(row.signal for row in rows)
     ]
+    return [*made, *_fairness(cells)]
 
 
 def _traces(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
@@ -204,13 +214,13 @@ def _absolute(cells: Sequence[Result]) -> str:
     return _table(["zone", *(f"carbon {signal}, kg" for signal in signals), *ABSOLUTE], lines)
 
 
-def _sizes(cells: Sequence[Result]) -> str:
-    """Return changes of mean completion times by size of job, of the variants of ``BY_SIZE``."""
+def _sizes(cells: Sequence[Result], at: int) -> str:
+    """Return changes of completion times by size of job, of the variants of ``BY_SIZE``; ``at``: as ``sizes``."""
     shown = {label_of(cell) for cell in cells if cell["inputs"]["choice"]["policy"] in BY_SIZE}
     found = {label: rows for label, rows in sizes(cells, BASELINE).items() if label in shown}
     first = next(iter(found.values()), [])
     head = ["policy", *(f"{size} ({100 * share:.0f} %)" for size, share, *_ in first)]
-    return _table(head, [[label, *(change(1 + mean) for _, _, mean, _ in rows)] for label, rows in found.items()])
+    return _table(head, [[label, *(change(1 + row[at]) for row in rows)] for label, rows in found.items()])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -23,6 +23,7 @@ from services.simulator.report.tables import (
     change,
     changes,
     compare,
+    fairness,
     label_of,
     place_of,
     sensitivities,
@@ -45,6 +46,7 @@ HEAD = ["policy", "carbon", "energy", "mean JCT", "p99 JCT", "peak", "by energy"
 ABSOLUTE = ["trace, zone, signal, seed", "carbon, kg", "energy, kWh", "idle", "mean JCT, h", "p99 JCT, h", "whole, h"]
 ABSOLUTE += ["peak, kW", "GPUs held", "stops"]
 CAUSES = ("energy the jobs took", "idle GPUs", "hours in which power was drawn")
+FAIRNESS = "Jain's index of what waiting tenants had of their shares: 1 is to all alike. Means over all."
 HIGHEST = 3.0
 """Bars of completion times are cut at this multiple of the baseline."""
 CURVES = 6
@@ -71,6 +73,10 @@ def render(name: str, baseline: str, results: Sequence[Result], bounds: Sequence
     turned = _turned(results, baseline)
     if turned:
         parts["Effect of a single parameter"] = turned
+    if jain := fairness(results):
+        note = f'<p class="note">{escape(FAIRNESS)}</p>'
+        rows = [[label, f"{index:.3f}"] for label, index in jain.items()]
+        parts["Between tenants"] = [note, table_html(["policy", "Jain"], rows, marked=baseline)]
     if bounds:
         parts["The least carbon any schedule could have reached"] = [_bounds(bounds, results)]
     parts["Inputs"] = _inputs(results)

@@ -64,8 +64,10 @@ def render(results: Sequence[SimulationResult], title: str, notes: Sequence[str]
             [_line(each.policy, each, getattr(each.series, of) * scale) for each in results], unit, grid, behind
         )
 
+    jain = any(each.tenants for each in results)
+    rows = [[*_row(each, first), *([f"{each.jain:.3f}" if each.tenants else "-"] if jain else [])] for each in results]
     parts = {
-        "Figures": table_html(HEAD, [_row(each, first) for each in results], marked=first.policy),
+        "Figures": table_html([*HEAD, *(["Jain"] if jain else [])], rows, marked=first.policy),
         "Carbon against completion time": _front(results, bound),
         "Power": curves("power_w", 1e-3, "whole cluster with idle GPUs, kW"),
         "Intensity": lines([grid], behind),

@@ -244,6 +244,18 @@ def sizes(results: Sequence[Result], baseline: str) -> dict[str, list[tuple[str,
     }
 
 
+def fairness(results: Sequence[Result]) -> dict[str, float]:
+    """Return Jain's index of what waiting tenants had of their shares, by policy: means over all places.
+
+    Policies of traces without several tenants that wait are left out.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        if (jain := result["summary"].get("jain")) is not None:
+            found[label_of(result)].append(jain)
+    return {label: _mean(values) for label, values in found.items()}
+
+
 @dataclass(frozen=True)
 class Sensitivity:
     """What turning one thing does, all else at its default.

@@ -16,15 +16,19 @@ w        what an hour of a job's completion time is worth:                    gC
 - *Width* and *power limit*: while the job runs its cost per unit of work is ``(P(g, l) + w / c) / speed(g, l)``
   (``modes``, ``controls``). In green hours ``w / c`` is larger, so jobs run wider and faster then.
 - *Hours*: a job that has time until its deadline waits where the carbon it saves is worth the later completion
-  (``hours``). Users' deadlines bound that, or the slack that the operator grants.
+  (``hours``). Users' deadlines bound that, or the slack that the operator grants. ``c`` ahead is the forecast's middle
+  or another quantile (``quantiles``).
 - *Order*: late jobs, then those whose length is unknown, then those of the least GPU seconds left at their smallest
   gang; nobody's gang is wider than its smallest while somebody waits for GPUs, all take their first step before anyone
-  a second, which goes where it saves most per GPU second; and waiting jobs make faster limits worth more.
+  a second, which goes where it saves most per GPU second; and waiting jobs make faster limits worth more: ``w`` of a
+  limit is multiplied by one plus the jobs that wait for GPUs over those that hold some.
 - *Batch*: where its user permits that, a gang starts with the batch of the highest goodput at its size; speeds by size
   are then those with the batch tuned (``policies.batches``).
+- *Seats*: a gang whose stages and bytes are known sits where its iterations are shortest, and waits a while for that
+  rather than crawl (``placing``).
 - *Sleep*: nodes that nobody uses are powered down (``sleep``).
 
-How long a job still needs is the prediction where there is one, else what its own progress says (``left``); speeds by
-size are those predicted for its kind, power by limit is measured as its kind first runs, and the draw of a GPU is the
-job's own so far.
+How long a job still needs is the prediction or a quantile of it where there is one, else what its own progress says
+(``left``), and until then it is unknown; speeds by size are those predicted for its kind, power by limit is measured as
+its kind first runs, and the draw of a GPU is the job's own so far.
 """

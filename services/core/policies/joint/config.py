@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from services.core.policies.parameters import Parameter, check_parameters
 
@@ -50,6 +50,40 @@ class JointConfig:
             minimum=0.0,
         ),
     ] = None
+    ahead_s: Annotated[
+        float,
+        Parameter(
+            "How far ahead hours are compared; a forecast that ends before goes on with its last day.",
+            unit="s",
+            minimum=86_400.0,
+            maximum=345_600.0,
+        ),
+    ] = 172_800.0
+    length_quantile: Annotated[
+        float | None,
+        Parameter(
+            "Which quantile of a predicted length counts, where its spread is known: 0.9 takes jobs to need what nine "
+            "in ten of their kind do not exceed, so that fewer end late. null: the prediction itself.",
+            minimum=0.05,
+            maximum=0.95,
+        ),
+    ] = None
+    intensity_quantile: Annotated[
+        float,
+        Parameter(
+            "Which quantile of the intensity ahead counts, where forecasts come with theirs: above 0.5 jobs wait for "
+            "greener hours only where these are the surer. 0.5: the forecast's middle.",
+            minimum=0.05,
+            maximum=0.95,
+        ),
+    ] = 0.5
+    order: Annotated[
+        Literal["shortest", "submitted"],
+        Parameter(
+            "Who goes first, after users' priorities: late jobs and then those of the least GPU hours left, or those "
+            "submitted first."
+        ),
+    ] = "shortest"
     limits: Annotated[bool, Parameter("Whether power limits are set.")] = True
     profile_window_s: Annotated[
         float,
@@ -76,6 +110,23 @@ class JointConfig:
         float | None,
         Parameter("Nodes that nobody uses are powered down after this long; null: never.", unit="s", minimum=0.0),
     ] = 60.0
+
+    placement: Annotated[
+        Literal["cluster", "heavy-edge", "refined"],
+        Parameter(
+            "How gangs sit whose stages and bytes are known: by Heavy-Edge, refined until no exchange shortens their "
+            "iterations, or as the cluster places all others."
+        ),
+    ] = "refined"
+    least_speed_share: Annotated[
+        float,
+        Parameter(
+            "Such a gang does not start where it would run at less than this share of its best speed, until it has "
+            "waited as long as that would delay it. 0: it takes what there is.",
+            minimum=0.0,
+            maximum=1.0,
+        ),
+    ] = 0.5
 
     def __post_init__(self) -> None:
         check_parameters(self)

@@ -18,7 +18,7 @@ from services.core.domain.units import S_PER_HOUR
 
 DAY_S = 86_400.0
 HORIZON_S = 2 * DAY_S
-"""How far ahead hours are compared. A forecast that ends before is continued by its last day."""
+"""How far ahead hours are compared, unless said. A forecast that ends before is continued by its last day."""
 
 
 def runs_now(
@@ -27,8 +27,9 @@ def runs_now(
     left_s: Floats,
     deadline_s: Floats,
     watts: Floats,
-    hour_g: float,
+    hour_g: float | Floats,
     stay_share: float = 0.0,
+    horizon_s: float = HORIZON_S,
 ) -> Bools:
     """Return whose hour it is: (n_jobs,). Jobs that cannot keep their deadlines, or need longer than can be seen, run.
 
@@ -38,10 +39,11 @@ def runs_now(
         left_s: (n_jobs,) what each still needs.
         deadline_s: (n_jobs,) when each must be done, UTC seconds.
         watts: (n_jobs,) draw while it runs.
-        hour_g: w, gCO2 per hour.
+        hour_g: w, gCO2 per hour; of all, or (n_jobs,).
         stay_share: By how much less this step's intensity counts.
+        horizon_s: How far ahead hours are compared.
     """
-    begins, ends, intensity = steps_ahead(curve, now_s, HORIZON_S)
+    begins, ends, intensity = steps_ahead(curve, now_s, horizon_s)
     intensity = np.append(intensity[0] * (1.0 - stay_share), intensity[1:])
     order = np.argsort(intensity, kind="stable")
     n_steps = order.size
@@ -68,20 +70,27 @@ def runs_now(
 
 
 def hours_of(
-    curve: CarbonCurve, now_s: float, left_s: float, deadline_s: float, watts: float, hour_g: float, stay_share: float
+    curve: CarbonCurve,
+    now_s: float,
+    left_s: float,
+    deadline_s: float,
+    watts: float,
+    hour_g: float,
+    stay_share: float,
+    horizon_s: float = HORIZON_S,
 ) -> tuple[tuple[float, float], ...]:
     """Return when one job will run if it goes by ``runs_now`` at every step of the forecast: UTC seconds.
 
     What it has left where the forecast ends follows there at once. Args as ``runs_now``, for one job.
     """
     runs: list[tuple[float, float]] = []
-    begins, ends, _ = steps_ahead(curve, now_s, HORIZON_S)
+    begins, ends, _ = steps_ahead(curve, now_s, horizon_s)
     for begin_s, end_s in zip(begins.tolist(), ends.tolist(), strict=True):
         if left_s <= 0 or begin_s + 1.0 >= curve.end_s:
             break
         stays = stay_share if runs and runs[-1][1] == begin_s else 0.0
         left, deadline, draw = np.array([left_s]), np.array([deadline_s]), np.array([watts])
-        if runs_now(curve, begin_s, left, deadline, draw, hour_g, stays)[0]:
+        if runs_now(curve, begin_s, left, deadline, draw, hour_g, stays, horizon_s)[0]:
             done_s = min(left_s, end_s - begin_s)
             runs.append((begin_s, begin_s + done_s))
             left_s -= done_s

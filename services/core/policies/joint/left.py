@@ -1,4 +1,8 @@
-"""How long jobs still need: as predicted, or by their own progress; unknown until they report some."""
+"""How long jobs still need: as predicted, or by their own progress; unknown until they report some.
+
+A prediction of nothing is none: a group that was never seen is predicted so, and a job that has had all that was
+predicted of it, and goes on.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,26 @@ class Left:
     whole_s: Floats
 
 
-def left_of(jobs: JobTable, pace: Floats) -> Left:
+def left_of(jobs: JobTable, pace: Floats, factors: Floats | None = None) -> Left:
     """Return what all jobs still need.
 
     Args:
         jobs: The job table.
         pace: (n_jobs,) work of each job per GPU second held so far, in units of a smallest gang's at the default.
+        factors: (n_jobs,) by which predicted whole lengths are multiplied (``quantiles.length_factors``); None: not.
     """
     progress = np.clip(np.nan_to_num(jobs.progress, nan=0.0), 0.0, ALL_BUT_DONE)
     done_s = np.nan_to_num(jobs.attained_gpu_s, nan=0.0) * pace
     by_progress_s = np.where(progress > REPORTED, done_s / np.maximum(progress, REPORTED) * (1.0 - progress), np.nan)
-    left_s = np.where(np.isnan(jobs.remaining_s), by_progress_s, jobs.remaining_s)
+    predicted_s = jobs.remaining_s if factors is None else _stretched(jobs, factors)
+    left_s = np.where(predicted_s > 0, predicted_s, by_progress_s)
     return Left(left_s, left_s / (1.0 - progress))
+
+
+def _stretched(jobs: JobTable, factors: Floats) -> Floats:
+    """Return what is left of predicted lengths that are so many times as long: (n_jobs,), seconds.
+
+    What a job has done is known from its progress, or else taken to be what it held its GPUs for.
+    """
+    had_s = np.where(np.isnan(jobs.progress), jobs.attained_gpu_s / jobs.min_gpus, 0.0)
+    return np.maximum((jobs.remaining_s + had_s) * factors - had_s, 0.0)

@@ -15,6 +15,7 @@ from services.core.policies.joint.controls import least_cost_at
 from services.core.policies.joint.hours import hours_of
 from services.core.policies.joint.memory import JointMemory
 from services.core.policies.joint.modes import Modes
+from services.core.policies.joint.quantiles import at_quantile
 from services.core.policies.joint.worth import hour_g
 from services.core.policies.levers import Effect, Lever, Runs, Way, carbon_g, compared, nothing, unknown
 from services.core.policies.limits import LIMIT
@@ -58,8 +59,10 @@ def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known:
     curve = (present_curves if jobs.gpus[job] else eligible_curves)(snapshot, np.array([job])).of_job(0)
     runs: Runs = ((now_s, now_s + left_s / speed),)
     if held:
-        worth = hour_g(curve, now_s, config.hour_wh)
-        runs = hours_of(curve, now_s, left_s / speed, known.deadline_s, draw_w, worth, config.stay_share)
+        worth, sure = hour_g(curve, now_s, config.hour_wh), at_quantile(snapshot, config.intensity_quantile)
+        ahead = eligible_curves(sure, np.array([job])).of_job(0)
+        need = (left_s / speed, known.deadline_s, draw_w, worth)
+        runs = hours_of(ahead, now_s, *need, config.stay_share, config.ahead_s)
     chosen = Way(draw_w, runs)
     hours = nothing(Lever.HOURS, "It does not wait for greener hours.")
     if held:

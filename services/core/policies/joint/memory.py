@@ -12,19 +12,21 @@ from services.core.domain.ids import JobId, NodeId
 
 @dataclass(frozen=True)
 class JointMemory:
-    """Of the last active round, but for the last two.
+    """Of the last active round, but for the last three.
 
     Attributes:
         sizes: The gang of every job that was to run, best first.
         held: The jobs that wait for greener hours.
         measured: The gangs whose measurement at each power limit was asked for, and that still hold their GPUs.
         empty_since_s: Since when nobody uses a node that is awake, UTC seconds.
+        declined_since_s: Since when a gang waits for better seats than it was offered, UTC seconds.
     """
 
     sizes: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
     held: frozenset[JobId] = frozenset()
     measured: frozenset[JobId] = frozenset()
     empty_since_s: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
+    declined_since_s: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
 
     @cached_property
     def place(self) -> Mapping[JobId, int]:
@@ -39,6 +41,7 @@ def dump_memory(memory: JointMemory) -> dict[str, Any]:
         "held": sorted(memory.held),
         "measured": sorted(memory.measured),
         "empty_since_s": dict(memory.empty_since_s),
+        "declined_since_s": dict(memory.declined_since_s),
     }
 
 
@@ -49,4 +52,5 @@ def load_memory(stored: dict[str, Any]) -> JointMemory:
         held=frozenset(map(JobId, stored.get("held", []))),
         measured=frozenset(map(JobId, stored.get("measured", []))),
         empty_since_s={NodeId(node): float(at) for node, at in stored.get("empty_since_s", {}).items()},
+        declined_since_s={JobId(job_id): float(at) for job_id, at in stored.get("declined_since_s", {}).items()},
     )

@@ -32,13 +32,13 @@ from services.core.policies.joint.left import Left, left_of
 from services.core.policies.joint.levers import Known, effects
 from services.core.policies.joint.memory import JointMemory, dump_memory, load_memory
 from services.core.policies.joint.modes import Modes, modes_of
+from services.core.policies.joint.placing import UNKNOWN_LEFT_S, Seating
+from services.core.policies.joint.quantiles import at_quantile, length_factors
 from services.core.policies.joint.sleep import sleeping
 from services.core.policies.joint.worth import Worth, hour_g
 from services.core.policies.levers import Effect
 from services.core.policies.limits import Going, with_limits
 
-UNKNOWN_LEFT_S = 1_800.0
-"""What a job of unknown length is taken to need where a resize has to pay for itself."""
 STAY = 2.0
 """How many times a step of a gang counts that the job has already, where GPUs are short."""
 
@@ -51,6 +51,11 @@ class Joint:
     def __init__(self, config: JointConfig) -> None:
         self.config = config
 
+    @property
+    def placement(self) -> str:
+        """The way it places gangs whose graphs are known; the cluster's own places the others."""
+        return "consolidated" if self.config.placement == "cluster" else self.config.placement
+
     def initial(self) -> JointMemory:
         """Return the memory of a policy that has decided nothing."""
         return JointMemory()
@@ -62,7 +67,13 @@ class Joint:
             memory = _following(snapshot, memory, worth, config)
         which = contenders(snapshot, preemption)
         ranking = _ranking(snapshot, memory, which, worth, config) if which.size else Ranking(which, which)
-        plan = with_batches(snapshot, reconcile(snapshot, ranking, preemption=preemption))
+        seating = None
+        if snapshot.graphs and config.placement != "cluster":
+            seating = Seating(snapshot, config, memory.declined_since_s)
+        plan = reconcile(snapshot, ranking, preemption=preemption, place=seating)
+        if seating is not None:
+            plan, memory = seating.explained(plan), replace(memory, declined_since_s=seating.since_s())
+        plan = with_batches(snapshot, plan)
         if config.limits:
             choose = _Limits(snapshot, memory, worth, config).choose
             anew = snapshot.trigger is Trigger.ACTIVE
@@ -73,6 +84,7 @@ class Joint:
             down, since_s = sleeping(snapshot, plan, memory.empty_since_s, config.sleep_after_s)
             if down or since_s:
                 again_s = min(since_s.values(), default=np.inf) + config.sleep_after_s
+                again_s = min(again_s, plan.look_again_s or np.inf)
                 plan = replace(plan, nodes=down, look_again_s=again_s if np.isfinite(again_s) else None)
             if since_s != memory.empty_since_s:
                 memory = replace(memory, empty_since_s=since_s)
@@ -89,7 +101,8 @@ class Joint:
         modes = modes_of(snapshot, everyone, worth_w, config)
         wanted = modes.gpus[everyone, modes.best]
         slower = slowdowns(snapshot, everyone, models, wanted, config.host_w, worth_w)
-        left = left_of(jobs, _pace(snapshot, modes, modes.best, models, slower if config.limits else slower * 0 + 1))
+        pace = _pace(snapshot, modes, modes.best, models, slower if config.limits else slower * 0 + 1)
+        left = left_of(jobs, pace, length_factors(snapshot, config.length_quantile))
         deadline_s = _deadlines(snapshot, left, config)
         known = Known(job, int(models[job]), modes, left.left_s, float(deadline_s[job]), float(worth_w[job]))
         return effects(snapshot, memory, config, known)
@@ -133,7 +146,8 @@ def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, worth: Worth,
     at = np.fromiter(map(memory.place.get, ids, repeat(-1)), np.int64, which.size)
     holds = (jobs.gpus[which] > 0) & ((given == 0) | (given == jobs.gpus[which]))
     gpus = np.where(holds, jobs.gpus[which], possible_sizes(snapshot, given, which))
-    order = wishes_first(order_by(jobs.ids, at, jobs.submitted_s[which], which=which), jobs.priority[which])
+    by = (at,) if config.order == "shortest" else ()
+    order = wishes_first(order_by(jobs.ids, *by, jobs.submitted_s[which], which=which), jobs.priority[which])
     which, gpus, is_new = which[order], gpus[order], (at < 0)[order] & (jobs.phase[which] == QUEUED)[order]
     if is_new.any():
         gpus = _widened_new(snapshot, which, gpus, is_new, worth, config)
@@ -171,7 +185,8 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     slower = (
         slowdowns(snapshot, everyone, models, wanted, config.host_w, worth.hour_w) if config.limits else np.ones(n_jobs)
     )
-    left = left_of(jobs, _pace(snapshot, modes, best, models, slower))
+    pace = _pace(snapshot, modes, best, models, slower)
+    left = left_of(jobs, pace, length_factors(snapshot, config.length_quantile))
     at_best_s = left.left_s / (modes.ratio[everyone, best] * slower)
     deadline_s = _deadlines(snapshot, left, config)
     is_late = snapshot.now_s + at_best_s > np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, np.inf)
@@ -179,7 +194,8 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     goes = np.flatnonzero(~held)
     unknown = np.isnan(left.left_s[goes])
     least = np.where(unknown, 0.0, left.left_s[goes] * modes.gpus[goes, 0])
-    order = order_by(jobs.ids, ~is_late[goes], least, jobs.submitted_s[goes], which=goes)
+    by = (~is_late[goes], least) if config.order == "shortest" else ()
+    order = order_by(jobs.ids, *by, jobs.submitted_s[goes], which=goes)
     goes = goes[wishes_first(order, jobs.priority[goes])]
     gpus = _sizes(snapshot, goes, modes, left, capacity, models, config)
     return replace(
@@ -217,14 +233,18 @@ def _held(snapshot: Snapshot, left_s: Floats, deadline_s: Floats, watts: Floats,
     held = np.zeros(len(jobs), dtype=np.bool_)
     if not may.any():
         return held
+    everyone = np.arange(len(jobs))
+    worth_g = eligible_curves(snapshot, everyone).each(lambda curve: hour_g(curve, now_s, config.hour_wh))
+    worth_g = np.broadcast_to(worth_g, everyone.shape)
+    snapshot = at_quantile(snapshot, config.intensity_quantile)
     runs = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
     for stay_share, some in ((0.0, may & ~runs), (config.stay_share, may & runs)):
         rows = np.flatnonzero(some)
 
         def comes(curve: CarbonCurve, of: Any, rows: Ints = rows, stay_share: float = stay_share) -> Bools:
             mine = rows[of]
-            worth = hour_g(curve, now_s, config.hour_wh)
-            return runs_now(curve, now_s, left_s[mine], deadline_s[mine], watts[mine], worth, stay_share)
+            job = left_s[mine], deadline_s[mine], watts[mine], worth_g[mine]
+            return runs_now(curve, now_s, *job, stay_share, config.ahead_s)
 
         if rows.size:
             held[rows] = ~eligible_curves(snapshot, rows).by_curve(comes)

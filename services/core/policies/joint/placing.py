@@ -1,0 +1,86 @@
+"""Where gangs sit whose stages and bytes are known: by their graphs, and not on just any GPUs.
+
+Their replicas are mapped by Heavy-Edge, refined (``parallel.mapping``), to the nodes with the most free devices: the
+fewest that hold the gang, or a few more where even shares of them are faster. Other than under A-SRPT, gangs that lose
+little are not sent to the emptiest ones: what they free is worth less than what their bytes cost others.
+
+A gang that would run at less than ``least_speed_share`` of its best speed declines, and keeps its claim: GPUs that it
+held so would be held so many times longer. It declines until it has waited as long as the bad seats would delay it;
+so it loses at most twice what it would have, had it known how long good ones take to come (ski rental).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.core.cycle.graph_placing import Servers, extremes_s, mapper_of, seats
+from services.core.cycle.placers import PLACERS
+from services.core.cycle.placing import FreeDevices
+from services.core.cycle.plan import Action, Hold, Plan, Reason
+from services.core.cycle.snapshot import QUEUED, Snapshot
+from services.core.domain.ids import JobId
+from services.core.domain.placement import Placement
+from services.core.parallel.mapping import Method
+from services.core.policies.joint.config import JointConfig
+
+UNKNOWN_LEFT_S = 1_800.0
+"""What a job of unknown length is taken to need where a restart, or better seats, have to pay for themselves."""
+
+
+class Seating:
+    """Places the gangs of one round; a gang without a graph as the cluster's other gangs are.
+
+    Attributes:
+        until_s: Until when each gang waits that declined, UTC seconds.
+    """
+
+    def __init__(self, snapshot: Snapshot, config: JointConfig, declined_since_s: Mapping[JobId, float]) -> None:
+        self._snapshot, self._config = snapshot, config
+        self._others = PLACERS[snapshot.placement]
+        self._method = Method.HEAVY_EDGE if config.placement == "heavy-edge" else Method.REFINED
+        self._since_s = declined_since_s
+        self.until_s: dict[JobId, float] = {}
+
+    def __call__(self, snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
+        """Place one gang, as a ``Placer`` does."""
+        job_id = snapshot.jobs.ids[job]
+        graph = snapshot.graphs.get(job_id)
+        if graph is None or gpus == 1:
+            return self._others(snapshot, job, gpus, gpu_model, free)
+        mapper = mapper_of(graph, gpus, snapshot.network)
+        found = seats(snapshot.nodes.gpu_model, mapper, gpu_model, free.count, self._method, Servers.FULLEST)
+        if found is None:
+            return None
+        least_s, _ = extremes_s(mapper)
+        if found.time_s * self._config.least_speed_share > least_s:
+            until_s = self._since_s.get(job_id, snapshot.now_s) + self._left_s(job) * (found.time_s / least_s - 1.0)
+            if snapshot.now_s < until_s:
+                self.until_s[job_id] = until_s
+                return None
+        return free.take(list(found.shares))
+
+    def _left_s(self, job: int) -> float:
+        predicted_s = self._snapshot.jobs.remaining_s.item(job)
+        return predicted_s if predicted_s > 0 else UNKNOWN_LEFT_S
+
+    def explained(self, plan: Plan) -> Plan:
+        """Return the plan with the reason why gangs wait that declined, and with when to ask again."""
+        if not self.until_s:
+            return plan
+        actions = tuple(map(self._explained, plan.actions))
+        return Plan(plan.snapshot_version, actions, plan.nodes, min(self.until_s.values()))
+
+    def _explained(self, action: Action) -> Action:
+        if not isinstance(action, Hold) or action.job_id not in self.until_s:
+            return action
+        return Hold(action.job_id, Reason.BETTER_PLACEMENT, self.until_s[action.job_id])
+
+    def since_s(self) -> Mapping[JobId, float]:
+        """Return since when each gang that still waits has declined what it was offered, UTC seconds."""
+        if not self.until_s and not self._since_s:
+            return self._since_s
+        jobs, now_s = self._snapshot.jobs, self._snapshot.now_s
+        since_s = dict.fromkeys(self.until_s, now_s) | dict(self._since_s)
+        waits = {job_id for job_id in since_s if (job := jobs.index.get(job_id)) is not None
+                 and jobs.phase.item(job) == QUEUED}  # fmt: skip
+        return {job_id: at_s for job_id, at_s in since_s.items() if job_id in waits}

@@ -1,0 +1,60 @@
+"""How sure ``joint`` wants to be: quantiles of predicted lengths and of the intensity ahead, where those are known.
+
+- A predicted length with a standard deviation is taken as lognormal, with the prediction as its mean. Of a standard
+  deviation ``v`` times the mean its quantile ``q`` is ``exp(z s - s^2 / 2)`` times the mean, with
+  ``s^2 = ln(1 + v^2)`` and ``z`` the standard normal's.
+- A forecast with its deciles is taken as two halves of normals that meet at its middle: ``q`` lies as many times as far
+  from there as the decile on its side as ``z`` is the decile's.
+
+Without a standard deviation, or deciles, there is nothing to be surer of, and the prediction itself counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.arrays import Floats
+from services.core.domain.carbon import CarbonCurve, CarbonOutlook
+
+MIDDLE = 0.5
+_NORMAL = NormalDist()
+_DECILE = _NORMAL.inv_cdf(0.9)
+
+
+def length_factors(snapshot: Snapshot, quantile: float | None) -> Floats:
+    """Return the quantile of each job's predicted length over the prediction: (n_jobs,).
+
+    Args:
+        snapshot: The cluster.
+        quantile: Which; None: the prediction itself.
+    """
+    factors = np.ones(len(snapshot.jobs))
+    if quantile is None or not snapshot.length_spreads:
+        return factors
+    z = _NORMAL.inv_cdf(quantile)
+    for job_id, spread in snapshot.length_spreads.items():
+        if (job := snapshot.jobs.index.get(job_id)) is not None:
+            variance = math.log1p(spread**2)
+            factors[job] = math.exp(z * math.sqrt(variance) - variance / 2)
+    return factors
+
+
+def at_quantile(snapshot: Snapshot, quantile: float) -> Snapshot:
+    """Return the snapshot with the intensity ahead at this quantile of its forecasts."""
+    if quantile == MIDDLE or all(outlook.low is None or outlook.high is None for outlook in snapshot.outlooks):
+        return snapshot
+    return snapshot.again(outlooks=tuple(_at(outlook, quantile) for outlook in snapshot.outlooks))
+
+
+def _at(outlook: CarbonOutlook, quantile: float) -> CarbonOutlook:
+    low, high, curve = outlook.low, outlook.high, outlook.curve
+    if low is None or high is None:
+        return outlook
+    z, middle = _NORMAL.inv_cdf(quantile) / _DECILE, curve.intensity_gco2_per_kwh
+    shifted = middle + z * ((high - middle) if z > 0 else (middle - low))
+    return replace(outlook, curve=CarbonCurve(curve.times_s, shifted, curve.end_s, curve.estimated))
