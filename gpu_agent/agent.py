@@ -23,6 +23,7 @@ from gpu_agent.confinement import Confinement
 from gpu_agent.containers import find_engine
 from gpu_agent.control_plane import ControlPlane
 from gpu_agent.controls import Controls
+from gpu_agent.devices.absent import AbsentDriver
 from gpu_agent.devices.driver import Driver, DriverMissingError
 from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.simulated import SimulatedDriver
@@ -241,6 +242,8 @@ class Agent:
 
     def _closed(self) -> str | None:
         """Return why this node takes no new work; None while it does."""
+        if isinstance(self.driver, AbsentDriver):
+            return self.driver.why
         problem = self._disk.problem()
         return f"Its disk {problem}" if problem else None
 
@@ -486,13 +489,14 @@ class Agent:
         if settings.driver != "simulated":
             try:
                 driver = NvmlDriver(may_probe=settings.probe_controls)
-                if driver.devices() or settings.driver == "nvml":
+                if driver.devices():
                     return driver
                 driver.close()
+                why = "NVML shows none"
             except DriverMissingError as error:
-                if settings.driver == "nvml":
-                    raise
-                log.warning("driver.simulated", reason=str(error))
+                why = f"NVML does not answer ({error})"
+            log.error("driver.no_devices", reason=why)
+            return AbsentDriver(f"It has no GPUs: {why}. Restart its agent once that is mended.")
         return SimulatedDriver(
             settings.simulated_model,
             settings.simulated_gpus,

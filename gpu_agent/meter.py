@@ -309,7 +309,8 @@ class Meter:
             source = EnergySource.SIMULATED if simulated else EnergySource.COUNTER
             return counter_energy_j((since, sample.energy_j)), source
         mean_w = (device.power_w + sample.power_w) / 2
-        source = EnergySource.SAMPLED if elapsed_s <= LONGEST_GAP_S else EnergySource.MODELLED
+        is_read = elapsed_s <= LONGEST_GAP_S and not sample.estimated
+        source = EnergySource.SAMPLED if is_read else EnergySource.MODELLED
         return mean_w * elapsed_s, source
 
     def _add(self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float) -> None:

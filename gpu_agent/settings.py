@@ -54,7 +54,9 @@ class AgentSettings(SharedSettings):
     address: str = Field("127.0.0.1", description="Address at which other hosts reach this one.")
     state_dir: Path | None = Field(None, description="By default the node's folder under the data folder.")
 
-    driver: Literal["auto", "nvml", "simulated"] = "auto"
+    driver: Literal["auto", "nvml", "simulated"] = Field(
+        "auto", description="Devices are simulated only if this says so; auto is nvml."
+    )
     simulated_gpus: int = Field(4, ge=1, le=1_024)
     simulated_model: str = "A100-SXM4-40GB"
     simulated_boot: str = Field("", description="A new value means that the simulated host has booted again.")

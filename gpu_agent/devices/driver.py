@@ -50,7 +50,8 @@ class Sample:
     """One device now.
 
     ``energy_j`` counts up from an arbitrary start; None where the device has no counter. ``power_limit_w`` is the limit
-    that the device says is in force, None where it does not say.
+    that the device says is in force, None where it does not say. ``estimated`` says that the power was not read,
+    because the device does not report it, but follows from its utilisation.
     """
 
     power_w: float
@@ -59,6 +60,7 @@ class Sample:
     memory_used_gib: float | None
     energy_j: float | None
     power_limit_w: float | None = None
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,44 @@ class SliceSample:
 
     activity: float | None
     memory_used_gib: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a GPU says of its own state; None where it does not say.
+
+    Attributes:
+        temperature_c: Of the die.
+        slowdown_c: From which temperature on the board slows itself down.
+        too_hot: Whether it slows itself down now because of its temperature.
+        uncorrected_errors: ECC errors that could not be corrected, since its driver was loaded.
+        remapping_failed: Whether broken memory could not be replaced by spare memory.
+        pids: The processes that compute on it.
+    """
+
+    temperature_c: float | None = None
+    slowdown_c: float | None = None
+    too_hot: bool | None = None
+    uncorrected_errors: int | None = None
+    remapping_failed: bool | None = None
+    pids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvent:
+    """A critical error that the driver reported once: an Xid, as NVIDIA numbers them."""
+
+    index: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadDevice:
+    """A GPU that did not answer when the agent began. Its UUID is empty where not even that can be read."""
+
+    index: int
+    uuid: str
+    why: str
 
 
 class Driver(Protocol):
@@ -88,6 +128,23 @@ class Driver(Protocol):
 
     def read_slice(self, index: int) -> SliceSample:
         """Return one slice's readings."""
+        ...
+
+    def dead(self) -> list[DeadDevice]:
+        """Return the GPUs that did not answer at the start; they are not among ``devices``."""
+        ...
+
+    def health(self, index: int) -> Health:
+        """Return what one GPU says of its state.
+
+        Raises:
+            DeviceLostError: It has fallen off the bus.
+            DeviceError: It did not answer.
+        """
+        ...
+
+    def events(self) -> list[DeviceEvent]:
+        """Return the critical errors since the last call."""
         ...
 
     def cut(self, gpu: int, places: Cut) -> None:

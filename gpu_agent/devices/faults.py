@@ -1,9 +1,12 @@
-"""Errors that a simulated driver makes while it cuts a GPU, as a file tells it: for tests, and for trials of a fleet.
+"""Errors of simulated devices, as files tell: for tests, and for trials of what a cluster makes of them.
 
 The file is ``simulated_faults.json`` in the agent's state folder: a list such as
 ``[{"step": "create", "outcome": "busy", "skip": 1, "times": 2}]``. Each step of a cut (``mode``, ``destroy``,
 ``create``) looks at the first entry for it: ``skip`` steps pass, then ``times`` of them end in the outcome, without
 ``times`` all of them. ``hold`` is no error: the step waits for as long as the file is there.
+
+``simulated_health.json`` has what GPUs say of their state, by index: ``{"2": {"lost": true}}``, or the fields of
+``Health``, or ``"xid": 79``, which is reported once for as long as it stays there.
 """
 
 from __future__ import annotations
@@ -14,7 +17,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpu_agent import files
-from gpu_agent.devices.driver import DeviceBusyError, DeviceError, NotPermittedError, NotSupportedError
+from gpu_agent.devices.driver import (
+    DeviceBusyError,
+    DeviceError,
+    DeviceEvent,
+    DeviceLostError,
+    Health,
+    NotPermittedError,
+    NotSupportedError,
+)
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -28,6 +39,7 @@ _ERRORS: dict[str, DeviceError] = {
     "failed": DeviceError("Unknown Error"),
 }
 _LOOK_S = 0.02
+_SLOWDOWN_C = 90.0
 
 
 class CutFaults:
@@ -69,3 +81,46 @@ class CutFaults:
             log.warning("simulated.faults_unreadable", error=str(error))
             return None
         return None if passes else outcome
+
+
+class Sickness:
+    """What the file of states says; without one, all GPUs are well."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen_ns = 0
+        self._states: dict[int, dict[str, Any]] = {}
+        self._reported: set[DeviceEvent] = set()
+
+    def health(self, index: int) -> Health:
+        """Return the state of a GPU.
+
+        Raises:
+            DeviceLostError: It is lost.
+        """
+        state = self._read().get(index, {})
+        if state.get("lost"):
+            raise DeviceLostError("GPU is lost")
+        pids = state.get("pids")
+        known = {name: state.get(name) for name in ("temperature_c", "too_hot", "uncorrected_errors")}
+        return Health(**known, slowdown_c=_SLOWDOWN_C, pids=None if pids is None else tuple(pids))
+
+    def events(self) -> list[DeviceEvent]:
+        """Return the Xids in the file that were not returned before."""
+        there = {DeviceEvent(index, int(each["xid"])) for index, each in self._read().items() if "xid" in each}
+        new = sorted(there - self._reported, key=lambda event: (event.index, event.xid))
+        self._reported = there
+        return new
+
+    def _read(self) -> dict[int, dict[str, Any]]:
+        try:
+            written_ns = self._path.stat().st_mtime_ns
+            if written_ns != self._seen_ns:
+                found: dict[str, dict[str, Any]] = json.loads(self._path.read_bytes())
+                self._states = {int(index): dict(state) for index, state in found.items()}
+                self._seen_ns = written_ns
+        except FileNotFoundError:
+            self._states, self._seen_ns = {}, 0
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            log.warning("simulated.health_unreadable", error=str(error))
+        return self._states

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, Literal
 
+import psutil
 import pynvml
 
-from gpu_agent.devices.driver import Cut, DeviceLostError, NotSupportedError, Sample, SliceSample, check_whole
+from gpu_agent.devices.driver import (
+    Cut,
+    DeadDevice,
+    DeviceError,
+    DeviceEvent,
+    DeviceLostError,
+    DriverMissingError,
+    Health,
+    NotSupportedError,
+    Sample,
+    SliceSample,
+    check_whole,
+)
 from gpu_agent.devices.nvml_calls import GIB, named, nvml, optional, text
+from gpu_agent.devices.nvml_events import NvmlEvents
 from gpu_agent.devices.nvml_mig import NvmlMig
 from services.contracts.nodes import DeviceInfo
+from services.core.profiles.priors import board_of
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -34,55 +50,119 @@ class NvmlDriver:
     def __init__(self, *, may_probe: bool = True) -> None:
         named(nvml.nvmlInit)()
         self._may_probe = may_probe
-        self._handles: list[Any] = self._open()
-        self._gpus = [self._describe(index) for index in range(len(self._handles))]
-        self._mig = [
-            NvmlMig(handle, gpu) if gpu.can_partition or gpu.mig_enabled else None
-            for handle, gpu in zip(self._handles, self._gpus, strict=True)
-        ]
-        self._counts_energy = [self._has_counter(handle) for handle in self._handles]
+        self._handles: dict[int, Any] = {}
+        self._gpus: dict[int, DeviceInfo] = {}
+        self._mig: dict[int, NvmlMig] = {}
+        self._counts_energy: dict[int, bool] = {}
+        self._dead: list[DeadDevice] = []
+        for index in range(named(nvml.nvmlDeviceGetCount)()):
+            try:
+                self._open(index)
+            except DriverMissingError:
+                raise
+            except DeviceError as error:  # the other GPUs are as good as before
+                self._forget(index, str(error))
+        self._events = NvmlEvents(self._handles)
 
     @named
-    def _open(self) -> list[Any]:
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    def _open(self, index: int) -> None:
+        handle = self._handles[index] = nvml.nvmlDeviceGetHandleByIndex(index)
+        gpu = self._gpus[index] = self._describe(index)
+        if gpu.can_partition or gpu.mig_enabled:
+            self._mig[index] = NvmlMig(handle, gpu)
+        self._counts_energy[index] = self._has_counter(handle)
+
+    def _forget(self, index: int, why: str) -> None:
+        uuid = ""
+        handle = self._handles.pop(index, None)
+        if handle is not None:
+            with suppress(pynvml.NVMLError):
+                uuid = text(nvml.nvmlDeviceGetUUID(handle))
+        for known in (self._gpus, self._mig, self._counts_energy):
+            known.pop(index, None)
+        log.error("device.dead", index=index, uuid=uuid, error=why)
+        self._dead.append(DeadDevice(index, uuid, why))
+
+    def _handle(self, index: int) -> Any:
+        try:
+            return self._handles[index]
+        except KeyError:
+            raise DeviceLostError(f"GPU {index} did not answer when the agent started") from None
+
+    def dead(self) -> list[DeadDevice]:
+        """Return the GPUs that did not answer at the start."""
+        return list(self._dead)
 
     def devices(self) -> list[DeviceInfo]:
         """Return the GPUs, in the order of their PCI addresses, and their slices, whoever created them."""
         gpus = [
-            gpu if mig is None else gpu.model_copy(update={"mig_enabled": mig.enabled})
-            for gpu, mig in zip(self._gpus, self._mig, strict=True)
+            gpu.model_copy(update={"mig_enabled": self._mig[index].enabled}) if index in self._mig else gpu
+            for index, gpu in sorted(self._gpus.items())
         ]
-        return gpus + [each for mig in self._mig if mig is not None for each in mig.slices()]
+        return gpus + [each for _, mig in sorted(self._mig.items()) for each in mig.slices()]
 
     @named
     def read(self, index: int) -> Sample:
         """Return one GPU's readings; None or 0 for what it does not report."""
         check_whole(index)
-        handle = self._handles[index]
+        handle = self._handle(index)
         utilization = optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         memory = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
         clock_mhz = optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         limit_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
         energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption(handle) if self._counts_energy[index] else None
+        power_mw = optional(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         return Sample(
-            power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1_000,
+            power_w=self._likely_w(index, utilization or 0) if power_mw is None else power_mw / 1_000,
             utilization=min((utilization or 0) / 100, 1.0),
             clock_mhz=clock_mhz,
             memory_used_gib=None if memory is None else memory / GIB,
             energy_j=None if energy_mj is None else energy_mj / 1_000,
             power_limit_w=None if limit_mw is None else limit_mw / 1_000,
+            estimated=power_mw is None,
         )
+
+    def _likely_w(self, index: int, utilization_percent: int) -> float:
+        """Return what a board draws that does not report it, by what is known of its model."""
+        board = board_of(self._gpus[index].model)
+        return board.idle_w + (board.peak_w - board.idle_w) * min(utilization_percent / 100, 1.0)
+
+    @named
+    def health(self, index: int) -> Health:
+        """Return what one GPU says of its state."""
+        handle = self._handle(index)
+        reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        remapped = optional(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
+        processes = optional(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        return Health(
+            temperature_c=optional(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            slowdown_c=optional(
+                lambda: nvml.nvmlDeviceGetTemperatureThreshold(handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+            ),
+            too_hot=None if reasons is None else bool(reasons & nvml.nvmlClocksThrottleReasonHwThermalSlowdown),
+            uncorrected_errors=optional(
+                lambda: nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            ),
+            remapping_failed=None if remapped is None else bool(remapped[3]),
+            pids=None if processes is None else tuple(int(each.pid) for each in processes),
+        )
+
+    def events(self) -> list[DeviceEvent]:
+        """Return the Xids since the last call."""
+        return self._events.read()
 
     def read_slice(self, index: int) -> SliceSample:
         """Return the activity of a slice, where NVML measures it (from Hopper on), and its memory."""
-        for mig in self._mig:
-            if mig is not None and mig.has(index):
+        for mig in self._mig.values():
+            if mig.has(index):
                 return mig.read(index)
         raise DeviceLostError(f"there is no slice {index}")
 
     def cut(self, gpu: int, places: Cut) -> None:
         """Cut a GPU into instances, each with one compute instance that has all of it."""
-        mig = self._mig[gpu]
+        mig = self._mig.get(gpu)
         if mig is None:
             raise NotSupportedError("this GPU cannot be cut")
         mig.cut(places)
@@ -91,32 +171,32 @@ class NvmlDriver:
     def set_clock(self, index: int, clock_mhz: int) -> None:
         """Lock the SM clock."""
         check_whole(index)
-        nvml.nvmlDeviceSetGpuLockedClocks(self._handles[index], clock_mhz, clock_mhz)
+        nvml.nvmlDeviceSetGpuLockedClocks(self._handle(index), clock_mhz, clock_mhz)
 
     @named
     def reset_clock(self, index: int) -> None:
         """Unlock the SM clock."""
         check_whole(index)
-        nvml.nvmlDeviceResetGpuLockedClocks(self._handles[index])
+        nvml.nvmlDeviceResetGpuLockedClocks(self._handle(index))
 
     @named
     def set_power_limit(self, index: int, limit_w: float) -> None:
         """Cap the board's power."""
         check_whole(index)
-        nvml.nvmlDeviceSetPowerManagementLimit(self._handles[index], round(limit_w * 1_000))
+        nvml.nvmlDeviceSetPowerManagementLimit(self._handle(index), round(limit_w * 1_000))
 
     @named
     def reset_power_limit(self, index: int) -> None:
         """Return to the board's default limit."""
         check_whole(index)
-        handle = self._handles[index]
+        handle = self._handle(index)
         nvml.nvmlDeviceSetPowerManagementLimit(handle, nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:
         """Return the numbers of ``/dev/nvidiaN``, where N is the minor number and not the index."""
         minors = {
             index: optional(lambda handle=handle: nvml.nvmlDeviceGetMinorNumber(handle))
-            for index, handle in enumerate(self._handles)
+            for index, handle in self._handles.items()
         }
         return {index: (_MAJOR, minor) for index, minor in minors.items() if minor is not None}
 
@@ -126,6 +206,7 @@ class NvmlDriver:
 
     def close(self) -> None:
         """Shut NVML down."""
+        self._events.close()
         try:
             nvml.nvmlShutdown()
         except pynvml.NVMLError as error:
@@ -133,7 +214,7 @@ class NvmlDriver:
 
     @named
     def _describe(self, index: int) -> DeviceInfo:
-        handle = self._handles[index]
+        handle = self._handle(index)
         clocks = sorted(optional(lambda: _clocks_mhz(handle)) or [])
         limit_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
         lowest_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[0])
@@ -142,7 +223,7 @@ class NvmlDriver:
             index=index,
             uuid=text(nvml.nvmlDeviceGetUUID(handle)),
             model=model_name(text(nvml.nvmlDeviceGetName(handle))),
-            memory_gib=nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB,
+            memory_gib=_memory_bytes(handle) / GIB,
             power_limit_w=(limit_mw or 1_000_000) / 1_000,
             lowest_limit_w=lowest_mw and lowest_mw / 1_000,
             can_set_clock=permitted and bool(clocks),
@@ -171,6 +252,11 @@ def model_name(name: str) -> str:
     """Return a board's name as jobs ask for it: ``NVIDIA A100-SXM4-40GB`` is ``A100-SXM4-40GB``."""
     short = re.sub(r"^(NVIDIA|Tesla|GeForce|Quadro|\s)+", "", name)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", short or name).strip("-._")[:63] or "unknown"
+
+
+def _memory_bytes(handle: Any) -> int:
+    """Return the board's memory; that of the host for a board that shares it."""
+    return optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or psutil.virtual_memory().total
 
 
 def _seven_sevenths(handle: Any) -> Any:

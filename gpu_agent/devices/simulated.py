@@ -16,14 +16,17 @@ from typing import Any, Literal
 from gpu_agent import files
 from gpu_agent.devices.driver import (
     Cut,
+    DeadDevice,
     DeviceBusyError,
+    DeviceEvent,
     DeviceLostError,
+    Health,
     NotSupportedError,
     Sample,
     SliceSample,
     check_whole,
 )
-from gpu_agent.devices.faults import CutFaults
+from gpu_agent.devices.faults import CutFaults, Sickness
 from gpu_agent.devices.response import Response
 from gpu_agent.shim import clock, kernel_boot
 from services.contracts.nodes import DeviceInfo
@@ -100,6 +103,7 @@ class SimulatedDriver:
         self._node_id = node_id
         self._boot = boot
         self._is_held = is_held
+        self._sickness = Sickness(state_file.with_name("simulated_health.json"))
         self._faults = CutFaults(state_file.with_name("simulated_faults.json"))
         self._devices = [_Device(self._model.peak_w, self._model.highest_clock_mhz) for _ in range(count)]
         self._at = clock()
@@ -154,6 +158,7 @@ class SimulatedDriver:
     def read(self, index: int) -> Sample:
         """Bring all counters up to now and return one GPU's readings."""
         check_whole(index)
+        self._sickness.health(index)
         self._advance(save=index == 0)  # once for each round over the devices
         device = self._devices[index]
         load = self._load(index)
@@ -168,6 +173,18 @@ class SimulatedDriver:
         activity = each.activity(self._at)
         resident_gib = self._slice_memory_gib(each.place) * _RESIDENT_SHARE if each.load else 0.0
         return SliceSample(activity, resident_gib)
+
+    def dead(self) -> list[DeadDevice]:
+        """Return none."""
+        return []
+
+    def health(self, index: int) -> Health:
+        """Return that all is well, but for what the file of faults says."""
+        return self._sickness.health(index)
+
+    def events(self) -> list[DeviceEvent]:
+        """Return the Xids that were written into the file of faults since the last call."""
+        return self._sickness.events()
 
     def cut(self, gpu: int, places: Cut) -> None:
         """Cut a GPU, in the steps and with the errors of a real driver."""

@@ -25,6 +25,8 @@ from services.cli.output import console
 from services.cli.specs import read_specs
 from services.cli.submit import submit_all
 from services.core.domain.units import J_PER_KWH
+from services.standalone import stack
+from services.standalone.processes import lack_of_gpus
 
 WORKLOAD = Path(__file__).parents[2] / "examples" / "workload.json"
 
@@ -78,6 +80,8 @@ def demo(
                 stop.wait()
         return 0 if succeeded else EXIT_FAILED
 
+    if nodes is None and stack.remembered_options(folder or data_dir()).nodes is None and lack_of_gpus():
+        nodes = "2x4"  # simulated, and remembered: a plain `up` on the same folder brings them back
     raise typer.Exit(local.run_with_stack(show, folder=folder, nodes=nodes, port=port, environment=ENVIRONMENT))
 
 

@@ -29,7 +29,10 @@ DataDir = Annotated[
     ),
 ]
 Nodes = Annotated[
-    str | None, typer.Option(help="Simulated nodes, COUNTxGPUS[:MODEL][@ZONE], separated by commas; 2x4 by default.")
+    str | None,
+    typer.Option(
+        help="Simulated nodes, COUNTxGPUS[:MODEL][@ZONE], separated by commas; this machine's GPUs by default."
+    ),
 ]
 Port = Annotated[
     int | None,

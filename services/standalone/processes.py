@@ -71,17 +71,27 @@ class Node:
     zone: str | None = None
 
 
-def parse_nodes(text: str | None) -> tuple[Node, ...]:
+def parse_nodes(text: str | None, *, simulate: bool = False) -> tuple[Node, ...]:
     """Read `2x4:A100-SXM4-40GB,1x8:H100-SXM5-80GB@DE`: two nodes of four GPUs, and one of eight in grid zone DE.
 
     Model and zone may be left out; a model goes by any of its names in the GPU catalogue. None is this machine as one
-    node if it has GPUs, else `2x4`; the empty text is no node.
+    node with its GPUs, or `2x4` with ``simulate``; the empty text is no node.
 
     Raises:
-        BadInputError: the text is not of that form, names an unknown GPU model, or names more than 64 nodes.
+        BadInputError: the text is not of that form, names an unknown GPU model, or names more than 64 nodes; or it is
+            None on a machine without GPUs: none are simulated unless somebody says so.
     """
-    if not text:
-        return () if text == "" else (Node("node-1"),) if _has_gpu() else parse_nodes("2x4")
+    if text == "":
+        return ()
+    if text is None:
+        if simulate:
+            return parse_nodes("2x4")
+        if lack := lack_of_gpus():
+            raise BadInputError(
+                f"this machine has no GPUs: {lack}. `--nodes 2x4` simulates two nodes of four GPUs, and `--nodes ''` "
+                "starts the control plane alone"
+            )
+        return (Node("node-1"),)
     sizes: list[tuple[int, str, str | None]] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,3})x(\d{1,3})(?::([\w.-]+))?(?:@([A-Za-z0-9][A-Za-z0-9._-]{0,62}))?\s*", part)
@@ -98,17 +108,18 @@ def parse_nodes(text: str | None) -> tuple[Node, ...]:
     return tuple(Node(f"node-{number}", *size) for number, size in enumerate(sizes, start=1))
 
 
-def _has_gpu() -> bool:
+def lack_of_gpus() -> str:
+    """Return why this machine has no GPUs to run jobs on; empty if it has some."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
         try:
-            return pynvml.nvmlDeviceGetCount() > 0
+            return "" if pynvml.nvmlDeviceGetCount() > 0 else "NVML shows none"
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError:  # no driver, or one that does not answer
-        return False
+    except pynvml.NVMLError as error:  # no driver, or one that does not answer
+        return f"NVML does not answer ({error})"
 
 
 def host_of(service: Service, environment: Mapping[str, str]) -> str:

@@ -66,7 +66,8 @@ class Stack:
         Args:
             data_dir: Where everything is kept; see `default_data_dir`.
             nodes: Simulated nodes as `parse_nodes` reads them; None takes those that the installation was made with,
-                at first this machine's GPUs, or else two simulated nodes of four; "" runs no agent.
+                at first this machine's GPUs, or two simulated nodes of four if GPU_AGENT_DRIVER is `simulated`; ""
+                runs no agent.
             env: Settings on top of the caller's environment. Where either has DATABASE_URL or REDIS_URL, that server
                 is used and none is started; `<PREFIX>PORT` asks for exactly that port.
             port: The gateway's port, exactly; None takes the remembered one, or else prefers 8000.
@@ -255,7 +256,7 @@ def settle(
     full = {**environment, **options.environment()}
     if options.port is not None:
         full["GATEWAY_PORT"] = str(options.port)
-    chosen = processes.parse_nodes(options.nodes)
+    chosen = processes.parse_nodes(options.nodes, simulate=full.get("GPU_AGENT_DRIVER") == "simulated")
     full.setdefault("CARBON_ZONES", ",".join(processes.zones_of(chosen, full)))
     check_settings([*services, *([processes.AGENT] if chosen else [])], full)
     return Settled(options, tuple(changes), chosen, full)

@@ -1,7 +1,9 @@
 /* A libnvidia-ml.so.1 for tests: two A100-like devices whose energy counter follows clock^3, and errors on demand.
 
    NVML_FAKE_<FUNCTION>=<code> makes a function answer with an error code, e.g. NVML_FAKE_TOTAL_ENERGY=3 (not
-   supported), NVML_FAKE_SET_LIMIT=4 (no permission). The environment is read at each call. */
+   supported), NVML_FAKE_SET_LIMIT=4 (no permission). NVML_FAKE_<FUNCTION>_<INDEX> is for one device, and
+   NVML_FAKE_XID_<INDEX>, _TEMPERATURE_<INDEX>, _ECC_<INDEX> and _PID_<INDEX> are what it reports. The environment is read
+   at each call. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +38,13 @@ static void advance(struct device *d) {
   d->at = t;
 }
 static struct device *of(void *handle) { return handle; }
+static long said(const char *name, void *handle, long otherwise) {
+  char variable[64];
+  snprintf(variable, sizeof variable, "NVML_FAKE_%s_%d", name, (int)(of(handle) - devices));
+  const char *value = getenv(variable);
+  return value ? atol(value) : otherwise;
+}
+static status lost(void *handle) { return said("LOST", handle, OK); }
 
 static void make_whole(void);
 static int instance_of(void *h); /* of fake_nvml_mig.h: the number of a MIG device, -1 for a GPU */
@@ -59,7 +68,7 @@ status nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) {
   return OK;
 }
 status nvmlDeviceGetName(void *h, char *name, unsigned length) {
-  (void)h;
+  if (instance_of(h) < 0 && lost(h)) return lost(h);
   snprintf(name, length, "NVIDIA A100-SXM4-40GB");
   return OK;
 }
@@ -70,7 +79,7 @@ status nvmlDeviceGetUUID(void *h, char *uuid, unsigned length) {
 }
 status nvmlDeviceGetPowerUsage(void *h, unsigned *mw) {
   *mw = power_mw(of(h));
-  return fault("POWER");
+  return lost(h) ? lost(h) : fault("POWER");
 }
 status nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
   advance(of(h));
@@ -85,7 +94,7 @@ status nvmlDeviceGetUtilizationRates(void *h, struct util *u) {
 status nvmlDeviceGetMemoryInfo(void *h, struct memory *m) {
   unsigned long long total = instance_of(h) < 0 ? 40ULL << 30 : slice_bytes(instance_of(h));
   *m = (struct memory){total, total / 4, total - total / 4};
-  return OK;
+  return fault("MEMORY");
 }
 status nvmlDeviceGetClockInfo(void *h, unsigned type, unsigned *mhz) {
   if (type != 1) return INVALID;
@@ -129,5 +138,46 @@ status nvmlDeviceResetGpuLockedClocks(void *h) {
   advance(of(h));
   of(h)->clock = 1410;
   return OK;
+}
+status nvmlDeviceGetTemperature(void *h, unsigned sensor, unsigned *celsius) {
+  (void)sensor;
+  *celsius = said("TEMPERATURE", h, 55);
+  return lost(h);
+}
+status nvmlDeviceGetTemperatureThreshold(void *h, unsigned which, unsigned *celsius) {
+  *celsius = which == 1 ? 89 : 95;
+  return lost(h);
+}
+status nvmlDeviceGetTotalEccErrors(void *h, unsigned type, unsigned counter, unsigned long long *count) {
+  (void)counter;
+  *count = type == 1 ? said("ECC", h, 0) : 0;
+  return lost(h);
+}
+struct process { unsigned pid; unsigned long long memory; unsigned instance, compute; };
+status nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *count, struct process *found) {
+  long pid = said("PID", h, 0);
+  if (!pid) { *count = 0; return OK; }
+  if (!found) { *count = 1; return SMALL; }
+  *count = 1;
+  *found = (struct process){pid, 1 << 20, ~0u, ~0u};
+  return OK;
+}
+struct event { void *device; unsigned long long type, data; unsigned instance, compute; };
+static int event_set;
+status nvmlEventSetCreate(void **set) { *set = &event_set; return fault("EVENTS"); }
+status nvmlEventSetFree(void *set) { (void)set; return OK; }
+status nvmlDeviceRegisterEvents(void *h, unsigned long long types, void *set) { (void)h; (void)types; (void)set; return OK; }
+status nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
+  (void)set; (void)timeout_ms;
+  for (int i = 0; i < DEVICES; i++) {
+    long xid = said("XID", &devices[i], 0);
+    char variable[64];
+    if (!xid) continue;
+    snprintf(variable, sizeof variable, "NVML_FAKE_XID_%d", i);
+    unsetenv(variable); /* reported once */
+    *event = (struct event){&devices[i], 8, xid, ~0u, ~0u};
+    return OK;
+  }
+  return 10;
 }
 #include "fake_nvml_mig.h"

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 
 from gpu_agent.devices.driver import (
     DeviceError,
+    DeviceEvent,
     DeviceLostError,
     DriverMissingError,
+    Health,
     NotPermittedError,
     NotSupportedError,
 )
@@ -113,10 +116,49 @@ def test_a_device_may_lack_clocks_utilisation_and_counter(fault: Fault) -> None:
     assert (sample.energy_j, sample.utilization, sample.power_w) == (None, 0.0, 400)
 
 
+def test_memory_and_power_are_optional(fault: Fault) -> None:
+    for function in ("MEMORY", "POWER", "TOTAL_ENERGY"):
+        fault(function, NOT_SUPPORTED)
+    driver = NvmlDriver()
+    host_gib = psutil.virtual_memory().total / 2**30
+    assert driver.devices()[0].memory_gib == pytest.approx(host_gib), "as on boards that share the host's memory"
+    sample = driver.read(0)
+    assert (sample.memory_used_gib, sample.energy_j, sample.estimated) == (None, None, True)
+    assert 52 < sample.power_w < 400, "by what is known of the board, at three quarters of its load"
+
+
+def test_one_dead_card_leaves_the_others(fault: Fault) -> None:
+    fault("LOST_0", GPU_IS_LOST)
+    driver = NvmlDriver()
+    assert [device.index for device in driver.devices()] == [1]
+    assert [(dead.index, dead.uuid[-2:]) for dead in driver.dead()] == [(0, "00")]
+    assert driver.read(1).power_w == 400
+    assert driver.device_nodes().keys() <= {1}
+
+
+def test_what_a_gpu_says_of_its_state(fault: Fault) -> None:
+    driver = NvmlDriver()
+    assert driver.health(0) == Health(55, 89, None, 0, None, ())
+    for name, value in (("TEMPERATURE_1", "93"), ("ECC_1", "2"), ("PID_1", "77"), ("XID_1", "79")):
+        fault(name, value)
+    assert driver.health(1) == Health(93, 89, None, 2, None, (77,))
+    assert driver.health(0).temperature_c == 55
+    assert driver.events() == [DeviceEvent(1, 79)]
+    assert driver.events() == []
+    fault("LOST_1", GPU_IS_LOST)
+    with pytest.raises(DeviceLostError):
+        driver.health(1)
+    driver.close()
+
+
+def test_a_driver_without_events_has_none(fault: Fault) -> None:
+    fault("EVENTS", NOT_SUPPORTED)
+    assert NvmlDriver().events() == []
+
+
 @pytest.mark.parametrize(
     ("code", "error"),
     [
-        (NOT_SUPPORTED, NotSupportedError),
         (NO_PERMISSION, NotPermittedError),
         (GPU_IS_LOST, DeviceLostError),
         (UNKNOWN, DeviceError),
@@ -124,14 +166,14 @@ def test_a_device_may_lack_clocks_utilisation_and_counter(fault: Fault) -> None:
 )
 def test_errors_have_names(fault: Fault, code: str, error: type[DeviceError]) -> None:
     driver = NvmlDriver()
-    fault("POWER", code)
+    fault("TOTAL_ENERGY", code)
     fault("SET_CLOCK", code)
     with pytest.raises(error):
         driver.read(0)
     with pytest.raises(error):
         driver.set_clock(0, 1410)
     with pytest.raises(NotSupportedError):
-        NvmlDriver().set_power_limit(0, 5)
+        driver.set_power_limit(0, 5)
 
 
 def test_a_driver_that_does_not_answer_is_missing(fault: Fault) -> None:
@@ -157,6 +199,12 @@ def test_nothing_is_set_where_probing_is_off(fault: Fault) -> None:
 )
 def test_boards_are_named_as_jobs_ask_for_them(name: str, model: str) -> None:
     assert model_name(name) == model
+
+
+async def test_an_agent_without_nvml_has_no_devices_and_says_why(node: Node) -> None:
+    await node.start(GPU_AGENT_DRIVER="auto", LD_LIBRARY_PATH=str(node.folder))
+    assert node.plane.registrations[-1].devices == []
+    assert "It has no GPUs: NVML does not answer" in (node.plane.heartbeats[-1].closed or "")
 
 
 @pytest.mark.parametrize(("has_counter", "source"), [(True, EnergySource.COUNTER), (False, EnergySource.SAMPLED)])

@@ -83,7 +83,7 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(BadInputError) as caught:
-        up(folder / "new")
+        up(folder / "new", nodes="1x1")
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
     assert not (folder / "new").exists()

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.standalone import processes
 from services.standalone import stack as module
 from services.standalone.data_folder import DataFolder
 from services.standalone.ports import Ports
@@ -158,7 +159,9 @@ def test_down_stops_what_runs_elsewhere(folder: Path) -> None:
 
 @pytest.mark.usefixtures("own_servers")
 def test_sigterm_while_it_starts(folder: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-m", "services.standalone", "--data-dir", folder], cwd=ROOT)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.standalone", "--nodes", "2x4", "--data-dir", folder], cwd=ROOT
+    )
     wait_until(lambda: bool(DataFolder(folder).status().processes))
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 0
@@ -206,6 +209,14 @@ async def test_processes_that_outlived_their_supervisor_are_ended(folder: Path) 
         stranger.wait()
 
 
+def test_without_gpus_nothing_is_simulated_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "lack_of_gpus", lambda: "NVML does not answer (Driver/library version mismatch)")
+    with pytest.raises(BadInputError, match=r"no GPUs: NVML does not answer .*mismatch.*--nodes 2x4"):
+        parse_nodes(None)
+    monkeypatch.setattr(processes, "lack_of_gpus", lambda: "")
+    assert parse_nodes(None) == (Node("node-1"),)
+
+
 def test_nodes_are_read() -> None:
     assert parse_nodes("2x4:H100-SXM5-80GB, 1x8,1x2@US-CAL-CISO,1x1:L4@DE") == (
         Node("node-1", 4, "H100-SXM5-80GB"),
@@ -215,6 +226,7 @@ def test_nodes_are_read() -> None:
         Node("node-5", 1, "L4", "DE"),
     )
     assert parse_nodes("") == ()
+    assert [node.gpus for node in parse_nodes(None, simulate=True)] == [4, 4]
     assert parse_nodes("1x2:A100")[0].model == "A100-SXM4-40GB"
     with pytest.raises(StackError, match=r"unknown GPU model 'B9000'; known: .*A100-SXM4-80GB"):
         parse_nodes("2x4:B9000")

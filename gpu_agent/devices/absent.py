@@ -1,0 +1,82 @@
+"""A host without devices that the agent can use: there is no NVML, or it shows no GPU.
+
+Such a node registers, so that operators see what is the matter, and takes no work. Nothing is simulated in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NoReturn
+
+from gpu_agent.devices.driver import Cut, DeadDevice, DeviceEvent, DeviceLostError, Health, Sample, SliceSample
+from services.contracts.nodes import DeviceInfo
+
+
+class AbsentDriver:
+    """No devices.
+
+    Args:
+        why: What is the matter, as a sentence for operators.
+    """
+
+    name: Literal["nvml", "simulated"] = "nvml"
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def devices(self) -> list[DeviceInfo]:
+        """Return none."""
+        return []
+
+    def read(self, index: int) -> Sample:
+        """Raise DeviceLostError, as does everything else that is asked of a device."""
+        self._refuse(index)
+
+    def read_slice(self, index: int) -> SliceSample:
+        """Raise DeviceLostError."""
+        self._refuse(index)
+
+    def dead(self) -> list[DeadDevice]:
+        """Return none."""
+        return []
+
+    def health(self, index: int) -> Health:
+        """Raise DeviceLostError."""
+        self._refuse(index)
+
+    def events(self) -> list[DeviceEvent]:
+        """Return none."""
+        return []
+
+    def cut(self, gpu: int, places: Cut) -> None:
+        """Raise DeviceLostError."""
+        self._refuse(gpu)
+
+    def set_clock(self, index: int, clock_mhz: int) -> None:
+        """Raise DeviceLostError."""
+        self._refuse(index)
+
+    def reset_clock(self, index: int) -> None:
+        """Raise DeviceLostError."""
+        self._refuse(index)
+
+    def set_power_limit(self, index: int, limit_w: float) -> None:
+        """Raise DeviceLostError."""
+        self._refuse(index)
+
+    def reset_power_limit(self, index: int) -> None:
+        """Raise DeviceLostError."""
+        self._refuse(index)
+
+    def device_nodes(self) -> dict[int, tuple[int, int]]:
+        """Return none."""
+        return {}
+
+    def relative_speed(self, index: int) -> float | None:
+        """Return None."""
+        return None
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _refuse(self, index: int) -> NoReturn:
+        raise DeviceLostError(f"there is no device {index}: {self.why}")
