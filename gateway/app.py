@@ -20,7 +20,7 @@ from gateway.openapi import describe
 from gateway.reference import render
 from gateway.routes import CARBON_AWARE, ROUTES, Route, Upstream
 from gateway.settings import GatewaySettings
-from services.kit.app import add_basics, serve
+from services.kit.app import DegradedError, add_basics, serve
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge, OpenRoutes
 from services.kit.edge.keys import KeyCache, resolve_at
@@ -109,11 +109,17 @@ class Readiness:
         self._urls = urls
 
     async def check(self) -> None:
-        """Return if all are ready; otherwise raise an error that names those that are not."""
+        """Return if all are ready.
+
+        Raises:
+            DegradedError: Some are not; it names them.
+            RuntimeError: None is.
+        """
         found = await asyncio.gather(*(self._is_ready(url) for url in self._urls.values()))
         missing = [name.value for name, ready in zip(self._urls, found, strict=True) if not ready]
         if missing:
-            raise RuntimeError(f"not ready: {', '.join(missing)}")
+            error = DegradedError if any(found) else RuntimeError
+            raise error(f"not ready: {', '.join(missing)}")
 
     async def _is_ready(self, url: str) -> bool:
         try:

@@ -19,7 +19,7 @@ from services.kit.settings import settings_or_exit
 settings = settings_or_exit(OptimizerSettings, database=True)
 async_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
 app = optimizer_celery(settings)
-prepare_worker("optimizer-worker", settings)
+prepare_worker("optimizer-worker", settings, app)
 
 
 @functools.cache

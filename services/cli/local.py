@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
+from services.cli.client import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.standalone import stack
@@ -100,7 +100,7 @@ def down(
 
 
 def status(folder: DataDir = None, as_json: AsJson = False) -> None:
-    """Show the processes of this machine's installation; exit 5 unless it is running."""
+    """Show the processes of this machine's installation; exit 6 if some do not run, and 5 if it is not running."""
     try:
         found = stack.read_status(folder or data_dir())
         options = stack.remembered_options(folder or data_dir())
@@ -114,7 +114,7 @@ def status(folder: DataDir = None, as_json: AsJson = False) -> None:
         if shown := options.shown():
             console.print(f"[dim]made with {shown}; a plain `wattshift up` uses these again[/]", soft_wrap=True)
     if found.state != "running":
-        raise typer.Exit(EXIT_UNAVAILABLE)
+        raise typer.Exit(EXIT_DEGRADED if found.state == "degraded" else EXIT_UNAVAILABLE)
 
 
 def admin_key(
@@ -149,6 +149,9 @@ def _print_status(found: StackStatus) -> None:
         )
     if found.processes:
         console.print(shown)
+    for name, detail in [("", found.detail), *((process.name, process.detail) for process in found.processes)]:
+        if detail:
+            console.print(f"{name}: {detail}" if name else detail, soft_wrap=True, markup=False)
 
 
 class StopAskedError(Exception):

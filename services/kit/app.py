@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import re
@@ -21,9 +22,13 @@ from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import ProblemCode
 from services.kit.logging import Log, configure_logging
 from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
+from services.kit.pulse import EVERY_S, Pulse
 from services.kit.settings import SharedSettings
 
 log = Log(__name__)
+
+EXIT_NOT_STARTED = 3
+"""As uvicorn itself ends where an application does not start."""
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
@@ -121,8 +126,15 @@ def create_service(
     return app
 
 
+class DegradedError(Exception):
+    """A readiness check found that some of what the process needs is missing, and that the rest works."""
+
+
 def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
-    """Give ``app`` problem handlers, ``/healthz`` (the process is alive) and ``/readyz`` (so are its dependencies)."""
+    """Give ``app`` problem handlers, ``/healthz`` (the process is alive) and ``/readyz`` (so are its dependencies).
+
+    ``/readyz`` answers 200 and ``ready``, or 503 and ``degraded`` or ``not ready`` with the reason.
+    """
     install_problem_handlers(app)
 
     @app.get("/healthz", include_in_schema=False)
@@ -133,6 +145,8 @@ def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
     async def readyz() -> JSONResponse:
         try:
             await readiness()
+        except DegradedError as error:
+            return JSONResponse({"status": "degraded", "detail": str(error)}, status_code=503)
         except Exception as error:  # whatever a dependency raises, the process is not ready
             return JSONResponse({"status": "not ready", "detail": str(error) or type(error).__name__}, status_code=503)
         return JSONResponse({"status": "ready"})
@@ -162,7 +176,7 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
     """Run ``app`` until SIGTERM."""
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
         host=host,
         port=port,
@@ -171,7 +185,14 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
         timeout_graceful_shutdown=3,
         # Longer than our clients keep a connection: otherwise one could be closed here just as a request is sent on it.
         timeout_keep_alive=75,
+        callback_notify=Pulse().beat_async,
+        timeout_notify=int(EVERY_S),
     )
+    server = uvicorn.Server(config)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:  # the log says why
+        sys.exit(EXIT_NOT_STARTED)
 
 
 def end_with_parent() -> None:

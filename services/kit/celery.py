@@ -97,8 +97,11 @@ def leave_process() -> NoReturn:
     os._exit(EX_RECYCLE)
 
 
-def prepare_worker(process: str, settings: SharedSettings) -> None:
-    """Give this process's worker the project's logging, and end it with its supervisor."""
+def prepare_worker(process: str, settings: SharedSettings, app: Celery) -> None:
+    """Give this process's worker the project's logging and a pulse, and end it with its supervisor."""
+    from services.kit.worker_pulse import add_pulse  # the worker's code, which those that only send need not load
+
+    add_pulse(app)
     # Celery warns workers that run as root about unpickling messages; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
 

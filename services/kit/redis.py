@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from redis.asyncio import Redis
@@ -28,6 +29,19 @@ def connect(url: str) -> Redis:
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=4),
         retry_on_error=[RedisConnectionError, RedisTimeoutError],
     )
+
+
+async def check_answers(redis: Redis) -> None:
+    """Return if the server answers.
+
+    Raises:
+        RuntimeError: It does not, within two seconds.
+    """
+    try:
+        async with asyncio.timeout(2):
+            await redis.ping()  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
+    except (TimeoutError, RedisError, OSError) as error:
+        raise RuntimeError(f"Valkey does not answer: {str(error) or type(error).__name__}") from error
 
 
 async def hint(redis: Redis, kind: str, **fields: Any) -> None:

@@ -29,6 +29,7 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log, configure_logging
 from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
+from services.kit.pulse import EVERY_S, Pulse
 from services.kit.redis import connect
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
@@ -369,6 +370,8 @@ def server_config(router: Router) -> uvicorn.Config:
         backlog=BACKLOG,
         server_header=False,
         proxy_headers=False,  # no client's address is read
+        callback_notify=Pulse().beat_async,
+        timeout_notify=int(EVERY_S),
     )
 
 

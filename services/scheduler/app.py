@@ -16,7 +16,7 @@ from services.db.driver import CONNECTION_ERRORS
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.http import ServiceClient, new_session
 from services.kit.policies import load_policies
-from services.kit.redis import connect
+from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.scheduler import endpoints, explaining_endpoints
@@ -61,7 +61,8 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.dry_runs = DryRuns(database, view)
             simulator = ServiceClient(session, settings.simulator_url, "The simulator", token=settings.service_token)
             app.state.explanations = Explanations(database, view, carbon, simulator)
-            loop = asyncio.create_task(Scheduler(settings, database, redis, carbon, hook).run())
+            app.state.scheduler = Scheduler(settings, database, redis, carbon, hook)
+            loop = asyncio.create_task(app.state.scheduler.run())
             yield
             await end_tasks([loop])
         await redis.aclose()
@@ -69,6 +70,8 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
 
     async def readiness() -> None:
         await app.state.database.ping()
+        await check_answers(app.state.redis)
+        app.state.scheduler.check_turns()
 
     app = create_service("Wattshift scheduler", settings, lifespan=lifespan, readiness=readiness)
     app.state.settings = settings

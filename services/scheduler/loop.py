@@ -50,6 +50,9 @@ Entry = tuple[str, Any]
 Answer = dict[str, list[list[Entry]]] | list[tuple[str, list[Entry]]]
 """What Redis has of streams, in version 3 and version 2 of its protocol: the entries of each, with their ids."""
 
+LATE_AFTER_S = 60.0
+"""A turn that takes longer is reported as one that may never end."""
+
 ATTEMPTS = 5
 """How often a round is repeated after a concurrent change, before it waits for the next tick."""
 
@@ -96,13 +99,24 @@ class Scheduler:
         self._seen: tuple[object, ...] | None = None
         self._last_hint: str = f"{time.time_ns() // 1_000_000}-0"
         self._passive_at_s = 0.0
+        self._turned_at_s = time.monotonic()
         self._look_again_at_s = math.inf
+
+    def check_turns(self) -> None:
+        """Return if the loop turns.
+
+        Raises:
+            RuntimeError: It has not for a minute.
+        """
+        if (late_s := time.monotonic() - self._turned_at_s) > LATE_AFTER_S:
+            raise RuntimeError(f"the scheduler has made no decision for {late_s:.0f} s")
 
     async def run(self) -> None:
         """Decide until cancelled, whenever this process leads."""
         helpers: list[asyncio.Task[None]] = []
         try:
             while True:
+                self._turned_at_s = time.monotonic()
                 if not await self._leadership.hold():
                     await end_tasks(helpers)
                     helpers = []

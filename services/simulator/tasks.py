@@ -25,7 +25,7 @@ try:
 except PluginError as error:
     exit_with(f"simulator worker: {error}")
 app = simulator_celery(settings)
-prepare_worker("simulator-worker", settings)
+prepare_worker("simulator-worker", settings, app)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import sys
 
+from services.kit.pulse import Pulse
 from services.kit.settings import EXIT_BAD_SETTINGS
 from services.standalone.process import BadInputError, StackError
 from services.standalone.processes import SERVICES, WORKERS
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, metavar="PORT", help="the gateway's port (default 8000, else a free one)")
     parser.add_argument("--without", metavar="NAMES", default="", help="processes not to start: simulator,optimizer")
     options = parser.parse_args()
+    pulse = Pulse()  # for systemd, if that runs this: before the environment is handed on
     left_out = set(options.without.split(","))
     stack = Stack(
         options.data_dir,
@@ -28,8 +30,12 @@ def main() -> int:
         services=[service for service in SERVICES if service.name not in left_out],
         workers=[worker for worker in WORKERS if worker not in left_out],
     )
+
+    def say_ready() -> None:
+        print(f"wattshift: ready at {stack.gateway_url}", flush=True)
+
     try:
-        asyncio.run(serve(stack, on_ready=lambda: print(f"wattshift: ready at {stack.gateway_url}", flush=True)))
+        asyncio.run(serve(stack, on_ready=say_ready, beat=pulse.beat))
     except StackError as error:
         print(f"wattshift: {error}", file=sys.stderr)
         return EXIT_BAD_SETTINGS if isinstance(error, BadInputError) else 1

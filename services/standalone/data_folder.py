@@ -9,26 +9,33 @@ valkey/      streams and task queues
 nodes/       one folder per simulated node's agent
 power/       which nodes are to run, once any was powered down
 log/         one file per process
+pulse/       files that the supervisor and the workers touch every second, so that others see that they live
 """
 
 import fcntl
 import json
 import os
 import secrets
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
+from services.kit.pulse import is_beating
 from services.standalone.process import BadInputError, StackError
+from services.standalone.watching import activity
 
-State = Literal["starting", "running", "restarting", "stopping", "stopped", "failed"]
+State = Literal["starting", "running", "degraded", "unresponsive", "restarting", "stopping", "stopped", "failed"]
+"""`degraded`: it answers, but lacks something that it needs; of an installation: some process is not running."""
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """One process at the time when its state was read; `started_at_s` is UTC seconds, None before its first start."""
+    """One process at the time when its state was read.
+
+    `started_at_s` is UTC seconds, None before its first start; `detail` says what it lacks, or why it was replaced.
+    """
 
     name: str
     state: State
@@ -36,11 +43,15 @@ class ProcessStatus:
     port: int | None
     restarts: int
     started_at_s: float | None
+    detail: str = ""
 
 
 @dataclass(frozen=True)
 class StackStatus:
-    """One installation: `pid` and `started_at_s` (UTC seconds) are the supervisor's, `urls` are by service name."""
+    """One installation: `pid` and `started_at_s` (UTC seconds) are the supervisor's, `urls` are by service name.
+
+    `detail` says what is wrong with the supervisor itself.
+    """
 
     state: State
     gateway_url: str = ""
@@ -48,6 +59,7 @@ class StackStatus:
     started_at_s: float | None = None
     urls: dict[str, str] = field(default_factory=dict)
     processes: tuple[ProcessStatus, ...] = ()
+    detail: str = ""
 
 
 class DataFolder:
@@ -56,6 +68,8 @@ class DataFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()
         self.log = self.path / "log"
+        self.pulses = self.path / "pulse"
+        self.pulse = self.pulses / "supervisor"
         self._lock: int | None = None
 
     def make(self) -> None:
@@ -67,7 +81,7 @@ class DataFolder:
         try:
             # The database's own user has to pass through where root starts it; it can list nothing here.
             self.path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
-            for name in ("log", "secrets", "nodes"):
+            for name in ("log", "secrets", "nodes", "pulse"):
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             if os.geteuid() == 0:  # jobs run as their users' accounts, which have to pass through to them
                 (self.path / "nodes").chmod(0o711)
@@ -169,7 +183,13 @@ class DataFolder:
             ) from None
         if status.pid is None or not lives(status.pid, status.started_at_s):
             return StackStatus(state="failed" if status.state == "failed" else "stopped")
+        if status.state == "running" and not self._supervisor_lives(status.pid):
+            return replace(status, state="degraded", detail=f"the supervisor (process {status.pid}) does not answer")
         return status
+
+    def _supervisor_lives(self, pid: int) -> bool:
+        found = activity(pid)
+        return (found is None or not found.is_stopped) and (not self.pulse.exists() or is_beating(self.pulse))
 
     def last_status(self) -> StackStatus:
         """Return what the last supervisor wrote, whether or not it still runs; `stopped` if that is not readable."""

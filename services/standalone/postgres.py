@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from services.standalone.probes import PostgresProbe
 from services.standalone.process import Account, Process, StackError
 
 USER = DATABASE = "wattshift"
@@ -75,6 +76,8 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
         environment=_ENVIRONMENT,
         folder=data,
         is_ready=lambda: is_ready(port),
+        probe=PostgresProbe(port, USER, DATABASE),
+        replaces_children=True,
         port=port,
         account=account,
         stop_signal=signal.SIGINT,  # "fast": end the sessions, write everything down, go

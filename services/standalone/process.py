@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.standalone.probes import Probe
+
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -46,6 +48,11 @@ class Process:
         stop_signal: Asks it to shut down cleanly.
         stop_within_s: How long it may take for that before it is killed.
         owns_its_group: Its process group is killed with it. False for an agent, which finds its jobs again on restart.
+        probe: Asks it whether it lives, for as long as it runs. Without one it is never replaced while it runs.
+        before_start: Called before every start, also after it has ended by itself; an OSError counts as a failed start.
+        repair: Called when it has ended several times before it was ready.
+        replaces_children: Whether it starts another process for each of its own that ends; those that are stopped are
+            killed then.
     """
 
     name: str
@@ -58,6 +65,10 @@ class Process:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_within_s: float = 10.0
     owns_its_group: bool = True
+    probe: Probe | None = None
+    before_start: Callable[[], None] | None = None
+    repair: Callable[[], None] | None = None
+    replaces_children: bool = False
 
     def popen_options(self, output: int | None = None) -> dict[str, Any]:
         """Return the keyword arguments `subprocess.Popen` takes beside the command.

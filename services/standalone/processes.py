@@ -10,8 +10,10 @@ from pathlib import Path
 
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
+from services.kit.pulse import PULSE_FILE
 from services.kit.settings import SharedSettings
 from services.standalone.postgres import SYSTEM_USER as POSTGRES_USER
+from services.standalone.probes import HttpProbe, PulseProbe
 from services.standalone.process import BadInputError, Process, http_ready
 
 PYTHON = (sys.executable, "-P")  # -P: a file in the working folder must not stand in for a module
@@ -195,8 +197,21 @@ def zones_of(nodes: Iterable[Node], environment: Mapping[str, str]) -> tuple[str
 
 
 def command_process(name: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> Process:
-    """Return a process without a port: a migration, a worker."""
+    """Return a process that ends by itself, such as a migration."""
     return Process(name=name, command=(*PYTHON, *arguments), environment=environment, folder=folder)
+
+
+def worker_process(name: str, environment: Mapping[str, str], folder: Path, pulses: Path) -> Process:
+    """Return one of the Celery workers, which has no port: it touches a file in `pulses`."""
+    pulse = pulses / name
+    return Process(
+        name=name,
+        command=(*PYTHON, *WORKERS[name]),
+        environment={**environment, PULSE_FILE: str(pulse)},
+        folder=folder,
+        probe=PulseProbe(pulse),
+        replaces_children=True,
+    )
 
 
 def _http_process(
@@ -216,6 +231,7 @@ def _http_process(
         environment=full,
         folder=folder,
         is_ready=lambda: http_ready(port, host),
+        probe=HttpProbe(port, host),
         port=port,
         owns_its_group=owns_its_group,
     )

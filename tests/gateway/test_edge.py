@@ -219,6 +219,7 @@ async def test_readiness_names_what_is_missing() -> None:
         assert (await client.get("/healthz")).status_code == 200
         answer = await client.get("/readyz")
     assert answer.status_code == 503
+    assert answer.json()["status"] == "degraded"
     assert answer.json()["detail"] == "not ready: carbon service, optimizer, scheduler, serving, simulator"
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from packaging.utils import canonicalize_name
 
-from services.standalone import processes
+from services.standalone import one, processes
 from tests.support.extras import needs
 from tests.support.servers import ROOT
 
@@ -87,21 +87,50 @@ def test_an_image_installs_its_extras_as_they_were_tested(name: str, extras: lis
     assert ("numpy" in pinned) == (name == "control")
 
 
-def test_the_agents_unit() -> None:
-    unit = ROOT / "deploy" / "systemd" / "wattshift-agent.service"
-    assert f"-m {processes.AGENT.module}\n" in unit.read_text()
-    assert "KillMode=process\n" in unit.read_text(), "a restart of the agent must leave its jobs alone"
+UNITS = ROOT / "deploy" / "systemd"
+
+
+def lines_of(unit: str) -> list[str]:
+    return (UNITS / unit).read_text().splitlines()
+
+
+def test_every_unit_is_watched_and_started_again() -> None:
+    for unit in ("wattshift.service", "wattshift@.service", "wattshift-agent.service"):
+        lines = lines_of(unit)
+        assert {"Type=notify", "Restart=always", "WatchdogSignal=SIGKILL", "StartLimitIntervalSec=0"} <= set(lines), (
+            unit
+        )
+        assert any(line.startswith("WatchdogSec=") for line in lines), unit
+    for unit in ("wattshift.service", "wattshift-agent.service"):
+        assert "KillMode=process" in lines_of(unit), "a restart must leave jobs alone"
+    assert any(line.endswith(f"-m {processes.AGENT.module}") for line in lines_of("wattshift-agent.service"))
+
+
+def test_the_target_wants_every_process() -> None:
+    wanted = re.findall(r"wattshift@([\w-]+)\.service", (UNITS / "wattshift.target").read_text())
+    assert sorted(wanted) == sorted([*(service.name for service in processes.SERVICES), *processes.WORKERS])
+    for name in wanted:
+        assert one.command(name)[:2] == processes.PYTHON
+    assert one.command("worker")[2:] == processes.WORKERS["worker"]
+    assert one.command("carbon")[2:] == ("-m", "carbon_service.app")
+    with pytest.raises(SystemExit, match="there is no process 'postgres'; known: gateway, "):
+        one.command("postgres")
+
+
+def test_systemd_accepts_the_units() -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
-    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
-    assert not re.search(r"Unknown|Failed to parse|Missing '='", done.stderr), done.stderr
+    units = sorted(path for path in UNITS.iterdir() if path.suffix in (".service", ".target"))
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
+    faults = [line for line in done.stderr.splitlines() if "python is not executable" not in line]
+    assert [line for line in faults if "wattshift" in line] == []
 
 
 def test_the_agents_example_settings_name_real_ones() -> None:
     settings = pytest.importorskip("gpu_agent.settings").AgentSettings
     known = {f"GPU_AGENT_{name}".upper() for name in settings.model_fields}
     known |= {str(field.validation_alias) for field in settings.model_fields.values()}
-    text = (ROOT / "deploy" / "systemd" / "agent.env.example").read_text()
+    text = (UNITS / "agent.env.example").read_text()
     used = set(re.findall(r"^#?([A-Z_]+)=", text, re.MULTILINE))
     used |= {name for name in COMPOSE["x-agent-environment"] if name.startswith("GPU_AGENT_")}
     assert used <= known

@@ -148,6 +148,7 @@ async def test_what_a_dead_process_leaves_behind(tmp_path: Path, owns_its_group:
         os.kill(supervisor.status()[0].pid, signal.SIGKILL)
         await until(lambda: supervisor.status()[0].restarts == 1)
         assert gone(grandchild) == owns_its_group
+        await until(lambda: (tmp_path / "grandchild").read_text().strip() not in ("", str(grandchild)))
     if not owns_its_group:
         os.kill(grandchild, signal.SIGKILL)
         os.kill(int((tmp_path / "grandchild").read_text()), signal.SIGKILL)

@@ -1,0 +1,161 @@
+"""Ask processes whether they live, and what they lack.
+
+Each answers by its own event loop, or it does not answer. One that answers is left alone, however little it can do:
+what it lacks, such as its database, comes back without its being started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+_MOST_BYTES = 65_536
+_READY_WITHIN_S = 5.0
+
+
+class Probe(Protocol):
+    """Asks one process; the caller limits the time of `answer`."""
+
+    async def answer(self) -> None:
+        """Return once the process has answered.
+
+        Raises:
+            OSError: it does not listen, or closes the connection.
+        """
+        ...
+
+    async def lacks(self) -> str:
+        """Return what a process that answers is missing, or nothing.
+
+        Raises:
+            OSError: as above.
+        """
+        ...
+
+
+class HttpProbe:
+    """Asks a service: `/healthz` comes from its event loop alone, `/readyz` looks at what it depends on."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._port = port
+        self._host = host
+
+    async def answer(self) -> None:
+        """Return once `/healthz` was answered."""
+        await self._get("/healthz")
+
+    async def lacks(self) -> str:
+        """Return what `/readyz` says."""
+        try:
+            async with asyncio.timeout(_READY_WITHIN_S):
+                status, body = await self._get("/readyz")
+        except TimeoutError:  # it waits for something else
+            return f"does not say within {_READY_WITHIN_S:.0f} s whether it is ready"
+        return "" if status == 200 else _detail_of(body) or f"not ready (HTTP {status})"
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        request = f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n\r\n".encode()
+        head, _, body = (await _exchange(self._host, self._port, request, lambda _: False)).partition(b"\r\n\r\n")
+        words = head.split(maxsplit=2)
+        if len(words) < 2 or not words[1].isdigit():
+            raise ConnectionError("this is not HTTP")
+        return int(words[1]), body
+
+
+class PostgresProbe:
+    """Asks a PostgreSQL on this machine for a session, up to where it wants a password."""
+
+    def __init__(self, port: int, user: str, database: str) -> None:
+        self._port = port
+        parameters = f"user\0{user}\0database\0{database}\0\0".encode()
+        self._hello = struct.pack("!ii", 8 + len(parameters), 3 << 16) + parameters
+
+    async def answer(self) -> None:
+        """Return once the server has answered: it lives while it recovers, too."""
+        await self.lacks()
+
+    async def lacks(self) -> str:
+        """Return why the server refuses sessions."""
+        answer = await _exchange("127.0.0.1", self._port, self._hello, lambda so_far: so_far[:1] == b"R")
+        if answer[:1] == b"R":
+            return ""
+        fields = {field[:1]: field[1:].decode(errors="replace") for field in answer[5:].split(b"\0") if field}
+        return fields.get(b"M", "it refuses sessions")
+
+
+class ValkeyProbe:
+    """Sends a PING."""
+
+    def __init__(self, port: int, password: str) -> None:
+        self._port = port
+        self._hello = f"AUTH {password}\r\nPING\r\n".encode()
+
+    async def answer(self) -> None:
+        """Return once the server has answered: it lives while it loads, too."""
+        await self.lacks()
+
+    async def lacks(self) -> str:
+        """Return why the server refuses commands."""
+        answer = await _exchange("127.0.0.1", self._port, self._hello, lambda so_far: so_far.count(b"\r\n") >= 2)
+        lines = answer.decode(errors="replace").splitlines()
+        return "" if lines == ["+OK", "+PONG"] else lines[-1].lstrip("-")
+
+
+class PulseProbe:
+    """Waits until a process that has no port, such as a Celery worker, has touched its file again.
+
+    It goes by the file's time having changed, not by the clock, which may be set.
+    """
+
+    def __init__(self, path: Path, look_every_s: float = 0.25) -> None:
+        self._path = path
+        self._look_every_s = look_every_s
+        self._seen_ns = 0
+        self._seen_ns = self._touched_ns()
+
+    async def answer(self) -> None:
+        """Return once the file has been touched since the last time."""
+        while (found_ns := self._touched_ns()) == self._seen_ns:  # noqa: ASYNC110, the file is another process's
+            await asyncio.sleep(self._look_every_s)
+        self._seen_ns = found_ns
+
+    async def lacks(self) -> str:
+        """Return nothing: a worker waits for its broker by itself."""
+        return ""
+
+    def _touched_ns(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return self._seen_ns
+
+
+async def _exchange(host: str, port: int, request: bytes, is_enough: Callable[[bytes], bool]) -> bytes:
+    """Send a request and return the answer, up to where it is enough or the server closes the connection.
+
+    Raises:
+        OSError: nobody listens, or there was no answer at all.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(request)
+        answer = b""
+        while len(answer) < _MOST_BYTES and not is_enough(answer) and (part := await reader.read(4_096)):
+            answer += part
+    finally:
+        writer.close()
+    if not answer:
+        raise ConnectionError("it closed the connection without an answer")
+    return answer
+
+
+def _detail_of(body: bytes) -> str:
+    try:
+        found: Any = json.loads(body)
+        return f"{found['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return ""

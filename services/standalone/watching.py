@@ -1,0 +1,126 @@
+"""When a process that does not answer is given up.
+
+A process may be busy: a scheduler that decides about a hundred thousand jobs answers nobody for seconds, and on a
+machine with too much to do everybody is late. Only silence without work is taken for a process that hangs.
+
+| the process | is replaced after |
+|---|---|
+| is stopped (SIGSTOP) | `STOPPED_MISSES` probes without an answer, about 5 s |
+| uses no processor time, waits for no disk | `IDLE_S` |
+| works, but does not answer | `BUSY_S` |
+| has not answered since it was started | `START_S` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import psutil
+
+EVERY_S = 2.0
+"""Between two probes of a process that answers."""
+
+AGAIN_S = 0.5
+"""Between two probes of one that does not."""
+
+THOROUGHLY_EVERY = 5
+"""Of so many probes, one asks as well what the process lacks."""
+
+STOPPED_MISSES = 2
+IDLE_MISSES = 4
+IDLE_S = 15.0
+BUSY_S = 120.0
+START_S = 120.0
+_LONGEST_STEP_S = 15.0
+"""What counts at most between two probes: if more has passed, this machine or the supervisor itself stood still."""
+
+_IDLE_SHARE = 0.005
+"""Of a processor: a process that uses less does nothing."""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a process is doing: processor time used since its start, in seconds, and its state as `psutil` names it."""
+
+    cpu_s: float
+    state: str
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state == psutil.STATUS_STOPPED
+
+    @property
+    def is_at_work(self) -> bool:
+        return self.state in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_TRACING_STOP)
+
+
+def activity(pid: int) -> Activity | None:
+    """Return what a process is doing, or None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return Activity(times.user + times.system, process.status())
+    except psutil.Error:
+        return None
+
+
+class Patience:
+    """Decides from probes, one after another, when one process hangs."""
+
+    def __init__(self, *, has_answered: bool = False) -> None:
+        self.misses = 0
+        self.has_answered = has_answered
+        self._silent_s = 0.0
+        self._first: Activity | None = None
+        self._worked = False
+
+    def timeout_s(self) -> float:
+        """Return how long the next probe may take: longer once it is known that the process is slow."""
+        return 2.0 if self.misses < STOPPED_MISSES else 10.0
+
+    def answered(self) -> None:
+        """Note an answer."""
+        self.__init__(has_answered=True)
+
+    def missed(self, after_s: float, found: Activity) -> str:
+        """Note a probe without an answer; return why the process has to be replaced, or nothing.
+
+        Args:
+            after_s: Since the last answer, or the last call.
+            found: What the process is doing now.
+        """
+        self.misses += 1
+        self._silent_s += min(after_s, _LONGEST_STEP_S)
+        self._first = self._first or found
+        self._worked |= found.is_at_work
+        if found.is_stopped:
+            return "it was stopped" if self.misses >= STOPPED_MISSES else ""
+        if not self.has_answered:
+            return f"it gave no answer within {START_S:.0f} s" if self._silent_s >= START_S else ""
+        used_s = found.cpu_s - self._first.cpu_s
+        if self._worked or used_s > _IDLE_SHARE * self._silent_s:
+            return f"it worked, but gave no answer for {BUSY_S:.0f} s" if self._silent_s >= BUSY_S else ""
+        if self.misses >= IDLE_MISSES and self._silent_s >= IDLE_S:
+            return f"it did nothing and gave no answer for {self._silent_s:.0f} s"
+        return ""
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    """Return the processes that `pid` has started, and those that they have."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def kill_stopped_children(pid: int) -> list[int]:
+    """Kill the processes that `pid` started and that are stopped; return their ids."""
+    killed: list[int] = []
+    for child in children_of(pid):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if child.status() == psutil.STATUS_STOPPED:
+                child.kill()
+                killed.append(child.pid)
+    return killed
