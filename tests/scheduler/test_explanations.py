@@ -462,3 +462,58 @@ async def test_the_ledger_tells_what_levers_did_for_a_job_that_ended(world: Worl
     assert (found["batch"].carbon_saved_gco2, found["power_limit"].minutes_added) == (0, 0)
     assert found["hours"].carbon_saved_gco2 is None
     assert found["order"].minutes_added is None
+
+
+async def test_the_ledger_tells_what_limits_and_batches_did_for_a_job_that_ended(world: World) -> None:
+    """Two GPUs, 100 s at 150 W of 250, then at the default: 0.8 of the speed at 140 W in place of 240 W, 10 W of host.
+
+    The batch was four times its base, in half the steps' time each, of noise as large as it.
+    """
+    await world.node("n1", 2)
+    job = await world.running(2, global_batch=64, batch={"min": 64, "max": 4_096})
+    await world.exits(job)
+    allocation = await world.allocation(job)
+    for statement, *values in (
+        (
+            "INSERT INTO job_footprints (job_id, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s) "
+            "VALUES ($1, 100000, 96000, 0, 1000, 400) RETURNING 1",
+            job,
+        ),
+        (
+            "UPDATE allocations SET batch_size = 256, running_at = now() - interval '200 s', ended_at = now() "
+            "WHERE id = $1 RETURNING 1",
+            allocation,
+        ),
+        (
+            "INSERT INTO settings_in_force (allocation_id, node_id, revision, power_limit_w, refused, enforced_w, "
+            "since) "
+            "SELECT id, 'n1', n, CASE n WHEN 1 THEN 150 END, '[]', '[]', running_at + (n - 1) * interval '100 s' "
+            "FROM allocations, generate_series(1, 2) n WHERE id = $1 RETURNING 1",
+            allocation,
+        ),
+        ("INSERT INTO job_progress (job_id, done, noise_scale) VALUES ($1, 1, 256) RETURNING 1", job),
+    ):
+        await world.fetch(statement, *values)
+    unmeasured = {each.lever: each for each in (await explain(world, job)).levers}
+    assert {unmeasured[lever].carbon_saved_gco2 for lever in ("batch", "power_limit")} == {None}
+
+    await world.fetch(
+        "INSERT INTO setting_profiles (kind, gpu_model, setting, gpus, settings, speed, power_w, measured_gpus, "
+        "points, by_batch) VALUES ($1, 'A100', 'power_limit', '[2]', '[150, 250]', '[[0.8, 1.0]]', '[[280, 480]]', "
+        "'[2]', 2, $2) RETURNING 1",
+        job,
+        {"gpus": [2], "batch": [64, 256], "step_s": [[1.0, 2.0]]},
+    )
+    found = {each.lever: each for each in (await explain(world, job)).levers}
+
+    limit, batch = found["power_limit"], found["batch"]
+    assert limit.carbon_saved_gco2 == pytest.approx(2 * (250 * 80 - 150 * 100) * 0.01, rel=0.01)
+    assert limit.minutes_added == pytest.approx(20 / 60, rel=0.01)
+    gain = 4 / 2 * (256 + 64) / (256 + 256)
+    assert batch.carbon_saved_gco2 == pytest.approx(100_000 * (gain - 1) * 0.01, rel=0.01)
+    assert batch.minutes_added == pytest.approx(-200 * (gain - 1) / 60, rel=0.01)
+
+    await world.fetch("DELETE FROM settings_in_force RETURNING 1")
+    await world.fetch("UPDATE allocations SET power_limit_w = 150 WHERE id = $1 RETURNING 1", allocation)
+    found = {each.lever: each for each in (await explain(world, job)).levers}
+    assert found["power_limit"].carbon_saved_gco2 is None, "when it had which is no longer stored"

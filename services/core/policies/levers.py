@@ -181,3 +181,67 @@ def width_in_ledger(records: Sequence[SizeRecord], smallest: int, gco2_per_j: fl
     time_s = sum(each.duration_s for each in done) - progress.sum() * base.duration_s / base.progress
     detail = f"Against {smallest} GPUs throughout, at the energy and time per work measured with them."
     return Effect(Lever.WIDTH, float(energy_j) * gco2_per_j, float(time_s) / MINUTE_S, detail)
+
+
+@dataclass(frozen=True)
+class LimitRecord:
+    """A time for which a gang's GPUs had a power limit.
+
+    Attributes:
+        gpus: Of the gang.
+        duration_s: How long.
+        speed: Under the limit over that at the default, as its kind was measured.
+        power_w: Draw of one GPU under the limit.
+        default_w: Draw of one GPU at the default.
+    """
+
+    gpus: int
+    duration_s: float
+    speed: float
+    power_w: float
+    default_w: float
+
+
+def limits_in_ledger(records: Sequence[LimitRecord], host_w: float, gco2_per_j: float) -> Effect:
+    """Return what power limits did for a job that has ended, by what its kind was measured to do under them.
+
+    Args:
+        records: Of all times at which it had one.
+        host_w: Draw of the host that went with each of its GPUs.
+        gco2_per_j: What it emitted per joule.
+    """
+    saved_j = sum(
+        each.gpus * each.duration_s * ((each.default_w + host_w) * each.speed - (each.power_w + host_w))
+        for each in records
+    )
+    added_s = sum(each.duration_s * (1.0 - each.speed) for each in records)
+    detail = "Against the default power limit, at the speed and draw measured of its kind under each that it had."
+    return Effect(Lever.POWER_LIMIT, saved_j * gco2_per_j, added_s / MINUTE_S, detail)
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """A gang that ran with another batch than the user's base batch.
+
+    Attributes:
+        duration_s: How long it ran.
+        energy_j: What it drew.
+        gain: Its goodput over that with the base batch on as many GPUs.
+    """
+
+    duration_s: float
+    energy_j: float
+    gain: float
+
+
+def batches_in_ledger(records: Sequence[BatchRecord], gco2_per_j: float) -> Effect:
+    """Return what chosen batches did for a job that has ended.
+
+    Args:
+        records: Of the gangs that had one.
+        gco2_per_j: What it emitted per joule.
+    """
+    saved_j = sum(each.energy_j * (each.gain - 1.0) for each in records)
+    added_s = sum(each.duration_s * (1.0 - each.gain) for each in records)
+    detail = "Against the base batch on the same gangs, by the step times measured of its kind; at the same draw."
+    return Effect(Lever.BATCH, saved_j * gco2_per_j, added_s / MINUTE_S, detail)

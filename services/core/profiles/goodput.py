@@ -134,6 +134,13 @@ def best_batches(
     return batches, goodput, gain
 
 
+def batch_gain(times: StepTable, noise_scale: float, base: float, gpus: int, batch: float) -> float:
+    """Return the goodput of a gang with a total batch over that with batch M0; args as ``best_batches``."""
+    own, chosen = np.array([base]), np.array([batch])
+    efficiency = float(statistical_efficiency(noise_scale, chosen, base)[0])
+    return batch * efficiency / float(times.at(gpus, chosen)[0]) / (base / float(times.at(gpus, own)[0]))
+
+
 @dataclass(frozen=True)
 class BestBatch:
     """The batch at which a gang gets on fastest.

@@ -39,15 +39,17 @@ from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DRAFT, draft_row
 from services.scheduler.planning.job_table import phase_of, progress_of
 from services.scheduler.planning.live_view import Live, LiveView
-from services.scheduler.repository import explanations, rounds
+from services.scheduler.repository import explanations, profiles, rounds
 from services.scheduler.repository.explanations import (
     EventRow,
     ExplainedRow,
     GangRecordRow,
     GangRow,
+    LimitRow,
     SizeRow,
     ZoneEnergyRow,
 )
+from services.scheduler.repository.profiles import TableRow
 from services.scheduler.repository.snapshots import SpecRow
 
 log = Log(__name__)
@@ -69,6 +71,9 @@ class Facts:
     policy: str
     sizes: list[SizeRow]
     gangs: list[GangRecordRow]
+    limits: list[LimitRow]
+    tables: list[TableRow]
+    noise_scale: float | None
 
 
 class Explanations:
@@ -118,6 +123,9 @@ class Explanations:
                 policy="" if policy is None else policy.policy,
                 sizes=await explanations.sizes(connection, job_id) if row.ended_at else [],
                 gangs=await explanations.gangs(connection, job_id) if row.ended_at else [],
+                limits=await explanations.limits(connection, job_id) if row.ended_at else [],
+                tables=await profiles.tables_of_job(connection, job_id) if row.ended_at else [],
+                noise_scale=await explanations.noise_scale(connection, job_id) if row.ended_at else None,
             )
 
     async def _waiting(self, facts: Facts, state: JobState, caller: Identity) -> Explanation:
@@ -271,7 +279,8 @@ class Explanations:
         took = f"after {length_words(total_s)}, of which it waited {length_words(ended.waited_s)}"
         baseline = await self._baseline(facts, ended_at)
         unshifted = await self._baseline(facts, row.submitted_at + timedelta(seconds=max(facts.held_s, 1.0)))
-        effects = levers.of_ended(row, facts.spec, facts.sizes, facts.gangs, unshifted)
+        ledger = levers.Ledger(row, facts.sizes, facts.gangs, facts.limits, facts.tables, facts.noise_scale)
+        effects = levers.of_ended(ledger, facts.spec, unshifted)
         mean = "Mean intensity: from submission to end, by zone, weighted by time; energy and PUE are the same."
         said = [*([] if baseline is None else [mean]), *([levers.IN_LEDGER] if effects else [])]
         return self._explanation(

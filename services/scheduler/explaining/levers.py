@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from services.contracts.explanations import LeverEffect
 from services.contracts.jobs import JobSpec
 from services.core.domain.ids import JobId
 from services.core.policies.levers import (
     MINUTE_S,
+    BatchRecord,
     Effect,
     ExplainsLevers,
     Lever,
+    LimitRecord,
     SizeRecord,
+    batches_in_ledger,
+    limits_in_ledger,
     nothing,
     unknown,
     width_in_ledger,
 )
+from services.core.policies.limits import LIMIT
+from services.core.profiles.goodput import StepTable, batch_gain
+from services.scheduler.learning.learned import curve_of, tables_of
 from services.scheduler.planning.live_view import DryRound
-from services.scheduler.repository.explanations import ExplainedRow, GangRecordRow, SizeRow
+from services.scheduler.repository.documents import StoredStepTimes
+from services.scheduler.repository.explanations import ExplainedRow, GangRecordRow, LimitRow, SizeRow
+from services.scheduler.repository.profiles import TableRow
 
 SENTENCE = (
     "Levers: each alone against the same job without it, for what the job has left; PUE is not included, and effects "
@@ -35,37 +48,46 @@ def of_round(dry: DryRound, job_id: JobId) -> list[LeverEffect]:
     return shown(dry.policy.levers(dry.snapshot, dry.memory, job_id))
 
 
-def of_ended(
-    row: ExplainedRow,
-    spec: JobSpec,
-    sizes: Sequence[SizeRow],
-    gangs: Sequence[GangRecordRow],
-    unshifted_gco2: float | None,
-) -> list[LeverEffect]:
+@dataclass(frozen=True)
+class Ledger:
+    """What is stored of a job that has ended.
+
+    Attributes:
+        row: The job.
+        sizes: What it did at each size.
+        gangs: The gangs that it had.
+        limits: The times at which they had power limits.
+        tables: What was measured of its kind.
+        noise_scale: The gradient noise scale that it reported last, samples; None if it never did.
+    """
+
+    row: ExplainedRow
+    sizes: Sequence[SizeRow]
+    gangs: Sequence[GangRecordRow]
+    limits: Sequence[LimitRow]
+    tables: Sequence[TableRow]
+    noise_scale: float | None
+
+    @property
+    def gco2_per_j(self) -> float:
+        """What the job emitted per joule; it drew some."""
+        return self.row.carbon_gco2 / self.row.energy_j
+
+
+def of_ended(ledger: Ledger, spec: JobSpec, unshifted_gco2: float | None) -> list[LeverEffect]:
     """Return the effects on a job that has ended.
 
     Args:
-        row: The job.
+        ledger: What is stored of it.
         spec: Its spec.
-        sizes: What it did at each size, in the ledger.
-        gangs: The gangs that it had.
         unshifted_gco2: What its energy would have emitted from its submission on, without a pause; None: unknown.
     """
+    row, gangs = ledger.row, ledger.gangs
     if not gangs or not row.energy_j:
         return []
-    records = [SizeRecord(each.gpus, each.progress, each.energy_j, each.duration_s) for each in sizes]
-    width = width_in_ledger(records, spec.gpus.min, row.carbon_gco2 / row.energy_j)
-    own = spec.base_batch
-    batch = (
-        nothing(Lever.BATCH, "Its batch was its user's.")
-        if own is None or all(gang.batch_size == own for gang in gangs)
-        else unknown(Lever.BATCH, "How fast it would have been with the base batch was not measured.")
-    )
-    limit = (
-        nothing(Lever.POWER_LIMIT, "It always had the default power limit.")
-        if not any(gang.was_limited for gang in gangs)
-        else unknown(Lever.POWER_LIMIT, "How long it had which limit is not in the ledger.")
-    )
+    records = [SizeRecord(each.gpus, each.progress, each.energy_j, each.duration_s) for each in ledger.sizes]
+    width = width_in_ledger(records, spec.gpus.min, ledger.gco2_per_j)
+    batch, limit = _batch(ledger, spec), _power_limit(ledger)
     hours = unknown(Lever.HOURS, "The intensity since its submission is not known.")
     began_s = (gangs[0].started_at - row.submitted_at).total_seconds()
     paused_s = sum(
@@ -79,6 +101,44 @@ def of_ended(
     order = unknown(Lever.ORDER, "How long it would have waited otherwise is not known.")
     sleep = unknown(Lever.SLEEP, "Which nodes slept because of it is not recorded.")
     return shown((width, batch, limit, hours, order, sleep))
+
+
+def _power_limit(ledger: Ledger) -> Effect:
+    limited = sum(gang.was_limited for gang in ledger.gangs)
+    if not limited:
+        return nothing(Lever.POWER_LIMIT, "It always had the default power limit.")
+    if len({each.allocation_id for each in ledger.limits}) < limited:
+        return unknown(Lever.POWER_LIMIT, "How long it had which limit was not reported, or is no longer stored.")
+    tables = next(iter(tables_of(ledger.tables).values()), None)
+    records: list[LimitRecord] = []
+    for each in ledger.limits:
+        table = None if tables is None else tables.get((each.gpu_model or "", LIMIT))
+        if table is None:
+            return unknown(Lever.POWER_LIMIT, "Its kind was not measured under power limits.")
+        curve = curve_of(table, each.gpus)
+        speed, power_w = curve.at(each.power_limit_w)
+        records.append(LimitRecord(each.gpus, each.duration_s, speed, power_w, curve.at(None)[1]))
+    host_w = (ledger.row.energy_j - ledger.row.gpu_energy_j) / ledger.row.gpu_s if ledger.row.gpu_s else 0.0
+    return limits_in_ledger(records, host_w, ledger.gco2_per_j)
+
+
+def _batch(ledger: Ledger, spec: JobSpec) -> Effect:
+    base, row = spec.base_batch, ledger.row
+    others = [gang for gang in ledger.gangs if gang.batch_size not in (None, base)]
+    if base is None or not others:
+        return nothing(Lever.BATCH, "Its batch was its user's.")
+    by_model = {each.gpu_model: each.by_batch for each in ledger.tables if each.by_batch is not None}
+    records: list[BatchRecord] = []
+    for gang in others:
+        stored = by_model.get(gang.gpu_model or "")
+        if stored is None or not row.gpu_s or gang.batch_size is None:
+            return unknown(Lever.BATCH, "How fast it would have been with the base batch was not measured.")
+        known: StoredStepTimes = json.loads(stored)
+        times = StepTable(*(np.array(known[name]) for name in ("gpus", "batch", "step_s")))
+        gain = batch_gain(times, ledger.noise_scale or base, base, gang.gpus, gang.batch_size)
+        ran_s = (gang.ended_at - gang.running_at).total_seconds() if gang.ended_at and gang.running_at else 0.0
+        records.append(BatchRecord(ran_s, row.energy_j / row.gpu_s * gang.gpus * ran_s, gain))
+    return batches_in_ledger(records, ledger.gco2_per_j)
 
 
 def shown(effects: Sequence[Effect]) -> list[LeverEffect]:

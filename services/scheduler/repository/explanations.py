@@ -34,12 +34,26 @@ SELECT gpus, progress, energy_j, duration_s FROM job_profiles WHERE job_id = $1 
 """
 
 GANGS = """
-SELECT a.started_at, a.ended_at, a.batch_size,
+SELECT a.started_at, a.running_at, a.ended_at, a.gpus, n.devices -> 0 ->> 'model' AS gpu_model, a.batch_size,
        a.power_limit_w IS NOT NULL OR EXISTS (
            SELECT FROM settings_in_force s WHERE s.allocation_id = a.id AND s.power_limit_w IS NOT NULL
        ) AS was_limited
-  FROM allocations a WHERE a.job_id = $1 ORDER BY a.generation
+  FROM allocations a LEFT JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+ WHERE a.job_id = $1 ORDER BY a.generation
 """
+
+# Of a gang over several nodes, what its first one reported.
+LIMITS = """
+SELECT c.allocation_id, c.gpus, n.devices -> 0 ->> 'model' AS gpu_model, c.power_limit_w,
+       greatest(extract(epoch FROM c.until - c.since), 0)::float8 AS duration_s
+  FROM (SELECT s.allocation_id, a.gpus, s.node_id, s.power_limit_w, s.since,
+               coalesce(lead(s.since) OVER (PARTITION BY a.id ORDER BY s.revision), a.ended_at, now()) AS until
+          FROM settings_in_force s JOIN allocations a ON a.id = s.allocation_id
+         WHERE a.job_id = $1 AND s.node_id = a.shares -> 0 ->> 'node_id') c LEFT JOIN nodes n ON n.id = c.node_id
+ WHERE c.power_limit_w IS NOT NULL
+"""
+
+NOISE_SCALE = "SELECT noise_scale FROM job_progress WHERE job_id = $1"
 
 STORY_ENDS = 100
 """So many events of a job are read from the beginning of its story, and so many from its end."""
@@ -110,12 +124,28 @@ class SizeRow(NamedTuple):
 
 
 class GangRecordRow(NamedTuple):
-    """A gang that a job had, and whether a power limit was ever in force on its devices."""
+    """A gang that a job had, and whether a power limit was ever in force on its devices.
+
+    ``gpu_model``: None where its node is no longer known.
+    """
 
     started_at: datetime
+    running_at: datetime | None
     ended_at: datetime | None
+    gpus: int
+    gpu_model: str | None
     batch_size: int | None
     was_limited: bool
+
+
+class LimitRow(NamedTuple):
+    """A time for which a gang of a job had a power limit; ``gpu_model`` as in ``GangRecordRow``."""
+
+    allocation_id: str
+    gpus: int
+    gpu_model: str | None
+    power_limit_w: float
+    duration_s: float
 
 
 class GangRow(NamedTuple):
@@ -156,6 +186,16 @@ async def sizes(connection: Connection, job_id: str) -> list[SizeRow]:
 async def gangs(connection: Connection, job_id: str) -> list[GangRecordRow]:
     """Return the gangs that a job had, in order."""
     return await fetch_rows(connection, GangRecordRow, GANGS, job_id)
+
+
+async def limits(connection: Connection, job_id: str) -> list[LimitRow]:
+    """Return the times for which a job's gangs had a power limit."""
+    return await fetch_rows(connection, LimitRow, LIMITS, job_id)
+
+
+async def noise_scale(connection: Connection, job_id: str) -> float | None:
+    """Return the gradient noise scale that a job reported last, samples; None if it never did."""
+    return await connection.fetchval(NOISE_SCALE, job_id)
 
 
 async def explained(connection: Connection, job_id: str) -> ExplainedRow | None:

@@ -52,6 +52,14 @@ SELECT kind, gpu_model, setting AS control, gpus, settings AS values, speed, pow
  ORDER BY fitted_at
 """
 
+TABLES_OF_JOB = f"""
+SELECT kind, gpu_model, setting AS control, gpus, settings AS values, speed, power_w,
+       coalesce(time_mape + energy_mape, 0) AS power_error, by_batch::text AS by_batch
+  FROM setting_profiles
+ WHERE jsonb_array_length(gpus) > 0 AND kind = (SELECT {KIND} FROM jobs j WHERE j.id = $1)
+ ORDER BY fitted_at
+"""
+
 JOB = f"""
 SELECT j.tenant_id, j.project, {KIND} AS kind, coalesce(j.labels ->> 'kind', j.id) AS name,
        coalesce(a.gpus, {MIN_GPUS}) AS gpus
@@ -221,6 +229,11 @@ async def store(connection: Connection, profile: NewProfile) -> None:
 async def tables(connection: Connection) -> list[TableRow]:
     """Return the tables of the kinds of jobs that wait or hold devices; the one fitted last comes last."""
     return await fetch_rows(connection, TableRow, TABLES)
+
+
+async def tables_of_job(connection: Connection, job_id: str) -> list[TableRow]:
+    """Return the tables of a job's kind, whatever state the job is in, the one fitted last comes last."""
+    return await fetch_rows(connection, TableRow, TABLES_OF_JOB, job_id)
 
 
 async def job(connection: Connection, job_id: str) -> ProfiledJob | None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.core.profiles.goodput import NoiseScale, StepTimes, best_batch, statistical_efficiency
+from services.core.profiles.goodput import (
+    NoiseScale,
+    StepTable,
+    StepTimes,
+    batch_gain,
+    best_batch,
+    statistical_efficiency,
+)
 
 LINEAR = StepTimes(np.array([8.0, 64.0]), np.array([0.1, 0.45]), np.array([0.05, 0.05]))
 """A pass takes 1/160 s a sample, and 50 ms of every step only synchronise."""
@@ -54,3 +61,11 @@ def test_a_lone_gpu_accumulates_beyond_the_base_batch() -> None:
     best = best_batch(wide, NoiseScale(np.array([128.0, 512.0]), np.array([1e9, 1e9])), 1)
 
     assert best.accumulated >= 1
+
+
+def test_the_gain_of_a_batch_is_that_of_its_goodput() -> None:
+    """Four times the batch takes twice as long; of noise as large as four base batches a sample there is worth 5/8."""
+    times = StepTable(np.array([1, 2]), np.array([64.0, 256.0]), np.array([[1.0, 2.0], [0.6, 1.2]]))
+
+    assert batch_gain(times, 256.0, 64.0, 2, 256) == pytest.approx(4 / 2 * 5 / 8)
+    assert batch_gain(times, 256.0, 64.0, 1, 64) == pytest.approx(1.0)

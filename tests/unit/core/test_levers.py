@@ -15,13 +15,17 @@ from services.core.domain.ids import JobId
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.policy import Joint
 from services.core.policies.levers import (
+    BatchRecord,
     Effect,
     ExplainsLevers,
     Lever,
+    LimitRecord,
     SizeRecord,
     Way,
+    batches_in_ledger,
     carbon_g,
     compared,
+    limits_in_ledger,
     width_in_ledger,
 )
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot, hourly_curve
@@ -150,6 +154,22 @@ def test_the_ledger_tells_what_widths_did() -> None:
     assert figures(width_in_ledger([one], 1, 0.01)) == (0.0, 0.0)
     assert figures(width_in_ledger([two], 1, 0.01)) == (None, None)
     assert figures(width_in_ledger([], 1, 0.01)) == (None, None)
+
+
+def test_the_ledger_tells_what_limits_did() -> None:
+    """Two GPUs for 100 s at 80 W and 0.9 of their speed, beside 20 W of host: at 120 W they would have taken 90 s."""
+    limited = LimitRecord(2, 100.0, 0.9, 80.0, 120.0)
+    free = LimitRecord(1, 50.0, 1.0, 120.0, 120.0)
+
+    expected = 2 * (140.0 * 90.0 - 100.0 * 100.0) * 0.01, 10.0 / 60.0
+    assert figures(limits_in_ledger([limited, free], 20.0, 0.01)) == pytest.approx(expected)
+
+
+def test_the_ledger_tells_what_batches_did() -> None:
+    """A gang of 300 J in 60 s did a quarter more than with the base batch: that would have taken 75 s and 375 J."""
+    effect = batches_in_ledger([BatchRecord(60.0, 300.0, 1.25)], 0.01)
+
+    assert figures(effect) == pytest.approx((0.75, -0.25))
 
 
 def test_in_a_cluster_without_nodes_there_is_nothing_to_tell() -> None:
