@@ -37,7 +37,7 @@ import numpy as np
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers import read_carbon
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
-from tests.benchmarks.bench_simulator import pai_jobs, short_jobs
+from tests.benchmarks.jobs import pai_jobs, short_jobs
 from tests.benchmarks.results import write_result
 from tests.support.workloads import START_S, a_trace, a_workload
 

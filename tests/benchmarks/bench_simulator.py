@@ -11,16 +11,11 @@ load of 1.2 until the last is submitted, when a long queue waits: the time per j
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import itertools
 import resource
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from services.contracts.simulations import TrainingOptions
 from services.core.policies.registry import POLICIES
@@ -28,8 +23,9 @@ from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers import read_carbon, read_jobs
 from services.simulator.training import Inputs, prepare
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
+from tests.benchmarks.jobs import pai_jobs, short_jobs
 from tests.benchmarks.results import write_result
-from tests.support.workloads import a_trace, a_workload, a_year
+from tests.support.workloads import a_trace, a_year
 
 PAPER = ClusterSpec.parse("32x2:RTX3090")
 YEAR = (
@@ -58,21 +54,6 @@ def timed(
         "us_per_round": round(1e6 * cpu_s / max(result.rounds, 1)),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-
-
-def short_jobs(jobs: int, every_s: float, mean_s: float, sizes: tuple[int, ...], seed: int = 1) -> Workload:
-    """Return jobs that arrive at a steady rate, of log-normal lengths in whole seconds."""
-    random = np.random.default_rng(seed)
-    work = np.ceil(random.lognormal(0.0, 1.2, jobs) * mean_s / np.exp(0.72))
-    gpus = random.choice(sizes, jobs)
-    return a_workload(list(zip((every_s * np.arange(jobs)).tolist(), work.tolist(), gpus.tolist(), strict=True)))
-
-
-def pai_jobs(path: Path, jobs: int) -> Workload:
-    """Return the first jobs of GAIA's sample of Alibaba PAI, whose lengths are in hours."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        rows = itertools.islice(csv.DictReader(file), jobs)
-        return a_workload([(0.06 * at, 0.62 * 3_600.0 * float(row["length"]), 1) for at, row in enumerate(rows)])
 
 
 def at_load(load: float, jobs: int) -> Workload:

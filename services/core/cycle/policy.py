@@ -100,6 +100,7 @@ class StandingOrder:
         jobs: The jobs of the last active round's table.
         order: (n_ranked,) indices of ``jobs`` in that order; jobs that it does not name stand in order of submission
             before the one at ``ahead``.
+        place: (n_jobs + 1,) where each job stands in the order; -1 for one that is not named, and last for a later job.
         ahead: See ``order``.
         gangs: (n_ranked,) the size each of them waits for, brought to its grid by ``sizes.possible_sizes``.
         first_gpus: The same of the jobs that it does not name.
@@ -108,6 +109,7 @@ class StandingOrder:
 
     jobs: Sequence[JobId]
     order: Ints
+    place: Ints
     ahead: int
     gangs: Ints
     first_gpus: int

@@ -135,7 +135,7 @@ def with_holds(snapshot: Snapshot, actions: Iterable[Action]) -> tuple[Action, .
 
 def without_indices(snapshot: Snapshot) -> RoundHints:
     """Return the round's hints for a snapshot of other jobs, to which indices of these jobs mean nothing."""
-    return replace(snapshot.hints, contenders=None, newly_waiting=None, rank=None)
+    return replace(snapshot.hints, contenders=None, newly_waiting=None, before=None)
 
 
 def waiting(snapshot: Snapshot) -> Ints:
@@ -173,19 +173,22 @@ def contenders(snapshot: Snapshot, preemption: Preemption) -> Ints:
     return waiting(snapshot)
 
 
-def last_rank(snapshot: Snapshot, rank: Callable[[], Mapping[JobId, int]], which: Ints | None = None) -> Ints:
-    """Return the position of each of these jobs in the last active ranking, -1 where it was not there: (n_which,).
+def last_index(snapshot: Snapshot, index: Callable[[], Mapping[JobId, int]], which: Ints | None = None) -> Ints:
+    """Return where each of these jobs stood in the table of the last active round, -1 where it did not: (n_which,).
+
+    By this a policy finds what it remembers of jobs in columns, although their indices change from round to round.
 
     Args:
         snapshot: The cluster.
-        rank: Returns the positions by id, as the policy remembers them; called only if the round does not tell them.
+        index: Returns the indices by id, as the policy remembers them; called only if the round does not tell them.
         which: (n_which,) indices of the jobs meant; None for all.
     """
-    if snapshot.hints.rank is not None:
-        return snapshot.hints.rank if which is None else snapshot.hints.rank[which]
+    before = snapshot.hints.before
+    if before is not None:
+        return before if which is None else before[which]
     ids = snapshot.jobs.ids
     named = ids if which is None else map(ids.__getitem__, which.tolist())
-    return np.fromiter(map(rank().get, named, repeat(-1)), np.int64, len(ids) if which is None else which.size)
+    return np.fromiter(map(index().get, named, repeat(-1)), np.int64, len(ids) if which is None else which.size)
 
 
 def queue_changes(snapshot: Snapshot, known: Callable[[], set[JobId]]) -> tuple[list[int], set[JobId]]:

@@ -334,14 +334,14 @@ class RoundHints:
             (``PolicyEntry.keeps_queue``). None: not sorted out.
         newly_waiting: (n,) indices of the jobs that began to wait since the round before, for a policy that keeps its
             own queue; given only where jobs cease to wait by a start alone. None: not sorted out.
-        rank: (n_jobs,) where each job stands in the order of a policy that ranks ahead (``policy.RanksAhead``), -1
-            where it is not named. None: not kept.
+        before: (n_jobs,) where each job stood in the table of the last active round, -1 where it did not. None: not
+            kept.
     """
 
     reasons: bool = True
     contenders: Ints | None = None
     newly_waiting: Ints | None = None
-    rank: Ints | None = None
+    before: Ints | None = None
 
 
 NO_HINTS = RoundHints()

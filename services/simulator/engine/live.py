@@ -69,7 +69,7 @@ class IntRow:
     GOODPUT = 6
     BATCH_MIN = 7
     BATCH_MAX = 8
-    RANK = 9
+    BEFORE = 9
     PHASE = 10
     GPUS = 11
     MEASURED = 12
@@ -108,7 +108,7 @@ SHOWN_INTS = {
 }
 """The rows of the tables that a snapshot shows, by column name."""
 KEPT_VIEWS = 128
-GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.RANK + 1)
+GIVEN, GIVEN_INTS = slice(FloatRow.SUBMITTED, FloatRow.SINCE + 1), slice(IntRow.MIN, IntRow.BEFORE + 1)
 """The initial values of a job, by workload row; the rest is the same for all."""
 SETTLED = slice(FloatRow.SINCE, FloatRow.SET_DONE + 1)
 LONG = 4
@@ -146,7 +146,7 @@ class LiveJobs:
             GPUs or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work runs at
             ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is what the last checkpoint before
             ``RUN_FROM`` held.
-        ints: (IntRow.COUNT, capacity). ``RANK`` is as ``RoundHints.rank``. ``STALE`` marks jobs without GPUs whose
+        ints: (IntRow.COUNT, capacity). ``BEFORE`` is as ``RoundHints.before``. ``STALE`` marks jobs without GPUs whose
             shown rows are yet to be brought up to date.
         placements: Where each job sits.
         slot: Slot of each job, by id.
@@ -280,8 +280,9 @@ class LiveJobs:
         Of jobs that wait nothing changes, so that a long queue is left out: the cost does not grow with it.
         """
         n = self.count
-        moved = np.flatnonzero(self.ints[IntRow.GPUS, :n] | self.ints[IntRow.STALE, :n])
-        which = moved if moved.size * LONG < n else slice(n)
+        which: slice | Ints = slice(n)
+        if LONG * np.count_nonzero(self.ints[IntRow.GPUS, :n]) < n:
+            which = np.flatnonzero(self.ints[IntRow.GPUS, :n] | self.ints[IntRow.STALE, :n])
         f, i = self.floats[:, which], self.ints[:, which]
         phase, gpus = i[IntRow.PHASE], i[IntRow.GPUS]
         started = (phase == STARTING) & (f[FloatRow.RUN_FROM] <= now_s)
@@ -297,7 +298,7 @@ class LiveJobs:
         ran = f[FloatRow.ATTAINED] >= 1.0
         gpu_energy = f[FloatRow.SET_GPU_ENERGY] + f[FloatRow.GPU_DRAW] * held_s
         np.divide(gpu_energy, f[FloatRow.ATTAINED], out=f[FloatRow.POWER], where=ran)
-        if which is moved:
+        if not isinstance(which, slice):
             for rows in REFRESHED:
                 self.floats[rows, which] = f[rows]
             self.ints[IntRow.PHASE, which] = phase
@@ -305,7 +306,7 @@ class LiveJobs:
         self._show_stages(which)
         fresh = (phase == RUNNING) & (i[IntRow.MEASURED] == 0) & (now_s - f[FloatRow.RUN_FROM] >= min_profile_s)
         found = np.flatnonzero(fresh)
-        for slot in (moved[found] if which is moved else found).tolist():
+        for slot in (found if isinstance(which, slice) else which[found]).tolist():
             self.measured(slot)
 
     def _show_stages(self, slots: slice | Ints) -> None:
@@ -328,6 +329,14 @@ class LiveJobs:
         self.profiled.setdefault(row, {})[gpus] = efficiency
         if gpus == self.ints[IntRow.MIN, slot]:
             self.floats[FloatRow.BASE, slot] = efficiency
+
+    def before(self) -> Ints:
+        """Return where each job stood in the table when ``number`` was last called, -1 where it did not: a view."""
+        return self.ints[IntRow.BEFORE, : self.count]
+
+    def number(self) -> None:
+        """Note where each job stands in the table now."""
+        self.before()[:] = np.arange(self.count)
 
     def table(self) -> JobTable:
         """Return the live jobs as a snapshot shows them: views, valid until the next event."""

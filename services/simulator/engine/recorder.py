@@ -73,9 +73,8 @@ class Recorder:
         """
         n = live.count
         gpus = live.ints[IntRow.GPUS, :n]
-        holds = gpus > 0
-        holding = int(holds.sum())
-        high = int(self._high[live.ints[IntRow.CURVE, :n][holds]].sum())
+        holding = np.count_nonzero(gpus)
+        high = np.count_nonzero(self._high[live.ints[IntRow.CURVE, :n]] & (gpus > 0))
         held, queued = float(gpus.sum()) - shared_gpus, n - holding
         if on_slices or queued_for_slices:
             holding, held = holding + len(on_slices), held + len(on_slices)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.plan import Control, Plan, Preempt, Reason, Start
-from services.core.cycle.policy import PlacesGangs, Policy, PowerLimited, RanksAhead
+from services.core.cycle.policy import PacksJobs, PlacesGangs, Policy, PowerLimited, RanksAhead
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
 from services.core.domain.arrays import Bools
@@ -157,6 +157,7 @@ class Simulation:
             measures=True,
             **shown_curves,
         )
+        self._shows_all = not (isinstance(policy, PacksJobs) and policy.packs)
         self._ahead = policy if isinstance(policy, RanksAhead) and self._alike(cluster, eligible) else None
         self._waiting = Waiting(
             self.live,
@@ -194,6 +195,7 @@ class Simulation:
         wide_enough = np.array(largest)[None, :] >= self.workload.min_gpus[:, None]
         fits: Bools = np.any(eligible & wide_enough, axis=1)
         self._slices = self._slices_of(cluster, eligible)
+        self._shows_all &= self._slices is None
         if self._slices is not None:
             for row in filter(self._slices.asks, range(len(workload))):
                 fits[row] = self._slices.exists_for(row)
@@ -347,7 +349,7 @@ class Simulation:
                 False,
                 self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
                 self._waiting.newly(),
-                None if self._ahead is None else self.live.ints[IntRow.RANK, : self.live.count],
+                self.live.before() if self._shows_all else None,
             ),
         )
 
@@ -402,6 +404,8 @@ class Simulation:
         if self._slices is not None:
             self._slices.show()
         result = run_cycle(self.policy, self.snapshot(trigger), self.memory)
+        if trigger is Trigger.ACTIVE:
+            self.live.number()
         if self._ahead is not None and result.memory is not self.memory:
             self._waiting.follow(self._ahead.standing(result.memory))
         self.memory = result.memory

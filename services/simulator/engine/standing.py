@@ -13,11 +13,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable
 
-import numpy as np
-
 from services.core.cycle.policy import StandingOrder
 from services.core.cycle.sizes import possible_size
-from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 
@@ -37,19 +34,15 @@ class Standing:
         self.follow(order, ())
 
     def follow(self, order: StandingOrder, waits: Iterable[JobId]) -> None:
-        """Go by an order from now on, before any job of the round leaves its slot; ``waits``: all jobs that wait."""
-        live = self._live
-        ranks: Ints = live.ints[IntRow.RANK, : live.count]
-        ranks[:] = -1
-        ranks[order.order] = np.arange(order.order.size)
+        """Go by an order from now on; ``waits``: all jobs that wait."""
         self._order = order
         self._walk = map(order.jobs.__getitem__, map(int, order.order))
         self._walked = 0
         self._by_size: dict[int, list[Key]] = {}
         self._keys: dict[JobId, Key] = {}
-        if order.order.size < live.count:
+        if order.order.size < self._live.count:
             for job_id in waits:
-                if ranks[live.slot[job_id]] < 0:
+                if self._rank(self._live.slot[job_id]) < 0:
                     self.add(job_id)
 
     def add(self, job_id: JobId) -> None:
@@ -116,11 +109,14 @@ class Standing:
                 return True
         return False
 
+    def _rank(self, slot: int) -> int:
+        return self._order.place.item(self._live.ints.item(IntRow.BEFORE, slot))
+
     def _key(self, job_id: JobId) -> Key | None:
         """Return a job's key, None if it is left out."""
         live, order = self._live, self._order
         slot = live.slot[job_id]
-        rank, gpus = live.ints.item(IntRow.RANK, slot), live.ints.item(IntRow.MIN, slot)
+        rank, gpus = self._rank(slot), live.ints.item(IntRow.MIN, slot)
         if rank >= 0 and order.left_out is not None and order.left_out.item(rank):
             return None
         wanted = order.first_gpus if rank < 0 else order.gangs.item(rank)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Trigger
-from services.core.domain.ids import JobId
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.core.policies.baselines.las import Las, LasConfig, LasMemory
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, story
 from tests.support.harness import Harness
+
+
+def remembering(started_s: Mapping[str, float], promoted: Mapping[str, tuple[float, float]] | None = None) -> LasMemory:
+    """Return the memory of a round in which these jobs had started then."""
+    return Las(LasConfig()).load({"started_s": started_s, "promoted": promoted or {}})
 
 
 def waiting(name: str, minutes: float, **columns: object) -> JobRow:
@@ -62,7 +68,7 @@ def test_las_ranks_by_queue_then_by_first_start_then_by_submission() -> None:
         waiting("m", 2),
     ]
     policy = Las(LasConfig(queue_thresholds_gpu_s=(3_600, 36_000)))
-    memory = LasMemory(started_s={JobId("b"): NOON_S - 9e4, JobId("c"): NOON_S - 8e4})
+    memory = remembering({"b": NOON_S - 9e4, "c": NOON_S - 8e4})
 
     plan = run_cycle(policy, a_snapshot(jobs), memory).plan
 
@@ -81,7 +87,7 @@ def test_las_does_not_preempt_within_a_queue() -> None:
     result = run_cycle(Las(LasConfig()), a_snapshot(jobs), LasMemory())
 
     assert story(result.plan) == {"older": "hold not_enough_free_gpus"}
-    assert result.memory.started_s == {"run": NOON_S - 3600}
+    assert result.memory == remembering({"run": NOON_S - 3600})
 
 
 def test_las_passive_rounds_fill_free_gpus_and_promise_the_next_round() -> None:
@@ -95,7 +101,7 @@ def test_las_passive_rounds_fill_free_gpus_and_promise_the_next_round() -> None:
 def test_las_promotes_a_job_that_waited_a_multiple_of_what_it_ran() -> None:
     # It ran 1 h on 2 GPUs from 4 h ago on, so it has waited 3 h.
     job = waiting("a", 300, min_gpus=2, attained_gpu_s=7_200)
-    memory = LasMemory(started_s={JobId("a"): NOON_S - 4 * 3600})
+    memory = remembering({"a": NOON_S - 4 * 3600})
     snapshot = a_snapshot([job])
 
     assert run_cycle(Las(LasConfig()), snapshot, memory).memory.promoted == {}
@@ -114,7 +120,7 @@ def test_las_promotes_a_job_that_waited_a_multiple_of_what_it_ran() -> None:
 def test_las_counts_waiting_from_the_last_promotion() -> None:
     # Promoted an hour ago; since then half an hour on 2 GPUs and half an hour of waiting.
     job = waiting("a", 900, min_gpus=2, attained_gpu_s=7_200 + 3_600)
-    memory = LasMemory({JobId("a"): NOON_S - 10 * 3600}, {JobId("a"): (7_200, NOON_S - 3_600)})
+    memory = remembering({"a": NOON_S - 10 * 3600}, {"a": (7_200, NOON_S - 3_600)})
 
     assert run_cycle(Las(LasConfig(promote_knob=1.01)), a_snapshot([job]), memory).memory == memory
     again = run_cycle(Las(LasConfig(promote_knob=1.0)), a_snapshot([job]), memory).memory
@@ -122,7 +128,7 @@ def test_las_counts_waiting_from_the_last_promotion() -> None:
 
 
 def test_las_forgets_jobs_that_ended() -> None:
-    memory = LasMemory(started_s={JobId("gone"): 1.0}, promoted={JobId("gone"): (1.0, 1.0)})
+    memory = remembering({"gone": 1.0}, {"gone": (1.0, 1.0)})
 
     result = run_cycle(Las(LasConfig()), a_snapshot([a_job("a", phase=Phase.QUEUED)]), memory)
 

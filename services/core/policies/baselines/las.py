@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Preemption, contenders, every_job, rank
+from services.core.cycle.ranking import Preemption, contenders, every_job, last_index, rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
@@ -59,17 +59,34 @@ class LasConfig:
                 raise PolicyConfigError("thresholds must ascend", pointer=f"/queue_thresholds_gpu_s/{at}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LasMemory:
-    """What LAS remembers of live jobs; entries of ended jobs are dropped at active rounds.
+    """What LAS remembers of the jobs that were live in the last active round.
 
     Attributes:
-        started_s: When a job first had GPUs, UTC seconds.
+        jobs: The jobs of that round's table.
+        started_s: (n_jobs + 1,) when each of them first had GPUs, UTC seconds; inf: not yet, as for a later job, which
+            stands last, at -1.
         promoted: For a promoted job, (service attained by then in GPU seconds, when).
     """
 
-    started_s: Mapping[JobId, float] = field(default_factory=dict[JobId, float])
+    jobs: tuple[JobId, ...] = ()
+    started_s: Floats = field(default_factory=lambda: np.array([np.inf]))
     promoted: Mapping[JobId, tuple[float, float]] = field(default_factory=dict[JobId, tuple[float, float]])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LasMemory) and _dumped(self) == _dumped(other)
+
+    @cached_property
+    def index(self) -> Mapping[JobId, int]:
+        """Index of each job in the round's table."""
+        return dict(zip(self.jobs, range(len(self.jobs)), strict=True))
+
+
+def _dumped(memory: LasMemory) -> dict[str, Any]:
+    started = zip(memory.jobs, memory.started_s.tolist(), strict=False)
+    promoted = {job_id: list(entry) for job_id, entry in memory.promoted.items()}
+    return {"started_s": {job_id: at for job_id, at in started if at < np.inf}, "promoted": promoted}
 
 
 class Las:
@@ -90,13 +107,11 @@ class Las:
         preemption = Preemption.at(snapshot.trigger)
         which = contenders(snapshot, preemption)
         sizes = fixed_sizes(snapshot, self.config.gang, which)
-        ids = jobs.ids if preemption is Preemption.NOW else map(jobs.ids.__getitem__, which.tolist())
-        started = np.fromiter(map(memory.started_s.get, ids, repeat(np.inf)), np.float64, which.size)
+        started = memory.started_s[last_index(snapshot, lambda: memory.index, which)]
         if snapshot.trigger is Trigger.ACTIVE:
-            known = np.isfinite(started)
-            new = ~known & ((jobs.phase == STARTING) | (jobs.phase == RUNNING))
+            new = np.isinf(started) & ((jobs.phase == STARTING) | (jobs.phase == RUNNING))
             started[new] = jobs.waiting_since_s[new]
-            memory = self._following(snapshot, memory, started, known, new, sizes)
+            memory = self._following(snapshot, memory, started, sizes)
         served = served_since_promotion(snapshot, memory, which)
         keys = queue_of(served, self.config.queue_thresholds_gpu_s), started, jobs.submitted_s[which]
         ranking = rank(snapshot, which, sizes, *keys, preemption=preemption)
@@ -104,39 +119,31 @@ class Las:
 
     def dump(self, memory: LasMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
-        promoted = {job_id: list(entry) for job_id, entry in memory.promoted.items()}
-        return {"started_s": dict(memory.started_s), "promoted": promoted}
+        return _dumped(memory)
 
     def load(self, stored: dict[str, Any]) -> LasMemory:
         """Return the memory that ``dump`` wrote; what is missing is empty."""
+        started = {JobId(job_id): float(at) for job_id, at in stored.get("started_s", {}).items()}
         return LasMemory(
-            started_s={JobId(job_id): float(at) for job_id, at in stored.get("started_s", {}).items()},
+            jobs=tuple(started),
+            started_s=np.array([*started.values(), np.inf]),
             promoted={
                 JobId(job_id): (float(served), float(at)) for job_id, (served, at) in stored.get("promoted", {}).items()
             },
         )
 
-    def _following(
-        self, snapshot: Snapshot, memory: LasMemory, started: Floats, known: Bools, new: Bools, sizes: Ints
-    ) -> LasMemory:
-        """Return the memory of the live jobs; ``known``, ``new``: (n_jobs,) which it names, and which started since."""
+    def _following(self, snapshot: Snapshot, memory: LasMemory, started: Floats, sizes: Ints) -> LasMemory:
+        """Return the memory of the live jobs, which started so: (n_jobs,) UTC seconds, inf if not yet."""
         jobs = snapshot.jobs
-        promotes = np.flatnonzero(self._starving(snapshot, memory, started, sizes)).tolist()
-        none_ended = int(np.count_nonzero(known)) == len(memory.started_s)
-        if none_ended and not promotes and not new.any():
-            return memory  # with rounds every minute most change nothing: a third of LAS's time went into copies
-        live = np.flatnonzero(known | new)
         promoted = {job_id: entry for job_id, entry in memory.promoted.items() if job_id in jobs.index}
-        for job in promotes:
-            promoted[jobs.ids[job]] = (float(jobs.attained_gpu_s[job]), snapshot.now_s)
-        ids = map(jobs.ids.__getitem__, live.tolist())
-        return LasMemory(dict(zip(ids, started[live].tolist(), strict=True)), promoted)
+        if self.config.promote_knob:
+            for job in np.flatnonzero(self._starving(snapshot, memory, started, sizes)).tolist():
+                promoted[jobs.ids[job]] = (float(jobs.attained_gpu_s[job]), snapshot.now_s)
+        return LasMemory(tuple(jobs.ids), np.concatenate((started, (np.inf,))), promoted)
 
     def _starving(self, snapshot: Snapshot, memory: LasMemory, started: Floats, sizes: Ints) -> Bools:
         """Return which waiting jobs have waited ``promote_knob`` times what they ran since they were last on top."""
         jobs = snapshot.jobs
-        if not self.config.promote_knob:
-            return np.zeros(len(jobs), dtype=np.bool_)
         served = served_since_promotion(snapshot, memory, every_job(snapshot))
         ran_s = served / sizes
         on_top = np.fromiter((memory.promoted.get(i, (0.0, -np.inf))[1] for i in jobs.ids), np.float64, len(jobs))

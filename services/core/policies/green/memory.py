@@ -54,6 +54,18 @@ class GreenMemory:
         return isinstance(other, GreenMemory) and dump_memory(self) == dump_memory(other)
 
     @cached_property
+    def index(self) -> Mapping[JobId, int]:
+        """Index of each job in the round's table."""
+        return dict(zip(self.jobs, range(len(self.jobs)), strict=True))
+
+    @cached_property
+    def place(self) -> Ints:
+        """The rank of each job of the table, and last, at -1, of a later job: -1. (n_jobs + 1,)."""
+        place = np.full(len(self.jobs) + 1, -1)
+        place[self.order] = np.arange(self.order.size)
+        return place
+
+    @cached_property
     def rank(self) -> Mapping[JobId, int]:
         """Position of each job in the ranking; the jobs are in that order."""
         ids = map(self.jobs.__getitem__, self.order.tolist())

@@ -24,7 +24,7 @@ import numpy as np
 from services.core.cycle.grids import present_curves
 from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.policy import StandingOrder
-from services.core.cycle.ranking import Preemption, Ranking, contenders, every_job, last_rank, order_by, wishes_first
+from services.core.cycle.ranking import Preemption, Ranking, contenders, every_job, last_index, order_by, wishes_first
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot
@@ -81,7 +81,9 @@ class Green:
     def standing(self, memory: GreenMemory) -> StandingOrder:
         """Return the order of passive rounds."""
         first_gpus = self.config.fixed_gpus or 0
-        return StandingOrder(memory.jobs, memory.order, memory.ahead, memory.gangs, first_gpus, memory.held)
+        return StandingOrder(
+            memory.jobs, memory.order, memory.place, memory.ahead, memory.gangs, first_gpus, memory.held
+        )
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -160,7 +162,7 @@ def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig
     ``tests/unit/core/test_green_queues.py::test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue``.
     """
     order = contenders(snapshot, Preemption.LATER)
-    rank = last_rank(snapshot, lambda: memory.rank, order)
+    rank = memory.place[last_index(snapshot, lambda: memory.index, order)]
     if order.size > 1:
         by_rank = np.argsort(rank)
         order, rank = order[by_rank], rank[by_rank]
@@ -183,7 +185,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
     jobs = snapshot.jobs
-    rank = last_rank(snapshot, lambda: memory.rank)
+    rank = memory.place[last_index(snapshot, lambda: memory.index)]
     present = _present_gangs(snapshot, every_job(snapshot), _remembered_gangs(memory, config, rank))
     known_lower = memory.by_rank.lower[rank]
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
