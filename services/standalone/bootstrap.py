@@ -72,7 +72,11 @@ def _test(arguments: list[str]) -> None:
     parser.add_argument(
         "--slow", action="store_true", help="also run the slow tests, measure coverage, and do --mutants"
     )
-    parser.add_argument("--chaos", action="store_true", help="also run the long tests that kill processes")
+    parser.add_argument(
+        "--chaos",
+        action="store_true",
+        help="run the campaign of faults instead: --seed N, --minutes M (10), --storm-seconds S",
+    )
     parser.add_argument("--bench", action="store_true", help="run the benchmarks instead (all, or those named)")
     parser.add_argument(
         "--mutants", action="store_true", help="do a mutation run instead (`python -m tests.mutation --help`)"
@@ -86,8 +90,9 @@ def _test(arguments: list[str]) -> None:
         _become([PYTHON, "-m", "tests.benchmarks", *rest])
     if options.mutants:
         _become([PYTHON, "-m", "tests.mutation", *rest])
-    left_out = [f"not {marker}" for marker in ("slow", "chaos") if not getattr(options, marker)]
-    selected = ["-m", " and ".join(left_out)] if left_out else []
+    if options.chaos:
+        _become([PYTHON, "-m", "tests.chaos", *rest])
+    selected = [] if options.slow else ["-m", "not slow"]
     if rest:
         _become([PYTHON, "-m", "pytest", *selected, *rest])
     coverage = ["--cov"] if options.slow else []

@@ -81,7 +81,7 @@ def test_idle_nodes_go_down_and_a_wide_gang_brings_them_back(powered: Installati
     assert powered.gateway.get("/v1/invariants")["holds"]
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_a_scheduler_killed_while_the_hook_runs_has_it_done_all_the_same(powered: Installation) -> None:
     powered.gateway.call("POST", "/v1/nodes/node-1/sleep")
     powered.kill("scheduler")

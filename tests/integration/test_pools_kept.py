@@ -162,7 +162,7 @@ def test_instances_come_up_and_move_to_another_zone_undisturbed(chat: Chat) -> N
 KILLED_AT = [("east", "wanted"), ("west", "ready"), ("east", "starting"), ("west", "starting")]
 
 
-@pytest.mark.parametrize("moments", [KILLED_AT[:2], pytest.param(KILLED_AT[2:], marks=pytest.mark.chaos)])
+@pytest.mark.parametrize("moments", [KILLED_AT[:2], pytest.param(KILLED_AT[2:], marks=pytest.mark.slow)])
 def test_whoever_is_killed_there_is_one_job_for_each_instance_as_planned(
     chat: Chat, moments: list[tuple[str, str]]
 ) -> None:

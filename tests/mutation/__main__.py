@@ -19,7 +19,7 @@ SOURCES = ("services/core", "services/scheduler", "services/telemetry")
 FOLDERS = ("unit", "properties", "parity", "golden", "agreement", "scheduler", "telemetry", "simulator")
 TESTS = tuple(f"tests/{folder}" for folder in FOLDERS)
 """Tests of these rooms that run in their own process; those of whole installations start others, and are not asked."""
-MAP_OPTIONS = ("--dist", "loadfile", "-m", "not slow and not chaos")
+MAP_OPTIONS = ("--dist", "loadfile", "-m", "not slow")
 
 
 def main(arguments: Sequence[str]) -> int:

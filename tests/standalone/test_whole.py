@@ -69,7 +69,7 @@ def test_up_and_down_and_up(folder: Path) -> None:
         assert new_admin_key(folder) == key_file
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_every_process_comes_back(folder: Path) -> None:
     before = by_name(up(folder, nodes="2x2"))
     for name in random.sample(sorted(before), k=len(before)):
@@ -79,7 +79,7 @@ def test_every_process_comes_back(folder: Path) -> None:
     assert {process.restarts for process in read_status(folder).processes} == {1}, "none took another down with it"
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_all_at_once_and_the_supervisor_too(folder: Path) -> None:
     status = up(folder, nodes="2x2")
     for pid in (status.pid, *(process.pid for process in status.processes)):

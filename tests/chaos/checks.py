@@ -1,0 +1,81 @@
+"""What must hold when a storm is over: the model outside, which knows only what was accepted and what jobs left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.client import Accepted, User
+
+LEDGER_SHARE = 1e-3
+ENDS = ("job.succeeded", "job.failed", "job.cancelled")
+
+
+async def breaches_of(user: User, ended: dict[str, Any], checkpoints: Path, notes: Path) -> list[str]:
+    """Return what does not hold, a sentence each.
+
+    Args:
+        user: Whose jobs they are.
+        ended: The jobs that have ended, by id.
+        checkpoints: The folder of all jobs' checkpoint folders.
+        notes: What jobs themselves have noticed.
+    """
+    found = [f"a request was refused: {refusal}" for refusal in user.refused]
+    found += [f"{job.name} has not moved on: it is not over" for job in user.jobs if job.job_id not in ended]
+    for job in user.jobs:
+        if job.job_id in ended:
+            found += _of_job(job, ended[job.job_id], checkpoints / job.job_id)
+            found += await _of_events(user, job)
+    for kind in ("twin", "device-held-twice"):
+        if (notes / kind).exists():
+            found += [f"{kind}: {line}" for line in (notes / kind).read_text().splitlines()]
+            (notes / kind).unlink()
+    return found + await _of_names(user) + await _of_ledger(user)
+
+
+def _of_job(job: Accepted, said: dict[str, Any], folder: Path) -> list[str]:
+    expected = {"failed"} if job.fails else {"succeeded"}
+    if job.was_cancelled:
+        expected |= {"cancelled"}
+    if said["state"] not in expected:
+        return [f"{job.name} {said['state']} ({said.get('detail')}), expected {' or '.join(sorted(expected))}"]
+    if said["state"] != "succeeded":
+        return []
+    ticks = (folder / "ticks").stat().st_size if (folder / "ticks").exists() else 0
+    if ticks != job.ticks or not (folder / "done").exists():
+        return [f"{job.name} counts as done, with {ticks} of {job.ticks} ticks"]
+    return []
+
+
+async def _of_events(user: User, job: Accepted) -> list[str]:
+    text = (await user.http.get(f"/v1/jobs/{job.job_id}/events", params={"follow": "false"})).text
+    types = [json.loads(line[5:])["type"] for line in text.splitlines() if line.startswith("data:")]
+    ends = [word for word in types if word in ENDS]
+    if len(ends) != 1 or types[-1] != ends[0] or types.count("job.submitted") != 1:
+        return [f"{job.name} has the events {types}"]
+    return []
+
+
+async def _of_names(user: User) -> list[str]:
+    """Every submission became one job, however often it was sent."""
+    cursor, names = None, list[str]()
+    while True:
+        page = await user.ask("GET", "/v1/jobs", params={"limit": 500, **({"cursor": cursor} if cursor else {})})
+        names += [job["name"] for job in page["items"] if job["name"].startswith(f"{user.storm}-")]
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            break
+    accepted = sorted(job.name for job in user.jobs)
+    return [] if sorted(names) == accepted else [f"there are the jobs {sorted(names)}, accepted were {accepted}"]
+
+
+async def _of_ledger(user: User) -> list[str]:
+    said = await user.ask("GET", "/v1/invariants")
+    found = [f"{each['name']}: {each['detail']}" for each in said["invariants"] if not each["holds"]]
+    report = await user.ask("GET", "/v1/reports/footprint", params={"group_by": "job"})
+    whole = report["idle"]["gpu_energy_j"] + sum(line["footprint"]["gpu_energy_j"] for line in report["lines"])
+    metered = report["metered_gpu_energy_j"]
+    if abs(whole - metered) > LEDGER_SHARE * metered:
+        found.append(f"the ledger has {whole:.1f} J where the devices counted {metered:.1f} J")
+    return found

@@ -1,0 +1,111 @@
+"""A careful user: repeats what got no answer, never gives up a job, and remembers what was accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+POLICIES = ("las", "green", "fifo", "joint")
+GANGS: tuple[dict[str, int], ...] = ({"min": 1}, {"min": 1, "max": 2}, {"min": 2}, {"min": 4}, {"min": 1, "max": 4})
+FAILS = 7
+"""The exit code of jobs that are made to fail."""
+PAUSE_S = 0.3
+AT_ONCE = 10
+
+
+@dataclass
+class Accepted:
+    """A job that was accepted.
+
+    Attributes:
+        ticks: The work that it has to do.
+        fails: It ends with ``FAILS`` each time.
+        was_cancelled: A cancellation was accepted too.
+    """
+
+    job_id: str
+    name: str
+    ticks: int
+    fails: bool
+    was_cancelled: bool = False
+
+
+@dataclass
+class User:
+    """Submits until told to stop; see ``jobs`` for what was accepted, ``refused`` for what should have been."""
+
+    http: httpx.AsyncClient
+    dice: random.Random
+    program: Path
+    notes: Path
+    storm: str
+    jobs: list[Accepted] = field(default_factory=list[Accepted])
+    refused: list[str] = field(default_factory=list[str])
+
+    async def use(self, until: asyncio.Event) -> None:
+        """Submit, cancel and switch policies until it is over; the last requests are answered after that."""
+        await asyncio.gather(self._submit(until), self._interfere(until))
+
+    async def ended(self) -> dict[str, Any]:
+        """Return the jobs that have ended, by id."""
+        found: dict[str, Any] = {}
+        for job in self.jobs:
+            answer = await self.ask("GET", f"/v1/jobs/{job.job_id}")
+            if answer["state"] in ("succeeded", "failed", "cancelled"):
+                found[job.job_id] = answer
+        return found
+
+    async def ask(self, method: str, path: str, **options: Any) -> Any:
+        """Ask until there is an answer; it is noted if the answer is a refusal."""
+        while True:
+            try:
+                answer = await self.http.request(method, path, **options)
+            except httpx.HTTPError:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if answer.status_code < 400:
+                return answer.json() if answer.content else None
+            if answer.status_code < 500 and answer.status_code not in (408, 409, 425, 429):
+                self.refused.append(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
+                return None
+            if answer.status_code == 409:
+                return None  # it had ended already
+            await asyncio.sleep(PAUSE_S)
+
+    async def _submit(self, until: asyncio.Event) -> None:
+        while not until.is_set():
+            await asyncio.sleep(self.dice.uniform(0, 2 * PAUSE_S))
+            if len(self.jobs) - len(await self.ended()) >= AT_ONCE:
+                continue
+            number = len(self.jobs)
+            name, fails = f"{self.storm}-{number}", self.dice.random() < 0.1
+            ticks, tick_s = self.dice.randint(5, 60), self.dice.choice((0.05, 0.1, 0.2))
+            command = [sys.executable, "-I", "-S", str(self.program), str(ticks), str(tick_s)]
+            body = {
+                "name": name,
+                "command": [*command, str(FAILS if fails else 0), str(self.notes)],
+                "gpus": self.dice.choice(GANGS),
+                "processes": "per_node",
+                "work": {"total": ticks},
+                "grace_s": 2,
+                "max_restarts": 1 if fails else 0,
+            }
+            made = await self.ask("POST", "/v1/jobs", json=body, headers={"idempotency-key": name})
+            if made:
+                self.jobs.append(Accepted(made["id"], name, ticks, fails))
+
+    async def _interfere(self, until: asyncio.Event) -> None:
+        while not until.is_set():
+            await asyncio.sleep(self.dice.uniform(1, 4))
+            if self.dice.random() < 0.3:
+                await self.ask("PUT", "/v1/policies/active", json={"name": self.dice.choice(POLICIES)})
+            elif self.jobs:
+                job = self.dice.choice(self.jobs)
+                if await self.ask("POST", f"/v1/jobs/{job.job_id}/cancel"):
+                    job.was_cancelled = True

@@ -1,0 +1,68 @@
+"""What can go wrong in a storm, when and for how long: a list that follows from a seed alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.links import TROUBLES
+
+SHARES: Mapping[str, float] = {
+    "kill": 3.0,
+    "freeze": 3.0,
+    **dict.fromkeys(TROUBLES, 3.0),
+    "repeat": 4.0,
+    "reorder": 2.0,
+    "wipe": 0.5,
+    "fill": 1.0,
+}
+"""How often each kind comes, relative to the others: ``kill`` -9; ``freeze``: SIGSTOP, then SIGCONT; troubles of links;
+``repeat`` and ``reorder``: commands that a node has had already are sent again; ``wipe``: Valkey forgets everything;
+``fill``: no room is left on a node's disk."""
+
+SHORT_S = (0.1, 1.5)
+LONG_S = (5.0, 9.0)
+"""Longer than a lease, so that nodes count as lost."""
+LONG_SHARE = 0.08
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        at_s: When, in seconds after the storm began.
+        kind: One of ``SHARES``.
+        target: A process, a link, or a node.
+        lasts_s: How long; 0 for what happens in a moment.
+    """
+
+    at_s: float
+    kind: str
+    target: str
+    lasts_s: float
+
+
+def draw(dice: random.Random, storm_s: float, pause_s: float, targets: Mapping[str, Sequence[str]]) -> list[Fault]:
+    """Return a storm's faults in the order of their moments.
+
+    Args:
+        dice: Where they come from.
+        storm_s: How long the storm lasts.
+        pause_s: Mean time from one fault to the next.
+        targets: Of each kind; kinds that cannot be had here are missing.
+    """
+    kinds = [kind for kind in SHARES if targets.get(kind)]
+    shares = [SHARES[kind] for kind in kinds]
+    faults: list[Fault] = []
+    at_s = dice.expovariate(1 / pause_s)
+    while at_s < storm_s:
+        (kind,) = dice.choices(kinds, shares)
+        target = dice.choice(targets[kind])
+        span_s = LONG_S if dice.random() < LONG_SHARE else SHORT_S
+        lasts_s = dice.uniform(*span_s)
+        moment = kind in ("kill", "repeat", "reorder", "wipe")
+        faults.append(Fault(at_s, kind, target, 0.0 if moment else lasts_s))
+        at_s += dice.expovariate(1 / pause_s)
+    return faults

@@ -1,0 +1,271 @@
+"""A whole installation whose processes are joined by links, and the hand that does things to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+import psutil
+from redis.exceptions import RedisError
+
+from services.contracts.streams import command_stream
+from services.kit.redis import connect
+from services.kit.tasks import end_tasks
+from services.standalone import postgres, processes, valkey
+from services.standalone.data_folder import ProcessStatus
+from services.standalone.ports import Ports
+from services.standalone.stack import Stack
+from services.standalone.supervisor import Supervisor
+from tests.chaos.faults import Fault
+from tests.chaos.links import TROUBLES, Link, Trouble
+
+QUICK = {
+    "CARBON_REPLAY_SPEED": "600",
+    "SCHEDULER_ROUND_INTERVAL_S": "4",
+    "SCHEDULER_MIN_PROFILE_S": "2",
+    "SCHEDULER_LEASE_MARGIN_S": "1",
+    "SCHEDULER_REPUBLISH_AFTER_S": "2",
+    "TELEMETRY_HEARTBEAT_INTERVAL_S": "0.5",
+    "TELEMETRY_LEASE_TTL_S": "4",
+    "GPU_AGENT_ENERGY_INTERVAL_S": "1",
+    "GPU_AGENT_DISK_RESERVE_BYTES": "0",
+}
+"""Seconds instead of minutes, and leases that long faults outlast."""
+NODES = processes.parse_nodes("2x2,1x4")
+NOT_NEEDED = ("router",)
+DISK_MB = 32
+PASSWORD = "chaos"
+REPEATED = 8
+"""How many of a node's last commands are sent again at once."""
+
+
+class World:
+    """Servers, services and agents; ``apply`` does a fault, ``calm`` waits until everything runs again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes = folder / "notes"
+        self.done: Counter[str] = Counter()
+        self.stack = Stack(folder / "data", nodes="", env=QUICK, services=_services(), workers=())
+        self._servers = Supervisor(folder)
+        self._agents = Supervisor(folder)
+        self._ports = Ports()
+        self._links: dict[str, Link] = {}
+        self._valkey_url = ""
+        self._disks: list[Path] = []
+        self._heard: dict[str, deque[Mapping[Any, Any]]] = {node.node_id: deque(maxlen=REPEATED) for node in NODES}
+        self._listeners: list[asyncio.Task[None]] = []
+        self._open = AsyncExitStack()
+
+    @property
+    def gateway_url(self) -> str:
+        """Where the public API answers."""
+        return self.stack.gateway_url
+
+    @property
+    def key(self) -> str:
+        """The admin key."""
+        return (self.folder / "data" / "admin.key").read_text().strip()
+
+    def targets(self) -> dict[str, Sequence[str]]:
+        """Return what each kind of fault can hit."""
+        running = [process.name for process in self._processes()]
+        nodes = [node.node_id for node in NODES]
+        commands = dict.fromkeys(("repeat", "reorder"), nodes)
+        links = {trouble: [*self._links] for trouble in TROUBLES}
+        full = [path.name for path in self._disks]
+        return {"kill": running, "freeze": running, **links, **commands, "wipe": ["valkey"], "fill": full}
+
+    async def apply(self, fault: Fault) -> None:
+        """Let something go wrong for as long as it lasts; what could not be done is not counted."""
+        match fault.kind:
+            case "kill":
+                happened = self._signal(fault.target, signal.SIGKILL)
+            case "freeze":
+                happened = await self._freeze(fault)
+            case "repeat" | "reorder" | "wipe":
+                happened = await self._disturb(fault)
+            case "fill":
+                happened = await self._fill(fault)
+            case _:
+                link, trouble = self._links[fault.target], cast(Trouble, fault.kind)
+                link.begin(trouble)
+                try:
+                    await asyncio.sleep(fault.lasts_s)
+                finally:
+                    link.end(trouble)
+                happened = True
+        self.done[fault.kind] += happened
+
+    async def calm(self, within_s: float = 90.0) -> list[str]:
+        """Return the names of processes that do not run in time, none if all is well."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while late := [process.name for process in self._processes() if process.state != "running"]:
+            if loop.time() > deadline:
+                return late
+            await asyncio.sleep(0.1)
+        return []
+
+    async def __aenter__(self) -> Self:
+        self.notes.mkdir()
+        self.notes.chmod(0o777)  # jobs write there, each as the account of its tenant
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def _start(self) -> None:
+        at, asked = self._ports.take(21_000), self._ports.take(27_000)
+        database = replace(postgres.prepare(self.folder / "postgres", password=PASSWORD, port=at), stop_within_s=5)
+        cache = valkey.prepare(self.folder / "valkey", password=PASSWORD, port=asked)
+        await self._servers.start([database, cache])
+        self._valkey_url = valkey.url(PASSWORD, asked)
+        to_database, to_cache = await self._link("services-postgres", at), await self._link("services-valkey", asked)
+        self.stack.environment |= {
+            "DATABASE_URL": postgres.url(PASSWORD, to_database.port),
+            "REDIS_URL": valkey.url(PASSWORD, to_cache.port),
+        }
+        await self.stack.start()
+        telemetry = next(each.port for each in self.stack.status().processes if each.name == "telemetry")
+        assert telemetry
+        folder = self.folder / "data" / "nodes"
+        folder.mkdir(exist_ok=True, mode=0o711)
+        agents: list[Any] = []
+        for node in NODES:
+            self._mount(folder / node.node_id)
+            reports = await self._link(f"{node.node_id}-telemetry", telemetry)
+            commands = await self._link(f"{node.node_id}-valkey", asked)
+            own = {
+                "WATTSHIFT_TELEMETRY_URL": f"http://127.0.0.1:{reports.port}",
+                "REDIS_URL": valkey.url(PASSWORD, commands.port),
+            }
+            port = self._ports.take(28_000)
+            agents.append(processes.agent_process(node, port, self.stack.environment | own, folder))
+        await self._agents.start(agents)
+        self._listeners = [asyncio.create_task(self._listen(node.node_id)) for node in NODES]
+
+    async def _stop(self) -> None:
+        await end_tasks(self._listeners)
+        for process in self._processes():
+            self._signal(process.name, signal.SIGCONT)
+        await self._agents.stop()
+        await self.stack.stop()
+        await self._servers.stop()
+        await self._open.aclose()
+        self._ports.release()
+        for disk in self._disks:
+            subprocess.run(["umount", "--lazy", str(disk)], check=False)  # noqa: ASYNC221, at the very end
+
+    async def _link(self, name: str, port: int) -> Link:
+        self._links[name] = await self._open.enter_async_context(Link("127.0.0.1", port))
+        return self._links[name]
+
+    def _mount(self, folder: Path) -> None:
+        """Give a node a small disk of its own, where that is permitted."""
+        folder.mkdir(mode=0o711)
+        size = f"size={DISK_MB}m,mode=711"
+        mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)]
+        if os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0:
+            self._disks.append(folder)
+
+    def _processes(self) -> tuple[ProcessStatus, ...]:
+        return (*self._servers.status(), *self.stack.status().processes, *self._agents.status())
+
+    def _signal(self, name: str, number: signal.Signals) -> bool:
+        pid = next(process.pid for process in self._processes() if process.name == name)
+        with contextlib.suppress(ProcessLookupError):
+            if pid is not None:
+                os.kill(pid, number)
+                return True
+        return False
+
+    async def _freeze(self, fault: Fault) -> bool:
+        pid = next(process.pid for process in self._processes() if process.name == fault.target)
+        if pid is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            frozen = psutil.Process(pid)
+            # PostgreSQL's sessions are processes of their own.
+            family = [frozen, *frozen.children(recursive=True)] if fault.target == "postgres" else [frozen]
+            try:
+                for each in family:
+                    each.suspend()
+                await asyncio.sleep(fault.lasts_s)
+            finally:
+                for each in family:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.resume()
+            return True
+        return False
+
+    async def _disturb(self, fault: Fault) -> bool:
+        redis = connect(self._valkey_url)
+        try:
+            async with asyncio.timeout(5):
+                if fault.kind == "wipe":
+                    return bool(await redis.flushall())
+                heard = self._heard[fault.target]
+                for fields in [*reversed(heard)] if fault.kind == "reorder" else [*heard]:
+                    await redis.xadd(command_stream(fault.target), fields)
+                return bool(heard)
+        except (RedisError, TimeoutError):
+            return False
+        finally:
+            with contextlib.suppress(RedisError, TimeoutError):
+                await redis.aclose()
+
+    async def _listen(self, node_id: str) -> None:
+        """Remember a node's last commands; the agent removes those that it has read."""
+        stream = command_stream(node_id)
+        while True:
+            redis = connect(self._valkey_url)
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                last: Any = "$"
+                while True:
+                    for _, entries in cast(list[Any], await redis.xread({stream: last}, block=1_000)):
+                        last = entries[-1][0]
+                        known = self._heard[node_id]
+                        known.extend(fields for _, fields in entries if fields not in known)
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                await redis.aclose()
+            await asyncio.sleep(0.2)
+
+    async def _fill(self, fault: Fault) -> bool:
+        folder = next(path for path in self._disks if path.name == fault.target)
+        balloon = folder / f"balloon-{fault.at_s:.3f}"
+        try:
+            with contextlib.suppress(OSError), balloon.open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(1 << 16))
+            await asyncio.sleep(fault.lasts_s)
+        finally:
+            balloon.unlink(missing_ok=True)
+        return True
+
+
+def _services() -> list[processes.Service]:
+    return [service for service in processes.SERVICES if service.name not in NOT_NEEDED]
+
+
+def install_job(folder: Path) -> Path:
+    """Copy the job's program to where every account can read it."""
+    program = folder / "job.py"
+    shutil.copyfile(Path(__file__).with_name("job.py"), program)
+    program.chmod(0o644)
+    return program
