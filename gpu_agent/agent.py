@@ -30,6 +30,7 @@ from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.exec_sessions import ExecLimits, ExecSessions
 from gpu_agent.gangs import Gangs
 from gpu_agent.git import GitRules, remove_keys
+from gpu_agent.health import GpuHealth, HealthRules
 from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import Fetcher
@@ -61,6 +62,7 @@ _BACKLOG_INTERVAL_S = 30.0
 """Interval while many wait for delivery, so that a long absence of the control plane does not fill the disk."""
 _HOUSEKEEPING_S = 5.0
 _LOCK_PATIENCE_S = 15.0
+_LOOK_FIRST_S = 2.0
 _LEAST_STREAM = 1 << 20
 """Bytes of a stream that are kept while the disk lacks of its reserve."""
 _REFUSED = frozenset({400, 413, 422})
@@ -135,6 +137,25 @@ class Agent:
             activity_of=self.gangs.activity_of if simulated else lambda _: None,
             boot=settings.simulated_boot,
         )
+        self.health = GpuHealth(
+            self.driver,
+            settings.state_folder / "health.json",
+            HealthRules(
+                xids=settings.health_xids,
+                uncorrected_errors=settings.health_uncorrected_errors,
+                temperature_c=settings.health_temperature_c,
+                foreign=settings.health_foreign == "on",
+                allowed_processes=settings.health_allowed_processes,
+                lasts_s=settings.health_lasts_s,
+                return_s=settings.health_return_s,
+                probe=settings.health_probe,
+                probe_timeout_s=settings.health_probe_timeout_s,
+            ),
+            shims=lambda: self.gangs.shim_pids().values(),
+            contained=self.gangs.contained_devices,
+        )
+        self._failed: set[str] = set()
+        self._looking: asyncio.Task[bool] | None = None
         self.plane = ControlPlane(
             client,
             settings.join_token,
@@ -177,6 +198,7 @@ class Agent:
             "commands": self.inbox.run,
             "latency": self._latency.run,
             "energy": self._measure,
+            "health": self._watch_health,
             "delivery": self._deliver,
             "housekeeping": self._keep_house,
         }
@@ -233,6 +255,7 @@ class Agent:
             "protections": [each.model_dump(mode="json") for each in self.confinement.protections()],
             "latency_clocks": self.clocks.describe(shim.clock()),
             "ranks": [gang.status().model_dump(mode="json") for gang in self.gangs],
+            "gpu_faults": [fault.model_dump(mode="json") for fault in self.health.faults()],
             "owners": self.gangs.owners(),
             "guests": self.gangs.guests(),
             "partitions": [status.model_dump(mode="json") for status in self.partitions.statuses() or ()],
@@ -284,7 +307,32 @@ class Agent:
                 pause_s = min(pause_s, self.settings.retry_s)
             await _wait(self._heartbeat_due, pause_s)
 
+    async def _watch_health(self) -> None:
+        while self.settings.health == "on":
+            if await self._look_at_health():
+                self._heartbeat_due.set()
+            for fault in self.health.due_probes(shim.clock()):
+                if not self.gangs.holders_of(fault.gpu):
+                    await self.health.probe(fault, shim.clock())
+            await asyncio.sleep(self.settings.health_interval_s)
+
+    async def _look_at_health(self) -> bool:
+        async with self._device_lock:
+            return await asyncio.to_thread(self.health.look, shim.clock())
+
+    async def _look_after_failures(self) -> None:
+        """Look at the GPUs before it is said that a rank has failed: a sick GPU may be why, and then it is no failure.
+
+        A GPU that is lost may hold up the driver, but not the heartbeat.
+        """
+        failed = {gang.allocation_id for gang in self.gangs if gang.is_over and gang.exit_code}
+        if self.settings.health == "on" and failed - self._failed:
+            self._looking = asyncio.create_task(self._look_at_health())
+            await asyncio.wait([self._looking], timeout=_LOOK_FIRST_S)
+        self._failed = failed
+
     async def _send_heartbeat(self) -> None:
+        await self._look_after_failures()
         settings = {
             order.allocation_id: self.controls.status(order).model_copy(update={"interval": self.intervals.of(order)})
             for order in self.gangs.orders()
@@ -304,6 +352,7 @@ class Agent:
             devices=self._readings(),
             partitions=self.partitions.statuses(),
             closed=self._closed(),
+            gpu_faults=self.health.faults() if self.settings.health == "on" else None,
         )
         sent_at = shim.clock()
         timeout_s = max(1.0, min(5.0, 2 * self.plane.heartbeat_interval_s))
@@ -311,6 +360,7 @@ class Agent:
         reported = {rank.allocation_id: rank.state for rank in ranks}
         self.gangs.answer(reported, set(reply.allocations), sent_at, reply.lease_ttl_s)
         self.partitions.want(reply.partitions)
+        self.health.returned(reply.returned_faults)
         self._tick_due.set()
 
     async def _watch_ranks(self) -> None:

@@ -332,6 +332,15 @@ class Gangs:
             if gang.holding and any(each in related or parent_of(each) == device for each in gang.devices)
         ]
 
+    def contained_devices(self) -> set[int]:
+        """Return the GPUs that gangs in containers hold, or slices of which they hold."""
+        return {
+            device if parent_of(device) is None else parent_of(device) or 0
+            for gang in self
+            if gang.holding and gang.start and gang.start.spec.image
+            for device in gang.devices
+        }
+
     def load_of(self, device: int) -> float:
         """Return the load of a simulated device: of two gangs that share it, both, as far as that is possible."""
         loads = [load_of(gang) for gang in self if gang.holding and device in gang.devices]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +57,38 @@ def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
         if ancestor in families:
             totals[families[ancestor]] += used
     return {name: total / ticks_per_s for name, total in totals.items()}
+
+
+class ProcessTable:
+    """Names and parents of processes, read when they are asked for, each once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[str, int] | None] = {}
+
+    def name_of(self, pid: int) -> str | None:
+        """Return the name of a process; None if there is none of that id here."""
+        found = self._read(pid)
+        return found[0] if found else None
+
+    def descends(self, pid: int, roots: Collection[int]) -> bool:
+        """Whether a process is one of these, or descends from one."""
+        while pid > 1:
+            if pid in roots:
+                return True
+            found = self._read(pid)
+            if found is None:
+                return False
+            pid = found[1]
+        return False
+
+    def _read(self, pid: int) -> tuple[str, int] | None:
+        if pid not in self._known:
+            try:
+                start, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+                self._known[pid] = (start.partition("(")[2], int(rest.split()[1]))
+            except OSError:
+                self._known[pid] = None
+        return self._known[pid]
 
 
 def _pids() -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 import socket
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,10 @@ CREDENTIALS = frozenset(
     )
 )
 """Variables of the control plane's own that no job gets, whatever is to be passed on."""
-_LISTS = ("pass_environment", "owner_tenants", "reserved_accounts", "shown_folders", "images")
+_LISTS = (
+    *("pass_environment", "owner_tenants", "reserved_accounts", "shown_folders", "images"),
+    *("health_xids", "health_allowed_processes"),
+)
 
 
 def _host_name() -> str:
@@ -64,6 +68,34 @@ class AgentSettings(SharedSettings):
         True, description="Find out whether controls are permitted by setting the power limit that is in force."
     )
     containers: Literal["auto", "off"] = "auto"
+
+    health: Literal["on", "off"] = Field("on", description="Whether sick GPUs are taken out of service.")
+    health_interval_s: float = Field(2.0, gt=0, le=600, description="How often the GPUs are looked at.")
+    health_xids: Annotated[list[int], NoDecode] = Field(
+        default_factory=lambda: [46, 48, 61, 62, 64, 74, 79, 95, 119, 120, 140, 143],
+        description="Xids that say that a GPU is broken, and not a program.",
+    )
+    health_uncorrected_errors: int = Field(0, ge=0, description="Uncorrected ECC errors of a GPU that are accepted.")
+    health_temperature_c: float | None = Field(
+        None, gt=0, description="From which on a GPU is too hot; by default from where its board slows itself down."
+    )
+    health_foreign: Literal["on", "off"] = Field(
+        "on", description="Whether a GPU is taken out of service on which processes compute that belong to no job."
+    )
+    health_allowed_processes: Annotated[list[str], NoDecode] = Field(
+        default_factory=lambda: ["nvidia-cuda-mps", "nv-hostengine", "dcgmi"],
+        description="Names of processes that may compute on GPUs although they belong to no job, 15 letters at most.",
+    )
+    health_lasts_s: float = Field(10.0, ge=0, description="How long heat, or foreign processes, must last.")
+    health_return_s: float = Field(
+        60.0, ge=0, description="How long what was the matter must be over before a GPU is used again, or probed."
+    )
+    health_probe: Annotated[list[str], NoDecode] = Field(
+        default_factory=list[str],
+        description="A command, {gpu} and {uuid} in it, that exits with 0 if a GPU that was taken out of service is "
+        "well; with it, GPUs return when it passes, and not before.",
+    )
+    health_probe_timeout_s: float = Field(300.0, gt=0)
 
     latency_clocks: Literal["on", "dry_run", "off"] = Field(
         "on", description="Whether clocks follow latency where a pool says so; dry_run only reports what they would be."
@@ -159,6 +191,9 @@ class AgentSettings(SharedSettings):
             names = values.get(field)
             if isinstance(names, str):
                 values[field] = [name.strip() for name in names.split(",") if name.strip()]
+        probe = values.get("health_probe")
+        if isinstance(probe, str):
+            values["health_probe"] = shlex.split(probe)
         uids = values.get("tenant_uids")
         if isinstance(uids, str):
             values["tenant_uids"] = uids.split("-")

@@ -17,6 +17,8 @@ from services.cli.output import console
 from services.cli.slices import partition, slice_words
 from services.cli.values import parameter_value
 
+OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its GPUs, by its index.")]
+
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -73,7 +75,7 @@ def _node_table(found: list[Any]) -> RenderableType:
     columns.append("jobs apart")
     shown = output.table(*columns, "driver", "heard", right=figures)
     for node, cut in zip(found, slices, strict=True):
-        words = " ".join([output.state(node["state"]), *power_words(node)])
+        words = "\n".join([" ".join([output.state(node["state"]), *power_words(node)]), *health_words(node)])
         models = sorted({device["model"] for device in node["devices"]})
         power = f"{node['power_w']:.0f} W"
         heard = output.age(node["heartbeat_at"])
@@ -93,16 +95,34 @@ def protection_words(node: dict[str, Any]) -> str:
     return f"[yellow]no {', '.join(lacking)}[/]" if lacking else "[green]yes[/]"
 
 
-def drain(node: str) -> None:
-    """Drain a node: its running jobs continue, and nothing new starts there."""
-    Gateway().call("POST", f"/v1/nodes/{node}/drain")
-    console.print(f"{node} is draining")
+def drain(node: str, gpu: OneGpu = None) -> None:
+    """Drain a node, or one of its GPUs: running jobs continue, and nothing new starts there."""
+    Gateway().call("POST", f"/v1/nodes/{node}{_of_gpu(gpu)}/drain")
+    console.print(f"{_named(node, gpu)} is draining")
 
 
-def resume(node: str) -> None:
-    """Return a drained node to service."""
-    Gateway().call("POST", f"/v1/nodes/{node}/resume")
-    console.print(f"{node} is back in service")
+def resume(node: str, gpu: OneGpu = None) -> None:
+    """Return a drained node to service, or one of its GPUs that was drained or sick."""
+    Gateway().call("POST", f"/v1/nodes/{node}{_of_gpu(gpu)}/resume")
+    console.print(f"{_named(node, gpu)} is back in service")
+
+
+def _of_gpu(gpu: int | None) -> str:
+    return "" if gpu is None else f"/gpus/{gpu}"
+
+
+def _named(node: str, gpu: int | None) -> str:
+    return node if gpu is None else f"GPU {gpu} of {node}"
+
+
+def health_words(node: dict[str, Any]) -> list[str]:
+    """Return which GPUs of a node get no new work, and why."""
+    return [
+        f"[red]GPU {each['gpu']} is out of service[/]: {each['detail']}"
+        if each["cause"]
+        else f"[yellow]GPU {each['gpu']} is draining[/]"
+        for each in node.get("gpu_health", [])
+    ]
 
 
 def power_words(node: dict[str, Any]) -> list[str]:

@@ -374,6 +374,33 @@ class GpuPartition(Message):
     applied_at: Instant | None = None
 
 
+class GpuFaultCause(StrEnum):
+    """What is the matter with a GPU."""
+
+    LOST = "lost"
+    """It has fallen off the bus, or does not answer."""
+    XID = "xid"
+    """The driver reported a critical error of the device."""
+    ECC = "ecc"
+    """Its memory has errors that cannot be corrected."""
+    TEMPERATURE = "temperature"
+    FOREIGN_PROCESS = "foreign_process"
+    """A process computes on it that belongs to no job."""
+
+
+class GpuFault(Message):
+    """Why a node takes one of its GPUs out of service."""
+
+    id: Text = Field(max_length=64, description="Of this occurrence.")
+    gpu: int = Field(ge=0, le=1_023, description="Its index.")
+    uuid: Text = Field(max_length=100)
+    cause: GpuFaultCause
+    detail: Text = Field(max_length=500)
+    since: Instant
+    ends_gangs: bool = Field(description="Whether gangs that hold the GPU cannot go on.")
+    lasts: bool = Field(description="Whether it is so now, and not only was.")
+
+
 class Heartbeat(Message):
     """Sent every `heartbeat_interval_s`, and at once when a rank changes state."""
 
@@ -392,6 +419,12 @@ class Heartbeat(Message):
         exclude_if=_is_none,
         description="Why the node takes no new work, such as a disk that is nearly full; null while it does.",
     )
+    gpu_faults: list[GpuFault] | None = Field(
+        default=None,
+        max_length=1_024,
+        exclude_if=_is_none,
+        description="What is the matter with its GPUs, the worst of each. Null from an agent that does not look.",
+    )
 
 
 class HeartbeatReply(Message):
@@ -406,6 +439,11 @@ class HeartbeatReply(Message):
         exclude_if=_is_empty,
         description="How the node's GPUs are to be cut, each as soon as no gang runs on it. GPUs that are not named "
         "stay as they are.",
+    )
+    returned_faults: list[str] = Field(
+        default_factory=list[str],
+        exclude_if=_is_empty,
+        description="Faults after which an operator has returned the GPU to service; they are not reported again.",
     )
 
 
@@ -489,6 +527,19 @@ class NodePower(Message):
     )
 
 
+class GpuHealth(Message):
+    """A GPU that gets no new work though its node does."""
+
+    gpu: int = Field(description="Its index.")
+    uuid: str
+    drained: bool = Field(description="Whether an operator has taken it out of service.")
+    cause: GpuFaultCause | None = Field(default=None, description="What is the matter with it; null for nothing.")
+    detail: str = ""
+    since: Instant | None = None
+    ends_gangs: bool = Field(default=False, description="Whether gangs that held it were ended, and queued again.")
+    lasts: bool = Field(default=False, description="Whether it is so now; then it cannot be returned to service.")
+
+
 class Node(Message):
     """A node as shown to operators."""
 
@@ -507,6 +558,9 @@ class Node(Message):
     readings: list[DeviceReading]
     partitions: list[GpuPartition] = Field(
         default_factory=list[GpuPartition], description="How its GPUs are to be cut, for those that ever were."
+    )
+    gpu_health: list[GpuHealth] = Field(
+        default_factory=list[GpuHealth], description="Its GPUs that get no new work; none while all of them do."
     )
     gpus: int = Field(description="Slices are not counted, only the GPUs they are part of.")
     gpus_in_use: int = Field(description="GPUs that a gang holds, or slices of which are held.")

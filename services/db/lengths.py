@@ -21,7 +21,8 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
     SELECT sum(gpus * extract(epoch FROM ended_at - coalesce(running_at, started_at)))::float8 AS gpu_s
       FROM allocations
-     WHERE job_id = j.id AND state = 'ended' AND end_reason NOT IN ('failed', 'node_lost', 'start_failed', 'slice_lost')
+     WHERE job_id = j.id AND state = 'ended'
+       AND end_reason NOT IN ('failed', 'node_lost', 'start_failed', 'slice_lost', 'gpu_lost')
 ) a ON true
 """
 """The joins that ``AMOUNT`` needs, of a job ``j``."""

@@ -57,6 +57,9 @@ Service = Annotated[Telemetry, Depends(read_telemetry)]
 Token = Annotated[str, Depends(read_token)]
 
 
+GpuIndex = Annotated[int, Path(ge=0, le=1_023)]
+
+
 @router.post("/nodes/register", tags=["nodes"])
 async def register(registration: NodeRegistration, token: Token, service: Service) -> NodeCredentials:
     """Register a node; needs the join token. A node gets a new token by registering again."""
@@ -113,6 +116,22 @@ async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
     return await service.set_draining(node_id, False, operator)
 
 
+@router.post("/nodes/{node_id}/gpus/{gpu}/drain", tags=["nodes"], responses={404: {"model": Problem}})
+async def drain_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> Node:
+    """Take one GPU out of service: what runs on it continues, and nothing new starts there."""
+    return await service.drain_gpu(node_id, gpu, operator)
+
+
+@router.post(
+    "/nodes/{node_id}/gpus/{gpu}/resume",
+    tags=["nodes"],
+    responses={404: {"model": Problem}, 409: {"model": Problem}},
+)
+async def resume_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> Node:
+    """Return a GPU to service that was drained, or taken out of it for a fault that is over."""
+    return await service.resume_gpu(node_id, gpu, operator)
+
+
 @router.put(
     "/nodes/{node_id}/gpus/{gpu}/partition",
     tags=["nodes"],
@@ -120,7 +139,7 @@ async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
 )
 async def partition(
     node_id: Name,
-    gpu: Annotated[int, Path(ge=0, le=1_023)],
+    gpu: GpuIndex,
     body: GpuPartitionSpec,
     operator: Operator,
     service: Service,

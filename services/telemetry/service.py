@@ -34,7 +34,7 @@ from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
-from services.telemetry.repository import nodes
+from services.telemetry.repository import gpu_health, nodes
 from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
 from services.telemetry.settings import TelemetrySettings
 
@@ -83,7 +83,10 @@ class Telemetry:
         if renewal.changed:
             await hint(self.redis, renewal.changed, node=node_id)
         return HeartbeatReply(
-            lease_ttl_s=self.settings.lease_ttl_s, allocations=renewal.allocations, partitions=renewal.partitions
+            lease_ttl_s=self.settings.lease_ttl_s,
+            allocations=renewal.allocations,
+            partitions=renewal.partitions,
+            returned_faults=renewal.returned_faults,
         )
 
     async def store_energy(self, node_id: str, token: str, report: EnergyReport) -> EnergyReceipt:
@@ -151,6 +154,37 @@ class Telemetry:
         await self.node(node_id)
         if await nodes.set_draining(self.database, node_id, draining, operator):
             log.info("node.draining" if draining else "node.resumed", node=node_id, by=operator.key_id)
+            await hint(self.redis, "node", node=node_id)
+        return await self.node(node_id)
+
+    async def drain_gpu(self, node_id: str, gpu: int, operator: Identity) -> Node:
+        """Take one GPU out of service: what runs on it continues, and nothing new starts there.
+
+        Raises:
+            ProblemError: 404, no such node or GPU.
+        """
+        found = next((each for each in (await self.node(node_id)).devices if each.index == gpu and is_gpu(gpu)), None)
+        if found is None:
+            raise not_found(f"GPU {gpu} on this node")
+        if await gpu_health.drain(self.database, node_id, gpu, found.uuid, operator):
+            log.info("gpu.draining", node=node_id, gpu=gpu, by=operator.key_id)
+            await hint(self.redis, "node", node=node_id)
+        return await self.node(node_id)
+
+    async def resume_gpu(self, node_id: str, gpu: int, operator: Identity) -> Node:
+        """Return a GPU to service that was drained, or taken out of it for a fault that is over.
+
+        Raises:
+            ProblemError: 404, no such node or GPU; 409, the fault lasts.
+        """
+        node = await self.node(node_id)
+        if gpu not in {*(each.gpu for each in node.gpu_health), *(each.index for each in node.devices)}:
+            raise not_found(f"GPU {gpu} on this node")
+        changed, lasting = await gpu_health.resume(self.database, node_id, gpu, operator)
+        if lasting:
+            raise ProblemError(409, ProblemCode.CONFLICT, f"GPU {gpu} of {node_id} cannot be returned yet: {lasting}")
+        if changed:
+            log.info("gpu.resumed", node=node_id, gpu=gpu, by=operator.key_id)
             await hint(self.redis, "node", node=node_id)
         return await self.node(node_id)
 

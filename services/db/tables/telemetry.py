@@ -64,6 +64,25 @@ gpu_partitions = Table(
 empty for a whole GPU. Only jobs of the fleet ``owner`` run on a GPU that has one. ``services.db.gpu_partitions`` writes
 what is wanted."""
 
+gpu_health = Table(
+    "gpu_health",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("gpu", Integer, primary_key=True),
+    Column("uuid", Text, nullable=False),
+    Column("drained", Boolean, nullable=False, server_default=text("false")),
+    Column("fault_id", Text),
+    Column("cause", Text),
+    Column("detail", Text, nullable=False, server_default=text("''")),
+    Column("since", Timestamp),
+    Column("ends_gangs", Boolean, nullable=False, server_default=text("false")),
+    Column("lasts", Boolean, nullable=False, server_default=text("false")),
+    Column("returned_fault_id", Text),
+    CheckConstraint("(cause IS NULL) = (fault_id IS NULL)", name="gpu_health_fault"),
+)
+"""GPUs that are out of service, or were: ``cause`` is what is the matter, null for nothing, and ``drained`` what an
+operator wants. The fault after which an operator returned the GPU is ``returned_fault_id``: it counts no more."""
+
 rank_statuses = Table(
     "rank_statuses",
     metadata,

@@ -21,6 +21,7 @@ ENDINGS: dict[str, str] = {
     EndReason.NODE_LOST: "A node it ran on was lost; it continues from its checkpoint.",
     EndReason.START_FAILED: "Its processes did not start.",
     EndReason.TIME_LIMIT: "It reached its time limit.",
+    EndReason.GPU_LOST: "A GPU it ran on was taken out of service; it continues from its checkpoint.",
     EndReason.SLICE_LOST: "Its node no longer had its MIG slice; it continues from its checkpoint.",
 }
 OTHERS = {

@@ -31,6 +31,7 @@ class EndReason(StrEnum):
     START_FAILED = "start_failed"
     TIME_LIMIT = "time_limit"
     SLICE_LOST = "slice_lost"
+    GPU_LOST = "gpu_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Gang:
         restarts, max_restarts: Of the job, after failures.
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
         slice_lost: A node no longer has the slice that the gang holds.
+        gpu_lost: What is the matter with a GPU that the gang holds and that is lost; empty for nothing.
         finished_before: An earlier gang of the job finished it, as a node says that had been given up.
     """
 
@@ -96,6 +98,7 @@ class Gang:
     failed_starts: int = 0
     start_attempts: int = 1
     slice_lost: bool = False
+    gpu_lost: str = ""
     finished_before: bool = False
 
 
@@ -137,6 +140,8 @@ def fate_of(gang: Gang) -> Fate | None:
     if gang.finished_before:
         return Stop(EndReason.FINISHED)
     broken = [share.broke_off for share in gang.shares if share.broke_off]
+    if gang.gpu_lost:
+        return Stop(EndReason.GPU_LOST)
     if gang.slice_lost:
         return Stop(EndReason.SLICE_LOST)
     if broken:
@@ -176,6 +181,9 @@ def _end_of(gang: Gang) -> End:
         detail = _detail(gang, EndReason.TIME_LIMIT) or "It reached its time limit."
         return End(JobState.FAILED, EndReason.TIME_LIMIT, detail, _exit_code(gang))
     match _reason(gang):
+        case EndReason.GPU_LOST as reason:
+            detail = f"{gang.gpu_lost} It will continue from its checkpoint on others.".strip()
+            return _paused(gang, reason, detail, preempted=False)
         case EndReason.SLICE_LOST as reason:
             detail = "Its node no longer has its MIG slice; it will continue from its checkpoint."
             return _paused(gang, reason, detail, preempted=False)
@@ -198,6 +206,8 @@ def _end_of(gang: Gang) -> End:
 
 def _reason(gang: Gang) -> EndReason:
     reason = gang.stop_reason or _worst([share.broke_off or EndReason.FAILED for share in gang.shares])
+    if gang.gpu_lost and reason in (EndReason.FAILED, EndReason.START_FAILED):
+        return EndReason.GPU_LOST  # whatever its processes made of that
     if gang.slice_lost and reason in (EndReason.FAILED, EndReason.START_FAILED):
         return EndReason.SLICE_LOST  # a process whose device goes away fails, which is no fault of the job
     return reason

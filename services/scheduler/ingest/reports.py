@@ -85,11 +85,17 @@ class Ingest:
             unsent = await outbox.unsent_gangs(connection)
             controls = await gangs.controls(connection)
             lost_slices = await gangs.lost_slices(connection)
+            lost_gpus = await gangs.lost_gpus(connection)
             finished = await gangs.finished_before(connection)
         counts = {"running": 0, "stopped": 0, "ended": 0, "repeated": 0, "refused": 0}
         for gang in live:
-            finished_before = gang.job_id in finished
-            facts = self._gang(gang, reports, slice_lost=gang.id in lost_slices, finished_before=finished_before)
+            facts = self._gang(
+                gang,
+                reports,
+                slice_lost=gang.id in lost_slices,
+                gpu_lost=lost_gpus.get(gang.id, ""),
+                finished_before=gang.job_id in finished,
+            )
             match fate_of(facts):
                 case Run():
                     counts["running"] += await self._run(gang)
@@ -112,7 +118,14 @@ class Ingest:
         return Ingested(lost, **counts)
 
     def _gang(
-        self, gang: LiveGang, reports: ShareReports, failed_starts: int = 0, *, slice_lost: bool, finished_before: bool
+        self,
+        gang: LiveGang,
+        reports: ShareReports,
+        failed_starts: int = 0,
+        *,
+        slice_lost: bool,
+        gpu_lost: str,
+        finished_before: bool,
     ) -> Gang:
         return Gang(
             state=GangState(gang.state),
@@ -127,6 +140,7 @@ class Ingest:
             failed_starts=failed_starts,
             start_attempts=self._settings.start_attempts,
             slice_lost=slice_lost,
+            gpu_lost=gpu_lost,
             finished_before=finished_before,
         )
 
@@ -188,10 +202,15 @@ class Ingest:
             )
             failed_starts = await gangs.failed_starts(connection, gang.job_id)
             slice_lost = gang.id in await gangs.lost_slices(connection)
-            finished_before = gang.job_id in await gangs.finished_before(connection, gang.job_id)
-            end = fate_of(
-                self._gang(gang, reports, failed_starts, slice_lost=slice_lost, finished_before=finished_before)
+            facts = self._gang(
+                gang,
+                reports,
+                failed_starts,
+                slice_lost=slice_lost,
+                gpu_lost=(await gangs.lost_gpus(connection, gang.id)).get(gang.id, ""),
+                finished_before=gang.job_id in await gangs.finished_before(connection, gang.job_id),
             )
+            end = fate_of(facts)
             if not isinstance(end, End):
                 return False
             attained_gpu_s = await gangs.end(connection, gang.id, end.reason.value)
@@ -293,6 +312,7 @@ STOP_SENTENCES: dict[EndReason, str] = {
     EndReason.NODE_LOST: "A node it runs on was lost; the rest is being stopped.",
     EndReason.START_FAILED: "It did not start everywhere; it is being stopped.",
     EndReason.TIME_LIMIT: "It reached its time limit; the rest is being stopped.",
+    EndReason.GPU_LOST: "A GPU it runs on is out of service; it is being stopped.",
     EndReason.SLICE_LOST: "Its node no longer has its MIG slice; it is being stopped.",
 }
 

@@ -44,6 +44,7 @@ class Cluster:
         claims: The devices that gangs hold.
         slices: The MIG slices of nodes with GPUs that are cut.
         partitions: How GPUs are to be cut.
+        unusable: GPUs that get no new work, by node and index.
         hosts_w: What hosts draw, by node, watts.
         covers: Whether there is a hook that powers a node.
     """
@@ -54,6 +55,7 @@ class Cluster:
     covers: Callable[[str], bool]
     slices: Mapping[str, Sequence[StoredDevice]]
     partitions: Sequence[PartitionRow]
+    unusable: frozenset[tuple[str, int]] = frozenset()
 
     @classmethod
     def of(cls, rows: ClusterRows, covers: Callable[[str], bool]) -> Cluster:
@@ -65,7 +67,8 @@ class Cluster:
         }
         nodes = [_gpus_of(node) if node.id in slices else node for node in rows.nodes]
         used = [node for node in nodes if node.devices and (node.power != PowerState.OFF or covers(node.id))]
-        return cls(used, rows.claims, rows.hosts_w, covers, slices, rows.partitions)
+        unusable = frozenset((row.node_id, row.gpu) for row in rows.unusable)
+        return cls(used, rows.claims, rows.hosts_w, covers, slices, rows.partitions, unusable)
 
     @cached_property
     def kinds(self) -> list[NodeKind]:

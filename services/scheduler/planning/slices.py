@@ -40,9 +40,10 @@ class CutGpus:
 
 
 def cut_gpus(cluster: Cluster) -> CutGpus:
-    """Return which GPUs are cut, being cut or kept for a fleet, and the slices that may be used."""
+    """Return which GPUs are cut, being cut, kept for a fleet or out of service, and the slices that may be used."""
     wanted = {(row.node_id, row.gpu): row for row in cluster.partitions}
-    special = {*cluster.slices, *(row.node_id for row in cluster.partitions)}
+    sick = {node_id for node_id, _ in cluster.unusable}
+    special = {*cluster.slices, *(row.node_id for row in cluster.partitions), *sick}
     claimed = {(claim.node_id, claim.device) for claim in cluster.claims if claim.node_id in special}
     hidden: dict[str, set[int]] = {}
     units: list[SliceUnit] = []
@@ -50,6 +51,9 @@ def cut_gpus(cluster: Cluster) -> CutGpus:
     memory_gib: list[float] = []
     for at, node in enumerate(cluster.nodes if special else ()):
         for gpu in node.devices if node.id in special else ():
+            if (node.id, gpu["index"]) in cluster.unusable:
+                hidden.setdefault(node.id, set()).add(gpu["index"])
+                continue
             row = wanted.get((node.id, gpu["index"]))
             if row is None and not gpu.get("mig_enabled"):
                 continue

@@ -107,6 +107,21 @@ SELECT DISTINCT c.allocation_id FROM device_claims c JOIN nodes n ON n.id = c.no
    AND NOT n.devices @> jsonb_build_array(jsonb_build_object('index', c.device, 'uuid', c.uuid))
 """
 
+# A GPU that is sick, or one that a node no longer has which registered again since. An agent that finds no GPU at all
+# knows nothing of those that gangs compute on.
+LOST_GPUS = """
+SELECT c.allocation_id, c.node_id, h.gpu, h.detail
+  FROM gpu_health h JOIN device_claims c ON c.node_id = h.node_id AND coalesce(c.parent, c.device) = h.gpu
+ WHERE h.cause IS NOT NULL AND h.ends_gangs AND ($1::text IS NULL OR c.allocation_id = $1)
+UNION ALL
+SELECT c.allocation_id, c.node_id, c.device, ''
+  FROM device_claims c JOIN allocations a ON a.id = c.allocation_id
+  JOIN nodes n ON n.id = c.node_id AND n.registered_at > a.started_at AND n.devices <> '[]'
+ WHERE c.parent IS NULL AND c.uuid IS NOT NULL AND ($1::text IS NULL OR c.allocation_id = $1)
+   AND NOT n.devices @> jsonb_build_array(jsonb_build_object('index', c.device, 'uuid', c.uuid))
+ ORDER BY 1, 2, 3, 4
+"""
+
 STOPPABLE = f"""
 SELECT a.id, a.job_id, a.shares, {GRACE_S} AS grace_s
   FROM allocations a JOIN jobs j ON j.id = a.job_id
@@ -415,6 +430,16 @@ async def lost_slices(connection: Connection) -> set[str]:
 async def stoppable(connection: Connection, job_ids: Sequence[str]) -> list[StoppableGang]:
     """Return the gangs of these jobs that start or run; their jobs are locked."""
     return await fetch_rows(connection, StoppableGang, STOPPABLE, list(job_ids))
+
+
+async def lost_gpus(connection: Connection, allocation_id: str | None = None) -> dict[str, str]:
+    """Return the allocations, or whether one is among them, that hold a GPU which is lost, with a sentence on it."""
+    rows = await connection.fetch(LOST_GPUS, allocation_id)
+    return {row["allocation_id"]: _on_lost(row["node_id"], row["gpu"], row["detail"]) for row in reversed(rows)}
+
+
+def _on_lost(node_id: str, gpu: int, detail: str) -> str:
+    return f"GPU {gpu} of {node_id} is out of service: {detail or 'its node no longer has it.'}"
 
 
 async def run(connection: Connection, allocation_id: str) -> bool:

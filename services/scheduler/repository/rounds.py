@@ -34,6 +34,8 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
           FROM nodes
          WHERE state = 'up' AND lease_until > now()),
        (SELECT string_agg(node_id || gpu || '/' || revision || state, ',' ORDER BY node_id, gpu) FROM gpu_partitions),
+       (SELECT string_agg(node_id || gpu, ',' ORDER BY node_id, gpu) FROM gpu_health
+         WHERE cause IS NOT NULL OR drained),
        (SELECT coalesce(string_agg(node_id || state || pinned || (since + make_interval(secs => $1) <= now()), ','
                                    ORDER BY node_id), '') FROM node_power),
        (SELECT policy || parameters FROM scheduler_state WHERE id = 1),

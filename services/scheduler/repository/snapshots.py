@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.db.database import Connection, Database
+from services.db.gpu_health import UNUSABLE
 from services.db.job_specs import (
     BATCH_MAX,
     BATCH_MIN,
@@ -108,6 +109,8 @@ SELECT count(*) FILTER (WHERE state = 'off' OR acted_at IS NULL) * $1::float8
 CLAIMS = "SELECT node_id, device FROM device_claims"
 
 PARTITIONS = "SELECT node_id, gpu, sizes, owner, state FROM gpu_partitions"
+
+UNUSABLE_GPUS = f"SELECT h.node_id, h.gpu FROM gpu_health h WHERE {UNUSABLE}"
 
 QUOTAS = """
 SELECT id AS tenant_id, (limits ->> 'max_gpus')::int AS gpus FROM tenants WHERE limits ->> 'max_gpus' IS NOT NULL
@@ -253,6 +256,13 @@ class PartitionRow(NamedTuple):
     state: str
 
 
+class GpuRow(NamedTuple):
+    """A GPU that gets no new work."""
+
+    node_id: str
+    gpu: int
+
+
 class QuotaRow(NamedTuple):
     """The most GPUs that a tenant may hold."""
 
@@ -288,6 +298,7 @@ class ClusterRows:
     nodes: list[NodeRow]
     claims: list[ClaimRow]
     partitions: list[PartitionRow]
+    unusable: list[GpuRow]
     quotas: list[QuotaRow]
     weights: list[WeightRow]
     measured: list[str]
@@ -329,6 +340,7 @@ async def cluster(
         nodes=await fetch_rows(connection, NodeRow, NODES, node_min_on_s),
         claims=await fetch_rows(connection, ClaimRow, CLAIMS),
         partitions=await fetch_rows(connection, PartitionRow, PARTITIONS),
+        unusable=await fetch_rows(connection, GpuRow, UNUSABLE_GPUS),
         quotas=await fetch_rows(connection, QuotaRow, QUOTAS),
         weights=await fetch_rows(connection, WeightRow, WEIGHTS),
         measured=[record[0] for record in await connection.fetch(MEASURED)],

@@ -14,6 +14,7 @@ from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.profiles.traffic import WINDOW_S
 from services.db.database import connect
+from services.db.gpu_health import UNUSABLE
 from services.db.job_specs import PREEMPTIBLE
 from services.serving.instances import APP_PREFIX, InstanceTerms
 from services.serving.planning.cluster import Cluster, ClusterNode, Need, PoolNeeds
@@ -35,6 +36,8 @@ SELECT
   (SELECT jsonb_agg(jsonb_build_array(n.id, n.zone, n.labels, (
             SELECT coalesce(jsonb_agg(d), '[]') FROM jsonb_array_elements(n.devices) d
              WHERE d ->> 'parent' IS NULL AND NOT coalesce((d ->> 'mig_enabled')::bool, false)
+               AND NOT EXISTS (SELECT FROM gpu_health h
+                                WHERE h.node_id = n.id AND h.gpu = (d ->> 'index')::int AND {UNUSABLE})
                AND NOT EXISTS (SELECT FROM gpu_partitions g
                                 WHERE g.node_id = n.id AND g.gpu = (d ->> 'index')::int
                                   AND (g.owner IS NOT NULL OR g.state IN ('pending', 'busy'))))) ORDER BY n.id)

@@ -17,6 +17,7 @@ from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetPlanTr
 from services.contracts.identity import Identity
 from services.contracts.serving import InstanceState
 from services.core.domain.mig import placed
+from services.db.gpu_health import UNUSABLE
 from services.db.gpu_partitions import RELEASE, WANT
 from services.db.tables.admission import audit_log
 from services.db.tables.apps import apps, fleet_plans, fleets
@@ -42,7 +43,9 @@ _IS_UP = """(n.state = 'up' AND NOT n.draining AND n.closed IS NULL AND coalesce
              AND (n.lease_until > now() OR w.state IN ('off', 'waking')))"""
 
 GPUS = text(f"""
-SELECT p.owner, p.node_id, p.gpu, p.sizes, p.state, p.detail, n.devices, coalesce({_IS_UP}, false) AS is_up,
+SELECT p.owner, p.node_id, p.gpu, p.sizes, p.state, p.detail, n.devices,
+       coalesce({_IS_UP} AND NOT EXISTS (
+           SELECT FROM gpu_health h WHERE h.node_id = p.node_id AND h.gpu = p.gpu AND {UNUSABLE}), false) AS is_up,
        (SELECT min(j.id)
           FROM device_claims c JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id
          WHERE c.node_id = p.node_id AND coalesce(c.parent, c.device) = p.gpu
@@ -58,6 +61,8 @@ SELECT n.id AS node_id, (d ->> 'index')::int AS gpu, n.devices,
   FROM nodes n LEFT JOIN node_power w ON w.node_id = n.id, jsonb_array_elements(n.devices) d
  WHERE {_IS_UP} AND n.zone = :zone AND n.labels @> CAST(:labels AS jsonb)
    AND d ->> 'model' = :model AND d ->> 'parent' IS NULL
+   AND NOT EXISTS (SELECT FROM gpu_health h
+                    WHERE h.node_id = n.id AND h.gpu = (d ->> 'index')::int AND {UNUSABLE})
    AND NOT EXISTS (SELECT FROM gpu_partitions q WHERE q.node_id = n.id AND q.gpu = (d ->> 'index')::int
                     AND (q.owner IS NOT NULL OR q.sizes <> '[]'))
  ORDER BY is_held, n.id, gpu

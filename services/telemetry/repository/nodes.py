@@ -25,8 +25,10 @@ from services.contracts.nodes import (
 )
 from services.db import gpu_partitions
 from services.db.database import Database
+from services.db.gpu_health import UNUSABLE
 from services.db.node_power import NODE_POWER
 from services.db.rows import fetch_row, fetch_rows
+from services.telemetry.repository import gpu_health
 
 Json = dict[str, Any]
 
@@ -143,11 +145,13 @@ WHERE n.id = $1 AND s.node_id = $1 AND s.allocation_id = ANY($2::text[]) AND s.s
 RETURNING s.allocation_id
 """
 
-_NODES = """
+_NODES = f"""
 SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.driver, n.containers, n.protections,
     n.devices, n.readings,
     (SELECT coalesce(jsonb_agg(to_jsonb(p) - 'node_id' ORDER BY p.gpu), '[]') FROM gpu_partitions p
      WHERE p.node_id = n.id) AS partitions,
+    (SELECT coalesce(jsonb_agg(to_jsonb(h) - 'node_id' - 'fault_id' - 'returned_fault_id' ORDER BY h.gpu), '[]')
+     FROM gpu_health h WHERE h.node_id = n.id AND {UNUSABLE}) AS gpu_health,
     (SELECT count(DISTINCT coalesce(c.parent, c.device)) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use,
     n.heartbeat_at, n.lease_until, coalesce(n.lease_until > now(), false) AS leased
 FROM nodes n WHERE $1::text IS NULL OR n.id = $1 ORDER BY n.id
@@ -239,6 +243,7 @@ class NodeRow(NamedTuple):
     devices: list[Json]
     readings: list[Json]
     partitions: list[Json]
+    gpu_health: list[Json]
     gpus_in_use: int
     heartbeat_at: datetime | None
     lease_until: datetime | None
@@ -269,11 +274,13 @@ class Renewal:
         allocations: The gangs the node may run.
         changed: What the scheduler should process: ``rank``, ``node``, or nothing.
         partitions: How its GPUs are to be cut; none for a node that does not say how they are.
+        returned_faults: What an operator has returned GPUs after.
     """
 
     allocations: list[str]
     changed: str | None
     partitions: list[WantedPartition]
+    returned_faults: list[str]
 
 
 def token_sha256(token: str) -> bytes:
@@ -310,6 +317,7 @@ async def register(database: Database, registration: NodeRegistration, token: st
             devices,
             [each.model_dump(mode="json") for each in registration.protections],
         )
+        await connection.execute(gpu_health.REPLACED, registration.node_id)
 
 
 async def renew(
@@ -355,7 +363,11 @@ async def renew(
         unsaid = sorted(set(live) - {rank.allocation_id for rank in ranks})
         if unsaid and await connection.fetch(_GONE, node_id, unsaid, lease_ttl_s):
             changed = "rank"
-    return Renewal(live, changed, wanted)
+        returned: list[str] = []
+        if heartbeat.gpu_faults is not None:
+            has_changed, returned = await gpu_health.note(connection, node_id, heartbeat.gpu_faults)
+            changed = changed or ("node" if has_changed else None)
+    return Renewal(live, changed, wanted, returned)
 
 
 def _newest(ranks: list[RankStatus]) -> list[RankStatus]:

@@ -345,6 +345,28 @@ class GitSource:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuHealth:
+    """A GPU that gets no new work though its node does.
+
+    Attributes:
+        gpu: Its index.
+        drained: Whether an operator has taken it out of service.
+        cause: What is the matter with it; null for nothing.
+        ends_gangs: Whether gangs that held it were ended, and queued again.
+        lasts: Whether it is so now; then it cannot be returned to service.
+    """
+
+    gpu: int
+    uuid: str
+    drained: bool
+    cause: str | None = None
+    detail: str = ""
+    since: datetime | None = None
+    ends_gangs: bool = False
+    lasts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuPartition:
     """How a GPU is to be cut, and how far its node is with that.
 
@@ -790,6 +812,7 @@ class Node:
     Attributes:
         closed: Why the node itself takes no new work, such as a full disk; null while it does.
         partitions: How its GPUs are to be cut, for those that ever were.
+        gpu_health: Its GPUs that get no new work; none while all of them do.
         gpus: Slices are not counted, only the GPUs they are part of.
         gpus_in_use: GPUs that a gang holds, or slices of which are held.
         protections: What keeps jobs apart there; none where the agent is of an earlier release.
@@ -807,6 +830,7 @@ class Node:
     devices: list[DeviceInfo]
     readings: list[DeviceReading]
     partitions: list[GpuPartition] = field(default_factory=list["GpuPartition"])
+    gpu_health: list[GpuHealth] = field(default_factory=list["GpuHealth"])
     gpus: int
     gpus_in_use: int
     power_w: float

@@ -1,0 +1,305 @@
+"""Sick GPUs: which of a node's GPUs are not to be computed on, and why.
+
+A fault is a state (the GPU is lost, too hot, or used by a process that is no job's) or an event (an Xid, an ECC error).
+A state has to last before it counts, but for a lost GPU, and a GPU recovers from it by itself once it has been over for
+a while. An event stays until an operator returns the GPU, or until the host has booted again. With a probe, a GPU
+recovers, from either, when the probe passes, and not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gpu_agent import files
+from gpu_agent.devices.driver import DeviceError, DeviceLostError, Driver, Health
+from gpu_agent.processes import ProcessTable
+from gpu_agent.shim import kernel_boot
+from services.contracts.nodes import GpuFault, GpuFaultCause
+from services.core.domain.mig import is_gpu
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+_SILENT_LOOKS = 3
+"""A GPU that so many looks in a row get no answer from counts as lost."""
+_WORST_FIRST = tuple(GpuFaultCause)
+_EVENTS = (GpuFaultCause.XID, GpuFaultCause.ECC)
+_ENDS_GANGS = (GpuFaultCause.LOST, GpuFaultCause.XID, GpuFaultCause.ECC)
+
+
+@dataclass(frozen=True)
+class HealthRules:
+    """What counts as a fault.
+
+    Attributes:
+        xids: Those that say that a GPU is broken, and not a program.
+        uncorrected_errors: ECC errors that are accepted.
+        temperature_c: From which on a GPU is too hot; None: from where its board slows itself down.
+        foreign: Whether processes count that belong to no job.
+        allowed_processes: Names of those that never count.
+        lasts_s: How long a state must last.
+        return_s: For how long it must be over before the GPU is used again.
+        probe: A command that finds out whether a GPU is well, with ``{gpu}`` and ``{uuid}`` in it; empty: none.
+        probe_timeout_s: How long it may take.
+    """
+
+    xids: Collection[int]
+    uncorrected_errors: int
+    temperature_c: float | None
+    foreign: bool
+    allowed_processes: Collection[str]
+    lasts_s: float
+    return_s: float
+    probe: Sequence[str]
+    probe_timeout_s: float
+
+
+class GpuHealth:
+    """The health of one node's GPUs.
+
+    Args:
+        driver: The devices. Whoever calls ``look`` holds its lock.
+        path: Keeps what must survive the agent.
+        rules: What counts.
+        shims: The root processes of all ranks here.
+        contained: The GPUs that ranks in containers hold: whose their processes are, cannot be told.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        path: Path,
+        rules: HealthRules,
+        shims: Callable[[], Collection[int]],
+        contained: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        self._driver = driver
+        self._path = path
+        self._rules = rules
+        self._shims = shims
+        self._contained = contained
+        self._faults: dict[tuple[int, GpuFaultCause], GpuFault] = {}
+        self._began_s: dict[tuple[int, GpuFaultCause], float] = {}
+        self._over_s: dict[tuple[int, GpuFaultCause], float] = {}
+        self._silent: dict[int, int] = {}
+        self._uuids: dict[int, str] = {}
+        self._accepted_errors: dict[str, int] = {}
+        self._written = b""
+        self._load()
+
+    def faults(self) -> list[GpuFault]:
+        """Return what is the matter, the worst of each GPU."""
+        worst: dict[int, GpuFault] = {}
+        for fault in sorted(self._faults.values(), key=lambda fault: _WORST_FIRST.index(fault.cause)):
+            worst.setdefault(fault.gpu, fault)
+        return [worst[gpu] for gpu in sorted(worst)]
+
+    def look(self, now_s: float) -> bool:
+        """Look at every GPU, as of a steady clock; return whether anything has changed. Blocks for milliseconds."""
+        before = self.faults()
+        gpus = {each.index: each.uuid for each in self._driver.devices() if is_gpu(each.index)}
+        self._uuids |= gpus
+        for dead in self._driver.dead():
+            self._uuids[dead.index] = dead.uuid or self._uuids.get(dead.index, f"unknown-{dead.index}")
+            detail = f"It did not answer when the agent started ({dead.why})."
+            self._state(dead.index, GpuFaultCause.LOST, detail, now_s, at_once=True)
+        for event in self._driver.events():
+            log.warning("gpu.xid", gpu=event.index, xid=event.xid)
+            if event.xid in self._rules.xids and event.index in gpus:
+                self._add(event.index, GpuFaultCause.XID, f"Its driver reported Xid {event.xid}.", lasts=False)
+        table = ProcessTable()
+        for gpu in gpus:
+            self._look_at(gpu, table, now_s)
+        self._recover(now_s)
+        self._save()
+        return self.faults() != before
+
+    def returned(self, fault_ids: Collection[str]) -> None:
+        """Forget faults after which an operator has returned the GPU to service."""
+        for key, fault in list(self._faults.items()):
+            if fault.id in fault_ids:
+                self._forget(key)
+
+    def due_probes(self, now_s: float) -> list[GpuFault]:
+        """Return the faults that may be over, which the probe is to find out."""
+        found = [key for key, fault in sorted(self._faults.items()) if self._rules.probe and not fault.lasts]
+        return_s = self._rules.return_s
+        return [self._faults[key] for key in found if now_s - self._over_s.setdefault(key, now_s) >= return_s]
+
+    async def probe(self, fault: GpuFault, now_s: float) -> None:
+        """Run the probe on a GPU that no gang holds, and forget its fault if it passes."""
+        words = [word.format(gpu=fault.gpu, uuid=fault.uuid) for word in self._rules.probe]
+        try:
+            problem = await _run(words, self._rules.probe_timeout_s)
+        except OSError as error:
+            problem = str(error)
+        key = fault.gpu, fault.cause
+        if key not in self._faults:
+            return
+        if not problem:
+            log.info("gpu.probe_passed", gpu=fault.gpu, uuid=fault.uuid)
+            self._forget(key)
+            return
+        log.warning("gpu.probe_failed", gpu=fault.gpu, uuid=fault.uuid, why=problem)
+        self._over_s[key] = now_s
+        detail = f"{fault.detail.partition(' Its probe')[0]} Its probe failed: {problem}"[:500]
+        self._faults[key] = fault.model_copy(update={"detail": detail})
+
+    # --- what is found
+
+    def _look_at(self, gpu: int, table: ProcessTable, now_s: float) -> None:
+        try:
+            health = self._driver.health(gpu)
+        except DeviceLostError as error:
+            self._state(gpu, GpuFaultCause.LOST, f"It is lost ({error}).", now_s, at_once=True)
+            return
+        except DeviceError as error:
+            self._silent[gpu] = self._silent.get(gpu, 0) + 1
+            if self._silent[gpu] >= _SILENT_LOOKS:
+                self._state(gpu, GpuFaultCause.LOST, f"It does not answer ({error}).", now_s, at_once=True)
+            return
+        self._silent.pop(gpu, None)
+        self._state(gpu, GpuFaultCause.LOST, "", now_s)
+        self._look_at_memory(gpu, health)
+        self._state(gpu, GpuFaultCause.TEMPERATURE, self._heat(health), now_s)
+        self._state(gpu, GpuFaultCause.FOREIGN_PROCESS, self._strangers(gpu, health, table), now_s)
+
+    def _look_at_memory(self, gpu: int, health: Health) -> None:
+        errors = health.uncorrected_errors or 0
+        accepted = self._accepted_errors.get(self._uuids[gpu], 0)
+        if errors < accepted:  # the driver was loaded again, and counts anew
+            self._accepted_errors.pop(self._uuids[gpu])
+            accepted = 0
+        if health.remapping_failed:
+            self._add(gpu, GpuFaultCause.ECC, "Broken memory of it could not be replaced by spare memory.", lasts=True)
+        elif errors > accepted + self._rules.uncorrected_errors:
+            found = errors - accepted
+            detail = f"Its memory has had {found} error{'s' if found > 1 else ''} that could not be corrected."
+            self._add(gpu, GpuFaultCause.ECC, detail, lasts=False)
+
+    def _heat(self, health: Health) -> str:
+        limit_c = self._rules.temperature_c or health.slowdown_c
+        if health.temperature_c is not None and limit_c is not None and health.temperature_c >= limit_c:
+            return f"It is too hot: {limit_c:g} degrees Celsius or more."
+        return "It slows itself down because of its temperature." if health.too_hot else ""
+
+    def _strangers(self, gpu: int, health: Health, table: ProcessTable) -> str:
+        if not self._rules.foreign or not health.pids or gpu in self._contained():
+            return ""
+        roots = set(self._shims())
+        for pid in health.pids:
+            name = table.name_of(pid)
+            if name is None or name in self._rules.allowed_processes or table.descends(pid, roots):
+                continue
+            return f"Process {pid} ({name}) computes on it and belongs to no job."
+        return ""
+
+    def _state(self, gpu: int, cause: GpuFaultCause, detail: str, now_s: float, *, at_once: bool = False) -> None:
+        """Note that a state holds, for the reason ``detail``, or, without one, that it does not."""
+        key = gpu, cause
+        if detail:
+            self._over_s.pop(key, None)
+            began_s = self._began_s.setdefault(key, now_s)
+            if at_once or key in self._faults or now_s - began_s >= self._rules.lasts_s:
+                self._add(gpu, cause, detail, lasts=True)
+            return
+        self._began_s.pop(key, None)
+        fault = self._faults.get(key)
+        if fault is not None:
+            self._over_s.setdefault(key, now_s)
+            if fault.lasts:
+                self._faults[key] = fault.model_copy(update={"lasts": False})
+
+    def _add(self, gpu: int, cause: GpuFaultCause, detail: str, *, lasts: bool) -> None:
+        known = self._faults.get((gpu, cause))
+        if known is not None:
+            if lasts and not known.lasts:
+                self._faults[gpu, cause] = known.model_copy(update={"lasts": True})
+            return
+        self._faults[gpu, cause] = GpuFault(
+            id=uuid.uuid4().hex,
+            gpu=gpu,
+            uuid=self._uuids[gpu],
+            cause=cause,
+            detail=detail[:500],
+            since=datetime.now(UTC),
+            ends_gangs=cause in _ENDS_GANGS,
+            lasts=lasts,
+        )
+        log.error("gpu.fault", gpu=gpu, uuid=self._uuids[gpu], cause=cause.value, detail=detail)
+
+    def _recover(self, now_s: float) -> None:
+        if self._rules.probe:
+            return
+        for key, fault in list(self._faults.items()):
+            if fault.cause in _EVENTS or fault.lasts:
+                continue
+            if now_s - self._over_s.setdefault(key, now_s) >= self._rules.return_s:
+                self._forget(key)
+
+    def _forget(self, key: tuple[int, GpuFaultCause]) -> None:
+        fault = self._faults.pop(key)
+        self._over_s.pop(key, None)
+        self._began_s.pop(key, None)
+        log.info("gpu.recovered", gpu=fault.gpu, uuid=fault.uuid, cause=fault.cause.value)
+        if fault.cause is GpuFaultCause.ECC:
+            with suppress(DeviceError):
+                self._accepted_errors[fault.uuid] = self._driver.health(fault.gpu).uncorrected_errors or 0
+
+    # --- what survives the agent
+
+    def _save(self) -> None:
+        kept = {
+            "kernel_boot": kernel_boot(),
+            "uuids": {str(gpu): name for gpu, name in sorted(self._uuids.items())},
+            "accepted_errors": self._accepted_errors,
+            "events": [
+                fault.model_dump(mode="json") for _, fault in sorted(self._faults.items()) if fault.cause in _EVENTS
+            ],
+        }
+        written = orjson.dumps(kept)
+        if written != self._written:
+            try:
+                files.replace(self._path, written)
+                self._written = written
+            except OSError as error:
+                log.warning("health.not_written", error=str(error))
+
+    def _load(self) -> None:
+        try:
+            kept: Mapping[str, Any] = orjson.loads(self._path.read_bytes())
+            self._uuids = {int(gpu): str(name) for gpu, name in kept["uuids"].items()}
+            if kept["kernel_boot"] != kernel_boot():
+                return  # a boot resets the devices
+            self._accepted_errors = {str(name): int(count) for name, count in kept["accepted_errors"].items()}
+            for fault in map(GpuFault.model_validate, kept["events"]):
+                self._faults[fault.gpu, fault.cause] = fault
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("health.unreadable", error=str(error))
+
+
+async def _run(words: Sequence[str], timeout_s: float) -> str:
+    """Run a probe; return why it did not pass, empty if it did."""
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return f"it took longer than {timeout_s:g} s"
+    last = output.decode(errors="replace").strip().rpartition("\n")[2]
+    return "" if process.returncode == 0 else (last or f"exit status {process.returncode}")

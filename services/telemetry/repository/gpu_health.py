@@ -1,0 +1,110 @@
+"""What is the matter with single GPUs: what nodes say of it, and what operators make of it."""
+
+from __future__ import annotations
+
+from services.contracts.identity import Identity
+from services.contracts.nodes import GpuFault
+from services.db.database import Connection, Database
+
+# A fault after which an operator has returned the GPU counts no more: the node is told, and forgets it.
+_NOTE = """
+INSERT INTO gpu_health AS known (node_id, gpu, uuid, fault_id, cause, detail, since, ends_gangs, lasts)
+SELECT $1, f.gpu, f.uuid, f.id, f.cause, f.detail, f.since, f.ends_gangs, f.lasts
+  FROM jsonb_to_recordset($2) AS f (gpu int, uuid text, id text, cause text, detail text, since timestamptz,
+                                    ends_gangs boolean, lasts boolean)
+ON CONFLICT (node_id, gpu) DO UPDATE SET
+    uuid = excluded.uuid, fault_id = excluded.fault_id, cause = excluded.cause, detail = excluded.detail,
+    since = excluded.since, ends_gangs = excluded.ends_gangs, lasts = excluded.lasts
+ WHERE known.returned_fault_id IS DISTINCT FROM excluded.fault_id
+   AND (known.fault_id, known.detail, known.lasts) IS DISTINCT FROM
+       (excluded.fault_id, excluded.detail, excluded.lasts)
+RETURNING gpu, fault_id, cause, detail, lasts
+"""
+
+_WELL = """
+UPDATE gpu_health SET fault_id = NULL, cause = NULL, detail = '', since = NULL, ends_gangs = false, lasts = false
+ WHERE node_id = $1 AND cause IS NOT NULL AND gpu <> ALL($2::int[])
+RETURNING gpu
+"""
+
+_FORGET_RETURNED = """
+UPDATE gpu_health SET returned_fault_id = NULL WHERE node_id = $1 AND returned_fault_id <> ALL($2::text[])
+"""
+
+_KNOWN_FAULTS = "SELECT fault_id FROM gpu_health WHERE node_id = $1 AND fault_id IS NOT NULL"
+
+_RETURNED = "SELECT returned_fault_id FROM gpu_health WHERE node_id = $1 AND returned_fault_id IS NOT NULL ORDER BY 1"
+
+# Another board in the place of one: nothing is known against it.
+REPLACED = """
+DELETE FROM gpu_health h USING nodes n, jsonb_array_elements(n.devices) d
+ WHERE h.node_id = $1 AND n.id = $1 AND (d ->> 'index')::int = h.gpu AND d ->> 'uuid' <> h.uuid
+"""
+
+_DRAIN = """
+INSERT INTO gpu_health AS known (node_id, gpu, uuid, drained) VALUES ($1, $2, $3, true)
+ON CONFLICT (node_id, gpu) DO UPDATE SET drained = true WHERE NOT known.drained
+RETURNING gpu
+"""
+
+_RETURN = """
+UPDATE gpu_health SET drained = false, returned_fault_id = coalesce(fault_id, returned_fault_id),
+       fault_id = NULL, cause = NULL, detail = '', since = NULL, ends_gangs = false
+ WHERE node_id = $1 AND gpu = $2 AND NOT lasts AND (drained OR cause IS NOT NULL)
+RETURNING gpu
+"""
+
+_LASTS = "SELECT detail FROM gpu_health WHERE node_id = $1 AND gpu = $2 AND lasts AND cause IS NOT NULL"
+
+_AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ($1, $2, $3, $4, $5)"
+"""What a node says itself has no key."""
+
+
+async def note(connection: Connection, node_id: str, faults: list[GpuFault]) -> tuple[bool, list[str]]:
+    """Store what a node says of its GPUs.
+
+    Args:
+        connection: In the transaction of the heartbeat, with the node's row locked.
+        node_id: The node.
+        faults: All that is the matter, the worst of each GPU.
+
+    Returns:
+        Whether a GPU was taken out of service or is back in it, and the faults that count no more.
+    """
+    known = {record["fault_id"] for record in await connection.fetch(_KNOWN_FAULTS, node_id)}
+    stored = await connection.fetch(_NOTE, node_id, [fault.model_dump(mode="json") for fault in faults])
+    new = [record for record in stored if record["fault_id"] not in known]
+    for record in new:
+        data = {"gpu": record["gpu"], "cause": record["cause"], "detail": record["detail"]}
+        await connection.execute(_AUDIT, "", "", "gpu.quarantined", node_id, data)
+    well = await connection.fetch(_WELL, node_id, [fault.gpu for fault in faults])
+    for record in well:
+        await connection.execute(_AUDIT, "", "", "gpu.recovered", node_id, {"gpu": record["gpu"]})
+    returned = [record["returned_fault_id"] for record in await connection.fetch(_RETURNED, node_id)]
+    if returned:
+        await connection.execute(_FORGET_RETURNED, node_id, [fault.id for fault in faults])
+    return bool(new or well), returned
+
+
+async def drain(database: Database, node_id: str, gpu: int, uuid: str, operator: Identity) -> bool:
+    """Take a GPU out of service, and record who did; return whether that changed anything."""
+    async with database.transaction() as connection:
+        if await connection.fetchval(_DRAIN, node_id, gpu, uuid) is None:
+            return False
+        await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "gpu.drain", node_id, {"gpu": gpu})
+    return True
+
+
+async def resume(database: Database, node_id: str, gpu: int, operator: Identity) -> tuple[bool, str]:
+    """Return a GPU to service, and record who did.
+
+    Returns:
+        Whether that changed anything, and what still is the matter with it, so that it cannot be returned.
+    """
+    async with database.transaction() as connection:
+        if lasting := await connection.fetchval(_LASTS, node_id, gpu):
+            return False, lasting
+        if await connection.fetchval(_RETURN, node_id, gpu) is None:
+            return False, ""
+        await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "gpu.resume", node_id, {"gpu": gpu})
+    return True, ""

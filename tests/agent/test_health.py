@@ -1,0 +1,208 @@
+"""Sick GPUs: what counts, for how long, and how they come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from gpu_agent.devices.driver import DeadDevice, DeviceError, DeviceEvent, DeviceLostError, Health
+from gpu_agent.devices.simulated import SimulatedDriver
+from gpu_agent.health import GpuHealth, HealthRules
+from services.contracts.nodes import GpuFaultCause
+from tests.agent.conftest import Node, eventually
+
+RULES = HealthRules(
+    xids=[79],
+    uncorrected_errors=0,
+    temperature_c=None,
+    foreign=True,
+    allowed_processes=[],
+    lasts_s=10,
+    return_s=60,
+    probe=[],
+    probe_timeout_s=10,
+)
+WELL = Health(temperature_c=50, slowdown_c=90, too_hot=False, uncorrected_errors=0, pids=())
+
+
+@dataclass
+class Gpus:
+    """Three GPUs, and what a test says of them."""
+
+    said: dict[int, Health | DeviceError] = field(default_factory=dict[int, "Health | DeviceError"])
+    xids: list[DeviceEvent] = field(default_factory=list[DeviceEvent])
+    gone: list[DeadDevice] = field(default_factory=list[DeadDevice])
+
+
+class SickDriver(SimulatedDriver):
+    """A driver that says what a test wants it to."""
+
+    def __init__(self, folder: Path, gpus: Gpus) -> None:
+        super().__init__("L4", 3, lambda _: 0.0, folder / "simulated.json", "n")
+        self._said = gpus
+
+    def health(self, index: int) -> Health:
+        said = self._said.said.get(index, WELL)
+        if isinstance(said, DeviceError):
+            raise said
+        return said
+
+    def events(self) -> list[DeviceEvent]:
+        found, self._said.xids = self._said.xids, []
+        return found
+
+    def dead(self) -> list[DeadDevice]:
+        return self._said.gone
+
+
+def a_watch(folder: Path, gpus: Gpus, shims: tuple[int, ...] = (), **rules: object) -> GpuHealth:
+    return GpuHealth(SickDriver(folder, gpus), folder / "health.json", replace(RULES, **rules), lambda: shims)  # pyright: ignore[reportArgumentType]
+
+
+def causes(health: GpuHealth) -> dict[int, str]:
+    return {fault.gpu: fault.cause.value for fault in health.faults()}
+
+
+def test_a_lost_gpu_counts_at_once_and_recovers_after_a_while(tmp_path: Path) -> None:
+    gpus = Gpus({1: DeviceLostError("GPU is lost")})
+    health = a_watch(tmp_path, gpus)
+    assert health.look(0)
+    (fault,) = health.faults()
+    assert (fault.gpu, fault.cause, fault.ends_gangs, fault.lasts) == (1, GpuFaultCause.LOST, True, True)
+    assert not health.look(1)
+    gpus.said = {}
+    assert health.look(2)
+    assert not health.faults()[0].lasts
+    health.look(61)
+    assert causes(health) == {1: "lost"}
+    health.look(62)
+    assert causes(health) == {}
+
+
+def test_a_gpu_that_does_not_answer_once_is_not_lost(tmp_path: Path) -> None:
+    gpus = Gpus({1: DeviceError("Unknown Error")})
+    health = a_watch(tmp_path, gpus)
+    for at in (0, 2):
+        health.look(at)
+        assert causes(health) == {}
+    health.look(4)
+    assert causes(health) == {1: "lost"}
+
+
+def test_heat_has_to_last_and_does_not_end_gangs(tmp_path: Path) -> None:
+    gpus = Gpus(
+        {0: replace(WELL, temperature_c=91), 1: replace(WELL, too_hot=True), 2: replace(WELL, temperature_c=89)}
+    )
+    health = a_watch(tmp_path, gpus)
+    health.look(0)
+    health.look(9)
+    assert causes(health) == {}
+    health.look(10)
+    assert causes(health) == {0: "temperature", 1: "temperature"}
+    assert not any(fault.ends_gangs for fault in health.faults())
+    strict = a_watch(tmp_path, gpus, temperature_c=80, lasts_s=0)
+    strict.look(0)
+    assert causes(strict) == {0: "temperature", 1: "temperature", 2: "temperature"}
+
+
+def test_events_stay_until_an_operator_returns_the_gpu_also_when_the_agent_restarts(tmp_path: Path) -> None:
+    gpus = Gpus({2: replace(WELL, uncorrected_errors=3)}, [DeviceEvent(0, 79), DeviceEvent(1, 13)])
+    health = a_watch(tmp_path, gpus)
+    health.look(0)
+    assert causes(health) == {0: "xid", 2: "ecc"}, "Xid 13 is an error of a program"
+    health.look(1_000)
+    again = a_watch(tmp_path, gpus)
+    assert again.faults() == health.faults()
+    again.returned([fault.id for fault in again.faults()])
+    again.look(1_001)
+    assert causes(again) == {}, "the three errors are known"
+    gpus.said = {2: replace(WELL, uncorrected_errors=4)}
+    assert causes(a_watch(tmp_path, gpus)) == {}
+    again.look(1_002)
+    assert [fault.detail for fault in again.faults()] == ["Its memory has had 1 error that could not be corrected."]
+
+
+def test_events_are_over_when_the_host_has_booted(tmp_path: Path) -> None:
+    gpus = Gpus(xids=[DeviceEvent(0, 79)])
+    a_watch(tmp_path, gpus).look(0)
+    kept = json.loads((tmp_path / "health.json").read_text())
+    (tmp_path / "health.json").write_text(json.dumps(kept | {"kernel_boot": "another"}))
+    assert a_watch(tmp_path, gpus).faults() == []
+
+
+def test_a_dead_card_keeps_the_name_that_it_had(tmp_path: Path) -> None:
+    gpus = Gpus()
+    before = a_watch(tmp_path, gpus)
+    before.look(0)
+    gpus.gone = [DeadDevice(7, "", "GPU is lost"), DeadDevice(2, "", "GPU is lost")]
+    health = a_watch(tmp_path, gpus)
+    health.look(0)
+    uuid = SickDriver(tmp_path, gpus).devices()[2].uuid
+    assert [(fault.gpu, fault.uuid) for fault in health.faults()] == [(2, uuid), (7, "unknown-7")]
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process of nobody's job."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_processes_that_belong_to_no_job_are_seen(tmp_path: Path, stranger: int) -> None:
+    gpus = Gpus({0: replace(WELL, pids=(stranger, 2**22 + 1))})
+    for shims, rules, found in (
+        ((), {}, {0: "foreign_process"}),
+        ((stranger,), {}, {}),
+        ((os.getpid(),), {}, {}),  # its parent
+        ((), {"allowed_processes": ["sleep"]}, {}),
+        ((), {"foreign": False}, {}),
+    ):
+        health = a_watch(tmp_path, gpus, shims, lasts_s=0, **rules)
+        health.look(0)
+        assert causes(health) == found
+    gpus.said = {0: replace(WELL, pids=(2**22 + 1,))}
+    health = a_watch(tmp_path, gpus, lasts_s=0)
+    health.look(0)
+    assert causes(health) == {}, "a process that is not to be seen from here is nobody's"
+
+
+async def test_with_a_probe_gpus_return_when_it_passes(tmp_path: Path) -> None:
+    gpus = Gpus({1: DeviceLostError("GPU is lost")}, [DeviceEvent(0, 79)])
+    verdict = tmp_path / "verdict"
+    probe = ["sh", "-c", f"echo checking {{gpu}} {{uuid}}; echo it is broken; test -e {verdict}"]
+    health = a_watch(tmp_path, gpus, probe=probe)
+    health.look(0)
+    assert health.due_probes(59) == []
+    (fault,) = health.due_probes(119)
+    assert fault.gpu == 0, "the other one is lost still"
+    await health.probe(fault, 119)
+    assert health.faults()[0].detail == "Its driver reported Xid 79. Its probe failed: it is broken"
+    assert health.due_probes(178) == []
+    verdict.touch()
+    await health.probe(health.due_probes(179)[0], 179)
+    assert causes(health) == {1: "lost"}
+    health.look(1_000)
+    gpus.said = {}
+    health.look(1_001)
+    health.look(2_000)
+    assert causes(health) == {1: "lost"}, "its probe has not passed"
+
+
+async def test_a_rank_that_fails_with_its_gpu_is_reported_with_the_fault(node: Node) -> None:
+    await node.start(GPU_AGENT_HEALTH_INTERVAL_S="600", GPU_AGENT_HEALTH_RETURN_S="0")
+    go = node.folder / "go"
+    gang = await node.run("sh", "-c", "while [ ! -e $GO ]; do sleep 0.05; done; exit 1", environment={"GO": str(go)})
+    await eventually(lambda: node.plane.state(gang) == "running")
+    (node.state_dir / "simulated_health.json").write_text('{"0": {"lost": true}}')
+    go.touch()
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    first = next(beat for beat in node.plane.heartbeats if any(rank.state == "exited" for rank in beat.ranks))
+    assert [(fault.gpu, fault.cause) for fault in first.gpu_faults or []] == [(0, GpuFaultCause.LOST)]
