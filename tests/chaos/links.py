@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from typing import Literal, Self
 
-Trouble = Literal["cut", "stall", "slow", "deaf"]
+Trouble = Literal["cut", "stall", "slow", "unanswered"]
 """``cut``: connections end, new ones at once. ``stall``: bytes wait until it is over. ``slow``: every piece is late.
-``deaf``: requests arrive, answers do not; such a connection ends with the trouble."""
+``unanswered``: requests arrive, answers do not; such a connection ends with the trouble."""
 
-TROUBLES: tuple[Trouble, ...] = ("cut", "stall", "slow", "deaf")
+TROUBLES: tuple[Trouble, ...] = ("cut", "stall", "slow", "unanswered")
 LATE_S = 0.1
 _PIECE = 65_536
 
@@ -23,7 +23,7 @@ class Link:
         self._target = (host, port)
         self._troubles: list[Trouble] = []
         self._open: set[asyncio.StreamWriter] = set()
-        self._deafened: set[asyncio.StreamWriter] = set()
+        self._unanswered: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
@@ -54,8 +54,8 @@ class Link:
         self._troubles.remove(trouble)
         if "stall" not in self._troubles:
             self._flows.set()
-        if "deaf" not in self._troubles:
-            _reset(self._deafened)
+        if "unanswered" not in self._troubles:
+            _reset(self._unanswered)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -78,7 +78,7 @@ class Link:
             _reset(both)
         finally:
             self._open -= both
-            self._deafened -= both
+            self._unanswered -= both
             for each in both:
                 each.close()
                 with contextlib.suppress(OSError):
@@ -91,9 +91,9 @@ class Link:
             await self._flows.wait()
             if "slow" in self._troubles:
                 await asyncio.sleep(LATE_S)
-            if are_answers and "deaf" in self._troubles:
-                self._deafened.add(writer)
-            if writer not in self._deafened:
+            if are_answers and "unanswered" in self._troubles:
+                self._unanswered.add(writer)
+            if writer not in self._unanswered:
                 writer.write(piece)
                 await writer.drain()
         with contextlib.suppress(OSError, RuntimeError):

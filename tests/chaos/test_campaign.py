@@ -66,12 +66,12 @@ async def test_a_link_cuts_stalls_and_loses_answers() -> None:
         assert heard == []
         link.end("stall")
         assert await reader.readline() == b"ONE\n"
-        link.begin("deaf")
+        link.begin("unanswered")
         writer.write(b"two\n")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.readline(), 0.2)
         assert heard == [b"one\n", b"two\n"], "it was done, and nobody was told"
-        link.end("deaf")
+        link.end("unanswered")
         with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             assert await reader.readline() == b"", "closed, if it is not reset"
         link.begin("cut")
