@@ -43,6 +43,8 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
     ("green", "green-ablations"): ("theta 1", "August 8", "SE", "lifecycle"),
     ("green", "green-settings"): ("GREEN, step back", "users' gangs", "SE", "direct"),
     ("joint", "joint-weeks"): ("joint", "July", "GB", "direct"),
+    ("joint", "joint-levers"): ("joint without batches", "July", "SE", "direct"),
+    ("joint", "joint-a-srpt"): ("joint", "1 Gb/s", "GB", "direct"),
     ("joint", "joint-untuned"): ("joint, 12 h slack, 130 Wh per hour", "July", "GB", "direct"),
     ("joint", "joint-cloud"): ("joint, 24 h, carbon alone", "a week from July 1", "GB", "direct"),
     ("joint", "joint-day"): ("joint", "August 8", "GB", "direct"),
