@@ -17,6 +17,7 @@ from services.core.cycle.blocks import MASK_BITS, FreeBlocks
 from services.core.cycle.snapshot import NodeTable, Snapshot
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.ids import NodeId
 from services.core.domain.placement import NodeShare, Placement
 
 FEW_NODES = 64
@@ -28,6 +29,12 @@ NEVER_TIGHT = int(np.iinfo(np.int64).max)
 def mask_of(devices: Sequence[int]) -> int:
     """Return the devices as bits; those beyond ``MASK_BITS`` are left out."""
     return sum(1 << device for device in devices if device < MASK_BITS)
+
+
+@lru_cache(maxsize=1 << 14)
+def placement_on(*shares: tuple[NodeId, tuple[int, ...]]) -> Placement:
+    """Return the placement on these devices of these nodes; a simulation sees the same ones again and again."""
+    return Placement(tuple(NodeShare(node_id, devices) for node_id, devices in shares))
 
 
 class FreeDevices:
@@ -90,7 +97,7 @@ class FreeDevices:
                 blocks.take(node, mask_of(devices), len(devices))
             if len(shares) > 1:
                 self._spread.add(node)
-        return Placement(tuple(NodeShare(self._nodes.ids[node], devices) for node, devices in shares))
+        return placement_on(*((self._nodes.ids[node], devices) for node, devices in shares))
 
     def take(self, shares: list[tuple[int, int]]) -> Placement:
         """Take the lowest devices of each (node, how many) pair and return them as a placement.
@@ -98,15 +105,15 @@ class FreeDevices:
         Raises:
             DomainError: a node has fewer free devices than asked for.
         """
-        placed: list[NodeShare] = []
+        placed: list[tuple[NodeId, tuple[int, ...]]] = []
         for node, gpus in shares:
             devices = self.on(node)
             if gpus < 1 or gpus > len(devices):
                 raise DomainError(f"{gpus} devices asked of node {self._nodes.ids[node]}, {len(devices)} are free")
             self._taken[node] = devices[gpus:]
             self.count[node] -= gpus
-            placed.append(NodeShare(self._nodes.ids[node], devices[:gpus]))
-        return Placement(tuple(placed))
+            placed.append((self._nodes.ids[node], devices[:gpus]))
+        return placement_on(*placed)
 
 
 class Placer(Protocol):

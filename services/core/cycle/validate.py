@@ -212,7 +212,7 @@ def _check_services(snapshot: Snapshot, starts: list[Start]) -> None:
 def _check_controls(
     snapshot: Snapshot, index: Mapping[JobId, int], controls: list[Control], changed: list[Start | Preempt]
 ) -> None:
-    jobs, models = snapshot.jobs, dict(zip(snapshot.nodes.ids, snapshot.nodes.gpu_model.tolist(), strict=True))
+    jobs, nodes = snapshot.jobs, snapshot.nodes
     stopped = {action.job_id for action in changed if isinstance(action, Preempt)}
     started = {action.job_id: action.placement for action in changed if isinstance(action, Start)}
     seen: set[tuple[JobId, ControlKind]] = set()
@@ -230,7 +230,9 @@ def _check_controls(
         amount = action.window_s if isinstance(action, ProfileControls) else action.value
         if amount is not None and not 0 < amount < math.inf:
             raise PlanError(f"job {job_id} cannot have a {name} or window of {amount}")
-        on = {models[share.node_id] for share in placement.shares if share.node_id in models}
+        on = {
+            nodes.gpu_model.item(nodes.index[at]) for share in placement.shares if (at := share.node_id) in nodes.index
+        }
         if isinstance(action, ProfileControls) and not snapshot.measures:
             raise PlanError(f"job {job_id} cannot have its {name} measured: this cluster measures none")
         if not all(snapshot.takes(model, action.kind) for model in on):
@@ -239,7 +241,7 @@ def _check_controls(
 
 def _check_nodes(snapshot: Snapshot, actions: tuple[PowerNode, ...], starts: list[Start]) -> None:
     nodes = snapshot.nodes
-    where = dict(zip(nodes.ids, range(len(nodes)), strict=True))
+    where = nodes.index
     used = {share.node_id for start in starts for share in start.placement.shares}
     if len({action.node_id for action in actions}) != len(actions):
         raise PlanError("a node is powered down or up twice")

@@ -61,6 +61,7 @@ class Behaviours:
         self._models = models
         self._options = options
         self._runs: dict[Key, Run] = {}
+        self._stages: dict[tuple[int, int], int] = {}
 
     def run(
         self,
@@ -86,7 +87,10 @@ class Behaviours:
 
     def stages(self, profile: int, model: int) -> int:
         """Return how many stages a job of a kind goes through on a model, tuning its batch."""
-        return len(self._profiles[profile].tuned(self._models[model]))
+        found = self._stages.get((profile, model))
+        if found is None:
+            found = self._stages[profile, model] = len(self._profiles[profile].tuned(self._models[model]))
+        return found
 
     def _look_up(
         self, profile: int, model: int, gpus: int, nodes: int, control_values: ControlValues, shares: Shares, stage: int

@@ -269,8 +269,8 @@ class Gangs:
         live, floats = self._live, self._live.floats
         placement = live.placements[slot]
         assert placement is not None
-        controls = [(kind, floats.item(row, slot)) for kind, row in SETTING_ROWS.items()]
-        control_values = tuple(each for each in controls if not math.isnan(each[1]))
+        values = [(kind, floats.item(row, slot)) for kind, row in SETTING_ROWS.items()]
+        control_values = tuple([each for each in values if each[1] == each[1]])  # those that are set are not NaN
         return self._behaviours.run(live.ints.item(IntRow.CURVE, slot), model, placement, control_values, stage)
 
     def _shared(self, run: Run, other: JobId, model: int, limit_w: float | None) -> Run:

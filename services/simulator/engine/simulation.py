@@ -56,6 +56,7 @@ from services.simulator.engine.waiting import Waiting
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
 
 STALLED_S = 60 * 86_400.0
+NOBODY = frozenset[JobId]()
 
 Progress = Callable[[int, int], None]
 """Called now and then with the numbers of ended jobs and of all jobs; with the latter for both when all is done."""
@@ -344,7 +345,7 @@ class Simulation:
             measured_w=self.gangs.power_w + self.nodes.idle_w if self.options.metered else math.nan,
             **self._of_slices(),
             shared=tuple(pair for pair in self.gangs.beside.items() if pair[0] < pair[1]) if self.gangs.beside else (),
-            measuring=frozenset(map(self.recorder.ids.__getitem__, self._measurements.rows())),
+            measuring=self._measuring(),
             hints=RoundHints(
                 False,
                 self._waiting.contenders(self.nodes.free_total) if stops_nobody else None,
@@ -352,6 +353,10 @@ class Simulation:
                 self.live.before() if self._shows_all else None,
             ),
         )
+
+    def _measuring(self) -> frozenset[JobId]:
+        rows = self._measurements.rows()
+        return frozenset(map(self.recorder.ids.__getitem__, rows)) if rows else NOBODY
 
     def _of_slices(self) -> dict[str, Any]:
         """Return what a snapshot says of slices."""

@@ -156,12 +156,14 @@ def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, worth: Worth,
 
 def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, worth: Worth, config: JointConfig) -> Ints:
     """Return the sizes with those of new jobs raised to their best ones as far as nobody that waits goes without."""
-    new = np.flatnonzero(is_new)
-    modes = modes_of(snapshot, which[new], worth.hour_w[which[new]], config)
-    best = modes.gpus[np.arange(new.size), modes.best]
     phase = snapshot.jobs.phase[which]
     waits = (phase == QUEUED) | (phase == PREEMPTING)
     left = sum(Capacity(snapshot).free) - int(gpus[waits].sum())
+    if left <= 0:
+        return gpus
+    new = np.flatnonzero(is_new)
+    modes = modes_of(snapshot, which[new], worth.hour_w[which[new]], config)
+    best = modes.gpus[np.arange(new.size), modes.best]
     gpus = gpus.copy()
     for row, wanted in zip(new.tolist(), best.tolist(), strict=True):
         more = wanted - int(gpus[row])

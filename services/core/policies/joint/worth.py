@@ -30,7 +30,7 @@ class Worth:
         snapshot, everyone = self._snapshot, every_job(self._snapshot)
         curves = eligible_curves(snapshot, everyone)
         each = curves.each(lambda curve: _hour_w(curve, snapshot.now_s, self._hour_wh))
-        return np.broadcast_to(each, everyone.shape)
+        return each if isinstance(each, np.ndarray) else np.full(everyone.shape, each)
 
 
 def hour_g(curve: CarbonCurve, now_s: float, hour_wh: float) -> float:
