@@ -90,6 +90,11 @@ class _ForSupervisor(Forked):
 
     wait = Forked.ended  # type: ignore[assignment]
 
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, None while it runs."""
+        return self.poll()
+
 
 @contextmanager
 def forked_by_the_supervisor() -> Iterator[None]:
