@@ -28,6 +28,7 @@ from services.kit.edge.limits import AddressLimiter, RateLimiter
 from services.kit.http import ServiceClient
 from services.kit.release import RELEASE
 from services.kit.settings import settings_or_exit
+from services.kit.tokens import outgoing
 
 STATIC = Path(__file__).parent / "static"
 
@@ -65,13 +66,15 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
 def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str]) -> Edge[Route]:
     """Return the edge with everything it needs."""
-    admission = ServiceClient(session, settings.admission_url, "Admission", token=settings.service_token, timeout_s=3)
+    tokens = {upstream: outgoing(settings.credential, upstream.name.lower()) for upstream in urls}
+    of_admission = tokens[Upstream.ADMISSION]
+    admission = ServiceClient(session, settings.admission_url, "Admission", tokens=of_admission, timeout_s=3)
     dispatcher = Dispatcher(
         BodyReader(settings.max_buffered_bytes),
         Gatherer(
             session,
             settings.admission_url,
-            token=settings.service_token,
+            tokens=of_admission,
             group_entries=settings.group_entries,
             group_bytes=settings.group_bytes,
             groups_in_flight=settings.groups_in_flight,
@@ -80,7 +83,7 @@ def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls:
         Forwarder(
             session,
             urls,
-            token=settings.service_token,
+            tokens=tokens,
             connect_timeout_s=settings.connect_timeout_s,
             timeout_s=settings.upstream_timeout_s,
             stream_silence_s=settings.stream_silence_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -14,13 +14,13 @@ from gateway.routes import EVENTS, JSON, Route, Upstream
 from services.contracts.identity import REQUEST_ID_HEADER, ResolvedKey
 from services.kit.edge.exchange import Exchange, Header
 from services.kit.edge.limits import ConcurrencyLimiter
-from services.kit.identity import identity_headers
 from services.kit.logging import Log
 from services.kit.problems import unavailable
+from services.kit.tokens import Outgoing
 
 log = Log(__name__)
 
-# No other header of a client reaches a service: not its key, and none by which services identify the caller.
+# No other header of a client reaches a service: not its key, and nothing by which services could take it for another.
 PASSED_IN = (b"accept", b"content-type", b"idempotency-key", b"if-match", b"if-none-match", b"last-event-id")
 NOT_PASSED_OUT = frozenset(
     {
@@ -41,7 +41,7 @@ class Forwarder:
         session: aiohttp.ClientSession,
         urls: dict[Upstream, str],
         *,
-        token: str,
+        tokens: Mapping[Upstream, Outgoing],
         connect_timeout_s: float,
         timeout_s: float,
         stream_silence_s: float,
@@ -49,7 +49,7 @@ class Forwarder:
     ) -> None:
         self._session = session
         self._urls = {name: url.rstrip("/") for name, url in urls.items()}
-        self._authorization = f"Bearer {token}"
+        self._tokens = tokens
         self._whole = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s)
         self._streamed = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=stream_silence_s)
         self._streams = ConcurrencyLimiter(max_streams_per_tenant, "streams")
@@ -60,7 +60,7 @@ class Forwarder:
         Raises:
             ProblemError: 503 when the service does not answer, 429 when the tenant has too many streams open.
         """
-        headers = self._headers(exchange, key, body)
+        headers = self._headers(exchange, route, key, body)
         url = self._url(exchange, route, path)
         method = route.method  # a HEAD is forwarded as a GET; the server omits the body
         if route.media == JSON:
@@ -73,14 +73,13 @@ class Forwarder:
             async with answer:
                 await self._while_connected(exchange, self._pass_on(exchange, route, answer))
 
-    def _headers(self, exchange: Exchange, key: ResolvedKey, body: bytes | None) -> dict[str, str]:
+    def _headers(self, exchange: Exchange, route: Route, key: ResolvedKey, body: bytes | None) -> dict[str, str]:
         headers = {
             name.decode(): exchange.headers[name].decode("latin-1") for name in PASSED_IN if name in exchange.headers
         }
         if body is None:
             headers.pop("content-type", None)
-        headers.update(identity_headers(key.identity))
-        headers["authorization"] = self._authorization
+        headers["authorization"] = self._tokens[route.to].authorization(key.identity)
         headers["accept-encoding"] = "identity"  # bodies are passed on unread, so they must not be compressed
         headers[REQUEST_ID_HEADER] = exchange.request_id.decode()
         return headers

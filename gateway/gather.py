@@ -17,6 +17,7 @@ import orjson
 
 from services.kit.logging import Log
 from services.kit.problems import unavailable
+from services.kit.tokens import Outgoing
 
 log = Log(__name__)
 
@@ -59,7 +60,7 @@ class Gatherer:
         session: aiohttp.ClientSession,
         url: str,
         *,
-        token: str,
+        tokens: Outgoing,
         group_entries: int,
         group_bytes: int,
         groups_in_flight: int,
@@ -67,7 +68,7 @@ class Gatherer:
     ) -> None:
         self._session = session
         self._url = url.rstrip("/") + "/internal/submissions"
-        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        self._tokens = tokens
         self._group_entries = group_entries
         self._group_bytes = group_bytes
         self._free = groups_in_flight
@@ -136,11 +137,10 @@ class Gatherer:
         for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(RETRY_EVERY_S)
+            headers = {**self._tokens.headers(), "content-type": "application/json"}
             body = orjson.dumps({"entries": [waiting.entry for waiting in group]})
             try:
-                async with self._session.post(
-                    self._url, data=body, headers=self._headers, timeout=self._timeout
-                ) as answer:
+                async with self._session.post(self._url, data=body, headers=headers, timeout=self._timeout) as answer:
                     content = await answer.read()
                     if answer.status == 200:
                         return orjson.loads(content)["answers"]

@@ -27,6 +27,7 @@ from gpu_agent.devices.absent import AbsentDriver
 from gpu_agent.devices.driver import Driver, DriverMissingError
 from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.simulated import SimulatedDriver
+from gpu_agent.enrolment import Enrolment, NodeRedis
 from gpu_agent.exec_sessions import ExecLimits, ExecSessions
 from gpu_agent.gangs import Gangs
 from gpu_agent.git import GitRules, remove_keys
@@ -75,8 +76,11 @@ class StateFolderTakenError(Exception):
 class Agent:
     """One node's agent."""
 
-    def __init__(self, settings: AgentSettings, client: ServiceClient, redis: Redis) -> None:
+    def __init__(
+        self, settings: AgentSettings, client: ServiceClient, redis: Redis | NodeRedis, enrolment: Enrolment
+    ) -> None:
         self.settings = settings
+        self._enrolment = enrolment
         self.boot_id = uuid.uuid4().hex
         self._state_lock = _take_state_folder(settings.state_folder)
         self._device_lock = asyncio.Lock()
@@ -158,7 +162,7 @@ class Agent:
         self._looking: asyncio.Task[bool] | None = None
         self.plane = ControlPlane(
             client,
-            settings.join_token,
+            enrolment,
             NodeRegistration(
                 node_id=settings.node_id,
                 address=settings.address,
@@ -195,8 +199,8 @@ class Agent:
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "ranks": self._watch_ranks,
             "heartbeats": self._send_heartbeats,
-            "commands": self.inbox.run,
-            "latency": self._latency.run,
+            "commands": partial(self._once_enrolled, self.inbox.run),
+            "latency": partial(self._once_enrolled, self._latency.run),
             "energy": self._measure,
             "health": self._watch_health,
             "delivery": self._deliver,
@@ -291,6 +295,10 @@ class Agent:
             except Exception:  # a fault in one loop must neither end the others nor stay
                 log.exception("agent.loop_failed", loop=name)
             await asyncio.sleep(self.settings.retry_s)
+
+    async def _once_enrolled(self, loop: Callable[[], Awaitable[None]]) -> None:
+        await self._enrolment.until_enrolled()
+        await loop()
 
     async def _send_heartbeats(self) -> None:
         failing = False

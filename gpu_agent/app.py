@@ -12,14 +12,25 @@ from fastapi import FastAPI
 from gpu_agent import exec_endpoints
 from gpu_agent.agent import Agent
 from gpu_agent.endpoints import PROGRESS_PREFIX, router
+from gpu_agent.enrolment import Enrolment, NodeRedis
 from gpu_agent.settings import AgentSettings
 from services.kit.app import create_service, serve
 from services.kit.http import ServiceClient, new_session
-from services.kit.redis import connect
 from services.kit.settings import settings_or_exit
+from services.kit.tokens import Caller
 
 _PR_SET_DUMPABLE = 4
 _MOST_BODY_BYTES = 512 * 1024
+
+
+class Callers:
+    """Knows who may ask this agent, from when it has begun to run."""
+
+    enrolment: Enrolment
+
+    def caller(self, authorization: str, method: str, path: str) -> Caller:
+        """Return the service that asks; errors are those of ``Enrolment.caller``."""
+        return self.enrolment.caller(authorization, method, path)
 
 
 def create_app(settings: AgentSettings) -> FastAPI:
@@ -27,10 +38,11 @@ def create_app(settings: AgentSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        redis = connect(settings.redis_url)
         async with new_session() as session:
             client = ServiceClient(session, settings.telemetry_url, "telemetry")
-            agent = app.state.agent = Agent(settings, client, redis)
+            enrolment = callers.enrolment = Enrolment(settings, client)
+            redis = NodeRedis(settings, enrolment)
+            agent = app.state.agent = Agent(settings, client, redis, enrolment)
             await agent.start()
             try:
                 yield
@@ -41,6 +53,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
     async def readiness() -> None:
         await app.state.agent.check_ready()
 
+    callers = Callers()
     app = create_service(
         "wattshift gpu agent",
         settings,
@@ -48,6 +61,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
         readiness=readiness,
         open_prefixes=(PROGRESS_PREFIX,),
         max_body_bytes=_MOST_BODY_BYTES,
+        incoming=callers,
     )
     app.include_router(router)
     app.include_router(exec_endpoints.router)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TypeVar
 
 from pydantic import BaseModel
 
+from gpu_agent.enrolment import Enrolment
 from services.contracts.nodes import (
     DeviceInfo,
     EnergyInterval,
@@ -32,11 +34,11 @@ _UNAUTHENTICATED = 401
 
 
 class ControlPlane:
-    """Calls telemetry with the node's token, and registers for a new token when the old one is refused."""
+    """Calls telemetry with the node's token, and registers by its credential for a new one when that is refused."""
 
-    def __init__(self, client: ServiceClient, join_token: str, registration: NodeRegistration) -> None:
+    def __init__(self, client: ServiceClient, enrolment: Enrolment, registration: NodeRegistration) -> None:
         self._client = client
-        self._join_token = join_token
+        self._enrolment = enrolment
         self._registration = registration
         self._credentials: NodeCredentials | None = None
         self._registering = asyncio.Lock()
@@ -93,14 +95,20 @@ class ControlPlane:
         """Register this node; one call at a time, because a new token may invalidate the previous one."""
         async with self._registering:
             while self._credentials is None:
+                secret = await self._enrolment.secret()
                 registration = self._registration
-                credentials = await self._client.call(
-                    "POST",
-                    "/v1/nodes/register",
-                    NodeCredentials,
-                    body=registration,
-                    headers={"authorization": f"Bearer {self._join_token}"},
-                )
+                try:
+                    credentials = await self._client.call(
+                        "POST",
+                        "/v1/nodes/register",
+                        NodeCredentials,
+                        body=registration,
+                        headers={"authorization": f"Bearer {secret}"},
+                    )
+                except ProblemError as error:
+                    if error.status == _UNAUTHENTICATED:
+                        self._enrolment.refused()
+                    raise
                 log.info("node.registered", lease_ttl_s=credentials.lease_ttl_s)
                 if registration is self._registration:  # else its devices changed meanwhile
                     self._credentials = credentials
@@ -108,6 +116,8 @@ class ControlPlane:
 
     async def _call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:
         credentials = self._credentials or await self._register()
+        with suppress(ProblemError):  # the old secrets stay in force, and it is tried again with the next heartbeat
+            await self._enrolment.renew()
         try:
             return await self._client.call(
                 "POST",

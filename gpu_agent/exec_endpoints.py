@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
 
 from gpu_agent.endpoints import TheAgent
 from services.contracts.exec_sessions import ExecInput, ExecInputAnswer, ExecRequest
-from services.contracts.identity import KEY_HEADER
+from services.kit.identity import read_identity
 
-Owner = Annotated[str, Header(alias=KEY_HEADER)]
+
+def read_owner(request: Request) -> str:
+    """Return the API key on whose behalf admission asks."""
+    return read_identity(request).key_id
+
+
+Owner = Annotated[str, Depends(read_owner)]
 router = APIRouter()
 
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from gpu_agent.enrolment import NodeRedis
 from gpu_agent.gangs import Gangs
 from services.contracts.commands import SetDevices, StopGang, UnknownFieldsError, read_command
 from services.contracts.nodes import EndedBy
@@ -28,7 +29,7 @@ _UNREADABLE_CODE = 126
 class Inbox:
     """This node's command stream."""
 
-    def __init__(self, redis: Redis, node_id: str, gangs: Gangs, retry_s: float) -> None:
+    def __init__(self, redis: Redis | NodeRedis, node_id: str, gangs: Gangs, retry_s: float) -> None:
         self._redis: Any = redis  # the library's types do not know that its answers are awaited
         self._stream = command_stream(node_id)
         self._gangs = gangs

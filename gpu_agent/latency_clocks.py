@@ -22,6 +22,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gpu_agent.controls import Order
+from gpu_agent.enrolment import NodeRedis
 from gpu_agent.gangs import Gang
 from gpu_agent.learned_clocks import LearnedClocks, ServerKind
 from services.contracts.clocks import ClockPolicy, ServerClocks
@@ -388,7 +389,9 @@ class LatencyClocks:
 class LatencyInbox:
     """This node's stream of latency reports. It is read from its end on: what was missed is of no use any more."""
 
-    def __init__(self, redis: Redis, node_id: str, take: Callable[[LatencyReport], None], retry_s: float) -> None:
+    def __init__(
+        self, redis: Redis | NodeRedis, node_id: str, take: Callable[[LatencyReport], None], retry_s: float
+    ) -> None:
         self._redis: Any = redis  # the library's types do not know that its answers are awaited
         self._stream = latency_stream(node_id)
         self._take = take

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import shlex
 import socket
 from itertools import pairwise
@@ -19,7 +18,7 @@ from services.kit.settings import SharedSettings
 CREDENTIALS = frozenset(
     (
         *("DATABASE_URL", "REDIS_URL", "WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN"),
-        *("WATTSHIFT_SECRETS_KEY", "WATTSHIFT_API_KEY"),
+        *("WATTSHIFT_SERVICE_CREDENTIAL", "WATTSHIFT_SECRETS_KEY", "WATTSHIFT_API_KEY", "GPU_AGENT_ENROLL_TOKEN"),
     )
 )
 """Variables of the control plane's own that no job gets, whatever is to be passed on."""
@@ -40,13 +39,14 @@ class AgentSettings(SharedSettings):
         env_prefix="GPU_AGENT_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
     )
 
-    service_token: str = Field(
-        default_factory=lambda: secrets.token_hex(32),
-        min_length=16,
-        validation_alias="WATTSHIFT_SERVICE_TOKEN",
-        description="Callers with this token may read logs; an agent without it refuses all callers.",
+    enroll_token: str = Field(
+        "", description="The token of `wattshift nodes enroll`, for which the agent gets a credential of its own."
     )
-    join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
+    join_token: str = Field(
+        "",
+        validation_alias="WATTSHIFT_NODE_JOIN_TOKEN",
+        description="The token that all nodes of earlier releases share; it too is traded for a credential.",
+    )
 
     node_id: Name = Field(default_factory=_host_name)
     own_zone: Name | None = Field(
@@ -198,6 +198,11 @@ class AgentSettings(SharedSettings):
         if isinstance(uids, str):
             values["tenant_uids"] = uids.split("-")
         return values
+
+    @model_validator(mode="after")
+    def _has_a_credential(self) -> Self:
+        """Need none of the services' secrets: the agent's own is in its state folder, once it has enrolled."""
+        return self
 
     @model_validator(mode="after")
     def _check_curve(self) -> Self:

@@ -35,6 +35,7 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
+from services.kit.tokens import outgoing
 
 MOST_PLAN_SOLVES = 10_000
 """Queued or running at once; each planning worker waits for one."""
@@ -59,7 +60,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
                 session,
                 settings.carbon_url,
                 "The carbon service",
-                token=settings.service_token,
+                tokens=outgoing(settings.credential, "carbon"),
                 timeout_s=settings.carbon_timeout_s,
             )
             work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)

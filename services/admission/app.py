@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.admission.access import Access
 from services.admission.access_endpoints import access_routes
+from services.admission.agents import AgentTokens
 from services.admission.array_endpoints import array_routes
 from services.admission.arrays import Arrays
 from services.admission.budget_endpoints import budget_routes
@@ -81,11 +82,12 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             max_jobs=settings.max_jobs_per_commit,
             patience_s=settings.commit_patience_s,
         )
+        agent_tokens = AgentTokens(settings.credential, settings.service_token)
         logs = Logs(
             engine,
             jobs,
             session,
-            token=settings.service_token,
+            tokens=agent_tokens,
             timeout_s=settings.agent_timeout_s,
             poll_s=settings.log_poll_s,
         )
@@ -98,7 +100,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             engine,
             jobs,
             exec_session,
-            token=settings.service_token,
+            tokens=agent_tokens,
             timeout_s=settings.agent_timeout_s,
             most_per_key=settings.exec_sessions_per_key,
         )
@@ -107,7 +109,10 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         app.include_router(access_routes(Access(engine)))
         app.include_router(user_routes(Users(engine)))
         app.include_router(budget_routes(budgets))
-        addresses, signer = AddressRules(settings.webhook_networks), Signer(settings.service_token)
+        addresses, signer = (
+            AddressRules(settings.webhook_networks),
+            Signer(settings.webhook_key or settings.service_token),
+        )
         rules = SendingRules(settings.webhook_timeout_s, settings.webhook_retry_s, settings.webhook_disable_after_s)
         sender = Sender(engine, signer, addresses, rules)
         publisher = Publisher(engine, settings.webhook_settle_s)

@@ -14,11 +14,12 @@ from typing import Any
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from services.admission.agents import Agent, AgentTokens
 from services.admission.jobs import Jobs
 from services.admission.repository.audit import write_audit
 from services.admission.repository.jobs import Allocated, JobRepository
 from services.contracts.exec_sessions import SILENCE_S, ExecEvent, ExecInput, ExecInputAnswer, ExecRequest
-from services.contracts.identity import KEY_HEADER, Identity
+from services.contracts.identity import Identity
 from services.contracts.jobs import Job
 from services.contracts.problems import FieldError, ProblemCode
 from services.core.domain.jobs import JobState
@@ -39,7 +40,7 @@ _AUDIT_PATIENCE_S = 5.0
 class _Place:
     """The node on which a command runs, beside which gang."""
 
-    url: str
+    agent: Agent
     node_id: str
     allocation_id: str
 
@@ -57,7 +58,7 @@ class Exec:
         jobs: Jobs,
         session: aiohttp.ClientSession,
         *,
-        token: str,
+        tokens: AgentTokens,
         timeout_s: float,
         most_per_key: int,
     ) -> None:
@@ -67,14 +68,14 @@ class Exec:
             engine: Of the database.
             jobs: Finds jobs for their callers.
             session: For the agents; its connections must not be limited, as each session has one.
-            token: The service token.
+            tokens: By which agents know who asks.
             timeout_s: How long a node may take to begin an answer.
             most_per_key: Sessions that one API key may have open in this process.
         """
         self._engine = engine
         self._jobs = jobs
         self._session = session
-        self._authorization = {"authorization": f"Bearer {token}"}
+        self._tokens = tokens
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._streamed = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=SILENCE_S)
         self._most_per_key = most_per_key
@@ -127,9 +128,9 @@ class Exec:
         place = _place(await self._allocation(job_id, int(parts[1])), int(parts[2]))
         try:
             async with self._session.put(
-                f"{place.url}/v1/exec/{session_id}",
+                f"{place.agent.url}/v1/exec/{session_id}",
                 data=given.model_dump_json(exclude_defaults=True),
-                headers=self._headers(identity),
+                headers=self._headers(identity, place),
                 timeout=self._timeout,
             ) as answer:
                 content = await answer.read()
@@ -165,9 +166,9 @@ class Exec:
     ) -> aiohttp.ClientResponse:
         try:
             answer = await self._session.post(
-                f"{place.url}/v1/allocations/{place.allocation_id}/exec/{session_id}",
+                f"{place.agent.url}/v1/allocations/{place.allocation_id}/exec/{session_id}",
                 data=request.model_dump_json(exclude_none=True),
-                headers=self._headers(identity),
+                headers=self._headers(identity, place),
                 timeout=self._streamed,
             )
             if answer.status != 200:
@@ -182,8 +183,8 @@ class Exec:
             raise unavailable(f"Node {place.node_id}") from error
         return answer
 
-    def _headers(self, identity: Identity) -> dict[str, str]:
-        return {**self._authorization, "content-type": "application/json", KEY_HEADER: identity.key_id}
+    def _headers(self, identity: Identity, place: _Place) -> dict[str, str]:
+        return {**self._tokens.headers(place.node_id, place.agent, identity), "content-type": "application/json"}
 
     async def _events(
         self, identity: Identity, job: Job, session_id: str, began_at: float, answer: aiohttp.ClientResponse
@@ -278,10 +279,10 @@ def _place(found: Allocated, index: int) -> _Place:
     if index >= len(found.node_ids):
         raise not_found("session, or it has ended")
     node_id = found.node_ids[index]
-    url = found.agent_urls.get(node_id)
-    if url is None:
+    agent = found.agents.get(node_id)
+    if agent is None:
         raise unavailable(f"Node {node_id}")
-    return _Place(url.rstrip("/"), node_id, found.id)
+    return _Place(agent, node_id, found.id)
 
 
 def _public(session_id: str) -> str:

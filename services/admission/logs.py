@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import aiohttp
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from services.admission.agents import Agent, AgentTokens
 from services.admission.jobs import Jobs
 from services.admission.repository.jobs import Allocated, JobRepository
 from services.contracts.identity import Identity
@@ -32,7 +33,7 @@ PASSED_ON = (LOG_OFFSET_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_SIZE_HEADER, LOG_EOF
 class _Source:
     """The gang and node that a piece of output comes from."""
 
-    url: str
+    agent: Agent
     allocation_id: str
     generation: int
     node_id: str
@@ -58,14 +59,14 @@ class Logs:
         jobs: Jobs,
         session: aiohttp.ClientSession,
         *,
-        token: str,
+        tokens: AgentTokens,
         timeout_s: float,
         poll_s: float,
     ) -> None:
         self._engine = engine
         self._jobs = jobs
         self._session = session
-        self._authorization = {"authorization": f"Bearer {token}"}
+        self._tokens = tokens
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._poll_s = poll_s
 
@@ -115,10 +116,10 @@ class Logs:
             what = "has not started yet" if query.generation is None else f"had no gang {query.generation}"
             raise ProblemError(404, ProblemCode.NO_DATA, f"The job {what}, so there is no output.")
         node_id = self._node(found, query.node)
-        url = found.agent_urls.get(node_id)
-        if url is None:
+        agent = found.agents.get(node_id)
+        if agent is None:
             raise unavailable(f"Node {node_id}")
-        return _Source(url.rstrip("/"), found.id, found.generation, node_id, query.stream)
+        return _Source(agent, found.id, found.generation, node_id, query.stream)
 
     @staticmethod
     def _node(found: Allocated, wanted: str | None) -> str:
@@ -132,9 +133,9 @@ class Logs:
     async def _fetch(self, source: _Source, offset: int, limit: int) -> LogPiece:
         try:
             async with self._session.get(
-                f"{source.url}/v1/allocations/{source.allocation_id}/logs",
+                f"{source.agent.url}/v1/allocations/{source.allocation_id}/logs",
                 params={"stream": source.stream.value, "offset": offset, "limit": limit},
-                headers=self._authorization,
+                headers=self._tokens.headers(source.node_id, source.agent),
                 timeout=self._timeout,
             ) as answer:
                 content = await answer.content.read(-1)

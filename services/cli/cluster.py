@@ -15,7 +15,7 @@ from services.cli.forecast import forecast
 from services.cli.jobs import AsJson, Watch
 from services.cli.output import console
 from services.cli.slices import partition, slice_words
-from services.cli.values import parameter_value
+from services.cli.values import duration_s, parameter_value
 
 OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its GPUs, by its index.")]
 
@@ -25,12 +25,14 @@ BARS = "▁▂▃▄▅▆▇█"
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     nodes = typer.Typer(
-        help="Show the cluster's nodes, take one out of service, power it down or up, or cut its GPUs.",
+        help="Show the cluster's nodes, let one in, take one out of service, power it down or up, or cut its GPUs.",
         invoke_without_command=True,
     )
     nodes.callback()(list_nodes)
     nodes.command("drain")(drain)
     nodes.command("resume")(resume)
+    nodes.command("enroll")(enroll)
+    nodes.command("revoke")(revoke)
     nodes.command("sleep")(sleep)
     nodes.command("wake")(wake)
     nodes.command("pin-awake")(pin_awake)
@@ -125,12 +127,39 @@ def health_words(node: dict[str, Any]) -> list[str]:
     ]
 
 
+def enroll(
+    node: str,
+    lifetime: Annotated[str, typer.Option(metavar="TIME", help="How long the token can be used: 15m, 2h, 1d.")] = "1h",
+    as_json: AsJson = False,
+) -> None:
+    """Let a host become a node: print a token that its agent trades for a credential, once."""
+    body = {"lifetime_s": duration_s(lifetime, "--lifetime")}
+    found = Gateway().call("POST", f"/v1/nodes/{node}/enrollments", body=body)
+    if as_json:
+        output.print_json(found)
+        return
+    console.print(
+        f"On the host that is to be {node}, start the agent with these settings. The token can be used once, within "
+        f"{output.duration(duration_s(lifetime, '--lifetime'))}.",
+        soft_wrap=True,
+    )
+    console.print(f"GPU_AGENT_NODE_ID={node}\nGPU_AGENT_ENROLL_TOKEN={found['token']}", markup=False, soft_wrap=True)
+
+
+def revoke(node: str) -> None:
+    """Revoke a node's credential: it gets no answers and no commands from now on."""
+    Gateway().call("POST", f"/v1/nodes/{node}/revoke")
+    console.print(f"{node} is let in no more; what runs there ends when its lease does")
+
+
 def power_words(node: dict[str, Any]) -> list[str]:
     """Return what is shown beside a node's state: draining, power state, pinned."""
     power = node["power"]
     words = ["[yellow]draining[/]"] if node["draining"] else []
     if node.get("closed"):
         words.append(f"[red]takes no work[/]: {node['closed']}")
+    if node.get("credential", "own") != "own":
+        words.append("[red]revoked[/]" if node["credential"] == "revoked" else "[yellow]shared token[/]")
     if power["state"] != "on":
         color = "red" if power["state"] == "failed" else "blue"
         words.append(f"[{color}]{power['state'].replace('_', ' ')} {output.age(power['since'])}[/]")

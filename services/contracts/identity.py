@@ -1,4 +1,4 @@
-"""Callers: their tenants, users, roles, keys and limits, and the headers by which services learn who they are."""
+"""Callers: their tenants, users, roles, keys and limits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from pydantic import Field
 
 from services.contracts.schema import Account, Flag, Instant, Int, Message, Name, Real, Text
 
-TENANT_HEADER = "x-wattshift-tenant"
-ROLE_HEADER = "x-wattshift-role"
-KEY_HEADER = "x-wattshift-key"
-USER_HEADER = "x-wattshift-user"
-PROJECT_HEADER = "x-wattshift-project"
 REQUEST_ID_HEADER = "x-request-id"
 IDEMPOTENCY_HEADER = "idempotency-key"
 

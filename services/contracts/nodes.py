@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, model_vali
 
 from services.contracts.clocks import ClockPolicy
 from services.contracts.jobs import LabelKey, LabelValue
-from services.contracts.schema import Instant, Int, Message, Name, Text
+from services.contracts.schema import Instant, Int, Message, Name, Real, Text
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import MAX_SLICES, WHOLE, parent_of, placed, slice_index
@@ -141,6 +141,49 @@ class NodeRegistration(Message):
     host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     protections: list[Protection] = Field(default_factory=list[Protection], max_length=32)
+
+
+class NodeEnrolmentSpec(Message):
+    """How a host is let in as a node."""
+
+    lifetime_s: Real = Field(default=3_600, gt=0, le=30 * 86_400, description="How long the token may be used.")
+
+
+class NodeEnrolment(Message):
+    """The token by which one host becomes the node, once."""
+
+    node_id: str
+    token: str = Field(description="Shown here and never again.")
+    expires_at: Instant
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class NodeKeys(Message):
+    """The hashes of what a node made for itself; the secrets never leave it."""
+
+    credential_sha256: Sha256 = Field(description="Of the secret with which it registers.")
+    redis_sha256: Sha256 = Field(description="Of its password in Valkey or Redis.")
+
+
+class NodeCredential(Message):
+    """What a node is told when it has enrolled, or replaced its secrets."""
+
+    node_id: str
+    call_secrets: list[str] = Field(description="By which it knows the services that ask it, in hexadecimal digits.")
+    redis_user: str | None = Field(description="Its user in Valkey or Redis; null where nodes share one.")
+    redis_url: str | None = Field(description="Where its commands are, without a user; null: as its settings say.")
+    rotate_after_s: float = Field(description="When it is to replace its secrets.")
+
+
+class CredentialState(StrEnum):
+    """How a node proves who it is."""
+
+    OWN = "own"
+    SHARED = "shared"
+    """By the join token that nodes of the release before share: it has not enrolled yet."""
+    REVOKED = "revoked"
 
 
 class NodeCredentials(Message):
@@ -568,6 +611,10 @@ class Node(Message):
     heartbeat_at: Instant | None
     lease_until: Instant | None
     power: NodePower = Field(default_factory=NodePower)
+    credential: CredentialState = Field(default=CredentialState.SHARED, description="How the node proves who it is.")
+    credential_since: Instant | None = Field(
+        default=None, description="Since when it has its credential, or has had it revoked."
+    )
     protections: list[Protection] = Field(
         default_factory=list[Protection],
         description="What keeps jobs apart there; none where the agent is of an earlier release.",

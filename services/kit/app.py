@@ -1,9 +1,8 @@
-"""What every HTTP process has: problems, health, readiness, the service token, a body limit."""
+"""What every HTTP process has: problems, health, readiness, tokens of other services, a body limit."""
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -20,10 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import ProblemCode
+from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
 from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
 from services.kit.pulse import EVERY_S, Pulse
 from services.kit.settings import SharedSettings
+from services.kit.tokens import Caller, Incoming
 
 log = Log(__name__)
 
@@ -36,17 +38,29 @@ ReadinessCheck = Callable[[], Awaitable[None]]
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
+class KnowsCallers(Protocol):
+    """Knows by the token of a request who sent it; ``Incoming`` does."""
+
+    def caller(self, authorization: str, method: str, path: str) -> Caller:
+        """Return who sent a request; ProblemError 401 or 403 for one that is refused."""
+        ...
+
+
 class ServiceTokenMiddleware:
-    """Refuse requests without the service token.
+    """Refuse requests without the signed token of a service that may make them.
 
     Paths under ``open_prefixes``, and those that ``open_paths`` matches in full, authenticate their callers themselves.
     """
 
     def __init__(
-        self, app: ASGIApp, token: str, open_prefixes: tuple[str, ...] = (), open_paths: re.Pattern[str] | None = None
+        self,
+        app: ASGIApp,
+        incoming: KnowsCallers,
+        open_prefixes: tuple[str, ...] = (),
+        open_paths: re.Pattern[str] | None = None,
     ) -> None:
         self._app = app
-        self._expected = f"Bearer {token}".encode()
+        self._incoming = incoming
         self._open_prefixes = open_prefixes
         self._open_paths = open_paths
 
@@ -54,11 +68,13 @@ class ServiceTokenMiddleware:
         if scope["type"] == "http":
             path: str = scope["path"]
             if not self._is_open(path):
-                given = dict(scope["headers"]).get(b"authorization", b"")
-                if not hmac.compare_digest(given, self._expected):
-                    error = ProblemError(401, ProblemCode.UNAUTHENTICATED, "This service only answers other services.")
+                given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+                try:
+                    caller = self._incoming.caller(given, scope["method"], path)
+                except ProblemError as error:
                     await problem_response(error)(scope, receive, send)
                     return
+                scope[CALLER] = caller.identity
         await self._app(scope, receive, send)
 
     def _is_open(self, path: str) -> bool:
@@ -115,14 +131,27 @@ def create_service(
     open_prefixes: tuple[str, ...] = (),
     open_paths: re.Pattern[str] | None = None,
     max_body_bytes: int = 16 * 1024 * 1024,
+    incoming: KnowsCallers | None = None,
 ) -> FastAPI:
-    """Return an internal service's app; everything but the health checks needs the service token."""
-    app = FastAPI(title=title, lifespan=lifespan)
+    """Return an internal service's app; everything but the health checks needs the token of another service.
+
+    ``incoming`` knows the callers, by default by the credential in ``settings``. There are no pages of documentation:
+    they would be open to everybody.
+    """
+    app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     add_basics(app, readiness)
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
     app.add_middleware(
-        ServiceTokenMiddleware, token=settings.service_token, open_prefixes=open_prefixes, open_paths=open_paths
+        ServiceTokenMiddleware,
+        incoming=incoming or Incoming.of(settings.credential),
+        open_prefixes=open_prefixes,
+        open_paths=open_paths,
     )
+    if not settings.service_credential and settings.service_token and incoming is None:
+        log.warning(
+            "identity.shared",
+            why="WATTSHIFT_SERVICE_TOKEN is what all services share; give each its WATTSHIFT_SERVICE_CREDENTIAL",
+        )
     return app
 
 

@@ -15,8 +15,10 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ValidationError
 
+from services.contracts.identity import Identity
 from services.contracts.problems import Problem
 from services.kit.problems import ProblemError, unavailable
+from services.kit.tokens import Outgoing
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -27,12 +29,19 @@ class ServiceClient:
     """Calls one service. Only safe or idempotent requests are retried: GET, PUT, DELETE, or with ``retry=True``."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, base_url: str, name: str, *, token: str = "", timeout_s: float = 10
+        self,
+        session: aiohttp.ClientSession,
+        base_url: str,
+        name: str,
+        *,
+        tokens: Outgoing | None = None,
+        timeout_s: float = 10,
     ) -> None:
+        """Take what signs the requests; without it, they carry no token but those that are given with them."""
         self._session = session
         self._base_url = base_url.rstrip("/")
         self._name = name
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._tokens = tokens
         self._timeout_s = timeout_s
 
     async def request(
@@ -43,17 +52,18 @@ class ServiceClient:
         body: BaseModel | bytes | None = None,
         params: Mapping[str, str | int | float] | None = None,
         headers: Mapping[str, str] | None = None,
+        identity: Identity | None = None,
         retry: bool | None = None,
         attempts: int = 4,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Return the body of a 2xx answer.
+        """Return the body of a 2xx answer to a request on behalf of ``identity``, or of this service itself.
 
         Raises:
             ProblemError: The service's own problem document, or 503 ``unavailable`` when it does not answer.
         """
         data = body.model_dump_json().encode() if isinstance(body, BaseModel) else body
-        sent = {**self._headers, **(headers or {})}
+        sent = {**(self._tokens.headers(identity) if self._tokens else {}), **(headers or {})}
         if data is not None:
             sent.setdefault("content-type", "application/json")
         may_retry = method in ("GET", "PUT", "DELETE") if retry is None else retry

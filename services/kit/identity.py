@@ -1,4 +1,4 @@
-"""Read the caller's identity from the headers the gateway sets; services are reachable with the service token only."""
+"""Who asks, on whose behalf, as the signed token of the request says; and the roles that routes need."""
 
 # Annotations stay objects here: FastAPI cannot resolve those of a callable instance from strings.
 from dataclasses import dataclass
@@ -6,41 +6,20 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from services.contracts.identity import (
-    KEY_HEADER,
-    PROJECT_HEADER,
-    ROLE_HEADER,
-    TENANT_HEADER,
-    USER_HEADER,
-    Identity,
-    Role,
-)
+from services.contracts.identity import Identity, Role
 from services.contracts.problems import ProblemCode
 from services.kit.problems import ProblemError
 
-
-def identity_headers(identity: Identity) -> dict[str, str]:
-    """Return the headers that carry ``identity`` to a service."""
-    headers = {TENANT_HEADER: identity.tenant_id, ROLE_HEADER: identity.role, KEY_HEADER: identity.key_id}
-    if identity.user_id is not None:
-        headers[USER_HEADER] = identity.user_id
-    if identity.project is not None:
-        headers[PROJECT_HEADER] = identity.project
-    return headers
+CALLER = "wattshift.caller"
+"""Where in a request's scope the user is on whose behalf a service asks; put there when its token was checked."""
 
 
 def read_identity(request: Request) -> Identity:
-    """Return the caller that the gateway names."""
-    try:
-        return Identity(
-            tenant_id=request.headers[TENANT_HEADER],
-            role=Role(request.headers[ROLE_HEADER]),
-            key_id=request.headers[KEY_HEADER],
-            user_id=request.headers.get(USER_HEADER),
-            project=request.headers.get(PROJECT_HEADER),
-        )
-    except (KeyError, ValueError) as error:
-        raise ProblemError(401, ProblemCode.UNAUTHENTICATED, "The request carries no identity.") from error
+    """Return the user on whose behalf the request is made."""
+    identity = request.scope.get(CALLER)
+    if identity is None:
+        raise ProblemError(401, ProblemCode.UNAUTHENTICATED, "The request carries no identity.")
+    return identity
 
 
 def forbidden(role: Role, needed: Role) -> ProblemError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -14,12 +15,21 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.contracts.streams import HINTS_MAX_LENGTH, HINTS_STREAM
 from services.kit.logging import Log
+from services.kit.settings import SharedSettings
 
 log = Log(__name__)
 
 
-def connect(url: str) -> Redis:
-    """Return a client that retries through a restart of the server."""
+def connect(url: str, settings: SharedSettings | None = None, user: tuple[str, str] | None = None) -> Redis:
+    """Return a client that retries through a restart of the server.
+
+    Args:
+        url: Of the server; ``rediss://`` is over TLS, by the certificates in ``settings``.
+        settings: Of the process.
+        user: Name and password, in the place of those in ``url``.
+    """
+    if user is not None:
+        url = with_user(url, *user)
     return Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
         url,
         decode_responses=True,
@@ -42,6 +52,13 @@ async def check_answers(redis: Redis) -> None:
             await redis.ping()  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
     except (TimeoutError, RedisError, OSError) as error:
         raise RuntimeError(f"Valkey does not answer: {str(error) or type(error).__name__}") from error
+
+
+def with_user(url: str, name: str, password: str) -> str:
+    """Return the address of a server with another user."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(name, safe='')}:{quote(password, safe='')}@{host}"))
 
 
 async def hint(redis: Redis, kind: str, **fields: Any) -> None:

@@ -8,19 +8,21 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
-from pydantic import AliasChoices, Field, ValidationError, field_validator
+from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
+from services.kit.credentials import SHORTEST_SECRET, Credential, roots_of
 from services.kit.networks import read_networks
 
 EXIT_BAD_SETTINGS = 2
+NO_SERVICE_TOKEN = "WATTSHIFT_SERVICE_TOKEN is not set: Secret by which the services recognise each other."
 NOT_POSTGRES = "DATABASE_URL must be the postgresql:// address of a server"
-SECRET_NAME = re.compile("TOKEN|PASSWORD|SECRET|KEY|URL")
+SECRET_NAME = re.compile("TOKEN|PASSWORD|SECRET|CREDENTIAL|KEY|URL")
 """Variables whose values are not repeated in messages; an address may contain a password."""
 
 
@@ -34,10 +36,16 @@ class SharedSettings(BaseSettings):
 
     database_url: str = Field("", validation_alias="DATABASE_URL")
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="REDIS_URL")
+    service_credential: str = Field(
+        "",
+        validation_alias="WATTSHIFT_SERVICE_CREDENTIAL",
+        description="What this service proves itself with, and knows its callers by; of no use to any other.",
+    )
     service_token: str = Field(
-        min_length=16,
+        "",
         validation_alias="WATTSHIFT_SERVICE_TOKEN",
-        description="Secret by which the services recognise each other.",
+        description="Secret by which the services recognise each other, where they have no credentials of their own; "
+        "several, separated by commas: the first signs, all are accepted.",
     )
     carbon_url: str = Field("http://127.0.0.1:8010", validation_alias="WATTSHIFT_CARBON_URL")
     admission_url: str = Field("http://127.0.0.1:8020", validation_alias="WATTSHIFT_ADMISSION_URL")
@@ -70,6 +78,40 @@ class SharedSettings(BaseSettings):
     data_dir: Path = Field(Path(".wattshift"), validation_alias="WATTSHIFT_DATA_DIR")
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
     log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")
+
+    @field_validator("service_token")
+    @classmethod
+    def _tokens_are_long(cls, value: str) -> str:
+        if value and (not roots_of(value) or any(len(root) < SHORTEST_SECRET for root in roots_of(value))):
+            raise ValueError(f"must have at least {SHORTEST_SECRET} characters")
+        return value
+
+    @field_validator("service_credential")
+    @classmethod
+    def _is_its_own(cls, value: str) -> str:
+        if value:
+            found = Credential.parsed(value)
+            if found.name != cls.service_name():
+                raise ValueError(f"it is that of the {found.name}, and this is the {cls.service_name()}")
+        return value
+
+    @model_validator(mode="after")
+    def _has_a_credential(self) -> Self:
+        if not self.service_credential and not self.service_token:
+            raise ValueError(NO_SERVICE_TOKEN)
+        return self
+
+    @classmethod
+    def service_name(cls) -> str:
+        """Return the name of the process in ``services.kit.callers``."""
+        return str(cls.model_config.get("env_prefix", "")).rstrip("_").lower()
+
+    @property
+    def credential(self) -> Credential:
+        """What this service proves itself with: its own, or what follows from the secret that all services have."""
+        if self.service_credential:
+            return Credential.parsed(self.service_credential)
+        return Credential.derived(self.service_name(), roots_of(self.service_token))
 
     @field_validator("endpoint_networks")
     @classmethod

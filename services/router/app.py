@@ -34,6 +34,7 @@ from services.kit.redis import connect
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks
+from services.kit.tokens import outgoing
 from services.router.answers import AnswerPasser
 from services.router.apps.asked import is_apps
 from services.router.apps.assignment import Assigner
@@ -90,7 +91,7 @@ class Router:
         self.fleet = Fleet(read_networks(settings.endpoint_networks))
         self.apps = AppFleet()
         self.assigner = Assigner(settings.max_queue, settings.queue_timeout_s)
-        self.coordinator = Coordinator(self.name, settings.service_token, self.assigner, self.apps)
+        self.coordinator = Coordinator(self.name, settings.credential.peers_secret(), self.assigner, self.apps)
         self.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,10 +100,16 @@ class Router:
         """Connect to the other processes, take the last known table, and start looking."""
         settings = self.settings
         session: aiohttp.ClientSession = await self._stack.enter_async_context(new_session())
-        token = settings.service_token
-        admission = ServiceClient(session, settings.admission_url, "Admission", token=token, timeout_s=3)
-        serving = ServiceClient(session, settings.serving_url, "Serving", token=token, timeout_s=10)
-        telemetry = ServiceClient(session, settings.telemetry_url, "Telemetry", token=token, timeout_s=10)
+        credential = settings.credential
+        admission = ServiceClient(
+            session, settings.admission_url, "Admission", tokens=outgoing(credential, "admission"), timeout_s=3
+        )
+        serving = ServiceClient(
+            session, settings.serving_url, "Serving", tokens=outgoing(credential, "serving"), timeout_s=10
+        )
+        telemetry = ServiceClient(
+            session, settings.telemetry_url, "Telemetry", tokens=outgoing(credential, "telemetry"), timeout_s=10
+        )
         redis = connect(settings.redis_url)
         self._stack.push_async_callback(redis.aclose)
         keys = KeyCache(

@@ -14,7 +14,6 @@ from services.contracts.identity import Identity, Role
 from services.contracts.serving import MAX_WINDOW_REQUESTS, TrafficReport, TrafficWindow
 from services.core.profiles.traffic import WINDOW_S
 from services.kit.http import ServiceClient
-from services.kit.identity import identity_headers
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.router.fleet import Fleet, Pool
@@ -119,7 +118,7 @@ class TrafficReporter:
                 "POST",
                 f"/v1/pools/{name}/traffic",
                 body=report,
-                headers=identity_headers(caller),
+                identity=caller,
                 retry=True,
                 attempts=2,
             )

@@ -19,6 +19,7 @@ from services.kit.policies import load_policies
 from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
+from services.kit.tokens import outgoing
 from services.scheduler import endpoints, explaining_endpoints
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.loop import Scheduler
@@ -48,7 +49,9 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
         redis = connect(settings.redis_url)
         async with new_session() as session:
             carbon = CarbonWatch(
-                ServiceClient(session, settings.carbon_url, "The carbon service", token=settings.service_token),
+                ServiceClient(
+                    session, settings.carbon_url, "The carbon service", tokens=outgoing(settings.credential, "carbon")
+                ),
                 settings.zone,
                 refresh_s=settings.carbon_refresh_s,
                 window_s=settings.carbon_window_s,
@@ -59,7 +62,9 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.service = SchedulerService(database)
             view = LiveView(database, settings, carbon, hook)
             app.state.dry_runs = DryRuns(database, view)
-            simulator = ServiceClient(session, settings.simulator_url, "The simulator", token=settings.service_token)
+            simulator = ServiceClient(
+                session, settings.simulator_url, "The simulator", tokens=outgoing(settings.credential, "simulator")
+            )
             app.state.explanations = Explanations(database, view, carbon, simulator)
             app.state.scheduler = Scheduler(settings, database, redis, carbon, hook)
             loop = asyncio.create_task(app.state.scheduler.run())

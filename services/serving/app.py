@@ -17,6 +17,7 @@ from services.kit.background.sweeper import Sweeper
 from services.kit.http import ServiceClient, new_session
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
+from services.kit.tokens import outgoing
 from services.serving import app_endpoints, endpoints, routing_endpoints
 from services.serving.carbon import CarbonZones
 from services.serving.controller.controller import Controller
@@ -57,14 +58,22 @@ def create_app(settings: ServingSettings) -> FastAPI:
                 session,
                 settings.carbon_url,
                 "The carbon service",
-                token=settings.service_token,
+                tokens=outgoing(settings.credential, "carbon"),
                 timeout_s=settings.carbon_timeout_s,
             )
             admission = ServiceClient(
-                session, settings.admission_url, "Admission", token=settings.service_token, timeout_s=5
+                session,
+                settings.admission_url,
+                "Admission",
+                tokens=outgoing(settings.credential, "admission"),
+                timeout_s=5,
             )
             optimizer = ServiceClient(
-                session, settings.optimizer_url, "The optimizer", token=settings.service_token, timeout_s=10
+                session,
+                settings.optimizer_url,
+                "The optimizer",
+                tokens=outgoing(settings.credential, "optimizer"),
+                timeout_s=10,
             )
             prober = Prober(
                 probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once

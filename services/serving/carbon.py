@@ -11,6 +11,7 @@ from services.core.domain.signal import Signal
 from services.core.profiles.traffic import STEP_S
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
+from services.kit.tokens import outgoing
 from services.serving.planning.problem import intensity_of
 from services.serving.settings import ServingSettings
 
@@ -47,7 +48,7 @@ async def place_intensities(
             session,
             settings.carbon_url,
             "The carbon service",
-            token=settings.service_token,
+            tokens=outgoing(settings.credential, "carbon"),
             timeout_s=settings.carbon_timeout_s,
         )
 

@@ -14,7 +14,6 @@ from services.contracts.partition import PartitionRequest
 from services.contracts.pools import PoolsRequest
 from services.contracts.serving import PLANNER
 from services.kit.http import ServiceClient
-from services.kit.identity import identity_headers
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 
@@ -79,7 +78,7 @@ class PlanSolver:
         try:
             await self._optimizer.request(
                 *("DELETE", f"/v1/optimize/{solve_id}"),
-                headers=identity_headers(PLANNER),
+                identity=PLANNER,
                 attempts=1,
                 timeout_s=CANCEL_WITHIN_S,
             )
@@ -91,10 +90,9 @@ class PlanSolver:
         self, method: str, path: str, answer: type[M], *, headers: dict[str, str] | None = None, **options: Any
     ) -> M:
         """Return the answer, however long the optimizer does not answer or is full."""
-        sent = {**identity_headers(PLANNER), **(headers or {})}
         while True:
             try:
-                return await self._optimizer.call(method, path, answer, headers=sent, **options)
+                return await self._optimizer.call(method, path, answer, headers=headers, identity=PLANNER, **options)
             except ProblemError as error:
                 if error.status < 500 and error.status != 429:
                     raise

@@ -40,6 +40,7 @@ from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log, configure_logging
 from services.kit.problems import ProblemError
 from services.kit.settings import settings_or_exit
+from services.kit.tokens import outgoing
 from services.serving.carbon import place_intensities
 from services.serving.planning.cluster import Cluster, gpus_by_place, installed_by_place
 from services.serving.planning.demand import predict_demand
@@ -196,7 +197,11 @@ class PlanMaker:
         settings = self._settings
         async with new_session() as session:
             optimizer = ServiceClient(
-                session, settings.optimizer_url, "The optimizer", token=settings.service_token, timeout_s=10
+                session,
+                settings.optimizer_url,
+                "The optimizer",
+                tokens=outgoing(settings.credential, "optimizer"),
+                timeout_s=10,
             )
             self._solver = PlanSolver(optimizer)
             try:

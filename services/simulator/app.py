@@ -21,6 +21,7 @@ from services.kit.policies import load_policies
 from services.kit.redis import connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
+from services.kit.tokens import outgoing
 from services.simulator import comparison_endpoints, endpoints
 from services.simulator.comparisons import Comparisons
 from services.simulator.queue import QUEUE, TASK, simulator_celery
@@ -47,14 +48,14 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with new_session() as session:
 
-            def client(url: str, name: str) -> ServiceClient:
-                token, timeout_s = settings.service_token, settings.source_timeout_s
-                return ServiceClient(session, url, name, token=token, timeout_s=timeout_s)
+            def client(url: str, audience: str, name: str) -> ServiceClient:
+                tokens, timeout_s = outgoing(settings.credential, audience), settings.source_timeout_s
+                return ServiceClient(session, url, name, tokens=tokens, timeout_s=timeout_s)
 
             sources = ServiceSources(
-                client(settings.telemetry_url, "Telemetry"),
-                client(settings.carbon_url, "The carbon service"),
-                client(settings.scheduler_url, "The scheduler"),
+                client(settings.telemetry_url, "telemetry", "Telemetry"),
+                client(settings.carbon_url, "carbon", "The carbon service"),
+                client(settings.scheduler_url, "scheduler", "The scheduler"),
             )
             app.state.simulator = SimulatorService(work_queue, repository, sources, settings)
             one_at_a_time = SimulatorService(

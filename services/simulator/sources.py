@@ -12,7 +12,6 @@ from services.contracts.reports import PastJobs
 from services.contracts.simulations import LIVE
 from services.core.domain.carbon import Signal
 from services.kit.http import ServiceClient
-from services.kit.identity import identity_headers
 from services.kit.problems import ProblemError
 from services.simulator.files import Content
 from services.simulator.training import OptionError
@@ -64,9 +63,7 @@ class ServiceSources:
         params: dict[str, str | int | float] = {**_period(start_s, end_s), "limit": PAGE_JOBS}
         lines: list[str] = []
         while True:
-            page = await self._telemetry.call(
-                "GET", "/v1/reports/history", PastJobs, params=params, headers=identity_headers(caller)
-            )
+            page = await self._telemetry.call("GET", "/v1/reports/history", PastJobs, params=params, identity=caller)
             lines += [job.model_dump_json() for job in page.items]
             if len(lines) > most:
                 raise OptionError("days", f"more than {most} jobs were submitted in these days; ask for fewer days")
@@ -99,7 +96,7 @@ class ServiceSources:
 
     async def live(self, caller: Identity) -> Content:
         """Return the scheduler's ``LiveState``, as JSON."""
-        return Content(LIVE, await self._scheduler.request("GET", "/internal/live", headers=identity_headers(caller)))
+        return Content(LIVE, await self._scheduler.request("GET", "/internal/live", identity=caller))
 
 
 def _period(start_s: float, end_s: float) -> dict[str, str]:

@@ -131,10 +131,13 @@ def host_of(service: Service, environment: Mapping[str, str]) -> str:
 
 
 def service_processes(
-    services: Sequence[Service], ports: Mapping[str, int], environment: Mapping[str, str], folder: Path
+    services: Sequence[Service], ports: Mapping[str, int], environments: Mapping[str, Mapping[str, str]], folder: Path
 ) -> list[Process]:
-    """Return `services` as processes in `folder`, each on the port that `ports` has under its name."""
-    return [_http_process(service.name, service, ports[service.name], environment, folder) for service in services]
+    """Return `services` as processes in `folder`, each on the port and in the environment that it has by its name."""
+    return [
+        _http_process(service.name, service, ports[service.name], environments[service.name], folder)
+        for service in services
+    ]
 
 
 def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_folder: Path) -> Process:
@@ -155,9 +158,7 @@ def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_f
         own["GPU_AGENT_SIMULATED_MODEL"] = node.model
     if node.zone is not None:
         own["GPU_AGENT_ZONE"] = node.zone
-    # The database is nothing to an agent, and an agent runs other people's programs.
-    rest = {name: value for name, value in environment.items() if name not in ("DATABASE_URL", "WATTSHIFT_SECRETS_KEY")}
-    return _http_process(f"agent-{node.node_id}", AGENT, port, {**rest, **own}, state, owns_its_group=False)
+    return _http_process(f"agent-{node.node_id}", AGENT, port, {**environment, **own}, state, owns_its_group=False)
 
 
 def first_account(environment: Mapping[str, str]) -> str:

@@ -34,6 +34,7 @@ from services.kit.settings import EXIT_BAD_SETTINGS
 from services.kit.tasks import end_tasks
 from services.standalone import node_power, postgres, processes, remembered, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
+from services.standalone.identities import Identities
 from services.standalone.ports import Ports
 from services.standalone.preflight import check_settings
 from services.standalone.process import BadInputError, Process, StackError
@@ -124,16 +125,21 @@ class Stack:
             await _stop_leftovers(self.folder.last_status())
             self._become("starting")
             self._pulse = asyncio.create_task(self._beat(), name="pulse")
-            await self._supervisor.start(self._servers())
+            servers, password = self._servers()
+            await self._supervisor.start(servers)
             if any(process.name == "postgres" for process in self._supervisor.status()):
                 self._reserve = asyncio.create_task(Reserve(self._database_folder()).keep(), name="disk reserve")
             self._find_addresses()
+            identities = self.identities = Identities(self.folder, self.environment)
+            if password:
+                identities.owns_redis(password)
             work_folder = self.folder.path
             await self._supervisor.finish(
                 processes.command_process("migrations", processes.MIGRATIONS, self.environment, work_folder)
             )
             ports = {service.name: int(self.environment[f"{service.prefix}PORT"]) for service in self._services}
-            services = processes.service_processes(self._services, ports, self.environment, work_folder)
+            environments = {each.name: identities.of_service(each.name, self.environment) for each in self._services}
+            services = processes.service_processes(self._services, ports, environments, work_folder)
             first = int(self.environment.get("GPU_AGENT_PORT", processes.AGENT.port))
             for node_id in node_power.read_wanted(self.folder):
                 node_power.write_wanted(self.folder, node_id, True)  # as after a power cut: all come up again
@@ -142,7 +148,7 @@ class Stack:
                 processes.agent_process(
                     node,
                     self._ports.take(first + number),
-                    self.environment | booted.get(node.node_id, {}),
+                    identities.of_node(node.node_id, self.environment) | booted.get(node.node_id, {}),
                     self.folder.path / "nodes",
                 )
                 for number, node in enumerate(nodes)
@@ -151,7 +157,9 @@ class Stack:
             if self.environment.get("SCHEDULER_NODE_POWER") == "command":
                 self._power = asyncio.create_task(node_power.follow(self.folder, self._set_node), name="node power")
             workers = [
-                processes.worker_process(name, self.environment, work_folder, self.folder.pulses)
+                processes.worker_process(
+                    name, identities.of_worker(name, self.environment), work_folder, self.folder.pulses
+                )
                 for name in self._workers
             ]
             await self._supervisor.start(workers)  # last: nobody waits for them, and they would slow down the others
@@ -183,9 +191,13 @@ class Stack:
     def _database_folder(self) -> Path:
         return (self.folder.path / "postgres").resolve()
 
-    def _servers(self) -> list[Process]:
-        """Return the servers that have to be started, and add their addresses to the environment."""
+    def _servers(self) -> tuple[list[Process], str]:
+        """Return the servers that have to be started, and the password of Valkey if it is among them.
+
+        Their addresses are added to the environment.
+        """
         servers: list[Process] = []
+        valkey_password = ""
         if not self.environment.get("DATABASE_URL"):
             made_with = self.folder.path / "postgres" / "data"
             port, password = self._ports.take(15_432), self.folder.secret("postgres", made_with=made_with)
@@ -193,10 +205,10 @@ class Stack:
             self.environment["DATABASE_URL"] = postgres.url(password, port)
             self.environment.setdefault("WATTSHIFT_DATABASE_DIR", str(self._database_folder()))
         if not self.environment.get("REDIS_URL"):
-            port, password = self._ports.take(16_379), self.folder.secret("valkey")
-            servers.append(valkey.prepare(self.folder.path / "valkey", password=password, port=port))
-            self.environment["REDIS_URL"] = valkey.url(password, port)
-        return servers
+            port, valkey_password = self._ports.take(16_379), self.folder.secret("valkey")
+            servers.append(valkey.prepare(self.folder.path / "valkey", password=valkey_password, port=port))
+            self.environment["REDIS_URL"] = valkey.url(valkey_password, port)
+        return servers, valkey_password
 
     def _find_addresses(self) -> None:
         for service in self._services:
@@ -209,9 +221,6 @@ class Stack:
             self.environment = node_power.commands(self.folder) | self.environment
         self.environment |= {
             "WATTSHIFT_DATA_DIR": str(self.folder.path),
-            "WATTSHIFT_SERVICE_TOKEN": self.folder.secret("service-token"),
-            "WATTSHIFT_NODE_JOIN_TOKEN": self.folder.secret("node-join-token"),
-            "WATTSHIFT_SECRETS_KEY": self.environment.get("WATTSHIFT_SECRETS_KEY") or self.folder.secret("secrets-key"),
             "WATTSHIFT_SUPERVISED": "1",
             **processes.accounts(self.environment),
             "PYTHONUNBUFFERED": "1",

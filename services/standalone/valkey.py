@@ -7,12 +7,13 @@ import shutil
 import socket
 from pathlib import Path
 
+from services.kit import redis_users
 from services.standalone.probes import ValkeyProbe
 from services.standalone.process import Process, StackError
 
 
 def url(password: str, port: int) -> str:
-    """Return the address for redis-py and Celery."""
+    """Return the address for redis-py and Celery, of the user who may do everything."""
     return f"redis://:{password}@127.0.0.1:{port}/0"
 
 
@@ -67,7 +68,8 @@ def _configuration(folder: Path, password: str, port: int) -> str:
         "maxmemory-policy": "noeviction",
         "daemonize": "no",
     }
-    return "".join(f"{name} {value}\n" for name, value in settings.items())
+    lines = [*(f"{name} {value}" for name, value in settings.items()), *redis_users.configuration(password)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _set_aside(folder: Path) -> None:

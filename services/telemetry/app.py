@@ -18,10 +18,13 @@ from services.kit.redis import connect
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks
+from services.kit.tokens import outgoing
 from services.telemetry import request_endpoints
 from services.telemetry.endpoints import NODE_PATHS, router
+from services.telemetry.enrolment import Enrolment
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
+from services.telemetry.redis_users import LOOK_S, RedisUsers
 from services.telemetry.repository.requests import fold_requests
 from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
 from services.telemetry.service import Telemetry
@@ -37,17 +40,23 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         database = await Database.open(settings.database_url, size=settings.pool_size, application_name="telemetry")
         redis = connect(settings.redis_url)
         session = new_session()
-        carbon = ServiceClient(session, settings.carbon_url, "The carbon service", token=settings.service_token)
+        carbon = ServiceClient(
+            session, settings.carbon_url, "The carbon service", tokens=outgoing(settings.credential, "carbon")
+        )
 
         async def last_used(zone: str) -> Intensity | None:
             return await last_used_intensity(database, zone)
 
         intensities = IntensitySource(carbon, last_used, signal=settings.signal, refresh_s=settings.carbon_refresh_s)
         ledger = Ledger(database, intensities, settings.pue)
-        app.state.telemetry = Telemetry(settings, database, redis, ledger, Sealer(settings.secrets_key))
+        users = RedisUsers(database, redis) if settings.node_redis == "own" else None
+        enrolment = Enrolment(settings, database, users)
+        app.state.telemetry = Telemetry(settings, database, redis, ledger, Sealer(settings.secrets_key), enrolment)
         loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         every_s, keep_days = settings.retention_interval_s, settings.clocks_keep_days
         loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))
+        if users is not None:
+            loops.append(repeat(users.apply, LOOK_S, failed="redis.users_not_read"))
         if (keep_s := settings.retention_s) is not None:
             loops.append(repeat(lambda: fold(database, keep_s), every_s, failed="ledger.not_folded"))
             loops.append(repeat(lambda: fold_requests(database, keep_s), every_s, failed="requests.not_folded"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 from datetime import datetime
 from typing import Annotated
@@ -17,7 +16,11 @@ from services.contracts.nodes import (
     Heartbeat,
     HeartbeatReply,
     Node,
+    NodeCredential,
     NodeCredentials,
+    NodeEnrolment,
+    NodeEnrolmentSpec,
+    NodeKeys,
     NodeList,
     NodeRegistration,
 )
@@ -27,7 +30,7 @@ from services.contracts.reports import FootprintReport, InvariantReport, JobFoot
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.sources import ChunkWanted, OpenedChunk
-from services.kit.identity import Caller, Operator, ProjectCaller
+from services.kit.identity import Admin, Caller, Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
 from services.telemetry.invariants import check_invariants
@@ -36,8 +39,8 @@ from services.telemetry.repository.jobs import owner_of
 from services.telemetry.requests import request_report
 from services.telemetry.service import Telemetry
 
-NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(heartbeat|energy|secrets|upload))")
-"""Paths whose callers send a node's token, or the join token, instead of the services' token."""
+NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(enroll|rotate|heartbeat|energy|secrets|upload))")
+"""Paths whose callers are nodes: they send a token or a credential of their own, and no service's."""
 
 router = APIRouter(prefix="/v1", responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
 
@@ -62,10 +65,20 @@ GpuIndex = Annotated[int, Path(ge=0, le=1_023)]
 
 @router.post("/nodes/register", tags=["nodes"])
 async def register(registration: NodeRegistration, token: Token, service: Service) -> NodeCredentials:
-    """Register a node; needs the join token. A node gets a new token by registering again."""
-    if not hmac.compare_digest(token.encode(), service.settings.join_token.encode()):
-        raise ProblemError(401, ProblemCode.UNAUTHENTICATED, "This is not the join token of the cluster.")
-    return await service.register(registration)
+    """Register a node; needs its credential. A node gets a new token by registering again."""
+    return await service.register(registration, token)
+
+
+@router.post("/nodes/{node_id}/enroll", tags=["nodes"])
+async def enroll(node_id: Name, keys: NodeKeys, token: Token, service: Service) -> NodeCredential:
+    """Become a node; needs a token for that name. The answer to the same keys is the same."""
+    return await service.enrolment.enrol(node_id, token, keys)
+
+
+@router.post("/nodes/{node_id}/rotate", tags=["nodes"])
+async def rotate(node_id: Name, keys: NodeKeys, token: Token, service: Service) -> NodeCredential:
+    """Replace a node's keys; needs its credential. The old ones end when the new one is shown here."""
+    return await service.enrolment.replace(node_id, token, keys)
 
 
 @router.post("/nodes/{node_id}/heartbeat", tags=["nodes"])
@@ -130,6 +143,18 @@ async def drain_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: S
 async def resume_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> Node:
     """Return a GPU to service that was drained, or taken out of it for a fault that is over."""
     return await service.resume_gpu(node_id, gpu, operator)
+
+
+@router.post("/nodes/{node_id}/enrollments", status_code=201, tags=["nodes"])
+async def allow_enrolment(node_id: Name, spec: NodeEnrolmentSpec, admin: Admin, service: Service) -> NodeEnrolment:
+    """Make a one-time token by which a host becomes this node."""
+    return await service.enrolment.allow(node_id, spec.lifetime_s, admin)
+
+
+@router.post("/nodes/{node_id}/revoke", status_code=204, tags=["nodes"], responses={404: {"model": Problem}})
+async def revoke(node_id: Name, admin: Admin, service: Service) -> None:
+    """Let a node in no more."""
+    await service.enrolment.revoke(node_id, admin)
 
 
 @router.put(

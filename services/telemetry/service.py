@@ -32,6 +32,7 @@ from services.db.sealing import Sealer
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
+from services.telemetry.enrolment import Enrolment
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
 from services.telemetry.repository import gpu_health, nodes
@@ -56,11 +57,17 @@ class Telemetry:
     redis: Redis
     ledger: Ledger
     sealer: Sealer
+    enrolment: Enrolment
 
-    async def register(self, registration: NodeRegistration) -> NodeCredentials:
-        """Register a node and give it a token, which invalidates any earlier one."""
+    async def register(self, registration: NodeRegistration, secret: str) -> NodeCredentials:
+        """Register a node and give it a token, which invalidates any earlier one.
+
+        Raises:
+            ProblemError: 401, the secret is not this node's.
+        """
         token = secrets.token_urlsafe(32)
-        await nodes.register(self.database, registration, token, self.settings.zone)
+        admit = self.enrolment.admit
+        await nodes.register(self.database, registration, secret, token, self.settings.zone, admit)
         log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
         await hint(self.redis, "node", node=registration.node_id)
         return NodeCredentials(

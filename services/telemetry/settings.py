@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
@@ -22,6 +22,23 @@ class TelemetrySettings(SealingSettings):
     port: int = Field(8060, ge=0, le=65_535)
     join_token: str = Field(
         min_length=16, validation_alias="WATTSHIFT_NODE_JOIN_TOKEN", description="Lets a node register itself."
+    )
+    join_token_enrols: bool = Field(
+        True,
+        description="Whether a node that never enrolled may join with the token that all nodes of the release before "
+        "share. Set it to false once `wattshift nodes` shows no node as shared.",
+    )
+    node_redis: Literal["own", "shared"] = Field(
+        "own",
+        description="Whether each node gets a user of its own in Valkey or Redis; shared: nodes use the REDIS_URL of "
+        "their settings, where the server lets nobody make users.",
+    )
+    node_redis_url: str = Field(
+        "",
+        description="Where nodes reach Valkey or Redis, without user and password; by default where telemetry does.",
+    )
+    node_rotate_s: float = Field(
+        7 * 86_400.0, gt=0, description="Age at which nodes replace their secrets, by themselves."
     )
     pool_size: int = Field(8, ge=1, le=100, description="Connections to the database.")
 

@@ -10,9 +10,9 @@ import httpx
 from fastapi import FastAPI
 
 from services.admission.keys import new_secret
-from services.contracts.identity import KEY_HEADER, ROLE_HEADER, TENANT_HEADER
+from services.contracts.identity import Identity
 from services.contracts.jobs import SubmissionAnswer, SubmissionAnswers, SubmissionEntry, SubmissionRequest
-from tests.support.services import TOKEN
+from tests.support.tokens import headers_for
 
 SPEC: dict[str, Any] = {"name": "train", "command": ["python", "train.py"]}
 
@@ -62,16 +62,13 @@ class Admission:
         tenant: str = "default",
         role: str = "user",
         headers: dict[str, Any] | None = None,
+        caller: dict[str, Any] | None = None,
         **options: Any,
     ) -> httpx.Response:
         """Ask as a caller the gateway let in."""
-        sent = {
-            "authorization": f"Bearer {TOKEN}",
-            TENANT_HEADER: tenant,
-            ROLE_HEADER: role,
-            KEY_HEADER: "key_of_test",
-            **(headers or {}),
-        }
+        who = {"tenant_id": tenant, "role": role, "key_id": "key_of_test", **(caller or {})}
+        identity = None if path.startswith("/internal/") else Identity.model_validate(who)
+        sent = {**headers_for("admission", identity), **(headers or {})}
         return await self.http.request(method, path, headers=sent, **options)
 
     async def submit_all(self, *entries: SubmissionEntry) -> list[SubmissionAnswer]:

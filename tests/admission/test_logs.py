@@ -23,7 +23,7 @@ class FakeNode:
 
     async def logs(self, request: web.Request) -> web.Response:
         """Answer for one piece."""
-        assert request.headers["authorization"] == f"Bearer {TOKEN}"
+        assert request.headers["authorization"] == f"Bearer {TOKEN}", "of an agent that has not enrolled"
         self.asked.append(dict(request.query))
         whole = self.output.get((request.match_info["allocation_id"], request.query["stream"]))
         if self.is_broken:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.admission.first_start import ensure_first_admin
-from services.contracts.identity import PROJECT_HEADER, USER_HEADER, NewApiKey, ResolvedKey
+from services.contracts.identity import NewApiKey, ResolvedKey
 from services.db.engine import create_engine
 from tests.admission.installation import Admission, an_entry
 from tests.support.servers import fresh_database
@@ -143,8 +143,8 @@ async def test_a_job_remembers_its_user_and_older_jobs_are_found_by_their_label(
 
 async def test_a_caller_learns_who_it_is(admission: Admission) -> None:
     user = await _user(admission, "jane", "jane_d")
-    headers = {USER_HEADER: user["id"], PROJECT_HEADER: "birds"}
-    known = (await admission.ask("GET", "/v1/whoami", headers=headers)).json()
+    caller = {"user_id": user["id"], "project": "birds"}
+    known = (await admission.ask("GET", "/v1/whoami", caller=caller)).json()
     unknown = (await admission.ask("GET", "/v1/whoami")).json()
 
     assert (known["user"], known["account"], known["project"]) == ("jane", "jane_d", "birds")
@@ -189,12 +189,12 @@ async def test_a_command_runs_in_the_job_of_another_user_for_operators_only(admi
     await admission.add_node("exec-node", "A100")
     await admission.start(job, node="exec-node")
 
-    async def status(role: str = "user", **headers: str) -> int:
+    async def status(role: str = "user", **caller: str) -> int:
         asked = {"command": ["id"]}
-        answer = await admission.ask("POST", f"/v1/jobs/{job}/exec", role=role, headers=headers, json=asked)
+        answer = await admission.ask("POST", f"/v1/jobs/{job}/exec", role=role, caller=caller, json=asked)
         return answer.status_code
 
-    assert await status(**{USER_HEADER: made["lou"]["id"]}) == 403
+    assert await status(user_id=made["lou"]["id"]) == 403
     assert await status() == 403
-    assert await status(**{USER_HEADER: made["kim"]["id"]}) == 503, "the node of this test does not answer"
+    assert await status(user_id=made["kim"]["id"]) == 503, "the node of this test does not answer"
     assert await status(role="operator") == 503

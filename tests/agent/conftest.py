@@ -26,11 +26,10 @@ from services.contracts.nodes import DeviceControls, DeviceInfo
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.kit.redis import connect
 from services.standalone.ports import Ports
-from tests.agent.stand_in import JOIN_TOKEN, StandIn
+from tests.agent.stand_in import JOIN_TOKEN, StandIn, headers_to
 from tests.support.forked import Forked
 from tests.support.servers import ROOT, scratch_folder
 
-SERVICE_TOKEN = "service-token-of-the-tests"
 _numbers = itertools.count(1)
 
 
@@ -70,7 +69,6 @@ class Node:
             "REDIS_URL": redis_url,
             "WATTSHIFT_TELEMETRY_URL": plane.url,
             "WATTSHIFT_NODE_JOIN_TOKEN": JOIN_TOKEN,
-            "WATTSHIFT_SERVICE_TOKEN": SERVICE_TOKEN,
             "WATTSHIFT_DATA_DIR": str(folder / "data"),
             "GPU_AGENT_STATE_DIR": str(self.state_dir),
             "GPU_AGENT_NODE_ID": self.id,
@@ -176,9 +174,9 @@ class Node:
             **placed,
         )
 
-    async def get(self, path: str, *, token: str = SERVICE_TOKEN) -> tuple[int, Any, bytes]:
-        """Call the agent; return status, headers and body."""
-        headers = {"authorization": f"Bearer {token}"} if token else {}
+    async def get(self, path: str, *, token: str | None = None) -> tuple[int, Any, bytes]:
+        """Call the agent as admission does, or with another token or none; return status, headers and body."""
+        headers = headers_to(self.id) if token is None else {"authorization": f"Bearer {token}"} if token else {}
         url = f"http://127.0.0.1:{self.port}{path}"
         async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
             return answer.status, answer.headers, await answer.read()

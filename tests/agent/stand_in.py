@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections import Counter
 from typing import Any, Self
@@ -10,21 +11,37 @@ from typing import Any, Self
 from aiohttp import web
 from pydantic import BaseModel
 
+from services.contracts.identity import Identity
 from services.contracts.nodes import (
     EnergyInterval,
     EnergyReceipt,
     EnergyReport,
     Heartbeat,
     HeartbeatReply,
+    NodeCredential,
     NodeCredentials,
+    NodeKeys,
     NodeRegistration,
     RankStatus,
     WantedPartition,
 )
 from services.contracts.secrets import OpenedSecret, OpenedSecrets, SecretsWanted
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, ChunkWanted, OpenedChunk
+from services.kit.credentials import caller_key, node_secret
+from services.kit.tokens import Outgoing
 
 JOIN_TOKEN = "join-token-of-the-tests"
+
+
+def call_secret(node_id: str) -> bytes:
+    """Return the secret by which a node knows who asks it."""
+    return node_secret(b"secret-of-the-nodes", node_id, b"enrolment")
+
+
+def headers_to(node_id: str, identity: Identity | None = None) -> dict[str, str]:
+    """Return the headers with which admission asks a node."""
+    key = caller_key(call_secret(node_id), "admission")
+    return Outgoing("admission", f"node/{node_id}", key).headers(identity)
 
 
 class StandIn:
@@ -42,6 +59,9 @@ class StandIn:
         upload: The archive that every gang gets.
         chunks_asked: The numbers of its parts for which was asked.
         inputs_asked: The allocations for which it was asked.
+        enrolled: The hashes of what each node made for itself, newest last.
+        answers_lost: How many answers to enrolling nodes are still to be lost.
+        rotate_after_s: When nodes are to replace their secrets.
     """
 
     def __init__(self, *, lease_ttl_s: float = 30.0, heartbeat_interval_s: float = 0.15) -> None:
@@ -62,6 +82,9 @@ class StandIn:
         self.heartbeats: list[Heartbeat] = []
         self.intervals: list[EnergyInterval] = []
         self.deliveries: Counter[tuple[str, int]] = Counter()
+        self.enrolled: dict[str, list[NodeKeys]] = {}
+        self.answers_lost = 0
+        self.rotate_after_s = 1e6
         self._tokens: set[str] = set()
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -73,6 +96,8 @@ class StandIn:
     async def __aenter__(self) -> Self:
         app = web.Application(middlewares=[self._away])
         app.router.add_post("/v1/nodes/register", self._register)
+        app.router.add_post("/v1/nodes/{node}/enroll", self._enroll)
+        app.router.add_post("/v1/nodes/{node}/rotate", self._rotate)
         app.router.add_post("/v1/nodes/{node}/heartbeat", self._heartbeat)
         app.router.add_post("/v1/nodes/{node}/energy", self._energy)
         app.router.add_post("/v1/nodes/{node}/secrets", self._secrets)
@@ -117,7 +142,7 @@ class StandIn:
         return web.Response(status=503) if self.is_away else await handler(request)
 
     async def _register(self, request: web.Request) -> web.Response:
-        if request.headers.get("authorization") != f"Bearer {JOIN_TOKEN}":
+        if not self._is_a_node(request):
             return _unauthenticated()
         self.registrations.append(registration := NodeRegistration.model_validate_json(await request.read()))
         token = f"node-token-{len(self.registrations)}"
@@ -131,6 +156,36 @@ class StandIn:
                 pue=1.0,
             )
         )
+
+    async def _enroll(self, request: web.Request) -> web.Response:
+        if request.headers.get("authorization") != f"Bearer {JOIN_TOKEN}":
+            return _unauthenticated()
+        return await self._accept(request)
+
+    async def _rotate(self, request: web.Request) -> web.Response:
+        if not self._is_a_node(request):
+            return _unauthenticated()
+        return await self._accept(request)
+
+    async def _accept(self, request: web.Request) -> web.Response:
+        node, keys = request.match_info["node"], NodeKeys.model_validate_json(await request.read())
+        self.enrolled.setdefault(node, []).append(keys)
+        if self.answers_lost:
+            self.answers_lost -= 1
+            return web.Response(status=503)
+        return _answer(
+            NodeCredential(
+                node_id=node,
+                call_secrets=[call_secret(node).hex()],
+                redis_user=None,
+                redis_url=None,
+                rotate_after_s=self.rotate_after_s,
+            )
+        )
+
+    def _is_a_node(self, request: web.Request) -> bool:
+        shown = hashlib.sha256(request.headers.get("authorization", "").removeprefix("Bearer ").encode()).hexdigest()
+        return any(shown == keys.credential_sha256 for given in self.enrolled.values() for keys in given)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
         if not self._knows(request):

@@ -18,12 +18,19 @@ import psutil
 import pytest
 
 from services.contracts.commands import StopGang
-from services.contracts.identity import KEY_HEADER
+from services.contracts.identity import Identity, Role
 from services.contracts.nodes import EndedBy
-from tests.agent.conftest import SERVICE_TOKEN, Node, eventually
+from tests.agent.conftest import Node, eventually
+from tests.agent.stand_in import headers_to
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
-HEADERS = {"authorization": f"Bearer {SERVICE_TOKEN}", KEY_HEADER: "key_1"}
+
+
+def headers(node: Node, key: str = "key_1") -> dict[str, str]:
+    """Return the headers with which admission asks for somebody with a key."""
+    return headers_to(node.id, Identity(tenant_id="t", role=Role.USER, key_id=key))
+
+
 DUMP = "import os, json, sys; json.dump([dict(os.environ), os.getcwd()], sys.stdout)"
 
 
@@ -65,7 +72,7 @@ class Session:
         """Send input; return status and answer."""
         body = {"offset": offset, "data": base64.b64encode(data).decode(), **more}
         url = f"http://127.0.0.1:{self.node.port}/v1/exec/{self.id}"
-        async with self.http.put(url, json=body, headers=HEADERS | {KEY_HEADER: key}) as answer:
+        async with self.http.put(url, json=body, headers=headers(self.node, key)) as answer:
             return answer.status, await answer.json()
 
     async def send_all(self, data: bytes, piece: int = 200_000) -> None:
@@ -85,7 +92,7 @@ async def entered(node: Node, gang: str, *command: str, **request: Any) -> Async
     url = f"http://127.0.0.1:{node.port}/v1/allocations/{gang}/exec/{number}"
     async with (
         aiohttp.ClientSession(read_bufsize=2**20) as http,
-        http.post(url, json={"command": list(command), **request}, headers=HEADERS) as answer,
+        http.post(url, json={"command": list(command), **request}, headers=headers(node)) as answer,
     ):
         assert answer.status == 200, await answer.text()
         yield Session(node, http, answer, number)
@@ -282,9 +289,9 @@ async def test_a_rank_that_does_not_run_cannot_be_entered(node: Node) -> None:
     url = f"http://127.0.0.1:{node.port}/v1/allocations"
     async with aiohttp.ClientSession() as http:
 
-        async def status(path: str, token: str = SERVICE_TOKEN, **body: Any) -> int:
-            headers = HEADERS | {"authorization": f"Bearer {token}"}
-            async with http.post(url + path, json={"command": ["true"], **body}, headers=headers) as answer:
+        async def status(path: str, token: str = "", **body: Any) -> int:
+            sent = {"authorization": f"Bearer {token}"} if token else headers(node)
+            async with http.post(url + path, json={"command": ["true"], **body}, headers=sent) as answer:
                 return answer.status
 
         assert await status("/none.1/exec/s1") == 409

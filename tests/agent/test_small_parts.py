@@ -145,7 +145,6 @@ def test_settings_read_lists_and_fill_in_folders(monkeypatch: pytest.MonkeyPatch
         "GPU_AGENT_PASS_ENVIRONMENT": "A, B,",
         "GPU_AGENT_LABELS": '{"rack": "r1"}',
         "WATTSHIFT_DATA_DIR": str(tmp_path),
-        "WATTSHIFT_SERVICE_TOKEN": "",
         "GPU_AGENT_STATE_DIR": "",
     }.items():
         monkeypatch.setenv(name, value)
@@ -154,8 +153,6 @@ def test_settings_read_lists_and_fill_in_folders(monkeypatch: pytest.MonkeyPatch
     assert settings.pass_environment == ["A", "B"]
     assert (settings.own_zone, settings.labels) == ("DE", {"rack": "r1"})
     assert settings.state_folder == tmp_path / "nodes" / "gpu-17"
-    assert len(settings.service_token) == 64
-    assert settings.service_token != AgentSettings().service_token  # pyright: ignore[reportCallIssue]
 
 
 def test_an_account_must_exist_and_be_within_reach(monkeypatch: pytest.MonkeyPatch) -> None:

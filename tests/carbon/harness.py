@@ -18,7 +18,9 @@ from carbon_service.repository import Repository
 from carbon_service.service import CarbonService
 from carbon_service.settings import Settings
 from carbon_service.zones import Source, build_zones
+from services.contracts.identity import Identity, Role
 from services.core.domain.carbon import Signal
+from tests.support.tokens import headers_for
 
 TOKEN = "a-token-of-sixteen-and-more"
 NOW_S = datetime(2026, 3, 1, 9, 40, tzinfo=UTC).timestamp()
@@ -73,7 +75,8 @@ async def running(database_url: str, now: Now, **chosen: object) -> AsyncIterato
     app = create_app(settings(DATABASE_URL=database_url, **chosen), now)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        headers = {"authorization": f"Bearer {TOKEN}"}
+        anybody = Identity(tenant_id="t", role=Role.USER, key_id="k")
+        headers = headers_for("carbon", anybody, root=TOKEN)
         async with httpx.AsyncClient(transport=transport, base_url="http://carbon", headers=headers) as client:
             deadline_s = time.monotonic() + 60  # seconds enough on a machine that is busy with other things
             while (await client.get("/readyz")).status_code != 200:

@@ -9,7 +9,9 @@ import httpx
 import pytest
 from aiohttp import web
 
-from services.contracts.identity import Role, TenantLimits
+from services.contracts.identity import Identity, Role, TenantLimits
+from services.kit.credentials import Credential, roots_of
+from services.kit.tokens import Incoming
 from tests.gateway.public import KEYS, a_gateway, authorization
 from tests.support.services import TOKEN
 
@@ -45,10 +47,12 @@ async def test_a_service_learns_who_asks_and_nothing_that_a_client_made_up() -> 
     seen = answer.json()
     received = {name.lower(): value for name, value in seen["headers"].items()}
     assert (seen["method"], seen["path"]) == ("GET", f"{JOB}/footprint?limit=3&cursor=%C3%BC%26")
-    assert (received["x-wattshift-tenant"], received["x-wattshift-role"]) == ("of-user", "user")
-    assert (received["x-wattshift-key"], received["authorization"]) == ("key-user", f"Bearer {TOKEN}")
+    secrets = Credential.derived("telemetry", roots_of(TOKEN)).secrets
+    caller = Incoming("telemetry", secrets).caller(received["authorization"], "GET", f"{JOB}/footprint")
+    assert caller.service == "gateway"
+    assert caller.identity == Identity(tenant_id="of-user", role=Role.USER, key_id="key-user")
     assert (received["if-none-match"], received["x-request-id"]) == ('"1"', answer.headers["x-request-id"])
-    assert not {"cookie", "forwarded"} & set(received)
+    assert not {"cookie", "forwarded", "x-wattshift-tenant", "x-wattshift-role", "x-wattshift-key"} & set(received)
     assert "gzip" not in received.get("accept-encoding", "")
     assert answer.headers["etag"] == '"1"'
 

@@ -11,10 +11,15 @@ from services.contracts.problems import MEDIA_TYPE, Problem, ProblemCode
 from services.contracts.schema import Message
 from services.core.domain.errors import PolicyConfigError, TransitionError
 from services.kit.app import create_service
+from services.kit.credentials import Credential, roots_of
 from services.kit.problems import ProblemError, not_found
 from services.kit.settings import SharedSettings
+from services.kit.tokens import Incoming
+from tests.support.tokens import signed
 
 TOKEN = "a-token-of-sixteen-and-more"
+FROM_THE_GATEWAY = signed("carbon", root=TOKEN)
+SECRETS = Credential.derived("carbon", roots_of(TOKEN)).secrets
 
 
 class Order(Message):
@@ -33,9 +38,12 @@ def a_service(readiness_error: Exception | None = None) -> FastAPI:
             raise readiness_error
 
     settings = SharedSettings(WATTSHIFT_SERVICE_TOKEN=TOKEN)
-    app = create_service("a service", settings, lifespan=nothing, readiness=readiness, max_body_bytes=1_000)
+    incoming = Incoming("carbon", SECRETS)
+    app = create_service(
+        "a service", settings, lifespan=nothing, readiness=readiness, max_body_bytes=1_000, incoming=incoming
+    )
 
-    @app.post("/orders")
+    @app.post("/v1/orders")
     async def take(order: Order, limit: Annotated[int, Query(ge=1)] = 1) -> dict[str, int]:
         return {"count": order.count * limit}
 
@@ -46,14 +54,14 @@ def a_service(readiness_error: Exception | None = None) -> FastAPI:
         "bug": RuntimeError("a secret"),
     }
 
-    @app.get("/fail/{kind}")
+    @app.get("/v1/fail/{kind}")
     async def fail(kind: str) -> None:
         raise failures[kind]
 
     return app
 
 
-def client(app: FastAPI, token: str | None = TOKEN) -> httpx.AsyncClient:
+def client(app: FastAPI, token: str | None = FROM_THE_GATEWAY) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers)
@@ -66,10 +74,10 @@ def problem_of(answer: httpx.Response) -> Problem:
     return problem
 
 
-@pytest.mark.parametrize("token", [None, "wrong", TOKEN + "x"])
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN, FROM_THE_GATEWAY + "x", signed("scheduler", root=TOKEN)])
 async def test_only_the_other_services_get_in(token: str | None) -> None:
     async with client(a_service(), token) as caller:
-        assert problem_of(await caller.get("/fail/missing")).code == ProblemCode.UNAUTHENTICATED
+        assert problem_of(await caller.get("/v1/fail/missing")).code == ProblemCode.UNAUTHENTICATED
         assert (await caller.get("/healthz")).status_code == 200
 
 
@@ -84,14 +92,14 @@ async def test_only_the_other_services_get_in(token: str | None) -> None:
 )
 async def test_every_exception_leaves_as_a_problem(kind: str, status: int, code: ProblemCode) -> None:
     async with client(a_service()) as caller:
-        problem = problem_of(await caller.get(f"/fail/{kind}", headers={"x-request-id": "r-1"}))
+        problem = problem_of(await caller.get(f"/v1/fail/{kind}", headers={"x-request-id": "r-1"}))
     assert (problem.status, problem.code, problem.request_id) == (status, code, "r-1")
     assert "secret" not in problem.detail
 
 
 async def test_a_wrong_field_is_pointed_at() -> None:
     async with client(a_service()) as caller:
-        answer = await caller.post("/orders?limit=0", json={"name": "x", "count": "many", "extra/~": 1})
+        answer = await caller.post("/v1/orders?limit=0", json={"name": "x", "count": "many", "extra/~": 1})
     problem = problem_of(answer)
     assert problem.code == ProblemCode.INVALID_REQUEST
     assert {error.pointer for error in problem.errors} == {"?limit", "/count", "/extra~1~0"}
@@ -99,7 +107,7 @@ async def test_a_wrong_field_is_pointed_at() -> None:
 
 async def test_what_is_not_json_is_said_to_be_so() -> None:
     async with client(a_service()) as caller:
-        answer = await caller.post("/orders", content=b'{"name": ', headers={"content-type": "application/json"})
+        answer = await caller.post("/v1/orders", content=b'{"name": ', headers={"content-type": "application/json"})
     assert problem_of(answer).code == ProblemCode.BODY_NOT_JSON
 
 
@@ -111,14 +119,14 @@ async def test_a_large_body_is_refused(announced: bool) -> None:
 
     content = b"x" * 3_000 if announced else chunks()
     async with client(a_service()) as caller:
-        answer = await caller.post("/orders", content=content, headers={"content-type": "application/json"})
+        answer = await caller.post("/v1/orders", content=content, headers={"content-type": "application/json"})
     assert problem_of(answer).code == ProblemCode.BODY_TOO_LARGE
 
 
 async def test_unknown_paths_and_methods_are_problems_too() -> None:
     async with client(a_service()) as caller:
-        assert problem_of(await caller.get("/nowhere")).code == ProblemCode.NOT_FOUND
-        assert problem_of(await caller.put("/orders")).code == ProblemCode.METHOD_NOT_ALLOWED
+        assert problem_of(await caller.get("/v1/nowhere")).code == ProblemCode.NOT_FOUND
+        assert problem_of(await caller.put("/v1/orders")).code == ProblemCode.METHOD_NOT_ALLOWED
 
 
 async def test_readiness_tells_what_is_missing() -> None:

@@ -10,8 +10,11 @@ from aiohttp import web
 from services.contracts.problems import MEDIA_TYPE, ProblemCode
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError, not_found
+from services.kit.tokens import Outgoing
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+TOKENS = Outgoing("gateway", "carbon", b"k" * 32, clock_s=lambda: 1_000.0)
 
 
 @asynccontextmanager
@@ -24,7 +27,7 @@ async def a_peer(handler: Handler, *, timeout_s: float = 5) -> AsyncIterator[Ser
     await site.start()
     port = runner.addresses[0][1]
     async with new_session() as session:
-        yield ServiceClient(session, f"http://127.0.0.1:{port}", "the peer", token="secret", timeout_s=timeout_s)
+        yield ServiceClient(session, f"http://127.0.0.1:{port}", "the peer", tokens=TOKENS, timeout_s=timeout_s)
     await runner.cleanup()
 
 
@@ -43,7 +46,7 @@ async def test_a_safe_request_is_tried_again() -> None:
     handler, asked = answering(503, 502, 200)
     async with a_peer(handler) as peer:
         assert await peer.request("GET", "/x") == b"fine"
-    assert asked == ["GET Bearer secret"] * 3
+    assert asked == [f"GET {TOKENS.authorization()}"] * 3
 
 
 @pytest.mark.parametrize(("status", "tries"), [(503, 4), (404, 1), (500, 1)])

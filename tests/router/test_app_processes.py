@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from services.contracts.routing import RouterState
+from services.kit.credentials import Credential, roots_of
 from tests.router.conftest import Stage
 from tests.support.app_instances import (
     APP,
@@ -24,7 +25,9 @@ from tests.support.app_instances import (
     until,
 )
 from tests.support.routers import Running
-from tests.support.services import TOKEN
+from tests.support.tokens import TOKEN
+
+PEERS_SECRET = Credential.derived("router", roots_of(TOKEN)).peers_secret().encode()
 
 
 @dataclass
@@ -176,7 +179,7 @@ async def test_a_process_that_cannot_be_reached_is_named_once_and_done_without(
     [
         b'["take",1,"images","acme",null,[]]\n',
         b'["hello","a wrong token","x","%s"]\n',
-        b'["hello","%b","x","another process"]\n' % TOKEN.encode(),
+        b'["hello","%b","x","another process"]\n' % PEERS_SECRET,
         b"not json\n",
         b"x" * 100_000,
     ],

@@ -9,13 +9,13 @@ from fastapi import FastAPI
 from services.contracts.identity import Identity, Role
 from services.core.cycle.plan import Reason
 from services.core.cycle.snapshot import Trigger
-from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
 from services.scheduler.power.hooks import build_hook
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.service import SchedulerService
 from tests.scheduler.world import World
+from tests.support.tokens import ActingAs
 
 
 def client(world: World, role: Role = Role.OPERATOR) -> httpx.AsyncClient:
@@ -26,9 +26,7 @@ def client(world: World, role: Role = Role.OPERATOR) -> httpx.AsyncClient:
     app.state.settings = world.settings
     app.state.power_hook = build_hook(world.settings)
     identity = Identity(tenant_id="default", role=role, key_id="key-1")
-    return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)
-    )
+    return httpx.AsyncClient(transport=httpx.ASGITransport(ActingAs(app, identity)), base_url="http://scheduler")
 
 
 def test_every_reason_has_a_sentence() -> None:

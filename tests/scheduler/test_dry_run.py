@@ -15,7 +15,6 @@ from services.contracts.estimates import StartEstimate
 from services.contracts.identity import Identity, Role
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.carbon import CarbonOutlook, Signal
-from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
 from services.scheduler.planning.dry_run import DryRuns
@@ -24,6 +23,7 @@ from services.scheduler.power.hooks import NoHook
 from tests.scheduler.world import World, a_world
 from tests.support.builders import hourly_curve
 from tests.support.servers import fresh_database
+from tests.support.tokens import ActingAs
 
 HOUR_S = 3_600
 WHOLE, PARTIAL = "a" * 64, "b" * 64
@@ -53,7 +53,7 @@ async def answer(world: World, **spec: Any) -> httpx.Response:
     app.state.dry_runs = DryRuns(world.database, view)
     identity = Identity(tenant_id="default", role=Role.USER, key_id="key-1")
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)
+        transport=httpx.ASGITransport(ActingAs(app, identity)), base_url="http://scheduler"
     ) as client:
         return await client.post("/v1/jobs:estimate", json={"name": "draft", "command": ["true"], **spec})
 

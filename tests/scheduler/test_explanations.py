@@ -14,7 +14,6 @@ from services.contracts.explanations import Explanation
 from services.contracts.identity import Identity, Role
 from services.core.cycle.snapshot import Trigger
 from services.kit.http import ServiceClient, new_session
-from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.scheduler import explaining_endpoints
 from services.scheduler.explaining.explanations import Explanations
@@ -23,6 +22,7 @@ from services.scheduler.power.hooks import NoHook
 from tests.scheduler.test_dry_run import HOUR_S, set_grid
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
+from tests.support.tokens import ActingAs
 
 
 async def answer(
@@ -43,7 +43,7 @@ async def answer(
         )
         identity = Identity(tenant_id=tenant, role=role, key_id="key-1", project=project)
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://scheduler", headers=identity_headers(identity)
+            transport=httpx.ASGITransport(ActingAs(app, identity)), base_url="http://scheduler"
         ) as client:
             return await client.get(f"/v1/jobs/{job_id}/explain")
 

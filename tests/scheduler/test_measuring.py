@@ -19,7 +19,6 @@ from services.core.domain.gpus import GPU_MODELS
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.core.profiles.priors import ANY_FAMILY, FAMILIES
-from services.kit.identity import identity_headers
 from services.scheduler import loop
 from services.scheduler.learning import learned
 from services.scheduler.learning.learned import learn
@@ -29,6 +28,7 @@ from services.scheduler.repository.profiles import PointRow
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of
 from tests.scheduler.world import World
+from tests.support.tokens import as_caller
 
 BOARD = GPU_MODELS["A100-SXM4-80GB"]
 RESPONSE = Response(BOARD)
@@ -290,7 +290,7 @@ async def test_operators_read_what_was_learned_and_tenants_that_of_their_own_job
         "FROM generate_series(1, 2) n RETURNING 1",
         gang,
     )
-    stranger = identity_headers(Identity(tenant_id="stranger", role=Role.USER, key_id="key-2"))
+    stranger = as_caller(Identity(tenant_id="stranger", role=Role.USER, key_id="key-2"))
     async with client(world, Role.USER) as api:
         found = (await api.get(f"/v1/jobs/{job}/profile")).json()
         other = await api.get(f"/v1/jobs/{job}/profile", headers=stranger)
@@ -325,7 +325,7 @@ async def test_what_one_tenants_jobs_teach_stays_with_that_tenant(world: World, 
     assert kind[JobId(same)] == kind[JobId(job)] != kind[JobId(namesake)]
     assert policy.seen.gangs[kind[JobId(job)]]
     assert not policy.seen.gangs[kind[JobId(namesake)]]
-    other = identity_headers(Identity(tenant_id="other", role=Role.USER, key_id="key-2"))
+    other = as_caller(Identity(tenant_id="other", role=Role.USER, key_id="key-2"))
     async with client(world, Role.USER) as api:
         found = (await api.get(f"/v1/jobs/{namesake}/profile", headers=other)).json()
         own = (await api.get(f"/v1/jobs/{same}/profile")).json()

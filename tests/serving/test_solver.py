@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -11,15 +11,20 @@ import pytest
 from aiohttp import web
 
 from services.contracts.background import WorkState
+from services.contracts.identity import Identity
 from services.contracts.optimize import Solve
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
 from services.contracts.problems import ProblemCode
+from services.contracts.serving import PLANNER
 from services.core.solvers.model import Backend, SolveStatus
+from services.kit.credentials import Credential, roots_of
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
+from services.kit.tokens import Incoming
 from services.serving.solver import NotSolvedError, PlanSolver
 from tests.gateway.peer import a_peer
 from tests.support.servers import ROOT
+from tests.support.tokens import TOKEN, tokens
 
 REQUEST = PoolsRequest.model_validate_json((ROOT / "examples/pools/freesh-first.json").read_text())
 
@@ -31,13 +36,13 @@ class Optimizer:
         self.statuses = list(statuses)
         self.states = list(states)
         self.asked: list[tuple[str, str]] = []
-        self.submitted: list[tuple[str | None, str | None, str | None]] = []
+        self.submitted: list[tuple[str | None, Identity | None]] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append((request.method, request.path))
         if request.method == "POST":
             headers = request.headers
-            self.submitted.append(tuple(headers.get(name) for name in ("idempotency-key", *IDENTITY)))
+            self.submitted.append((headers.get("idempotency-key"), identity_of(headers)))
             if self.statuses and (status := self.statuses.pop(0)) != 202:
                 problem = {"type": "about:blank", "title": "t", "status": status, "detail": "No.", "code": "conflict"}
                 return web.json_response(problem, status=status)
@@ -59,13 +64,15 @@ class Optimizer:
         return web.Response(text=shown, content_type="application/json")
 
 
-IDENTITY = ("x-wattshift-tenant", "x-wattshift-key")
+def identity_of(headers: Mapping[str, str]) -> Identity | None:
+    incoming = Incoming.of(Credential.derived("optimizer", roots_of(TOKEN)))
+    return incoming.caller(headers["authorization"], "POST", "/v1/optimize/pools").identity
 
 
 @asynccontextmanager
 async def a_solver(optimizer: Optimizer) -> AsyncIterator[PlanSolver]:
     async with a_peer(optimizer.answer) as url, new_session() as session:
-        yield PlanSolver(ServiceClient(session, url, "The optimizer"))
+        yield PlanSolver(ServiceClient(session, url, "The optimizer", tokens=tokens("optimizer", issuer="serving")))
 
 
 async def test_an_optimizer_that_is_away_or_full_is_asked_again_under_the_same_key() -> None:
@@ -74,7 +81,7 @@ async def test_an_optimizer_that_is_away_or_full_is_asked_again_under_the_same_k
     async with a_solver(optimizer) as solver:
         solve = await solver.solve("plan_1", REQUEST, 60)
     assert isinstance(solve.result, PoolsResult)
-    assert set(optimizer.submitted) == {("plan_1", "installation", "serving")}
+    assert set(optimizer.submitted) == {("plan_1", PLANNER)}
     assert optimizer.asked[-2:] == [("GET", "/v1/optimize/solve_1")] * 2
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.kit.credentials import Credential
 from services.standalone import processes
 from services.standalone import stack as module
 from services.standalone.data_folder import DataFolder
@@ -63,9 +64,8 @@ async def test_processes_are_told_where_the_others_are(folder: Path) -> None:
         assert told["CARBON_REPLAY_SPEED"] == "600"
         assert told["WATTSHIFT_GATEWAY_URL"] == stack.gateway_url
         assert told["WATTSHIFT_DATA_DIR"] == str(folder)
-        assert told["DATABASE_URL"].startswith("postgresql://wattshift:")
-        assert told["REDIS_URL"].startswith("redis://:")
-        assert min(len(told["WATTSHIFT_SERVICE_TOKEN"]), len(told["WATTSHIFT_NODE_JOIN_TOKEN"])) >= 32
+        assert Credential.parsed(told["WATTSHIFT_SERVICE_CREDENTIAL"]).name == "gateway"
+        assert not {"WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN", "DATABASE_URL", "REDIS_URL"} & set(told)
         status = read_status(folder)
         assert (status.state, status.gateway_url, status.pid) == ("running", stack.gateway_url, os.getpid())
         assert [process.name for process in status.processes] == ["postgres", "valkey", "gateway"]
@@ -76,12 +76,12 @@ async def test_processes_are_told_where_the_others_are(folder: Path) -> None:
 @pytest.mark.usefixtures("own_servers")
 async def test_secrets_are_private_and_stay_the_same(folder: Path) -> None:
     async with a_stack(folder) as stack:
-        token = stack.environment["WATTSHIFT_SERVICE_TOKEN"]
+        credential = stack.identities.credential("gateway")
     private = [folder / "run.json", *(folder / "secrets").iterdir(), *(folder / "log").iterdir()]
     assert len(private) >= 8
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
     async with a_stack(folder) as stack:
-        assert stack.environment["WATTSHIFT_SERVICE_TOKEN"] == token
+        assert stack.identities.credential("gateway") == credential
 
 
 async def test_the_same_folder_twice_is_refused_and_another_folder_is_not(folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_preferred_port_that_is_taken_is_passed_over() -> None:
 async def test_given_servers_are_used(folder: Path, postgres_url: str) -> None:
     async with a_stack(folder) as stack:
         assert [process.name for process in stack.status().processes] == ["gateway"]
-        assert (await asyncio.to_thread(get, stack.gateway_url))["DATABASE_URL"] == postgres_url
+        assert stack.environment["DATABASE_URL"] == postgres_url
 
 
 async def test_a_service_that_cannot_start_stops_everything(folder: Path) -> None:

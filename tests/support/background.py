@@ -13,7 +13,7 @@ import asyncpg
 import httpx
 
 from services.contracts.identity import Identity, Role
-from services.kit.identity import identity_headers
+from services.kit.tokens import Outgoing, outgoing
 from services.standalone.process import http_ready
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
@@ -28,6 +28,7 @@ class Installation:
     """The running stack, and the API of one of its services.
 
     Attributes:
+        tokens: Those that the gateway sends it.
         service: Its name in the installation.
         submit_path: Where work is submitted.
         path: Where it is listed and read.
@@ -37,6 +38,7 @@ class Installation:
 
     stack: Stack
     http: httpx.AsyncClient
+    tokens: Outgoing
     service: str
     submit_path: str
     path: str
@@ -46,7 +48,7 @@ class Installation:
     async def call(
         self, method: str, path: str, *, tenant: str = "acme", role: Role = Role.USER, **options: Any
     ) -> httpx.Response:
-        headers = identity_headers(Identity(tenant_id=tenant, role=role, key_id="key_test"))
+        headers = self.tokens.headers(Identity(tenant_id=tenant, role=role, key_id="key_test"))
         return await self.http.request(method, path, headers={**headers, **options.pop("headers", {})}, **options)
 
     async def submit(self, body: dict[str, Any], path: str | None = None, **options: Any) -> httpx.Response:
@@ -126,10 +128,10 @@ async def installed(
     services = [service for service in SERVICES if service.name in names]
     with scratch_folder() as folder, forked_by_the_supervisor():
         async with Stack(folder, nodes=nodes, services=services, workers=workers, env=env) as stack:
-            headers = {"authorization": f"Bearer {stack.environment['WATTSHIFT_SERVICE_TOKEN']}"}
-            async with httpx.AsyncClient(base_url=stack.urls[api["service"]], headers=headers, timeout=20) as http:
+            gateway = stack.identities.credential("gateway")
+            async with httpx.AsyncClient(base_url=stack.urls[api["service"]], timeout=20) as http:
                 try:
-                    yield Installation(stack, http, **api)
+                    yield Installation(stack, http, outgoing(gateway, api["service"]), **api)
                 finally:
                     for log in sorted((folder / "log").glob("*.log")):
                         print(f"--- {log.name}\n{log.read_text()}")

@@ -18,10 +18,10 @@ from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, HeartbeatReply, RankState
 from services.core.domain.mig import parent_of, placed, slice_index
 from services.db.database import Database
-from services.kit.identity import identity_headers
 from services.kit.ids import new_id
 from services.telemetry.app import create_app
 from services.telemetry.settings import TelemetrySettings
+from tests.support.tokens import headers_for
 
 SERVICE_TOKEN = "service-token-of-the-tests"
 JOIN_TOKEN = "join-token-of-the-tests"
@@ -68,7 +68,7 @@ async def running_telemetry(settings: TelemetrySettings) -> AsyncIterator[httpx.
 
 def service_headers(identity: Identity | None = None) -> dict[str, str]:
     """Return the headers of the gateway, on behalf of somebody."""
-    return {"authorization": f"Bearer {SERVICE_TOKEN}", **(identity_headers(identity) if identity else {})}
+    return headers_for("telemetry", identity, issuer="gateway" if identity else "router", root=SERVICE_TOKEN)
 
 
 async def accept_job(database: Database, *, state: str = "queued", tenant: str = "t", **spec: Any) -> str:

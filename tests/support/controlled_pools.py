@@ -33,6 +33,7 @@ from services.serving.settings import ServingSettings
 from tests.gateway.peer import a_peer
 from tests.support.pools import a_pool
 from tests.support.services import TOKEN, services
+from tests.support.tokens import tokens
 
 MODEL = "A100-SXM4-40GB"
 PROBES = {"ready_timeout_s": 600.0, "unhealthy_timeout_s": 60.0, "drain_min_s": 5.0, "drain_timeout_s": 300.0}
@@ -204,7 +205,9 @@ async def controlled_pools(database_url: str, redis_url: str, folder: Path) -> A
                 "devices) VALUES ('node', '', '127.0.0.1', '', 'DE', 'simulated', false, 'modelled', $1)",
                 [{"index": index, "model": MODEL, "memory_gib": 40.0} for index in range(8)],
             )
-            client = ServiceClient(session, found.urls["ADMISSION"], "Admission", token=TOKEN, timeout_s=5)
+            client = ServiceClient(
+                session, found.urls["ADMISSION"], "Admission", tokens=tokens("admission", issuer="serving"), timeout_s=5
+            )
             parts = {
                 "jobs": ServerJobs(client),
                 "prober": Prober(probe_session, timeout_s=10, at_once=50),

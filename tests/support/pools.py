@@ -18,7 +18,6 @@ from services.db.database import prepare
 from services.db.engine import create_engine
 from services.db.sealing import Sealer
 from services.kit.http import ServiceClient, new_session
-from services.kit.identity import identity_headers
 from services.kit.problems import install_problem_handlers
 from services.serving import endpoints, routing_endpoints
 from services.serving.carbon import CarbonZones
@@ -31,6 +30,7 @@ from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
 from tests.gateway.peer import a_peer
 from tests.support.services import TOKEN
+from tests.support.tokens import ActingAs, as_caller
 
 ZONES = {"DE": ["average_direct"], "US-CAL-CISO": ["average_direct", "average_lifecycle"]}
 
@@ -64,6 +64,8 @@ def windows_ago(count: int, requests: list[list[int]], *, s: float = 60) -> list
 
 SECRETS_KEY = "a-key-that-seals-secrets-in-tests-only"
 
+OPERATOR = Identity(tenant_id="ops", role=Role.OPERATOR, key_id="key_test")
+
 
 @dataclass
 class PoolApi:
@@ -79,7 +81,7 @@ class PoolApi:
     async def call(
         self, method: str, path: str = "", *, tenant: str = "ops", role: Role = Role.OPERATOR, **options: Any
     ) -> httpx.Response:
-        headers = identity_headers(Identity(tenant_id=tenant, role=role, key_id="key_test"))
+        headers = as_caller(Identity(tenant_id=tenant, role=role, key_id="key_test"))
         headers |= options.pop("headers", {})
         path = path if path.startswith(("/v1", "/internal")) else f"/v1/pools{path}"
         return await self.http.request(method, path, headers=headers, **options)
@@ -136,7 +138,7 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
     app.include_router(routing_endpoints.router)
     install_problem_handlers(app)
     app.state.traffic = TrafficReports(ServingRepository(engine), settings)
-    transport = httpx.ASGITransport(app)
+    transport = httpx.ASGITransport(ActingAs(app, OPERATOR))
     async with (
         a_peer(carbon) as carbon_url,
         new_session() as session,

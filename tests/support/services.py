@@ -13,8 +13,8 @@ from services.standalone.ports import Ports
 from services.standalone.process import Process
 from tests.support.forked import Forked
 from tests.support.servers import ROOT, wait_until
+from tests.support.tokens import TOKEN as TOKEN
 
-TOKEN = "a-token-for-tests-only"
 PREFIXES = {
     "gateway.app": "GATEWAY",
     "services.admission.app": "ADMISSION",

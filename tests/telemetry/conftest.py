@@ -46,7 +46,7 @@ async def module_plane(database_url: str, redis_url: str) -> AsyncIterator[Plane
 TABLES = (
     "node_power, node_power_periods, node_zones, "
     "energy_usages, energy_intervals, energy_days, metered_days, folded_intervals, job_footprints, job_profiles, "
-    "job_progress, server_clocks, rank_statuses, rank_ends, nodes, "
+    "job_progress, server_clocks, rank_statuses, rank_ends, nodes, node_credentials, node_enrolments, "
     "gpu_partitions, device_claims, allocations, jobs, audit_log"
 )
 

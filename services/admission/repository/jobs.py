@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from services.admission.agents import Agent
 from services.admission.capacity import DeviceKind
 from services.admission.repository.audit import write_audit
 from services.admission.steering import Decision
@@ -18,7 +19,7 @@ from services.contracts.jobs import Job, JobFootprint, JobProgress, JobSpec, Sha
 from services.core.domain.jobs import JobState
 from services.db.tables.admission import budgets, job_events, jobs, users
 from services.db.tables.scheduler import allocations
-from services.db.tables.telemetry import job_footprints, job_progress, nodes
+from services.db.tables.telemetry import job_footprints, job_progress, node_credentials, nodes
 
 _live = and_(allocations.c.job_id == jobs.c.id, allocations.c.state != "ended")
 
@@ -33,6 +34,10 @@ _warnings = (
     )
     .scalar_subquery()
     .label("warnings")
+)
+
+_AGENTS = select(nodes.c.id, nodes.c.agent_url, node_credentials.c.enrolment).outerjoin_from(
+    nodes, node_credentials, node_credentials.c.node_id == nodes.c.id
 )
 
 _WITH_ALL: Select[Any] = select(
@@ -133,13 +138,13 @@ class LockedJob:
 
 @dataclass(frozen=True, slots=True)
 class Allocated:
-    """One of a job's gangs: its nodes by node rank, the GPUs on each, and the addresses of their agents."""
+    """One of a job's gangs: its nodes by node rank, the GPUs on each, and their agents."""
 
     id: str
     generation: int
     node_ids: tuple[str, ...]
     gpus: tuple[int, ...]
-    agent_urls: dict[str, str]
+    agents: dict[str, Agent]
 
 
 class JobRepository:
@@ -195,9 +200,10 @@ class JobRepository:
         if row is None:
             return None
         node_ids = tuple(share["node_id"] for share in row.shares)
-        known = await self._connection.execute(select(nodes.c.id, nodes.c.agent_url).where(nodes.c.id.in_(node_ids)))
+        known = await self._connection.execute(_AGENTS.where(nodes.c.id.in_(node_ids)))
         gpus = tuple(len(share["devices"]) for share in row.shares)
-        return Allocated(row.id, row.generation, node_ids, gpus, {node.id: node.agent_url for node in known})
+        agents = {node.id: Agent(node.agent_url.rstrip("/"), node.enrolment) for node in known}
+        return Allocated(row.id, row.generation, node_ids, gpus, agents)
 
     async def allocation_ended(self, allocation_id: str) -> bool:
         """Return whether the gang has ended."""

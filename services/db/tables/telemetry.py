@@ -45,6 +45,37 @@ nodes = Table(
 """``lease_until`` is written before the agent learns of its lease, so the agent's own deadline is never later. The
 scheduler sets ``state`` to lost under the same row lock once the lease has certainly expired."""
 
+node_credentials = Table(
+    "node_credentials",
+    metadata,
+    Column("node_id", Text, primary_key=True),
+    Column("credential_sha256", LargeBinary, nullable=False),
+    Column("redis_sha256", Text, nullable=False),
+    Column("enrolment", LargeBinary, nullable=False),
+    Column("next_credential_sha256", LargeBinary),
+    Column("next_redis_sha256", Text),
+    Column("next_enrolment", LargeBinary),
+    Column("enrolled_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("rotated_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("revoked_at", Timestamp),
+)
+"""What each node proves itself with; the node made it, and only hashes are here. ``enrolment`` is what the key follows
+from with which admission asks the node. ``next_...`` are accepted too, and take the place of the others when the node
+first uses them."""
+
+node_enrolments = Table(
+    "node_enrolments",
+    metadata,
+    Column("token_sha256", LargeBinary, primary_key=True),
+    Column("node_id", Text, nullable=False),
+    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+    Column("expires_at", Timestamp, nullable=False),
+    Column("used_as", LargeBinary),
+    Index("node_enrolments_by_node", "node_id"),
+)
+"""One-time tokens by which nodes enrol; ``used_as`` is the credential that one was given for, so that a node whose
+answer was lost can ask again."""
+
 gpu_partitions = Table(
     "gpu_partitions",
     metadata,

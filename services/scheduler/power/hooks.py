@@ -26,7 +26,15 @@ from services.core.domain.errors import DomainError
 from services.scheduler.settings import SchedulerSettings
 
 PLACEHOLDERS = frozenset({"node", "address"})
-SECRETS = frozenset({"DATABASE_URL", "REDIS_URL", "WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN"})
+SECRETS = frozenset(
+    {
+        "DATABASE_URL",
+        "REDIS_URL",
+        "WATTSHIFT_SERVICE_TOKEN",
+        "WATTSHIFT_SERVICE_CREDENTIAL",
+        "WATTSHIFT_NODE_JOIN_TOKEN",
+    }
+)
 """Environment variables that an operator's command does not get."""
 SAID = 300
 """Characters kept of a hook's last output."""

@@ -17,7 +17,6 @@ from services.contracts.jobs import (
 from services.contracts.problems import Problem
 from services.contracts.serving import InstanceState
 from services.kit.http import ServiceClient
-from services.kit.identity import identity_headers
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.serving.controller.advance import Seen
@@ -96,9 +95,7 @@ class ServerJobs:
         """Have the job of an instance stopped; it may have ended already."""
         caller = Identity(tenant_id=instance.tenant_id, role=Role.USER, key_id=KEY_ID)
         try:
-            await self._admission.request(
-                "POST", f"/v1/jobs/{instance.job_id}/cancel", headers=identity_headers(caller)
-            )
+            await self._admission.request("POST", f"/v1/jobs/{instance.job_id}/cancel", identity=caller)
         except ProblemError as error:
             if error.status != 409:
                 log.warning("instance.not_cancelled", id=instance.id, job=instance.job_id, error=str(error))

@@ -9,7 +9,7 @@ are no longer the node's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from services.contracts.nodes import (
     WantedPartition,
 )
 from services.db import gpu_partitions
-from services.db.database import Database
+from services.db.database import Connection, Database
 from services.db.gpu_health import UNUSABLE
 from services.db.node_power import NODE_POWER
 from services.db.rows import fetch_row, fetch_rows
@@ -153,8 +153,10 @@ SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.dr
     (SELECT coalesce(jsonb_agg(to_jsonb(h) - 'node_id' - 'fault_id' - 'returned_fault_id' ORDER BY h.gpu), '[]')
      FROM gpu_health h WHERE h.node_id = n.id AND {UNUSABLE}) AS gpu_health,
     (SELECT count(DISTINCT coalesce(c.parent, c.device)) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use,
-    n.heartbeat_at, n.lease_until, coalesce(n.lease_until > now(), false) AS leased
-FROM nodes n WHERE $1::text IS NULL OR n.id = $1 ORDER BY n.id
+    n.heartbeat_at, n.lease_until, coalesce(n.lease_until > now(), false) AS leased,
+    CASE WHEN k.node_id IS NULL THEN 'shared' WHEN k.revoked_at IS NULL THEN 'own' ELSE 'revoked' END AS credential,
+    coalesce(k.revoked_at, k.enrolled_at) AS credential_since
+FROM nodes n LEFT JOIN node_credentials k ON k.node_id = n.id WHERE $1::text IS NULL OR n.id = $1 ORDER BY n.id
 """
 
 # How far a node is with what is wanted of its GPUs; what it says of an earlier revision is out of date.
@@ -248,6 +250,8 @@ class NodeRow(NamedTuple):
     heartbeat_at: datetime | None
     lease_until: datetime | None
     leased: bool
+    credential: str
+    credential_since: datetime | None
 
 
 class PowerRow(NamedTuple):
@@ -288,8 +292,15 @@ def token_sha256(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-async def register(database: Database, registration: NodeRegistration, token: str, default_zone: str) -> None:
-    """Store a node and its new token, which invalidates the old one.
+async def register(
+    database: Database,
+    registration: NodeRegistration,
+    secret: str,
+    token: str,
+    default_zone: str,
+    admit: Callable[[Connection, str, str], Awaitable[None]],
+) -> None:
+    """Store a node that ``admit`` lets in by its secret, and its new token, which invalidates the old one.
 
     Registering renews no lease and restores no gang: only a heartbeat does, under the node's row lock. A new node
     counts as lost until its first heartbeat. A node that comes back in another grid zone is recorded in the audit log,
@@ -298,6 +309,7 @@ async def register(database: Database, registration: NodeRegistration, token: st
     devices = [device.model_dump(mode="json") for device in registration.devices]
     zone = registration.zone or default_zone
     async with database.transaction() as connection:
+        await admit(connection, registration.node_id, secret)
         before = await connection.fetchrow(_ZONE_BEFORE, registration.node_id)
         if before is not None and before["zone"] != zone:
             known = before["registered_at"], before["zone"]

@@ -15,8 +15,8 @@ import pytest
 from services.contracts.explanations import Explanation
 from services.contracts.identity import Identity, Role
 from services.core.policies.registry import POLICIES
-from services.kit.identity import identity_headers
 from services.kit.ids import new_id
+from services.kit.tokens import outgoing
 from services.simulator.comparisons import OWNER
 from tests.simulator.service.installation import QUICK
 from tests.support import background
@@ -67,7 +67,9 @@ async def queued(simulator: Installation, count: int) -> list[str]:
 async def answer(simulator: Installation, job_id: str, tenant: str = "acme") -> httpx.Response:
     url = f"{simulator.stack.urls['scheduler']}/v1/jobs/{job_id}/explain"
     identity = Identity(tenant_id=tenant, role=Role.USER, key_id="key_test")
-    return await simulator.http.get(url, headers=identity_headers(identity))
+    return await simulator.http.get(
+        url, headers=outgoing(simulator.stack.identities.credential("gateway"), "scheduler").headers(identity)
+    )
 
 
 async def explained(

@@ -815,6 +815,8 @@ class Node:
         gpu_health: Its GPUs that get no new work; none while all of them do.
         gpus: Slices are not counted, only the GPUs they are part of.
         gpus_in_use: GPUs that a gang holds, or slices of which are held.
+        credential: How the node proves who it is.
+        credential_since: Since when it has its credential, or has had it revoked.
         protections: What keeps jobs apart there; none where the agent is of an earlier release.
     """
 
@@ -837,6 +839,8 @@ class Node:
     heartbeat_at: datetime | None
     lease_until: datetime | None
     power: NodePower | None = None
+    credential: str = "shared"
+    credential_since: datetime | None = None
     protections: list[Protection] = field(default_factory=list["Protection"])
 
 

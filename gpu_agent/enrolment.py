@@ -1,0 +1,256 @@
+"""What this node proves itself with: enrolled for by a token, kept in its own folder, replaced now and then.
+
+The node makes its secrets itself, and writes them down before it sends their hashes. So an answer that is lost, or a
+kill at any point, costs nothing: the same is asked again, and answered the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from contextlib import suppress
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from redis.exceptions import AuthenticationError
+
+from gpu_agent import files
+from gpu_agent.settings import AgentSettings
+from services.contracts.nodes import NodeCredential, NodeKeys
+from services.kit.callers import NODE
+from services.kit.http import ServiceClient
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, unavailable
+from services.kit.redis import connect
+from services.kit.tokens import REFUSED, Caller, Incoming
+
+log = Log(__name__)
+
+FILE = "credential.json"
+TOKEN_FILE = "enroll-token"
+_UNAUTHENTICATED = 401
+
+
+class Keys(BaseModel):
+    """Secrets that the node made for itself."""
+
+    model_config = ConfigDict(frozen=True)
+
+    secret: str
+    redis_password: str
+
+    @classmethod
+    def new(cls) -> Keys:
+        """Return keys that nobody else can guess."""
+        return cls(secret="wsn_" + secrets.token_urlsafe(32), redis_password=secrets.token_urlsafe(32))
+
+    def hashes(self) -> NodeKeys:
+        """Return what the control plane is told of them."""
+        return NodeKeys(credential_sha256=_sha256(self.secret), redis_sha256=_sha256(self.redis_password))
+
+
+class Held(BaseModel):
+    """A credential as it was given."""
+
+    model_config = ConfigDict(frozen=True)
+
+    keys: Keys
+    call_secrets: list[str]
+    redis_user: str | None = None
+    redis_url: str | None = None
+    since_s: float
+    rotate_after_s: float
+
+    @classmethod
+    def given(cls, keys: Keys, answer: NodeCredential) -> Held:
+        """Return what the control plane has accepted."""
+        fields = answer.model_dump(exclude={"node_id"})
+        return cls(keys=keys, since_s=time.time(), **fields)
+
+
+class Kept(BaseModel):
+    """The file: what the node has, what it has asked for, and secrets by which services may still ask it."""
+
+    held: Held | None = None
+    asked: Keys | None = None
+    former_call_secrets: list[str] = []
+
+
+class Enrolment:
+    """The credential of this node."""
+
+    def __init__(self, settings: AgentSettings, client: ServiceClient) -> None:
+        self._settings = settings
+        self._client = client
+        self._path = settings.state_folder / FILE
+        self._busy = asyncio.Lock()
+        self._is_refused = False
+        self._kept = self._read()
+        self._incoming = self._callers()
+        self._has_one = asyncio.Event()
+        if self._kept.held is not None:
+            self._has_one.set()
+
+    @property
+    def held(self) -> Held | None:
+        """The credential in force; None before the node has enrolled."""
+        return self._kept.held
+
+    async def until_enrolled(self) -> None:
+        """Return once the node has a credential."""
+        await self._has_one.wait()
+
+    async def secret(self) -> str:
+        """Return the secret to register with, after enrolling where that is needed.
+
+        Raises:
+            ProblemError: No answer, or no token lets this node in.
+        """
+        async with self._busy:
+            held = self._kept.held
+            if held is None or self._is_refused:
+                self._is_refused = False  # if enrolling fails, the one that there is will be tried again
+                held = await self._enrol() or held
+            if held is None:
+                raise unavailable("A token to enrol with")
+            return held.keys.secret
+
+    def refused(self) -> None:
+        """Take note that the secret was refused: enrol again, if there is a token for that."""
+        self._is_refused = True
+
+    async def renew(self) -> None:
+        """Replace the secrets when their time has come.
+
+        Raises:
+            ProblemError: No answer; the old ones stay in force.
+        """
+        held = self._kept.held
+        if held is None or 0 <= time.time() - held.since_s < held.rotate_after_s:
+            return
+        async with self._busy:
+            asked = self._kept.asked or Keys.new()
+            self._keep(self._kept.model_copy(update={"asked": asked}))
+            answer = await self._ask("rotate", held.keys.secret, asked)
+            self._take(asked, answer)
+            # Shown once, so that what was before ends. If this call is lost, the next registration does it.
+            await self._ask("rotate", asked.secret, asked)
+            log.info("node.credential_replaced")
+
+    def caller(self, authorization: str, method: str, path: str) -> Caller:
+        """Return the service that asks this agent.
+
+        Raises:
+            ProblemError: 401 or 403, as for ``Incoming``.
+        """
+        if self._incoming is None:
+            raise REFUSED
+        return self._incoming.caller(authorization, method, path)
+
+    async def _enrol(self) -> Held | None:
+        tokens = self._tokens()
+        if not tokens and self._kept.held is None:
+            log.error("node.not_enrolled", why="there is no token: set GPU_AGENT_ENROLL_TOKEN (wattshift nodes enroll)")
+        refusal: ProblemError | None = None
+        for token in tokens:
+            asked = self._kept.asked or Keys.new()
+            self._keep(self._kept.model_copy(update={"asked": asked}))
+            try:
+                answer = await self._ask("enroll", token, asked)
+            except ProblemError as error:
+                if error.status != _UNAUTHENTICATED:
+                    raise
+                refusal = error
+                continue
+            log.info("node.enrolled")
+            return self._take(asked, answer)
+        if refusal is not None and self._kept.held is None:
+            raise refusal
+        return None
+
+    def _tokens(self) -> list[str]:
+        """Return what may let this node in, in the order in which it is tried."""
+        found = [self._settings.enroll_token, self._settings.join_token]
+        with suppress(OSError):  # there is none
+            found.insert(0, (self._settings.state_folder / TOKEN_FILE).read_text().strip())
+        return [token for token in dict.fromkeys(found) if token]
+
+    async def _ask(self, what: str, token: str, keys: Keys) -> NodeCredential:
+        return await self._client.call(
+            "POST",
+            f"/v1/nodes/{self._settings.node_id}/{what}",
+            NodeCredential,
+            body=keys.hashes(),
+            headers={"authorization": f"Bearer {token}"},
+        )
+
+    def _take(self, keys: Keys, answer: NodeCredential) -> Held:
+        former = self._kept.held.call_secrets if self._kept.held else []
+        held = Held.given(keys, answer)
+        self._keep(Kept(held=held, former_call_secrets=former))
+        self._incoming = self._callers()
+        self._has_one.set()
+        return held
+
+    def _callers(self) -> Incoming | None:
+        held = self._kept.held
+        if held is None:
+            return None
+        known = [bytes.fromhex(each) for each in (*held.call_secrets, *self._kept.former_call_secrets)]
+        return Incoming(f"{NODE}/{self._settings.node_id}", known, NODE)
+
+    def _read(self) -> Kept:
+        try:
+            return Kept.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return Kept()
+        except (OSError, ValidationError) as error:
+            log.error("node.credential_unreadable", file=str(self._path), error=type(error).__name__)
+            return Kept()
+
+    def _keep(self, kept: Kept) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.replace(self._path, kept.model_dump_json().encode(), mode=0o600)
+        self._kept = kept
+
+
+class NodeRedis:
+    """The client of Valkey or Redis that this node may use now: its own user's, once it has enrolled."""
+
+    def __init__(self, settings: AgentSettings, enrolment: Enrolment) -> None:
+        self._settings = settings
+        self._enrolment = enrolment
+        self._held: Held | None = None
+        self._client: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the client has under that name.
+
+        Raises:
+            AuthenticationError: The node has not enrolled yet.
+        """
+        held = self._enrolment.held
+        if held is None:
+            raise AuthenticationError("the node has not enrolled yet")
+        if self._client is None or held is not self._held:
+            self._client, self._held = self._connected(held), held
+        return getattr(self._client, name)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _connected(self, held: Held) -> Any:
+        settings = self._settings
+        is_set = "redis_url" in settings.model_fields_set
+        url = settings.redis_url if is_set or held.redis_url is None else held.redis_url
+        if held.redis_user is None:
+            return connect(url, settings)
+        return connect(url, settings, user=(held.redis_user, held.keys.redis_password))
+
+
+def _sha256(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,45 @@
+"""How admission asks the agents of nodes: where each is, and the token that shows it who asks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from services.contracts.identity import Identity
+from services.kit.credentials import Credential, roots_of
+from services.kit.tokens import Outgoing, outgoing_to_node
+
+MOST_NODES = 10_000
+OLD_KEY_HEADER = "x-wattshift-key"
+"""By which agents of the release before learn whose session an exec session is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """A node's agent: its address, and in which enrolment it is; none for one of the release before."""
+
+    url: str
+    enrolment: bytes | None
+
+
+class AgentTokens:
+    """Makes the headers of requests to agents."""
+
+    def __init__(self, credential: Credential, shared_token: str) -> None:
+        """Take the token that agents of the release before ask for; none where no agent has it."""
+        self._credential = credential
+        self._shared = next(iter(roots_of(shared_token)), b"").decode()
+        self._known: OrderedDict[tuple[str, bytes], Outgoing] = OrderedDict()
+
+    def headers(self, node_id: str, agent: Agent, identity: Identity | None = None) -> dict[str, str]:
+        """Return the headers of a request to a node, on behalf of ``identity`` or of admission itself."""
+        if not agent.enrolment:
+            shared = {"authorization": f"Bearer {self._shared}"} if self._shared else {}
+            return shared if identity is None else {**shared, OLD_KEY_HEADER: identity.key_id}
+        key = node_id, agent.enrolment
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = outgoing_to_node(self._credential, *key)
+            if len(self._known) > MOST_NODES:
+                self._known.popitem(last=False)
+        return known.headers(identity)

@@ -1,0 +1,102 @@
+"""Which service may ask which, for what, and on whose behalf: the one table. Nothing that is not in it is answered.
+
+It is data without dependencies, as ``deploy/make_env.py`` needs it on hosts where only Python is installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+READ_ONLY, USER, OPERATOR, ADMIN = "read_only", "user", "operator", "admin"
+"""``services.contracts.identity.Role``, as text."""
+
+NODE = "node"
+"""The audience that stands for every agent; one node's is ``node/NAME``."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What one service may ask another.
+
+    Attributes:
+        allowed: ``METHOD /path`` in full, as a regular expression.
+        roles: In which roles of users it may act; none where it asks for itself alone.
+    """
+
+    allowed: re.Pattern[str]
+    roles: frozenset[str] = frozenset()
+
+
+def _calls(*allowed: str, roles: tuple[str, ...] = ()) -> Calls:
+    return Calls(re.compile("|".join(allowed)), frozenset(roles))
+
+
+_EVERYBODY = (READ_ONLY, USER, OPERATOR, ADMIN)
+_PUBLIC = r"(GET|POST|PUT|PATCH|DELETE) /(v1|emissions)/.*"
+_CARBON = (r"GET /v1/carbon/.*",)
+_KEYS = r"POST /internal/keys/resolve"
+
+CALLERS: Mapping[str, Mapping[str, Calls]] = {
+    "admission": {
+        "gateway": _calls(_PUBLIC, _KEYS, r"POST /internal/submissions", roles=_EVERYBODY),
+        "router": _calls(_KEYS),
+        "serving": _calls(r"POST /internal/submissions", r"POST /v1/jobs/[^/]+/cancel", roles=(USER,)),
+    },
+    "carbon": {
+        "gateway": _calls(_PUBLIC, r"GET /locations", roles=_EVERYBODY),
+        "optimizer": _calls(*_CARBON),
+        "scheduler": _calls(*_CARBON),
+        "serving": _calls(*_CARBON),
+        "simulator": _calls(*_CARBON),
+        "telemetry": _calls(*_CARBON),
+    },
+    "optimizer": {
+        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "serving": _calls(r"(GET|POST|DELETE) /v1/optimize/[^/]+", roles=(USER,)),
+    },
+    "scheduler": {
+        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "simulator": _calls(r"GET /internal/live", roles=_EVERYBODY),
+    },
+    "serving": {
+        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "router": _calls(
+            r"GET /internal/routing(/keys)?",
+            r"POST /internal/routing/held",
+            r"POST /internal/apps/observations",
+            r"POST /v1/pools/[^/]+/traffic",
+            roles=(USER,),
+        ),
+    },
+    "simulator": {
+        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "scheduler": _calls(r"GET /internal/comparisons/[^/]+"),
+    },
+    "telemetry": {
+        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "router": _calls(r"POST /internal/request-usage"),
+        "simulator": _calls(r"GET /v1/reports/history", roles=_EVERYBODY),
+    },
+    NODE: {
+        "admission": _calls(
+            r"GET /v1/allocations/.+/logs",
+            r"POST /v1/allocations/[^/]+/exec/[^/]+",
+            r"PUT /v1/exec/[^/]+",
+            r"GET /v1/state",
+            roles=_EVERYBODY,
+        ),
+    },
+}
+"""By who is asked, then by who asks."""
+
+KEEPERS_OF_NODES = frozenset({"telemetry", "admission"})
+"""Services with the secret from which the keys of nodes follow: one hands them out, the other asks nodes."""
+
+SERVICES = ("gateway", "carbon", "admission", "scheduler", "optimizer", "router", "serving", "simulator", "telemetry")
+
+
+def audiences_of(issuer: str) -> tuple[str, ...]:
+    """Return the services that ``issuer`` may ask."""
+    return tuple(audience for audience, callers in CALLERS.items() if issuer in callers and audience != NODE)

@@ -1,0 +1,126 @@
+"""The credential of one service: what it needs to prove who it is to those it may ask, and to know those who ask it.
+
+Everything follows from one secret of the installation. ``S(a) = HMAC(root, a)`` is the secret of who is asked, and
+``K(i, a) = HMAC(S(a), i)`` the key with which ``i`` signs what it sends to ``a``. A service has its own ``S`` and a
+``K`` for each service that it may ask (``callers.CALLERS``), so that one which is taken over can pass as itself alone.
+A node's ``S`` follows from its enrolment; its agent has that and nothing else.
+
+Only Python itself is needed here, as ``deploy/make_env.py`` makes credentials on hosts that have nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from services.kit.callers import KEEPERS_OF_NODES, NODE, audiences_of
+
+SHORTEST_SECRET = 16
+
+
+class CredentialError(ValueError):
+    """Text that is no credential, or that of another service."""
+
+
+def roots_of(secret: str) -> tuple[bytes, ...]:
+    """Return the secrets of an installation: several, separated by commas; the first signs, all are accepted."""
+    return tuple(part.strip().encode() for part in secret.split(",") if part.strip())
+
+
+def audience_secret(root: bytes, audience: str) -> bytes:
+    """Return the secret of who is asked."""
+    return _derive(root, f"wattshift audience/{audience}")
+
+
+def caller_key(secret: bytes, issuer: str) -> bytes:
+    """Return the key with which ``issuer`` signs for the owner of an audience's secret."""
+    return _derive(secret, f"wattshift caller/{issuer}")
+
+
+def node_secret(nodes_secret: bytes, node_id: str, enrolment: bytes) -> bytes:
+    """Return the audience's secret of one node in one enrolment; another host of the same name gets another one."""
+    return _derive(nodes_secret, f"wattshift node/{node_id}/{enrolment.hex()}")
+
+
+def standing_token(join_token: str, node_id: str) -> str:
+    """Return the token by which ``up`` and the compose file let a node of their own enrol, whenever it has to.
+
+    It is of this node alone, and of no use once the node was revoked.
+    """
+    return "wsj_" + _text(_derive(join_token.encode(), f"wattshift join/{node_id}"))
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What one service has.
+
+    Attributes:
+        name: Of the service.
+        secrets: Its own, as somebody who is asked; more than one while they are being replaced.
+        keys: By whom it may ask, the key with which it signs.
+        nodes: Secrets that those of nodes follow from; none but for ``KEEPERS_OF_NODES``.
+    """
+
+    name: str
+    secrets: tuple[bytes, ...]
+    keys: Mapping[str, bytes]
+    nodes: tuple[bytes, ...] = ()
+
+    @classmethod
+    def derived(cls, name: str, roots: Sequence[bytes]) -> Credential:
+        """Return the credential that follows from the installation's secrets, newest first."""
+        audiences = audiences_of(name)
+        return cls(
+            name,
+            tuple(audience_secret(root, name) for root in roots),
+            {audience: caller_key(audience_secret(roots[0], audience), name) for audience in audiences},
+            tuple(audience_secret(root, NODE) for root in roots) if name in KEEPERS_OF_NODES else (),
+        )
+
+    @classmethod
+    def parsed(cls, text: str) -> Credential:
+        """Return the credential that ``text`` writes out.
+
+        Raises:
+            CredentialError: It is none.
+        """
+        try:
+            found = json.loads(_bytes(text))
+            return cls(
+                found["name"],
+                tuple(map(_bytes, found["secrets"])),
+                {audience: _bytes(key) for audience, key in found["keys"].items()},
+                tuple(map(_bytes, found["nodes"])),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CredentialError("it is not the credential of a service") from error
+
+    def text(self) -> str:
+        """Return it as one word, for a setting."""
+        fields = {
+            "name": self.name,
+            "secrets": [_text(secret) for secret in self.secrets],
+            "keys": {audience: _text(key) for audience, key in self.keys.items()},
+            "nodes": [_text(secret) for secret in self.nodes],
+        }
+        return _text(json.dumps(fields, separators=(",", ":")).encode())
+
+    def peers_secret(self) -> str:
+        """Return what processes of the same service show each other."""
+        return _text(_derive(self.secrets[0], "wattshift peers"))
+
+
+def _derive(key: bytes, what: str) -> bytes:
+    return hmac.new(key, what.encode(), hashlib.sha256).digest()
+
+
+def _text(value: bytes) -> str:
+    return base64.urlsafe_b64encode(value).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

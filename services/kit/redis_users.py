@@ -1,0 +1,41 @@
+"""What each service may do in Valkey or Redis. The users of nodes are made by telemetry, when they enrol.
+
+Like ``callers``, this is data without dependencies: ``deploy/make_env.py`` writes it on hosts that have Python alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+_ALWAYS = "+ping +hello +auth +select +client|setinfo +client|setname +info +multi +exec +discard"
+_QUEUES = (
+    "~wattshift:celery:* ~wattshift:experiments:* &* +@read +@write +@list +@hash +@set +@sortedset +@string +@pubsub "
+    "+@connection +@transaction +@blocking +eval +evalsha +script|load -@dangerous -@admin +info"
+)
+
+RULES: Mapping[str, str] = {
+    "admission": "~wattshift:hints +xadd",
+    "telemetry": "~wattshift:hints +xadd +acl|setuser +acl|deluser +acl|users",
+    "scheduler": "~wattshift:hints ~wattshift:node:*:commands +xadd +xread",
+    "router": "~wattshift:routers ~wattshift:router-limits ~wattshift:node:*:latency "
+    "+hset +hgetall +hdel +xadd +expire",
+    "optimizer": _QUEUES,
+    "simulator": _QUEUES,
+}
+"""By service. The others have no use for it. Who makes users could give itself any right: telemetry is trusted so far,
+and nodes reach it, so that it takes from them what it has checked alone."""
+
+
+def password(secret: str, service: str) -> str:
+    """Return the password of a service's user, which follows from that of the server's own."""
+    return hmac.new(secret.encode(), f"wattshift redis/{service}".encode(), hashlib.sha256).hexdigest()
+
+
+def configuration(secret: str) -> list[str]:
+    """Return the lines of a server's configuration that make the users."""
+    return [
+        f"user {service} on #{hashlib.sha256(password(secret, service).encode()).hexdigest()} -@all {_ALWAYS} {rules}"
+        for service, rules in RULES.items()
+    ]

@@ -1,0 +1,191 @@
+"""Signed tokens by which services know each other, and on whose behalf a request is made (JWT, HS256, RFC 7519).
+
+A token names who asks (`iss`), who is asked (`aud`), from when and until when it holds (`iat`, `exp`), and the user on
+whose behalf: tenant, role, key, and where there are, user and project. It is made once a minute and for each user, and
+checked once, so that a request costs a look-up on both sides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jwt
+
+from services.contracts.identity import Identity
+from services.contracts.problems import ProblemCode
+from services.kit.callers import CALLERS, NODE, Calls
+from services.kit.credentials import Credential, caller_key, node_secret
+from services.kit.problems import ProblemError
+
+ALGORITHM = "HS256"
+LIFETIME_S = 300
+REUSED_S = 60
+"""How long a token is sent again."""
+LEEWAY_S = 60
+"""By how much the clocks of two hosts may differ."""
+MOST_KEPT = 10_000
+LONGEST_TOKEN = 4_096
+
+REFUSED = ProblemError(401, ProblemCode.UNAUTHENTICATED, "This service only answers other services.")
+
+
+def _unix_s() -> float:
+    return time.time()
+
+
+class Outgoing:
+    """Makes the tokens that one service sends to another."""
+
+    def __init__(self, issuer: str, audience: str, key: bytes, clock_s: Callable[[], float] = _unix_s) -> None:
+        self._issuer = issuer
+        self._audience = audience
+        self._key = key
+        self._clock_s = clock_s
+        self._made: OrderedDict[tuple[str | None, ...], tuple[float, str]] = OrderedDict()
+
+    def authorization(self, identity: Identity | None = None) -> str:
+        """Return the header's value for a request, on behalf of ``identity`` or of the service itself."""
+        who: tuple[str | None, ...] = (
+            ()
+            if identity is None
+            else (identity.tenant_id, identity.role, identity.key_id, identity.user_id, identity.project)
+        )
+        now_s = self._clock_s()
+        made = self._made.get(who)
+        if made is not None and made[0] <= now_s < made[0] + REUSED_S:
+            return made[1]
+        value = "Bearer " + self._sign(identity, int(now_s))
+        self._made[who] = (now_s, value)
+        self._made.move_to_end(who)
+        if len(self._made) > MOST_KEPT:
+            self._made.popitem(last=False)
+        return value
+
+    def headers(self, identity: Identity | None = None) -> dict[str, str]:
+        """Return the headers for a request, on behalf of ``identity`` or of the service itself."""
+        return {"authorization": self.authorization(identity)}
+
+    def _sign(self, identity: Identity | None, now_s: int) -> str:
+        claims: dict[str, Any] = {
+            "iss": self._issuer,
+            "aud": self._audience,
+            "iat": now_s,
+            "exp": now_s + LIFETIME_S,
+        }
+        if identity is not None:
+            claims["act"] = identity.model_dump(mode="json", exclude_none=True)
+        return jwt.encode(claims, self._key, ALGORITHM)
+
+
+def outgoing(credential: Credential, audience: str) -> Outgoing:
+    """Return what signs requests of a service to another.
+
+    Raises:
+        KeyError: The service may not ask that one.
+    """
+    return Outgoing(credential.name, audience, credential.keys[audience])
+
+
+def outgoing_to_node(credential: Credential, node_id: str, enrolment: bytes) -> Outgoing:
+    """Return what signs requests to the agent of a node that has enrolled."""
+    secret = node_secret(credential.nodes[0], node_id, enrolment)
+    return Outgoing(credential.name, f"{NODE}/{node_id}", caller_key(secret, credential.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: a service, and the user on whose behalf."""
+
+    service: str
+    calls: Calls
+    identity: Identity | None
+
+
+class Incoming:
+    """Knows the services that may ask this one.
+
+    Args:
+        audience: The name of this one in tokens.
+        secrets: Its own, all of which are accepted.
+        kind: Its name in ``callers.CALLERS``.
+    """
+
+    def __init__(
+        self, audience: str, secrets: Sequence[bytes], kind: str | None = None, clock_s: Callable[[], float] = _unix_s
+    ) -> None:
+        callers = CALLERS.get(kind or audience, {})
+        self._audience = audience
+        self._clock_s = clock_s
+        self._callers = {issuer: (calls, [caller_key(s, issuer) for s in secrets]) for issuer, calls in callers.items()}
+        self._known: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
+
+    @classmethod
+    def of(cls, credential: Credential) -> Incoming:
+        """Return what knows the callers of a service."""
+        return cls(credential.name, credential.secrets)
+
+    def caller(self, authorization: str, method: str, path: str) -> Caller:
+        """Return who sent a request.
+
+        Raises:
+            ProblemError: 401 without a valid token for this service, 403 for a request that this caller never makes,
+                or one in a role in which it never acts.
+        """
+        caller = self._read(authorization)
+        if caller.calls.allowed.fullmatch(f"{'GET' if method == 'HEAD' else method} {path}") is None:
+            detail = f"The {caller.service} may not ask this."
+            raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
+        if caller.identity is not None and caller.identity.role not in caller.calls.roles:
+            detail = f"The {caller.service} may not ask this on behalf of {caller.identity.role}."
+            raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
+        return caller
+
+    def _read(self, authorization: str) -> Caller:
+        now_s = self._clock_s()
+        known = self._known.get(authorization)
+        if known is not None and now_s < known[0]:
+            return known[1]
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
+            raise REFUSED
+        until_s, caller = self._check(token, now_s)
+        self._known[authorization] = (until_s, caller)
+        if len(self._known) > MOST_KEPT:
+            self._known.popitem(last=False)
+        return caller
+
+    def _check(self, token: str, now_s: float) -> tuple[float, Caller]:
+        try:
+            issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
+        except (jwt.InvalidTokenError, ValueError) as error:
+            raise REFUSED from error
+        calls, keys = self._callers.get(issuer, (None, ())) if isinstance(issuer, str) else (None, ())
+        for key in keys:
+            try:
+                claims = jwt.decode(
+                    token,
+                    key,
+                    algorithms=[ALGORITHM],
+                    audience=self._audience,
+                    options={"require": ["iss", "aud", "iat", "exp"], "verify_exp": False, "verify_iat": False},
+                )
+                act = claims.get("act")
+                identity = None if act is None else _identity(act)
+                issued_s, until_s = float(claims["iat"]), float(claims["exp"])
+            except (jwt.InvalidTokenError, ValueError, TypeError, AttributeError):
+                continue
+            # Checked here, as the library's own clock cannot be set.
+            if issued_s - LEEWAY_S > now_s or until_s + LEEWAY_S <= now_s or until_s - issued_s > LIFETIME_S:
+                continue
+            assert calls is not None
+            return until_s + LEEWAY_S, Caller(str(issuer), calls, identity)
+        raise REFUSED
+
+
+def _identity(act: dict[str, Any]) -> Identity:
+    """Return the user in a token; what a newer release says beyond that is left out."""
+    return Identity.model_validate({name: value for name, value in act.items() if name in Identity.model_fields})

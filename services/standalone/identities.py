@@ -1,0 +1,79 @@
+"""Which secrets each process of an installation gets: its own, and none besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.kit import redis_users
+from services.kit.credentials import Credential, roots_of, standing_token
+from services.kit.redis import with_user
+from services.standalone.data_folder import DataFolder
+
+SECRETS = (
+    *("WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_SERVICE_CREDENTIAL", "WATTSHIFT_NODE_JOIN_TOKEN"),
+    *("WATTSHIFT_SECRETS_KEY", "DATABASE_URL", "REDIS_URL", "GPU_AGENT_ENROLL_TOKEN"),
+)
+WITHOUT_DATABASE = ("gateway", "router")
+WITH_SECRETS_KEY = ("admission", "serving", "telemetry")
+OF_WORKERS = {"worker": "optimizer", "plan-solver": "optimizer", "simulator-worker": "simulator"}
+"""The service that a worker is a part of."""
+
+
+class Identities:
+    """The secrets of an installation, and what of them each process is given."""
+
+    def __init__(self, folder: DataFolder, environment: Mapping[str, str]) -> None:
+        """Read the secrets, or make them; ``environment`` may have a WATTSHIFT_SECRETS_KEY of the operator's own.
+
+        Raises:
+            BadInputError: A secret cannot be read.
+        """
+        self._root = folder.secret("service-root")
+        self._shared = folder.secret("service-token")  # webhooks' secrets follow from it; agents of old ask for it
+        self._join = folder.secret("node-join-token")
+        self._secrets_key = environment.get("WATTSHIFT_SECRETS_KEY") or folder.secret("secrets-key")
+        self._redis_password: str | None = None
+
+    def owns_redis(self, password: str) -> None:
+        """Take the password of the server that this installation runs, and in which each process has its own user."""
+        self._redis_password = password
+
+    def credential(self, service: str) -> Credential:
+        """Return the credential of a service."""
+        return Credential.derived(service, roots_of(self._root))
+
+    def of_service(self, service: str, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a service, of the installation's."""
+        own = _without_secrets(environment) | {"WATTSHIFT_SERVICE_CREDENTIAL": self.credential(service).text()}
+        if service not in WITHOUT_DATABASE:
+            own["DATABASE_URL"] = environment["DATABASE_URL"]
+        if service in WITH_SECRETS_KEY:
+            own["WATTSHIFT_SECRETS_KEY"] = self._secrets_key
+        if service == "telemetry":
+            own["WATTSHIFT_NODE_JOIN_TOKEN"] = self._join
+        if service == "admission":
+            own["WATTSHIFT_SERVICE_TOKEN"] = self._shared
+        return own | self._redis(service, environment)
+
+    def of_worker(self, name: str, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a worker: its service's."""
+        return self.of_service(OF_WORKERS[name], environment)
+
+    def of_node(self, node_id: str, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment of a node's agent, which runs other people's programs: a token to enrol with."""
+        own = _without_secrets(environment) | {"GPU_AGENT_ENROLL_TOKEN": standing_token(self._join, node_id)}
+        if self._redis_password is None:
+            own["REDIS_URL"] = environment["REDIS_URL"]
+        return own
+
+    def _redis(self, service: str, environment: Mapping[str, str]) -> dict[str, str]:
+        url = environment["REDIS_URL"]
+        if self._redis_password is None:
+            return {"REDIS_URL": url}
+        if service not in redis_users.RULES:
+            return {}
+        return {"REDIS_URL": with_user(url, service, redis_users.password(self._redis_password, service))}
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in SECRETS}

@@ -1,0 +1,180 @@
+"""How a host becomes a node, stays one, and is one no more."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from urllib.parse import urlsplit, urlunsplit
+
+from services.contracts.identity import Identity
+from services.contracts.nodes import NodeCredential, NodeEnrolment, NodeKeys
+from services.contracts.problems import ProblemCode
+from services.db.database import Connection, Database
+from services.kit.credentials import node_secret, standing_token
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, not_found
+from services.telemetry.redis_users import RedisUsers, redis_user
+from services.telemetry.repository import credentials
+from services.telemetry.settings import TelemetrySettings
+
+log = Log(__name__)
+
+TOKEN_PREFIX = "wse_"
+_ENROLMENT_BYTES = 16
+
+
+class Enrolment:
+    """Lets nodes in by tokens, and gives them credentials of their own."""
+
+    def __init__(self, settings: TelemetrySettings, database: Database, users: RedisUsers | None) -> None:
+        """Take what makes users in Valkey or Redis; None where nodes share one."""
+        self._settings = settings
+        self._database = database
+        self._users = users
+        self._nodes_secrets = settings.credential.nodes
+
+    async def allow(self, node_id: str, lifetime_s: float, operator: Identity) -> NodeEnrolment:
+        """Return a token by which one host can become this node within that time."""
+        token = TOKEN_PREFIX + secrets.token_urlsafe(32)
+        async with self._database.transaction() as connection:
+            expires_at = await credentials.add_token(connection, token, node_id, lifetime_s, operator)
+        return NodeEnrolment(node_id=node_id, token=token, expires_at=expires_at)
+
+    async def enrol(self, node_id: str, token: str, keys: NodeKeys) -> NodeCredential:
+        """Make a host the node, by a token; asked again with the same keys, the answer is the same.
+
+        Raises:
+            ProblemError: 401, the token lets nobody in as this node.
+        """
+        enrolment = secrets.token_bytes(_ENROLMENT_BYTES)
+        async with self._database.transaction() as connection:
+            known = await credentials.locked(connection, node_id)
+            if known is not None and known.revoked_at is None and known.is_of(keys):
+                await self._check(connection, node_id, token, known, keys)
+                enrolment = known.enrolment
+            else:
+                await self._check(connection, node_id, token, known, keys)
+                await credentials.enrol(connection, node_id, keys, enrolment)
+                log.info("node.enrolled", node=node_id)
+        await self._tell_redis()
+        return self._answer(node_id, enrolment)
+
+    async def replace(self, node_id: str, secret: str, keys: NodeKeys) -> NodeCredential:
+        """Accept the keys that a node has made anew; the old ones end when it first shows the new secret.
+
+        Raises:
+            ProblemError: 401, the secret is not the node's.
+        """
+        async with self._database.transaction() as connection:
+            known = await credentials.locked(connection, node_id)
+            shown = credentials.sha256(secret)
+            if known is None or known.revoked_at is not None:
+                raise _refused("This node has no credential; enrol it.")
+            wanted = bytes.fromhex(keys.credential_sha256)
+            if _same(shown, known.next_credential_sha256) and wanted == shown and known.next_enrolment:
+                await credentials.promote(connection, node_id)
+                enrolment = known.next_enrolment
+            elif not _same(shown, known.credential_sha256):
+                raise _refused("This is not the node's credential.")
+            elif wanted == shown:  # what was to be replaced has been
+                enrolment = known.enrolment
+            elif wanted == known.next_credential_sha256 and known.next_enrolment:
+                enrolment = known.next_enrolment
+            else:
+                enrolment = secrets.token_bytes(_ENROLMENT_BYTES)
+                await credentials.replace(connection, node_id, keys, enrolment)
+        await self._tell_redis()
+        return self._answer(node_id, enrolment)
+
+    async def revoke(self, node_id: str, operator: Identity) -> None:
+        """Let a node in no more: its credential, its tokens and its user in Valkey or Redis end now.
+
+        Raises:
+            ProblemError: 404.
+        """
+        async with self._database.transaction() as connection:
+            if not await credentials.revoke(connection, node_id, operator):
+                raise not_found("node")
+        log.info("node.revoked", node=node_id)
+        await self._tell_redis()
+
+    async def admit(self, connection: Connection, node_id: str, secret: str) -> None:
+        """Return if the sender may register as this node; what it is to be known by may be replaced with that.
+
+        Raises:
+            ProblemError: 401.
+        """
+        known = await credentials.locked(connection, node_id)
+        shown = credentials.sha256(secret)
+        if known is None:
+            if self._settings.join_token_enrols and _is(secret, self._settings.join_token):
+                log.warning("node.shared_token", node=node_id, why="its agent is to be upgraded, or to be enrolled")
+                return
+            raise _refused("This node has not enrolled.")
+        if known.revoked_at is not None:
+            raise _refused("The credential of this node was revoked.")
+        if _same(shown, known.next_credential_sha256):
+            await credentials.promote(connection, node_id)
+        elif not _same(shown, known.credential_sha256):
+            raise _refused("This is not the node's credential.")
+
+    async def _check(
+        self,
+        connection: Connection,
+        node_id: str,
+        token: str,
+        known: credentials.CredentialRow | None,
+        keys: NodeKeys,
+    ) -> None:
+        found = await credentials.one_time_token(connection, token, node_id)
+        if found is not None:
+            if found.used_as is not None:
+                if not (known and known.is_of(keys) and found.used_as.hex() == keys.credential_sha256):
+                    raise _refused("This token was used before: ask an admin for a new one (wattshift nodes enroll).")
+            elif found.has_expired:
+                raise _refused("This token has expired: ask an admin for a new one (wattshift nodes enroll).")
+            else:
+                await credentials.use_token(connection, token, keys)
+            return
+        join_token = self._settings.join_token
+        if _is(token, standing_token(join_token, node_id)):
+            if known is not None and known.revoked_at is not None:
+                raise _refused("This node was revoked: ask an admin for a new token (wattshift nodes enroll).")
+        elif _is(token, join_token) and self._settings.join_token_enrols:
+            if known is not None and (known.revoked_at is not None or not known.is_of(keys)):
+                raise _refused("This node has enrolled before: ask an admin for a token (wattshift nodes enroll).")
+        else:
+            raise _refused("This token lets nobody in as this node.")
+
+    async def _tell_redis(self) -> None:
+        if self._users is not None:
+            await self._users.apply()
+
+    def _answer(self, node_id: str, enrolment: bytes) -> NodeCredential:
+        settings = self._settings
+        has_user = self._users is not None and self._users.may
+        return NodeCredential(
+            node_id=node_id,
+            call_secrets=[node_secret(secret, node_id, enrolment).hex() for secret in self._nodes_secrets],
+            redis_user=redis_user(node_id) if has_user else None,
+            redis_url=(settings.node_redis_url or without_user(settings.redis_url)) if has_user else None,
+            rotate_after_s=settings.node_rotate_s,
+        )
+
+
+def without_user(url: str) -> str:
+    """Return the address of a server without user and password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _is(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
+
+
+def _same(shown: bytes, stored: bytes | None) -> bool:
+    return bool(stored) and hmac.compare_digest(shown, stored or b"")
+
+
+def _refused(detail: str) -> ProblemError:
+    return ProblemError(401, ProblemCode.UNAUTHENTICATED, detail)

@@ -1,0 +1,82 @@
+"""The nodes' users in Valkey or Redis: each reads its own stream of commands, and what routers say of its servers.
+
+What is in the database is what is to be; the server forgets users when it restarts, or is replaced by another one, and
+is told again within a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from services.contracts.streams import command_stream, latency_stream
+from services.db.database import Database
+from services.kit.logging import Log
+from services.telemetry.repository import credentials
+
+log = Log(__name__)
+
+LOOK_S = 1.0
+PREFIX = "node:"
+COMMANDS = (
+    *("+xreadgroup", "+xgroup|create", "+xautoclaim", "+xack", "+xdel", "+xread", "+xrevrange"),
+    *("+multi", "+exec", "+discard", "+ping", "+hello", "+auth", "+select", "+client|setinfo", "+client|setname"),
+)
+
+
+def redis_user(node_id: str) -> str:
+    """Return the name of a node's user."""
+    return PREFIX + node_id
+
+
+def rules(node_id: str, passwords: list[str]) -> list[str]:
+    """Return what makes a node's user, given the SHA-256 of its passwords."""
+    hashes = [f"#{each}" for each in passwords]
+    keys = [f"~{command_stream(node_id)}", f"%R~{latency_stream(node_id)}"]
+    return ["reset", "on", *hashes, "-@all", *COMMANDS, *keys]
+
+
+class RedisUsers:
+    """Keeps the users as the database has the nodes.
+
+    Attributes:
+        may: Whether the server lets telemetry make users. Where it does not, nodes go on with the REDIS_URL of their
+            settings, as those of earlier releases, and the log says so.
+    """
+
+    def __init__(self, database: Database, redis: Redis) -> None:
+        self._database = database
+        self._redis: Any = redis  # the library's types do not know that its answers are awaited
+        self._applied: dict[str, list[str]] = {}
+        self._run_id = ""
+        self._failed = ""
+        self.may = True
+
+    async def apply(self) -> None:
+        """Make the users as they are to be; what the server does not take is logged, and tried again."""
+        async with self._database.connection() as connection:
+            wanted = {redis_user(row.node_id): row for row in await credentials.redis_users(connection)}
+        try:
+            run_id = (await self._redis.info("server"))["run_id"]
+            if run_id != self._run_id:
+                self._applied = {}
+            existing = {name for name in await self._redis.execute_command("ACL", "USERS") if name.startswith(PREFIX)}
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for name, row in wanted.items():
+                    if name not in existing or self._applied.get(name) != row.passwords:
+                        pipeline.execute_command("ACL", "SETUSER", name, *rules(row.node_id, row.passwords))
+                for name in existing - wanted.keys():
+                    pipeline.execute_command("ACL", "DELUSER", name)  # its connections end too
+                await pipeline.execute()
+        except (RedisError, OSError) as error:
+            if isinstance(error, ResponseError):  # it answers, and refuses
+                self.may = False
+            if str(error) != self._failed:
+                log.error("redis.users_not_made", error=str(error))
+            self._failed = str(error)
+            return
+        self.may = True
+        self._run_id, self._failed = run_id, ""
+        self._applied = {name: row.passwords for name, row in wanted.items()}

@@ -1,0 +1,169 @@
+"""Who may be a node: one-time tokens, and the hashes of what each node proves itself with."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import NamedTuple
+
+from services.contracts.identity import Identity
+from services.contracts.nodes import NodeKeys
+from services.db.database import Connection
+from services.db.rows import fetch_row, fetch_rows
+
+_LOCKED = """
+SELECT credential_sha256, redis_sha256, enrolment, next_credential_sha256, next_redis_sha256, next_enrolment,
+    revoked_at
+FROM node_credentials WHERE node_id = $1 FOR UPDATE
+"""
+
+_ADD_TOKEN = """
+INSERT INTO node_enrolments (token_sha256, node_id, expires_at)
+VALUES ($1, $2, now() + make_interval(secs => $3)) RETURNING expires_at
+"""
+
+# Tokens are kept for a day after they expire, so that a node is told what is wrong with its own.
+_FORGET_TOKENS = "DELETE FROM node_enrolments WHERE expires_at < now() - interval '1 day'"
+
+_TOKEN = """
+SELECT used_as, expires_at <= now() AS has_expired FROM node_enrolments
+WHERE token_sha256 = $1 AND node_id = $2 FOR UPDATE
+"""
+
+_USE_TOKEN = "UPDATE node_enrolments SET used_as = $2 WHERE token_sha256 = $1"
+
+_ENROL = """
+INSERT INTO node_credentials (node_id, credential_sha256, redis_sha256, enrolment) VALUES ($1, $2, $3, $4)
+ON CONFLICT (node_id) DO UPDATE SET
+    credential_sha256 = excluded.credential_sha256, redis_sha256 = excluded.redis_sha256,
+    enrolment = excluded.enrolment, next_credential_sha256 = NULL, next_redis_sha256 = NULL, next_enrolment = NULL,
+    enrolled_at = now(), rotated_at = now(), revoked_at = NULL
+"""
+
+_REPLACE = """
+UPDATE node_credentials SET next_credential_sha256 = $2, next_redis_sha256 = $3, next_enrolment = $4
+WHERE node_id = $1
+"""
+
+_PROMOTE = """
+UPDATE node_credentials SET
+    credential_sha256 = next_credential_sha256, redis_sha256 = next_redis_sha256, enrolment = next_enrolment,
+    next_credential_sha256 = NULL, next_redis_sha256 = NULL, next_enrolment = NULL, rotated_at = now()
+WHERE node_id = $1
+"""
+
+# A node that never enrolled gets a row too, so that the shared token lets it in no more.
+_REVOKE = """
+INSERT INTO node_credentials (node_id, credential_sha256, redis_sha256, enrolment, revoked_at)
+VALUES ($1, '', '', '', now())
+ON CONFLICT (node_id) DO UPDATE SET
+    credential_sha256 = '', redis_sha256 = '', enrolment = '', next_credential_sha256 = NULL,
+    next_redis_sha256 = NULL, next_enrolment = NULL, revoked_at = coalesce(node_credentials.revoked_at, now())
+"""
+
+_END_SESSION = "UPDATE nodes SET token_sha256 = '' WHERE id = $1"
+_DROP_TOKENS = "DELETE FROM node_enrolments WHERE node_id = $1"
+
+_REDIS_USERS = """
+SELECT node_id, array_remove(ARRAY[redis_sha256, next_redis_sha256], NULL) AS passwords
+FROM node_credentials WHERE revoked_at IS NULL
+"""
+
+_AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, $2, $3, $4)"
+_EXISTS = """
+SELECT EXISTS (SELECT FROM nodes WHERE id = $1) OR EXISTS (SELECT FROM node_credentials WHERE node_id = $1)
+    OR EXISTS (SELECT FROM node_enrolments WHERE node_id = $1)
+"""
+
+
+class CredentialRow(NamedTuple):
+    """A node's credential, locked for the transaction."""
+
+    credential_sha256: bytes
+    redis_sha256: str
+    enrolment: bytes
+    next_credential_sha256: bytes | None
+    next_redis_sha256: str | None
+    next_enrolment: bytes | None
+    revoked_at: datetime | None
+
+    def is_of(self, keys: NodeKeys) -> bool:
+        """Whether these are the keys in force."""
+        return (self.credential_sha256.hex(), self.redis_sha256) == (keys.credential_sha256, keys.redis_sha256)
+
+
+class TokenRow(NamedTuple):
+    """A one-time token, locked for the transaction."""
+
+    used_as: bytes | None
+    has_expired: bool
+
+
+class RedisUser(NamedTuple):
+    """A node, and the hashes of the passwords by which it may use Valkey or Redis."""
+
+    node_id: str
+    passwords: list[str]
+
+
+def sha256(secret: str) -> bytes:
+    """Return the stored hash of a secret."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+async def locked(connection: Connection, node_id: str) -> CredentialRow | None:
+    """Return a node's credential, and keep others from changing it."""
+    return await fetch_row(connection, CredentialRow, _LOCKED, node_id)
+
+
+async def add_token(
+    connection: Connection, token: str, node_id: str, lifetime_s: float, operator: Identity
+) -> datetime:
+    """Store a one-time token; return when it expires."""
+    await connection.execute(_FORGET_TOKENS)
+    await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "node.enrolment_allowed", node_id)
+    return await connection.fetchval(_ADD_TOKEN, sha256(token), node_id, lifetime_s)
+
+
+async def one_time_token(connection: Connection, token: str, node_id: str) -> TokenRow | None:
+    """Return a one-time token of a node."""
+    return await fetch_row(connection, TokenRow, _TOKEN, sha256(token), node_id)
+
+
+async def use_token(connection: Connection, token: str, keys: NodeKeys) -> None:
+    """Note what a one-time token was used for."""
+    await connection.execute(_USE_TOKEN, sha256(token), bytes.fromhex(keys.credential_sha256))
+
+
+async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes) -> None:
+    """Give a node its credential; whoever was that node before is not any more."""
+    credential = bytes.fromhex(keys.credential_sha256)
+    await connection.execute(_ENROL, node_id, credential, keys.redis_sha256, enrolment)
+    await connection.execute(_END_SESSION, node_id)
+    await connection.execute(_AUDIT, "", "", "node.enrolled", node_id)
+
+
+async def replace(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes) -> None:
+    """Accept further keys of a node beside those that it has."""
+    await connection.execute(_REPLACE, node_id, bytes.fromhex(keys.credential_sha256), keys.redis_sha256, enrolment)
+
+
+async def promote(connection: Connection, node_id: str) -> None:
+    """Let the further keys of a node take the place of those that it had."""
+    await connection.execute(_PROMOTE, node_id)
+
+
+async def revoke(connection: Connection, node_id: str, operator: Identity) -> bool:
+    """Let a node in no more, by no token that it has; return False if there is none of that name."""
+    if not await connection.fetchval(_EXISTS, node_id):
+        return False
+    await connection.execute(_REVOKE, node_id)
+    await connection.execute(_DROP_TOKENS, node_id)
+    await connection.execute(_END_SESSION, node_id)
+    await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "node.revoked", node_id)
+    return True
+
+
+async def redis_users(connection: Connection) -> list[RedisUser]:
+    """Return the nodes that may use Valkey or Redis."""
+    return await fetch_rows(connection, RedisUser, _REDIS_USERS)

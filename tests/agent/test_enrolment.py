@@ -1,0 +1,51 @@
+"""An agent trades its token for a credential, keeps that to itself, and replaces it."""
+
+from __future__ import annotations
+
+import json
+import stat
+
+from tests.agent.conftest import Node, eventually
+from tests.agent.stand_in import JOIN_TOKEN
+
+
+async def test_a_token_is_traded_once_and_the_credential_is_kept(node: Node) -> None:
+    node.plane.answers_lost = 3
+    await node.start(WATTSHIFT_NODE_JOIN_TOKEN="", GPU_AGENT_ENROLL_TOKEN=JOIN_TOKEN)
+    file = node.state_dir / "credential.json"
+    asked = node.plane.enrolled[node.id]
+    kept = json.loads(file.read_text())
+
+    assert len(asked) == 4
+    assert len(set(asked)) == 1, "what was made is sent again until there is an answer"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert kept["asked"] is None
+    assert JOIN_TOKEN not in file.read_text()
+
+    node.kill()
+    await node.start(WATTSHIFT_NODE_JOIN_TOKEN="", GPU_AGENT_ENROLL_TOKEN="")
+    assert len(node.plane.enrolled[node.id]) == 4, "the credential was there"
+    assert json.loads(file.read_text()) == kept
+
+
+async def test_secrets_are_replaced_by_themselves(node: Node) -> None:
+    node.plane.rotate_after_s = 0.5
+    await node.start()
+    first = node.plane.enrolled[node.id][0]
+    await eventually(lambda: len(set(node.plane.enrolled[node.id])) >= 3)
+    heard = len(node.plane.heartbeats)
+    await eventually(lambda: len(node.plane.heartbeats) > heard)
+
+    assert node.plane.enrolled[node.id][-1] != first
+    assert (await node.get("/v1/state"))[0] == 200
+
+
+async def test_an_agent_whose_credential_is_refused_tries_the_token_that_it_has_now(node: Node) -> None:
+    await node.start()
+    node.plane.enrolled.clear()
+    node.plane.forget_tokens()
+    heard = len(node.plane.heartbeats)
+    (node.state_dir / "enroll-token").write_text(JOIN_TOKEN + "\n")
+    await eventually(lambda: len(node.plane.heartbeats) > heard)
+
+    assert node.plane.enrolled[node.id]
