@@ -18,6 +18,7 @@ from services.cli import output
 from services.cli.client import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
 from services.cli.jobs import AsJson
 from services.cli.output import console
+from services.kit.callers import SERVICES
 from services.standalone import stack
 from services.standalone.data_folder import StackStatus
 from services.standalone.process import BadInputError, StackError
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
     app.command()(down)
     app.command()(status)
     app.command("admin-key")(admin_key)
+    app.command()(credential)
 
 
 def up(folder: DataDir = None, nodes: Nodes = None, port: Port = None, as_json: AsJson = False) -> None:
@@ -115,6 +117,19 @@ def status(folder: DataDir = None, as_json: AsJson = False) -> None:
             console.print(f"[dim]made with {shown}; a plain `wattshift up` uses these again[/]", soft_wrap=True)
     if found.state != "running":
         raise typer.Exit(EXIT_DEGRADED if found.state == "degraded" else EXIT_UNAVAILABLE)
+
+
+def credential(
+    service: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES)}.")], folder: DataDir = None
+) -> None:
+    """Print what one service of this installation proves itself with, to run it on another host."""
+    if service not in SERVICES:
+        raise CliError(f"there is no service {service}: it is one of {', '.join(SERVICES)}", EXIT_USAGE)
+    try:
+        found = stack.credential_of(service, folder or data_dir())
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    console.print(f"WATTSHIFT_SERVICE_CREDENTIAL={found}", markup=False, soft_wrap=True, highlight=False)
 
 
 def admin_key(

@@ -472,6 +472,18 @@ def new_admin_key(data_dir: Path | str | None = None) -> Path:
     return folder.path / "admin.key"
 
 
+def credential_of(service: str, data_dir: Path | str | None = None) -> str:
+    """Return the credential of one service of an installation, as its setting has it.
+
+    Raises:
+        BadInputError: there is no installation in the folder, or its secrets cannot be read.
+    """
+    folder = DataFolder(data_dir or default_data_dir())
+    if not folder.is_one():
+        raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
+    return Identities(folder, os.environ).credential(service).text()
+
+
 async def _new_admin_key(folder: DataFolder) -> None:
     supervisor = Supervisor(folder.log)
     environment = {**os.environ, "WATTSHIFT_DATA_DIR": str(folder.path), "PYTHONUNBUFFERED": "1"}

@@ -82,6 +82,9 @@ async def test_secrets_are_private_and_stay_the_same(folder: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in private)
     async with a_stack(folder) as stack:
         assert stack.identities.credential("gateway") == credential
+        assert module.credential_of("gateway", folder) == credential.text()
+    with pytest.raises(BadInputError, match="is not a data folder"):
+        module.credential_of("gateway", folder / "nothing")
 
 
 async def test_the_same_folder_twice_is_refused_and_another_folder_is_not(folder: Path) -> None:
