@@ -6,6 +6,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 
 
 def _config(database_url: str) -> Config:
@@ -24,3 +26,11 @@ def upgrade(database_url: str, revision: str = "head") -> None:
 def downgrade(database_url: str, revision: str) -> None:
     """Take the schema back to ``revision``."""
     command.downgrade(_config(database_url), revision)
+
+
+def is_known(revision: str) -> bool:
+    """Return whether this release can upgrade a database of that revision."""
+    try:
+        return ScriptDirectory.from_config(_config("")).get_revision(revision) is not None
+    except CommandError:
+        return False

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -19,8 +22,9 @@ from services.cli.client import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EX
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.kit.callers import SERVICES
+from services.kit.extras import first_missing
 from services.standalone import stack
-from services.standalone.data_folder import StackStatus
+from services.standalone.data_folder import DataFolder, StackStatus
 from services.standalone.process import BadInputError, StackError
 
 DataDir = Annotated[
@@ -48,6 +52,8 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
     app.command("admin-key")(admin_key)
     app.command()(credential)
+    app.command()(backup)
+    app.command()(restore)
 
 
 def up(folder: DataDir = None, nodes: Nodes = None, port: Port = None, as_json: AsJson = False) -> None:
@@ -147,6 +153,46 @@ def admin_key(
     else:
         _own_key(key_file)
     print_admin_key(key_file, is_first_start=new)
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="File to write; it must not exist.", show_default=False)],
+    folder: DataDir = None,
+) -> None:
+    """Write the database and the secrets of this machine's installation into one file, while it runs or not.
+
+    Where DATABASE_URL names another database, that one is written. Outputs and checkpoints of jobs are not included.
+    """
+    backups = _backups()
+    try:
+        with console.status("writing"):
+            made = backups.back_up(DataFolder(folder or data_dir()), file, os.environ)
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    console.print(f"{file}: release {made.release}, {made.made_at}; it contains secrets", soft_wrap=True)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="File that `wattshift backup` wrote.", show_default=False)],
+    folder: DataDir = None,
+) -> None:
+    """Make an installation from a backup, in an empty data folder and database; `wattshift up` then starts it."""
+    where, backups = folder or data_dir(), _backups()
+    try:
+        with console.status("restoring"):
+            lost = backups.restore(DataFolder(where), file, os.environ)
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    console.print(f"restored into {where}; `wattshift up` starts it", soft_wrap=True)
+    if lost:
+        console.print(f"{lost} gang{'s' if lost > 1 else ''} ran when the backup was made; the jobs are queued again")
+
+
+def _backups() -> ModuleType:
+    """Return the code of backups, which needs what a client on another machine does not have."""
+    if hint := first_missing("alembic", "asyncpg"):
+        raise CliError(hint, EXIT_USAGE)
+    return importlib.import_module("services.standalone.backup")
 
 
 def _print_status(found: StackStatus) -> None:

@@ -65,6 +65,9 @@ class StackStatus:
 class DataFolder:
     """The paths of one data folder, and its few small files."""
 
+    RESTORING = "restoring"
+    """A file in a folder that is being restored from a backup, and is not complete."""
+
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).expanduser().absolute()
         self.log = self.path / "log"
@@ -93,12 +96,15 @@ class DataFolder:
         """Return whether the folder at this path was made by an installation."""
         return all((self.path / name).exists() for name in ("lock", "log", "secrets"))
 
-    def open(self) -> None:
+    def open(self, *, restoring: bool = False) -> None:
         """Make the folder if it is missing, and hold it until `close`.
 
         Raises:
+            BadInputError: a restore of it was cut off, unless this is one.
             StackError: another supervisor holds it, or it cannot be written.
         """
+        if not restoring and (self.path / self.RESTORING).exists():
+            raise BadInputError(f"the restore of {self.path} was cut off: repeat `wattshift restore` with this folder")
         self.make()
         lock = os.open(self.path / "lock", os.O_RDWR)
         try:

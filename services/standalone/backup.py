@@ -1,0 +1,251 @@
+"""Write an installation into one file, and make an installation from such a file.
+
+A backup is a tar file that only its owner can read:
+
+    manifest.json    what it is: format, release, schema, time
+    database.dump    the database as it was at one moment, by pg_dump, also while everything runs
+    secrets/...      of the data folder, with options.json and admin.key
+
+A restore goes into an empty place only. Until it is complete, the data folder has a file `restoring`, with which
+nothing starts; a restore that was cut off is begun anew by the same command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from migrations.run import is_known
+from services.db.database import plain_url
+from services.kit.release import RELEASE
+from services.standalone import postgres, processes, repository
+from services.standalone.data_folder import DataFolder, write_whole
+from services.standalone.ports import Ports
+from services.standalone.process import BadInputError, StackError
+from services.standalone.supervisor import Supervisor
+
+FORMAT = 1
+DUMP, MANIFEST, SECRETS = "database.dump", "manifest.json", "secrets"
+KEPT_FILES = ("options.json", "admin.key")
+RESTORED = ("-m", "services.scheduler.restored")
+LEASE_MARGIN_S = 5.0
+DEFAULT_LEASE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a backup is of: `schema` is the revision of the database, `made_at` UTC."""
+
+    format: int
+    release: str
+    schema: str
+    made_at: str
+
+
+def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str]) -> Manifest:
+    """Write a backup of an installation to `to`, complete or not at all; it may run meanwhile.
+
+    Args:
+        folder: Its data folder; without one, only the database is backed up.
+        to: A file that does not exist.
+        environment: Where it has DATABASE_URL, that is the database; otherwise the folder's own.
+
+    Raises:
+        BadInputError: there is no installation, or `to` exists.
+        StackError: the database cannot be read, or the file cannot be written.
+    """
+    if to.exists() or to.is_symlink():
+        raise BadInputError(f"{to} exists; a backup replaces no file")
+    if not folder.is_one() and not environment.get("DATABASE_URL"):
+        raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
+    try:
+        with tempfile.TemporaryDirectory(dir=to.absolute().parent, prefix=".backup-") as scratch:
+            return asyncio.run(_back_up(folder, to, Path(scratch), environment))
+    except OSError as error:
+        raise StackError(f"cannot write {to}: {error.strerror}") from error
+
+
+def restore(folder: DataFolder, source: Path, environment: Mapping[str, str]) -> int:
+    """Make an installation in an empty folder, and an empty database, from a backup; nothing is started.
+
+    Returns:
+        How many gangs ran when the backup was made: their jobs are queued again.
+
+    Raises:
+        BadInputError: the file is no backup or of a newer release, or the target is not empty.
+        StackError: the database could not be restored; the folder is as empty as before.
+    """
+    manifest = read_manifest(source)
+    if not is_known(manifest.schema):
+        raise BadInputError(
+            f"the backup was made by release {manifest.release}, whose tables (revision {manifest.schema}) this "
+            f"release, {RELEASE}, does not know: restore it with that release or a newer one"
+        )
+    marker = folder.path / DataFolder.RESTORING
+    if marker.exists():
+        _clear(folder)
+    if folder.path.exists() and any(folder.path.iterdir()):
+        raise BadInputError(f"{folder.path} is not empty; name another folder by --data-dir, nothing was changed")
+    existed = folder.path.exists()
+    folder.make()
+    write_whole(marker, manifest.made_at, durably=True)
+    try:
+        folder.open(restoring=True)
+        try:
+            lost = asyncio.run(_restore(folder, source, environment))
+        finally:
+            folder.close()
+    except BaseException:
+        _clear(folder)
+        if existed:
+            folder.path.mkdir(mode=0o700)
+        raise
+    marker.unlink()
+    return lost
+
+
+def read_manifest(source: Path) -> Manifest:
+    """Return what a file is a backup of.
+
+    Raises:
+        BadInputError: it is no backup.
+    """
+    try:
+        with tarfile.open(source) as archive:
+            member = archive.extractfile(MANIFEST)
+            found = json.loads(member.read()) if member else {}
+        manifest = Manifest(**{name: found[name] for name in ("format", "release", "schema", "made_at")})
+    except OSError as error:
+        raise BadInputError(f"cannot read {source}: {error.strerror or error}") from None
+    except (tarfile.TarError, KeyError, ValueError, TypeError):
+        raise BadInputError(f"{source} is not a backup that `wattshift backup` wrote") from None
+    if manifest.format > FORMAT:
+        raise BadInputError(f"{source} was written by release {manifest.release}: restore it with that one or a newer")
+    return manifest
+
+
+async def _back_up(folder: DataFolder, to: Path, scratch: Path, environment: Mapping[str, str]) -> Manifest:
+    async with _database(folder, environment) as url:
+        schema = await repository.schema(url)
+        await _run("pg_dump", ["--format=custom", "--no-owner", "--no-privileges", f"--file={scratch / DUMP}"], url)
+    manifest = Manifest(FORMAT, RELEASE, schema, datetime.now(UTC).isoformat(timespec="seconds"))
+    (scratch / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))
+    draft = scratch / "backup.tar"
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            for name in (MANIFEST, DUMP):
+                archive.add(scratch / name, name)
+            for path in _kept(folder.path):
+                archive.add(path, str(path.relative_to(folder.path)))
+        file.flush()
+        os.fsync(file.fileno())
+    os.link(draft, to)  # refuses what another has written meanwhile
+    return manifest
+
+
+async def _restore(folder: DataFolder, source: Path, environment: Mapping[str, str]) -> int:
+    with _unpacked(source) as files:
+        for path in _kept(files):
+            write_whole(folder.path / path.relative_to(files), path.read_text(), durably=True)
+        async with _database(folder, environment, new=True) as url:
+            await repository.check_empty(url)
+            options = ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"]
+            await _run("pg_restore", [*options, str(files / DUMP)], url)
+            settings = {**environment, "DATABASE_URL": url, "WATTSHIFT_DATA_DIR": str(folder.path)}
+            supervisor = Supervisor(folder.log)
+            steps = {"migrations": processes.MIGRATIONS, "restored": RESTORED}
+            for name, arguments in steps.items():
+                await supervisor.finish(processes.command_process(name, arguments, settings, folder.path))
+            lost = int((folder.log / "restored.log").read_text().split()[-1])
+    if lost:  # a node that could not ask the control plane has stopped what it ran when its lease is over
+        await asyncio.sleep(float(environment.get("TELEMETRY_LEASE_TTL_S") or DEFAULT_LEASE_S) + LEASE_MARGIN_S)
+    return lost
+
+
+@asynccontextmanager
+async def _database(folder: DataFolder, environment: Mapping[str, str], *, new: bool = False) -> AsyncIterator[str]:
+    """Yield the address of the database: the one that is named, or the folder's own, started if it does not run."""
+    if named := environment.get("DATABASE_URL"):
+        yield named
+        return
+    data = folder.path / "postgres" / "data"
+    if not new and not data.exists():
+        raise BadInputError(f"{folder.path} has no database of its own: name it by DATABASE_URL")
+    password = folder.secret("postgres", made_with=data)
+    if not new and folder.holder() is not None:
+        port = next((p.port for p in folder.status().processes if p.name == "postgres"), None)
+        if port is None:
+            raise BadInputError("the installation uses another database: name it by DATABASE_URL")
+        yield postgres.url(password, port)
+        return
+    supervisor, ports = Supervisor(folder.log), Ports()
+    if not new:
+        folder.open()
+    try:
+        port = ports.take(15_432)
+        await supervisor.start([postgres.prepare(folder.path / "postgres", password=password, port=port)])
+        yield postgres.url(password, port)
+    finally:
+        await supervisor.stop()
+        ports.release()
+        if not new:
+            folder.close()
+
+
+async def _run(program: str, options: list[str], url: str) -> None:
+    """Run a program of PostgreSQL, which finds the password in its environment, not on its command line."""
+    address, password = _without_password(url)
+    words = [postgres.client_program(program), f"--dbname={address}", *options]
+    environment = {**os.environ, "PGPASSWORD": password} if password else dict(os.environ)
+    done = await asyncio.to_thread(
+        subprocess.run, words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise StackError(f"{program} failed: {done.stderr.strip()[-1000:]}")
+
+
+def _without_password(url: str) -> tuple[str, str]:
+    """Return an address without its password, and the password."""
+    parts = urlsplit(plain_url(url))
+    host = parts.netloc.rpartition("@")[2]
+    user = f"{quote(unquote(parts.username))}@" if parts.username else ""
+    return urlunsplit(parts._replace(netloc=f"{user}{host}")), unquote(parts.password or "")
+
+
+@contextmanager
+def _unpacked(source: Path) -> Iterator[Path]:
+    """Yield a folder with what belongs into a backup, and nothing else that an archive may hold."""
+    with tempfile.TemporaryDirectory(prefix="wattshift-restore-") as scratch, tarfile.open(source) as archive:
+        (Path(scratch) / SECRETS).mkdir()
+        for member in archive:
+            is_secret = re.fullmatch(rf"{SECRETS}/[\w-]+", member.name) is not None
+            if (member.name in (DUMP, *KEPT_FILES) or is_secret) and (content := archive.extractfile(member)):
+                with (Path(scratch) / member.name).open("wb") as file:
+                    shutil.copyfileobj(content, file)
+        yield Path(scratch)
+
+
+def _kept(folder: Path) -> list[Path]:
+    """Return the files of a data folder that a backup keeps beside the database."""
+    found = [folder / name for name in KEPT_FILES] + sorted((folder / SECRETS).glob("[!.]*"))
+    return [path for path in found if path.is_file()]
+
+
+def _clear(folder: DataFolder) -> None:
+    """Remove a folder that a restore has begun to fill."""
+    postgres.remove(folder.path / "postgres")
+    with contextlib.suppress(OSError):
+        shutil.rmtree(folder.path)

@@ -1,0 +1,160 @@
+"""A backup holds everything, a restore goes into an empty place only, and what ran is not taken for running."""
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from migrations.run import downgrade
+from services.standalone import backup
+from services.standalone.data_folder import DataFolder
+from services.standalone.process import BadInputError, StackError
+from services.standalone.stack import down
+from tests.support.servers import ROOT, fresh_database, scratch_folder
+
+SECRETS = {"secrets-key": "s" * 40, "service-token": "t" * 40, "odd name": "left out"}
+POPULATED = """
+INSERT INTO tenants (id, limits) VALUES ('default', '{}');
+INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices, state,
+                   lease_until)
+VALUES ('n1', 'x', 'a', 'u', 'DE', 'simulated', false, 'auto', '[]', 'up', now() + interval '1 hour');
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with scratch_folder() as folder:
+        yield folder
+
+
+def an_installation(folder: Path) -> DataFolder:
+    made = DataFolder(folder)
+    made.make()
+    for name, secret in SECRETS.items():
+        (folder / "secrets" / name).write_text(secret)
+    (folder / "admin.key").write_text("ws_key")
+    (folder / "options.json").write_text("{}")
+    return made
+
+
+def ask(url: str, query: str, *arguments: Any) -> Any:
+    async def fetch() -> Any:
+        connection = await asyncpg.connect(url)
+        try:
+            return await (connection.fetchval(query, *arguments) if arguments else connection.fetchval(query))
+        finally:
+            await connection.close()
+
+    return asyncio.run(fetch())
+
+
+def run(url: str, script: str) -> None:
+    async def execute() -> None:
+        connection = await asyncpg.connect(url)
+        try:
+            await connection.execute(script)
+        finally:
+            await connection.close()
+
+    asyncio.run(execute())
+
+
+def an_empty_database(postgres_url: str, name: str) -> str:
+    run(postgres_url, f"DROP DATABASE IF EXISTS {name}")
+    run(postgres_url, f"CREATE DATABASE {name}")
+    return f"{postgres_url.rpartition('/')[0]}/{name}"
+
+
+def test_an_external_database_of_an_older_release(folder: Path, postgres_url: str) -> None:
+    source = fresh_database(postgres_url)
+    head = ask(source, "SELECT version_num FROM alembic_version")
+    run(source, POPULATED)
+    downgrade(source, "-1")
+    file = folder / "backup.tar"
+    made = backup.back_up(an_installation(folder / "one"), file, {"DATABASE_URL": source})
+    assert made.schema != head
+    assert file.stat().st_mode & 0o077 == 0
+    with pytest.raises(BadInputError, match="exists; a backup replaces no file"):
+        backup.back_up(DataFolder(folder / "one"), file, {"DATABASE_URL": source})
+
+    target = an_empty_database(postgres_url, "restored_older")
+    assert backup.restore(DataFolder(folder / "two"), file, {**os.environ, "DATABASE_URL": target}) == 0
+
+    assert ask(target, "SELECT version_num FROM alembic_version") == head
+    assert ask(target, "SELECT state FROM nodes") == "lost"
+    for name, text in {"admin.key": "ws_key", "options.json": "{}", "secrets/secrets-key": "s" * 40}.items():
+        path = folder / "two" / name
+        assert (path.read_text(), path.stat().st_mode & 0o077) == (text, 0)
+    assert not (folder / "two" / "restoring").exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["backup.tar", "one", "two"], "no drafts stay"
+    with pytest.raises(BadInputError, match="two is not empty"):
+        backup.restore(DataFolder(folder / "two"), file, {"DATABASE_URL": target})
+    with pytest.raises(BadInputError, match="has tables already"):
+        backup.restore(DataFolder(folder / "three"), file, {"DATABASE_URL": target})
+    assert not (folder / "three").exists()
+
+
+def test_what_is_no_backup_or_newer_than_this_release(folder: Path, postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    file = folder / "backup.tar"
+    with pytest.raises(BadInputError, match="not a data folder"):
+        backup.back_up(DataFolder(folder / "none"), file, {})
+    with pytest.raises(BadInputError, match="no tables of Wattshift"):
+        backup.back_up(DataFolder(folder / "none"), file, {"DATABASE_URL": an_empty_database(postgres_url, "bare")})
+    with pytest.raises(BadInputError, match="cannot read"):
+        backup.restore(DataFolder(folder / "two"), file, {"DATABASE_URL": url})
+    file.write_text("thesis")
+    with pytest.raises(BadInputError, match="is not a backup"):
+        backup.restore(DataFolder(folder / "two"), file, {"DATABASE_URL": url})
+    file.unlink()
+    run(url, "UPDATE alembic_version SET version_num = 'of_next_year'")
+    backup.back_up(DataFolder(folder / "none"), file, {"DATABASE_URL": url})
+    with pytest.raises(BadInputError, match=r"revision of_next_year\) this release"):
+        backup.restore(DataFolder(folder / "two"), file, {"DATABASE_URL": url})
+    assert [path.name for path in folder.iterdir()] == ["backup.tar"]
+
+
+def a_backup_without_its_database(file: Path) -> None:
+    """It fails in the middle of a restore: pg_restore finds nothing to read."""
+    head = subprocess.run(
+        [sys.executable, "-c", "from alembic.script import ScriptDirectory; from migrations.run import _config; "
+         "print(ScriptDirectory.from_config(_config('')).get_current_head())"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    manifest = json.dumps({"format": 1, "release": "1", "schema": head, "made_at": "now"}).encode()
+    with tarfile.open(file, "w") as archive:
+        for name, content in {"manifest.json": manifest, "database.dump": b"PGDMP", "../outside": b"no"}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def test_a_restore_that_fails_or_is_cut_off_leaves_nothing_that_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DATABASE_URL", "REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    file, target = folder / "backup.tar", folder / "two"
+    a_backup_without_its_database(file)
+    with pytest.raises(StackError, match="pg_restore failed"):
+        backup.restore(DataFolder(target), file, os.environ)
+    assert sorted(path.name for path in folder.iterdir()) == ["backup.tar"]
+
+    cut_off = DataFolder(target)
+    cut_off.make()
+    (target / "restoring").touch()
+    with pytest.raises(BadInputError, match="was cut off: repeat `wattshift restore`"):
+        cut_off.open()
+    assert down(target) is False
+    with pytest.raises(StackError, match="pg_restore failed"):
+        backup.restore(DataFolder(target), file, os.environ)  # it was begun anew, as far as this file goes
+    assert not target.exists()
