@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, model_vali
 
 from services.contracts.clocks import ClockPolicy
 from services.contracts.jobs import LabelKey, LabelValue
-from services.contracts.schema import Instant, Int, Message, Name, Real, Text
+from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, Real, Text
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import MAX_SLICES, WHOLE, parent_of, placed, slice_index
@@ -62,7 +62,7 @@ def _is_empty(value: list[object]) -> bool:
     return not value
 
 
-class DeviceInfo(Message):
+class DeviceInfo(NodeMessage):
     """One GPU, or one MIG slice of a GPU, and its capabilities."""
 
     # Fields that only slices and cut GPUs need are left out at their defaults: a control plane of the previous release
@@ -118,7 +118,7 @@ ProtectionName = Literal[
 ]
 
 
-class Protection(Message):
+class Protection(NodeMessage):
     """One of the things that keep jobs apart on a node, and away from the agent."""
 
     name: ProtectionName
@@ -126,7 +126,7 @@ class Protection(Message):
     how: Text = Field(max_length=200, description="What does it; where it does not hold, why not.")
 
 
-class NodeRegistration(Message):
+class NodeRegistration(NodeMessage):
     """Sent by an agent every time it starts."""
 
     node_id: Name
@@ -160,14 +160,14 @@ class NodeEnrolment(Message):
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class NodeKeys(Message):
+class NodeKeys(NodeMessage):
     """The hashes of what a node made for itself; the secrets never leave it."""
 
     credential_sha256: Sha256 = Field(description="Of the secret with which it registers.")
     redis_sha256: Sha256 = Field(description="Of its password in Valkey or Redis.")
 
 
-class NodeCredential(Message):
+class NodeCredential(NodeMessage):
     """What a node is told when it has enrolled, or replaced its secrets."""
 
     node_id: str
@@ -186,7 +186,7 @@ class CredentialState(StrEnum):
     REVOKED = "revoked"
 
 
-class NodeCredentials(Message):
+class NodeCredentials(NodeMessage):
     """A registered node's token, which is valid for this node only."""
 
     node_id: str
@@ -217,7 +217,7 @@ class DeviceControls(Message):
     )
 
 
-class MeasuredInterval(Message):
+class MeasuredInterval(NodeMessage):
     """Work and energy of this node's part of a gang under given controls, between its first and last progress report.
 
     If it reports no progress: from the time the controls took effect until now, with no work.
@@ -235,7 +235,7 @@ class MeasuredInterval(Message):
     )
 
 
-class ControlsStatus(DeviceControls):
+class ControlsStatus(DeviceControls, NodeMessage):
     """The controls in effect on a node's devices of a gang, and those that the devices refused."""
 
     refused: dict[ControlKind, Text] = Field(
@@ -255,7 +255,7 @@ class ControlsStatus(DeviceControls):
     )
 
 
-class DeviceReading(Message):
+class DeviceReading(NodeMessage):
     """The current readings of a device."""
 
     index: int
@@ -313,7 +313,7 @@ class EndedBy(StrEnum):
     """It ran for as long as its job may run at a time."""
 
 
-class ClockMinute(Message):
+class ClockMinute(NodeMessage):
     """The clocks that the latency of a server's requests asked for in one minute of UTC, decided about every second."""
 
     start_at: Instant
@@ -333,7 +333,7 @@ class ClockMinute(Message):
     )
 
 
-class RankStatus(Message):
+class RankStatus(NodeMessage):
     """One node's part of a gang; one entry covers all its ranks there."""
 
     allocation_id: Text = Field(max_length=200)
@@ -373,7 +373,7 @@ class PartitionState(StrEnum):
     """The GPU is cut as before."""
 
 
-class WantedPartition(Message):
+class WantedPartition(NodeMessage):
     """How one GPU is to be cut."""
 
     gpu: int = Field(ge=0, le=1_023, description="Its index.")
@@ -381,7 +381,7 @@ class WantedPartition(Message):
     sizes: SliceSizes
 
 
-class PartitionStatus(Message):
+class PartitionStatus(NodeMessage):
     """How one GPU is cut now, and how far the node is with what is wanted of it."""
 
     gpu: int = Field(ge=0, le=1_023)
@@ -431,7 +431,7 @@ class GpuFaultCause(StrEnum):
     """A process computes on it that belongs to no job."""
 
 
-class GpuFault(Message):
+class GpuFault(NodeMessage):
     """Why a node takes one of its GPUs out of service."""
 
     id: Text = Field(max_length=64, description="Of this occurrence.")
@@ -444,7 +444,7 @@ class GpuFault(Message):
     lasts: bool = Field(description="Whether it is so now, and not only was.")
 
 
-class Heartbeat(Message):
+class Heartbeat(NodeMessage):
     """Sent every `heartbeat_interval_s`, and at once when a rank changes state."""
 
     boot_id: Text = Field(max_length=64, description="Identifies this start of the agent.")
@@ -470,7 +470,7 @@ class Heartbeat(Message):
     )
 
 
-class HeartbeatReply(Message):
+class HeartbeatReply(NodeMessage):
     """Which gangs the node may run, and for how long without another reply."""
 
     lease_ttl_s: float
@@ -490,7 +490,7 @@ class HeartbeatReply(Message):
     )
 
 
-class Usage(Message):
+class Usage(NodeMessage):
     """Energy of one interval that one gang used, or that was idle."""
 
     allocation_id: Annotated[Text, Field(max_length=200)] | None
@@ -502,7 +502,7 @@ class Usage(Message):
     progress_done: Amount | None = Field(default=None, description="Progress at the end of the interval, if known.")
 
 
-class EnergyInterval(Message):
+class EnergyInterval(NodeMessage):
     """A node's energy over one interval, split by gang.
 
     It is sent until it is acknowledged; `sequence` makes repeats harmless.
@@ -516,13 +516,13 @@ class EnergyInterval(Message):
     usages: list[Usage] = Field(max_length=1_024)
 
 
-class EnergyReport(Message):
+class EnergyReport(NodeMessage):
     """Intervals that are not acknowledged yet, oldest first."""
 
     intervals: list[EnergyInterval] = Field(max_length=1_000)
 
 
-class EnergyReceipt(Message):
+class EnergyReceipt(NodeMessage):
     """The answer to an energy report: everything in it is stored."""
 
     accepted: int

@@ -48,3 +48,12 @@ class Message(BaseModel):
     """A message from one process to another."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class NodeMessage(Message):
+    """A message between a node's agent and the control plane, which may be a release apart: unknown fields are ignored.
+
+    What may not be ignored is a command (`services.contracts.commands`), or a new route.
+    """
+
+    model_config = ConfigDict(extra="ignore")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Message, Name
+from services.contracts.schema import Instant, Message, Name, NodeMessage
 
 MAX_SECRET_BYTES = 65_536
 MAX_SECRETS_OF_A_JOB = 50
@@ -87,20 +87,20 @@ class SecretUse(Message):
         return self
 
 
-class SecretsWanted(Message):
+class SecretsWanted(NodeMessage):
     """A node asks for the secrets of a gang that it is about to start."""
 
     allocation_id: str = Field(max_length=200)
 
 
-class OpenedSecret(Message):
+class OpenedSecret(NodeMessage):
     """A secret with its value, for the node that starts a job with it."""
 
     name: str
     value: str = Field(repr=False)
 
 
-class OpenedSecrets(Message):
+class OpenedSecrets(NodeMessage):
     """The secrets of a gang. ``missing`` says, for each that cannot be had, why in a sentence."""
 
     secrets: list[OpenedSecret]

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from services.contracts.schema import Instant, Int, Message, Name
+from services.contracts.schema import Instant, Int, Message, Name, NodeMessage
 
 UPLOAD_CHUNK_BYTES = 512 * 1024
 """Bytes of every chunk of an upload but the last: as Base64, one fits into a request."""
@@ -78,14 +78,14 @@ class UploadChunk(Message):
     data: str = Field(max_length=UPLOAD_CHUNK_BYTES * 4 // 3 + 4, description="In Base64.")
 
 
-class ChunkWanted(Message):
+class ChunkWanted(NodeMessage):
     """A node asks for a part of the archive of a gang that it is about to start."""
 
     allocation_id: str = Field(max_length=200)
     number: int = Field(ge=0, lt=2**31)
 
 
-class OpenedChunk(Message):
+class OpenedChunk(NodeMessage):
     """A part of an archive, for the node that starts a job with it."""
 
     chunks: int
