@@ -173,7 +173,6 @@ BAD_REGISTRATIONS = [
     {"labels": {"a": "x\x00"}},
     {"devices": [{"index": -1}]},
     {"driver": "magic"},
-    {"surprise": 1},
 ]
 
 
