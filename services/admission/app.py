@@ -31,6 +31,7 @@ from services.admission.references import References
 from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.repository.webhooks import WebhookRepository
+from services.admission.retention import Kept, Retention
 from services.admission.secret_endpoints import secret_routes
 from services.admission.secrets import Secrets
 from services.admission.service import Submissions
@@ -128,7 +129,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         publishing = repeat(publisher.publish, settings.webhook_poll_s, failed="webhooks.not_published")
         sending = repeat(sender.start_due, settings.webhook_poll_s, failed="webhooks.not_sent")
         forgetting = repeat(forget_messages, FORGET_S, failed="webhooks.not_forgotten")
-        loops = (committer.run(), hints.run(), clearing, counting, publishing, sending, forgetting)
+        trimming = repeat(Retention(engine, Kept.of(settings)).forget, FORGET_S, failed="jobs.not_forgotten")
+        loops = (committer.run(), hints.run(), clearing, trimming, counting, publishing, sending, forgetting)
         tasks = [asyncio.create_task(work) for work in loops]
         try:
             yield

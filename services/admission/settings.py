@@ -53,6 +53,19 @@ class AdmissionSettings(SealingSettings):
         ge=3_600,
         description="How long after its last use an archive is kept that no job needs any more.",
     )
+    jobs_keep_days: float = Field(
+        default=90,
+        ge=0,
+        le=36_500,
+        description="How long jobs are kept after their end, with all that happened to them; 0: for ever. Their sums "
+        "stay in reports.",
+    )
+    idempotency_keep_days: float = Field(
+        default=30, ge=0, le=36_500, description="How long an idempotency key stands for its submission; 0: for ever."
+    )
+    audit_keep_days: float = Field(
+        default=730, ge=0, le=36_500, description="How long the audit log is kept; 0: for ever."
+    )
     event_poll_s: float = Field(
         default=0.15, gt=0, description="How often new events are read while clients follow them."
     )

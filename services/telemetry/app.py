@@ -57,7 +57,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))
         if users is not None:
             loops.append(repeat(users.apply, LOOK_S, failed="redis.users_not_read"))
-        if (keep_s := settings.retention_s) is not None:
+        if keep_s := settings.retention_s:
             loops.append(repeat(lambda: fold(database, keep_s), every_s, failed="ledger.not_folded"))
             loops.append(repeat(lambda: fold_requests(database, keep_s), every_s, failed="requests.not_folded"))
             loops.append(repeat(lambda: forget_settings(database, keep_s), every_s, failed="settings.not_forgotten"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.core.domain.carbon import Signal
@@ -68,13 +68,22 @@ class TelemetrySettings(SealingSettings):
         1.0, gt=0, le=600, description="The carbon service is asked at most this often about one zone."
     )
 
-    retention_s: float | None = Field(
-        None,
-        ge=86_400,
-        description="Age past which raw ledger lines are combined into one line per day, node and owner; "
-        "by default they are kept for ever.",
+    retention_s: float = Field(
+        62 * 86_400.0,
+        ge=0,
+        le=1e10,
+        allow_inf_nan=False,
+        description="Age past which raw ledger lines are combined into one line per day, node and owner, at least a "
+        "day; 0: never.",
     )
     retention_interval_s: float = Field(3_600.0, gt=0, description="How often old lines are combined.")
     clocks_keep_days: float = Field(
         16.0, gt=0, le=3_650, description="How long the clocks of model servers are kept, minute by minute."
     )
+
+    @field_validator("retention_s")
+    @classmethod
+    def _is_a_day(cls, value: float) -> float:
+        if 0 < value < 86_400:
+            raise ValueError("must be at least a day, 86400, or 0 to combine nothing")
+        return value

@@ -2,6 +2,8 @@
 
 import pytest
 
+from services.admission.repository.retention import forget_jobs
+from services.db.engine import create_engine
 from services.kit.ids import utc_now
 from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
 from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
@@ -96,3 +98,34 @@ async def test_old_minutes_of_clocks_are_deleted(plane) -> None:
         await forget_clocks(plane.database, 16)
         found = await connection.fetch("SELECT job_id FROM server_clocks ORDER BY 1")
     assert [row["job_id"] for row in found] == ["job_1", "job_15"]
+
+
+async def test_forgetting_jobs_keeps_every_sum_of_reports(plane, database_url: str) -> None:
+    agent = await plane.agent()
+    job = await accept_job(plane.database, labels={"user": "ada"}, work={"total": 9, "unit": "steps"})
+    gang = await allocate(plane.database, job, {"n0": [0]})
+    start = (utc_now().timestamp() // DAY_S - 120) * DAY_S
+    joules = [KWH_J / 3, KWH_J / 7, 0.1]
+    times = [start, start + 20, start + 2 * DAY_S]
+    await agent.report(*(agent.interval(t, t + 10, usage(gang, j)) for t, j in zip(times, joules, strict=True)))
+    async with plane.database.connection() as connection:
+        await connection.execute("INSERT INTO job_progress (job_id, done) VALUES ($1, 9)", job)
+        await connection.execute(
+            "UPDATE jobs SET state = 'succeeded', ended_at = now() - interval '100 days' WHERE id = $1", job
+        )
+        await connection.execute("UPDATE allocations SET state = 'ended' WHERE job_id = $1", job)
+        await connection.execute("DELETE FROM device_claims")
+    await fold(plane.database, 62 * DAY_S)
+    groups = ("job", "user", "project", "tenant", "zone", "month")
+    before = [await ask(plane, "/v1/reports/footprint", group_by=group) for group in groups]
+    footprint = await ask(plane, f"/v1/jobs/{job}/footprint", USER)
+
+    engine = create_engine(database_url, application_name="test")
+    async with engine.begin() as connection:
+        assert await forget_jobs(connection, 90 * DAY_S) == 1
+    await engine.dispose()
+
+    assert [await ask(plane, "/v1/reports/footprint", group_by=group) for group in groups] == before
+    assert await ask(plane, f"/v1/jobs/{job}/footprint", USER) == footprint
+    assert before[0]["total"]["energy_j"] == pytest.approx(sum(joules), rel=1e-12)
+    assert (await ask(plane, "/v1/invariants"))["holds"] is True

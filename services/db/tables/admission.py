@@ -99,6 +99,7 @@ jobs = Table(
     Column("gated", Boolean, nullable=False, server_default=text("false")),
     Column("user_id", Text),
     Index("jobs_live", "state", postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
+    Index("jobs_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     Index("jobs_succeeded", "ended_at", "id", postgresql_where=text("state = 'succeeded'")),
     Index("jobs_by_tenant", "tenant_id", "id"),
     Index("jobs_labels", "labels", postgresql_using="gin", postgresql_ops={"labels": "jsonb_path_ops"}),
@@ -107,6 +108,23 @@ jobs = Table(
 )
 """``gated``: whether it may have to wait for other jobs, as it has dependencies or is a task of an array with a limit.
 A task of an array has the array's spec, and the dependencies of the array are its own."""
+
+past_jobs = Table(
+    "past_jobs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("project", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("user_id", Text),
+    Column("user_label", Text),
+    Column("array_id", Text),
+    Column("array_name", Text),
+    Column("work_unit", Text),
+    Column("work_done", Float),
+)
+"""What is kept of jobs that ended long ago and are no longer in ``jobs``: what reports group the ledger by."""
 
 job_arrays = Table(
     "job_arrays",

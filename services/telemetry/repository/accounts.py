@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from services.contracts.queries import GroupBy
 from services.db.database import Connection
+from services.db.past_jobs import REPORTED_JOBS
 from services.db.rows import fetch_rows
 from services.telemetry.repository.lines import LEDGER
 from services.telemetry.repository.reports import GROUPS, OWNED, PERIOD, Subject
@@ -24,7 +25,7 @@ WITH {ledger}, {boards}
 SELECT {group} AS name, l.job_id IS NULL AS idle, l.zone, b.model, sum(l.energy_j * l.pue) AS facility_energy_j,
     sum(l.gpu_s) AS gpu_s, coalesce(sum(CASE WHEN l.estimated THEN l.carbon_gco2
         ELSE l.carbon_gco2 * l.estimated_energy_j / nullif(l.energy_j, 0) END), 0) AS estimated_gco2, l.signal
-FROM ledger l LEFT JOIN jobs j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
+FROM ledger l LEFT JOIN {jobs} j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
 WHERE {period} AND {owned}
 GROUP BY 1, 2, 3, 4, l.signal ORDER BY 1, 2, 3, 4, l.signal
 """
@@ -47,7 +48,7 @@ spent AS (
     SELECT l.job_id, b.model, sum(l.energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2, sum(l.gpu_s) AS gpu_s
     FROM ledger l LEFT JOIN boards b USING (node_id) WHERE l.job_id IS NOT NULL AND {period} GROUP BY 1, 2
 ), whole AS (
-    SELECT s.job_id FROM spent s JOIN jobs j ON j.id = s.job_id JOIN job_footprints f ON f.job_id = s.job_id
+    SELECT s.job_id FROM spent s JOIN {jobs} j ON j.id = s.job_id JOIN job_footprints f ON f.job_id = s.job_id
     WHERE j.state = 'succeeded' AND {owned}
     GROUP BY s.job_id, f.energy_j HAVING abs(sum(s.energy_j) - f.energy_j) <= 1e-3 * f.energy_j
 )
@@ -56,17 +57,17 @@ spent AS (
 
 SPENT_BY_UNIT = """
 WITH {ledger}, {boards}, {whole}
-SELECT CASE WHEN p.done > 0 THEN j.spec -> 'work' ->> 'unit' END AS unit, s.model, sum(s.carbon_gco2) AS carbon_gco2,
+SELECT CASE WHEN j.work_done > 0 THEN j.work_unit END AS unit, s.model, sum(s.carbon_gco2) AS carbon_gco2,
     sum(s.gpu_s) AS gpu_s
-FROM whole w JOIN spent s USING (job_id) JOIN jobs j ON j.id = w.job_id LEFT JOIN job_progress p USING (job_id)
+FROM whole w JOIN spent s USING (job_id) JOIN {jobs} j ON j.id = w.job_id
 GROUP BY 1, 2 ORDER BY 1, 2
 """
 
 DONE_BY_UNIT = """
 WITH {ledger}, {boards}, {whole}
-SELECT CASE WHEN p.done > 0 THEN j.spec -> 'work' ->> 'unit' END AS unit, count(*) AS jobs,
-    coalesce(sum(p.done), 0) AS done
-FROM whole w JOIN jobs j ON j.id = w.job_id LEFT JOIN job_progress p USING (job_id)
+SELECT CASE WHEN j.work_done > 0 THEN j.work_unit END AS unit, count(*) AS jobs,
+    coalesce(sum(j.work_done), 0) AS done
+FROM whole w JOIN {jobs} j ON j.id = w.job_id
 GROUP BY 1 ORDER BY 1
 """
 
@@ -126,7 +127,7 @@ async def account_rows(
 
     There are no means if daily sums of old lines are part of the period: a sum does not tell when the energy was used.
     """
-    lines = {"period": PERIOD, "owned": OWNED}
+    lines = {"period": PERIOD, "owned": OWNED, "jobs": REPORTED_JOBS}
     texts = {"ledger": LEDGER, "boards": _BOARDS, "whole": _WHOLE.format(**lines), **lines}
     group = GROUPS[group_by]
     return AccountRows(

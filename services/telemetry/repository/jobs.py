@@ -32,7 +32,10 @@ WHERE ($1::timestamptz IS NULL OR j.submitted_at >= $1) AND ($2::timestamptz IS 
 ORDER BY j.id LIMIT $6
 """
 
-OWNER = "SELECT tenant_id, project FROM jobs WHERE id = $1"
+OWNER = """
+SELECT tenant_id, project FROM jobs WHERE id = $1
+UNION ALL SELECT tenant_id, project FROM past_jobs WHERE id = $1
+"""
 
 
 class PastJobRow(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from services.contracts.queries import GroupBy
 from services.db.database import Connection, Database
+from services.db.past_jobs import REPORTED_JOBS
 from services.db.rows import fetch_row, fetch_rows
 from services.telemetry.repository.lines import LEDGER, METERED
 
@@ -25,7 +26,7 @@ _DAY = "date_trunc('day', l.start_at, 'UTC') AT TIME ZONE 'UTC'"
 
 GROUPS: dict[GroupBy, str] = {
     "job": "coalesce(j.array_id, l.job_id)",
-    "user": "coalesce((SELECT u.name FROM users u WHERE u.id = j.user_id), j.labels ->> 'user', '(unknown)')",
+    "user": "coalesce((SELECT u.name FROM users u WHERE u.id = j.user_id), j.user_label, '(unknown)')",
     "project": "j.project",
     "tenant": "j.tenant_id",
     "model": """coalesce((
@@ -44,9 +45,10 @@ LINES = """
 WITH {ledger}
 SELECT {group} AS name,
     CASE WHEN count(DISTINCT coalesce(j.array_id, l.job_id)) = 1
-        THEN coalesce((SELECT a.name FROM job_arrays a WHERE a.id = min(j.array_id)), min(j.name)) END AS label,
+        THEN coalesce((SELECT a.name FROM job_arrays a WHERE a.id = min(j.array_id)), min(j.array_name), min(j.name))
+    END AS label,
     count(DISTINCT l.job_id) AS jobs, {amounts}
-FROM ledger l JOIN jobs j ON j.id = l.job_id
+FROM ledger l JOIN {jobs} j ON j.id = l.job_id
 WHERE {period} AND {owned} AND ($5::text IS NULL OR {group} > $5)
 GROUP BY 1 ORDER BY 1 LIMIT $6
 """
@@ -54,7 +56,7 @@ GROUP BY 1 ORDER BY 1 LIMIT $6
 TOTALS = """
 WITH {ledger}
 SELECT l.job_id IS NULL AS idle, {amounts}
-FROM ledger l LEFT JOIN jobs j ON j.id = l.job_id
+FROM ledger l LEFT JOIN {jobs} j ON j.id = l.job_id
 WHERE {period} AND {owned}
 GROUP BY 1
 """
@@ -189,6 +191,7 @@ async def sums(
     """
     parts = {
         "ledger": LEDGER,
+        "jobs": REPORTED_JOBS,
         "amounts": AMOUNTS,
         "period": PERIOD,
         "owned": OWNED,

@@ -1,0 +1,89 @@
+"""What is forgotten: jobs that ended long ago, idempotency keys and audit rows.
+
+Of a job, a small row is kept, so that the sums of reports stay what they were. Everything is done in batches, each in a
+transaction of its own, so that nobody waits for long.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+BATCH = 1_000
+
+# Tasks of an array go together, and nothing goes on which a job that has not ended depends.
+_CHOOSE = text("""
+SELECT j.id FROM jobs j
+ WHERE j.ended_at < now() - make_interval(secs => CAST(:kept_s AS float8))
+   AND (j.array_id IS NULL OR NOT EXISTS (
+       SELECT FROM jobs o WHERE o.array_id = j.array_id
+          AND coalesce(o.ended_at >= now() - make_interval(secs => CAST(:kept_s AS float8)), true)))
+   AND NOT EXISTS (
+       SELECT FROM job_dependencies d JOIN jobs o ON o.id = d.dependent_id OR o.array_id = d.dependent_id
+        WHERE d.needs_id IN (j.id, j.array_id) AND o.ended_at IS NULL)
+   AND NOT EXISTS (SELECT FROM allocations a WHERE a.job_id = j.id AND a.state <> 'ended')
+ ORDER BY j.ended_at, j.id LIMIT :batch FOR UPDATE SKIP LOCKED
+""")
+
+_KEEP = text("""
+INSERT INTO past_jobs (id, tenant_id, project, name, state, user_id, user_label, array_id, array_name, work_unit,
+                       work_done)
+SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.user_id, j.labels ->> 'user', j.array_id, a.name,
+       j.spec -> 'work' ->> 'unit', p.done
+  FROM jobs j LEFT JOIN job_arrays a ON a.id = j.array_id LEFT JOIN job_progress p ON p.job_id = j.id
+ WHERE j.id = ANY(CAST(:ids AS text[])) ON CONFLICT DO NOTHING
+""")
+
+_OF_ALLOCATIONS = ("rank_ends", "rank_statuses", "settings_in_force", "setting_measurements", "device_claims")
+_OF_JOBS = ("allocations", "job_events", "job_predictions", "job_profiles", "job_progress")
+
+_FORGET = [
+    *(
+        text(
+            f"DELETE FROM {table} t USING allocations a "
+            "WHERE a.id = t.allocation_id AND a.job_id = ANY(CAST(:ids AS text[]))"
+        )
+        for table in _OF_ALLOCATIONS
+    ),
+    *(text(f"DELETE FROM {table} WHERE job_id = ANY(CAST(:ids AS text[]))") for table in _OF_JOBS),
+    text("DELETE FROM job_dependencies WHERE dependent_id = ANY(CAST(:ids AS text[]))"),
+    text("DELETE FROM jobs WHERE id = ANY(CAST(:ids AS text[]))"),
+]
+
+_FORGET_ARRAYS = text("""
+WITH gone AS (
+    DELETE FROM job_arrays a WHERE submitted_at < now() - make_interval(secs => CAST(:kept_s AS float8))
+       AND NOT EXISTS (SELECT FROM jobs j WHERE j.array_id = a.id) RETURNING id
+)
+DELETE FROM job_dependencies d USING gone WHERE d.dependent_id = gone.id
+""")
+
+_FORGET_KEYS = text("DELETE FROM submissions WHERE created_at < now() - make_interval(secs => CAST(:kept_s AS float8))")
+
+_FORGET_AUDIT = text("DELETE FROM audit_log WHERE at < now() - make_interval(secs => CAST(:kept_s AS float8))")
+
+
+async def forget_jobs(connection: AsyncConnection, kept_s: float) -> int:
+    """Forget one batch of the jobs that ended so long ago, the oldest first; return how many."""
+    found = await connection.execute(_CHOOSE, {"kept_s": kept_s, "batch": BATCH})
+    ids = [row[0] for row in found]
+    if not ids:
+        return 0
+    for statement in (_KEEP, *_FORGET):
+        await connection.execute(statement, {"ids": ids})
+    return len(ids)
+
+
+async def forget_arrays(connection: AsyncConnection, kept_s: float) -> None:
+    """Forget arrays of which no task is left."""
+    await connection.execute(_FORGET_ARRAYS, {"kept_s": kept_s})
+
+
+async def forget_keys(connection: AsyncConnection, kept_s: float) -> None:
+    """Forget idempotency keys: a submission with one of these is a new one."""
+    await connection.execute(_FORGET_KEYS, {"kept_s": kept_s})
+
+
+async def forget_audit(connection: AsyncConnection, kept_s: float) -> None:
+    """Forget what operators and admins did so long ago."""
+    await connection.execute(_FORGET_AUDIT, {"kept_s": kept_s})
