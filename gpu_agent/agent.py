@@ -103,6 +103,7 @@ class Agent:
             devices=self.devices,
             confinement=self.confinement,
             images=settings.images,
+            names_by_uuid=lambda: bool(self.driver.dead()) or self.health.has_lost(),
         )
         self.spool = Spool(settings.state_folder)
         self.intervals = Intervals()
@@ -326,7 +327,11 @@ class Agent:
 
     async def _look_at_health(self) -> bool:
         async with self._device_lock:
-            return await asyncio.to_thread(self.health.look, shim.clock())
+            changed = await asyncio.to_thread(self.health.look, shim.clock())
+            other_devices = await asyncio.to_thread(self.driver.refresh)
+        if other_devices:
+            await self._take_devices()
+        return changed
 
     async def _look_after_failures(self) -> None:
         """Look at the GPUs before it is said that a rank has failed: a sick GPU may be why, and then it is no failure.

@@ -103,6 +103,10 @@ class GpuHealth:
             worst.setdefault(fault.gpu, fault)
         return [worst[gpu] for gpu in sorted(worst)]
 
+    def has_lost(self) -> bool:
+        """Whether a GPU is lost, so that CUDA may number the others differently."""
+        return any(cause is GpuFaultCause.LOST for _, cause in self._faults)
+
     def look(self, now_s: float) -> bool:
         """Look at every GPU, as of a steady clock; return whether anything has changed. Blocks for milliseconds."""
         before = self.faults()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class Launcher:
         devices: Of this node; ``devices`` may be replaced when GPUs are cut.
         confinement: Decides who a job's processes are, and what confines them.
         images: Patterns of the images that may be run.
+        names_by_uuid: Whether CUDA may number the GPUs differently, because one is lost.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Launcher:
         devices: Sequence[DeviceInfo],
         confinement: Confinement,
         images: Sequence[str] = ("*",),
+        names_by_uuid: Callable[[], bool] = lambda: False,
     ) -> None:
         self._checkpoint_folders = checkpoint_folders
         self._agent_url = agent_url
@@ -62,6 +64,7 @@ class Launcher:
         self.devices = devices
         self._confinement = confinement
         self._images = images
+        self._names_by_uuid = names_by_uuid
 
     def refuses(self, start: StartGang) -> str:
         """Return why this node cannot run its part of the gang, empty if it can."""
@@ -90,9 +93,13 @@ class Launcher:
         return "" if start.devices else "this node has no devices for it"
 
     def _names_of_devices(self, start: StartGang) -> list[str]:
-        """Return the devices as CUDA and container engines name them: GPUs by number, slices by UUID."""
+        """Return the devices as CUDA and container engines name them: GPUs by number, slices by UUID.
+
+        GPUs too while one of the node is lost: CUDA leaves it out, and numbers those after it anew.
+        """
         uuids = {device.index: device.uuid for device in self.devices}
-        return [str(index) if parent_of(index) is None else uuids[index] for index in start.devices]
+        by_number = not self._names_by_uuid()
+        return [str(index) if by_number and parent_of(index) is None else uuids[index] for index in start.devices]
 
     def account_of(self, start: StartGang) -> Account | None:
         """Return the account of a job; None for the agent's own.

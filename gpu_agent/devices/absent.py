@@ -47,6 +47,10 @@ class AbsentDriver:
         """Return none."""
         return []
 
+    def refresh(self) -> bool:
+        """Return False: nobody else changes anything."""
+        return False
+
     def cut(self, gpu: int, places: Cut) -> None:
         """Raise DeviceLostError."""
         self._refuse(gpu)

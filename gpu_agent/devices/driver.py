@@ -147,6 +147,10 @@ class Driver(Protocol):
         """Return the critical errors since the last call."""
         ...
 
+    def refresh(self) -> bool:
+        """Look whether somebody else has switched the MIG mode of a GPU; return whether ``devices`` has changed."""
+        ...
+
     def cut(self, gpu: int, places: Cut) -> None:
         """Cut a GPU anew: destroy the slices that are not wanted and create those that are missing, or make it whole.
 

@@ -153,6 +153,27 @@ class NvmlDriver:
         """Return the Xids since the last call."""
         return self._events.read()
 
+    def refresh(self) -> bool:
+        """Look whether somebody has switched the MIG mode of a GPU: its number then addresses nothing any more."""
+        changed = False
+        for index, gpu in list(self._gpus.items()):
+            known = self._mig[index].enabled if index in self._mig else gpu.mig_enabled
+            try:
+                if self._is_cut(index) == known:
+                    continue
+                self._mig.pop(index, None)
+                self._open(index)
+            except DeviceError as error:  # its health says more
+                log.warning("device.unreadable", index=index, error=str(error))
+                continue
+            log.warning("device.mig_mode_changed", index=index, enabled=not known)
+            changed = True
+        return changed
+
+    @named
+    def _is_cut(self, index: int) -> bool:
+        return bool((optional(lambda: nvml.nvmlDeviceGetMigMode(self._handle(index))) or [0])[0])
+
     def read_slice(self, index: int) -> SliceSample:
         """Return the activity of a slice, where NVML measures it (from Hopper on), and its memory."""
         for mig in self._mig.values():

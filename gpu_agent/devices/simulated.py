@@ -186,6 +186,10 @@ class SimulatedDriver:
         """Return the Xids that were written into the file of faults since the last call."""
         return self._sickness.events()
 
+    def refresh(self) -> bool:
+        """Return False: nobody else changes anything."""
+        return False
+
     def cut(self, gpu: int, places: Cut) -> None:
         """Cut a GPU, in the steps and with the errors of a real driver."""
         device = self._devices[gpu]

@@ -206,3 +206,17 @@ async def test_a_rank_that_fails_with_its_gpu_is_reported_with_the_fault(node: N
     await eventually(lambda: node.plane.state(gang) == "exited")
     first = next(beat for beat in node.plane.heartbeats if any(rank.state == "exited" for rank in beat.ranks))
     assert [(fault.gpu, fault.cause) for fault in first.gpu_faults or []] == [(0, GpuFaultCause.LOST)]
+
+
+async def test_the_gpus_of_a_node_with_a_lost_one_are_named_by_uuid(node: Node) -> None:
+    await node.start(GPU_AGENT_HEALTH_INTERVAL_S="0.1")
+    uuids = {device.index: device.uuid for device in node.plane.registrations[-1].devices}
+    shown = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    before = await node.run(*shown, devices=[1, 2])
+    await eventually(lambda: node.plane.state(before) == "exited")
+    (node.state_dir / "simulated_health.json").write_text('{"0": {"lost": true}}')
+    await eventually(lambda: node.plane.heartbeats[-1].gpu_faults)
+    after = await node.run(*shown, devices=[1, 2])
+    await eventually(lambda: node.plane.state(after) == "exited")
+    printed = [(node.rank_dir(gang) / "stdout").read_text().strip() for gang in (before, after)]
+    assert printed == ["1,2", f"{uuids[1]},{uuids[2]}"], "CUDA leaves the lost one out, and numbers the others anew"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pynvml
 import pytest
 
 from gpu_agent.devices.driver import (
@@ -159,3 +160,17 @@ def test_slices_have_no_controls(driver: NvmlDriver) -> None:
             call()
     with pytest.raises(DeviceLostError, match="no slice 1025"):
         driver.read_slice(1_025)
+
+
+def test_a_mode_that_somebody_else_switched_is_noticed(driver: NvmlDriver) -> None:
+    assert not driver.refresh()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    assert driver.refresh()
+    assert [device.mig_enabled for device in driver.devices()] == [False, True]
+    assert not driver.refresh()
+    driver.cut(0, HALVES)
+    assert not driver.refresh(), "that was the agent itself"
+    pynvml.nvmlDeviceSetMigMode(handle, 0)
+    assert driver.refresh()
+    assert cut(driver, 1) is None

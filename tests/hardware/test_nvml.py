@@ -9,6 +9,7 @@ import pytest
 
 from gpu_agent.devices.driver import DriverMissingError
 from gpu_agent.devices.nvml import NvmlDriver
+from services.core.domain.mig import is_gpu
 
 pytestmark = pytest.mark.hardware
 
@@ -36,6 +37,8 @@ def test_devices_are_plausible(driver: NvmlDriver) -> None:
 
 def test_readings_are_plausible(driver: NvmlDriver) -> None:
     for device in driver.devices():
+        if not is_gpu(device.index):
+            continue
         sample = driver.read(device.index)
         assert 0 < sample.power_w < device.power_limit_w * 1.2
         assert 0 <= sample.utilization <= 1
@@ -54,3 +57,17 @@ def test_the_counter_agrees_with_the_power(driver: NvmlDriver) -> None:
     assert last.energy_j is not None
     mean_w = (last.energy_j - first.energy_j) / (time.monotonic() - began)
     assert mean_w == pytest.approx(sum(powers) / len(powers), rel=0.15)
+
+
+def test_the_state_of_devices_is_plausible(driver: NvmlDriver) -> None:
+    assert driver.dead() == []
+    assert not driver.refresh(), "nobody switches MIG modes meanwhile"
+    for device in driver.devices():
+        if not is_gpu(device.index):
+            continue
+        health = driver.health(device.index)
+        assert health.temperature_c is None or 5 < health.temperature_c < 120
+        assert health.slowdown_c is None or 60 < health.slowdown_c < 130
+        assert health.uncorrected_errors is None or health.uncorrected_errors >= 0
+        assert health.pids is None or all(pid > 0 for pid in health.pids)
+    assert driver.events() == []
