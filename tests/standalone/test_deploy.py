@@ -1,17 +1,20 @@
 """What is deployed runs the same processes as one machine does, and its files are well formed."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from packaging.utils import canonicalize_name
 
 from services.standalone import one, processes
+from services.standalone.healthcheck import is_well
 from tests.support.extras import needs
 from tests.support.servers import ROOT
 
@@ -33,11 +36,44 @@ def test_compose_runs_what_the_supervisor_runs() -> None:
     assert commands.keys() == others | {service.name for service in processes.SERVICES}
 
 
-def test_compose_checks_health_and_keeps_data() -> None:
+def overlay(name: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "deploy" / name).read_text())["services"]
+
+
+def test_compose_checks_health_limits_and_keeps_data() -> None:
     for name, service in COMPOSE["services"].items():
-        assert "healthcheck" in service or name in ("migrations", *processes.WORKERS), name
+        assert "healthcheck" in service or name == "migrations", name
+        assert service["mem_limit"].startswith("${"), name
+        assert {"max-size", "max-file"} == set(service["logging"]["options"]), name
+    for name in processes.WORKERS:
+        assert COMPOSE["services"][name]["healthcheck"]["test"][-1] == "pulse"
+    assert "WATTSHIFT_PULSE_FILE=/tmp/" in (ROOT / "deploy" / "Dockerfile").read_text(), "which is a tmpfs"
     assert {"postgres", "valkey", "admission", "router", "agent-1", "agent-2"} == set(COMPOSE["volumes"])
     assert [name for name, service in COMPOSE["services"].items() if "ports" in service] == ["gateway", "router"]
+
+
+def test_simulated_agents_run_only_where_they_are_asked_for_and_others_reach_what_they_need() -> None:
+    behind = {name for name, service in COMPOSE["services"].items() if service.get("profiles") == ["simulated"]}
+    assert behind == {"agent-1", "agent-2"} == {name for name in COMPOSE["services"] if name.startswith("agent")}
+    published = {name: service["ports"][0] for name, service in overlay("compose.nodes.yml").items()}
+    assert {name: ports.rpartition(":")[2] for name, ports in published.items()} == {
+        "telemetry": "8060",
+        "valkey": "6379",
+    }
+    assert all(ports.startswith("${WATTSHIFT_NODES_BIND:?") for ports in published.values()), "on no address by default"
+    (agent,) = overlay("compose.agent.yml").values()
+    assert tuple(agent["command"]) == ("python", "-m", processes.AGENT.module)
+    assert agent["environment"]["GPU_AGENT_DRIVER"] == "nvml"
+
+
+def test_a_workers_container_is_well_while_its_loop_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulse = tmp_path / "pulse"
+    monkeypatch.setenv("WATTSHIFT_PULSE_FILE", str(pulse))
+    assert not is_well("pulse")
+    pulse.touch()
+    assert is_well("pulse")
+    os.utime(pulse, (0, 0))
+    assert not is_well("pulse")
 
 
 def test_compose_accepts_the_file(tmp_path: Path) -> None:
@@ -66,7 +102,8 @@ def test_compose_accepts_the_file(tmp_path: Path) -> None:
 def test_the_image_holds_all_that_is_installed() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     kept = (ROOT / ".dockerignore").read_text().split()
-    assert {f"!{package.rstrip('*')}" for package in packages} <= set(kept)
+    assert {f"!{package.rstrip('*')}" for package in packages} | {"!clients/python"} <= set(kept)
+    assert not {"!tests", "!docs", "!reproductions"} & set(kept)
 
 
 def blocks(lock: Path) -> dict[str, str]:
@@ -84,6 +121,7 @@ def test_an_image_installs_its_extras_as_they_were_tested(name: str, extras: lis
     assert {package: deployed[package] for package in deployed} == {package: tested[package] for package in deployed}
     pinned = {canonicalize_name(package.partition("==")[0].partition("[")[0]) for package in deployed}
     assert needs(*extras) <= pinned
+    assert not {"pytest", "ruff", "pyright", "hypothesis", "playwright"} & pinned
     assert ("numpy" in pinned) == (name == "control")
 
 
