@@ -18,7 +18,7 @@ from tests.chaos.faults import draw
 from tests.chaos.world import World, install_job
 
 STORM_S = 40.0
-PAUSE_S = 0.25
+PAUSE_S = 0.3
 SETTLED_WITHIN_S = 120.0
 LOOK_S = 0.5
 
@@ -59,9 +59,11 @@ async def campaign(
                 dice = random.Random(f"{seed}/{number}")
                 user = User(http, random.Random(f"{seed}/{number}/user"), program, world.notes, f"storm-{number}")
                 faults = draw(dice, storm_s, PAUSE_S, world.targets())
-                before, since = world.done.total(), time.monotonic()
                 over = asyncio.Event()
                 using = asyncio.create_task(user.use(over))
+                while not await user.is_at_work():  # noqa: ASYNC110, no event tells of it
+                    await asyncio.sleep(LOOK_S)
+                before, since = world.done.total(), time.monotonic()
                 async with asyncio.TaskGroup() as troubles:
                     for fault in faults:
                         await asyncio.sleep(max(since + fault.at_s - time.monotonic(), 0))

@@ -59,23 +59,25 @@ async def _of_events(user: User, job: Accepted) -> list[str]:
 
 async def _of_names(user: User) -> list[str]:
     """Every submission became one job, however often it was sent."""
-    cursor, names = None, list[str]()
-    while True:
-        page = await user.ask("GET", "/v1/jobs", params={"limit": 500, **({"cursor": cursor} if cursor else {})})
-        names += [job["name"] for job in page["items"] if job["name"].startswith(f"{user.storm}-")]
-        cursor = page.get("next_cursor")
-        if cursor is None:
-            break
+    pages = await _pages(user, "/v1/jobs", limit=500)
+    names = sorted(job["name"] for page in pages for job in page["items"] if job["name"].startswith(f"{user.storm}-"))
     accepted = sorted(job.name for job in user.jobs)
-    return [] if sorted(names) == accepted else [f"there are the jobs {sorted(names)}, accepted were {accepted}"]
+    return [] if names == accepted else [f"there are the jobs {names}, accepted were {accepted}"]
 
 
 async def _of_ledger(user: User) -> list[str]:
     said = await user.ask("GET", "/v1/invariants")
     found = [f"{each['name']}: {each['detail']}" for each in said["invariants"] if not each["holds"]]
-    report = await user.ask("GET", "/v1/reports/footprint", params={"group_by": "job"})
-    whole = report["idle"]["gpu_energy_j"] + sum(line["footprint"]["gpu_energy_j"] for line in report["lines"])
-    metered = report["metered_gpu_energy_j"]
+    pages = await _pages(user, "/v1/reports/footprint", group_by="job")
+    of_jobs = sum(line["footprint"]["gpu_energy_j"] for page in pages for line in page["lines"])
+    whole, metered = of_jobs + pages[-1]["idle"]["gpu_energy_j"], pages[-1]["metered_gpu_energy_j"]
     if abs(whole - metered) > LEDGER_SHARE * metered:
         found.append(f"the ledger has {whole:.1f} J where the devices counted {metered:.1f} J")
     return found
+
+
+async def _pages(user: User, path: str, **params: Any) -> list[Any]:
+    pages = [await user.ask("GET", path, params=params)]
+    while cursor := pages[-1].get("next_cursor"):
+        pages.append(await user.ask("GET", path, params=params | {"cursor": cursor}))
+    return pages

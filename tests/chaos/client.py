@@ -16,7 +16,10 @@ GANGS: tuple[dict[str, int], ...] = ({"min": 1}, {"min": 1, "max": 2}, {"min": 2
 FAILS = 7
 """The exit code of jobs that are made to fail."""
 PAUSE_S = 0.3
-AT_ONCE = 10
+FIRST = 12
+"""So many jobs are submitted at once, to have some at work when the faults begin; then one every second."""
+BETWEEN_S = 1.0
+RUNNING = 3
 
 
 @dataclass
@@ -52,6 +55,13 @@ class User:
         """Submit, cancel and switch policies until it is over; the last requests are answered after that."""
         await asyncio.gather(self._submit(until), self._interfere(until))
 
+    async def is_at_work(self) -> bool:
+        """Whether the first jobs are submitted, and some of them run."""
+        if len(self.jobs) < FIRST:
+            return False
+        said = [await self.ask("GET", f"/v1/jobs/{job.job_id}") for job in self.jobs]
+        return sum(job["state"] == "running" for job in said) >= RUNNING
+
     async def ended(self) -> dict[str, Any]:
         """Return the jobs that have ended, by id."""
         found: dict[str, Any] = {}
@@ -80,12 +90,11 @@ class User:
 
     async def _submit(self, until: asyncio.Event) -> None:
         while not until.is_set():
-            await asyncio.sleep(self.dice.uniform(0, 2 * PAUSE_S))
-            if len(self.jobs) - len(await self.ended()) >= AT_ONCE:
-                continue
+            if len(self.jobs) >= FIRST:
+                await asyncio.sleep(self.dice.uniform(0, 2 * BETWEEN_S))
             number = len(self.jobs)
             name, fails = f"{self.storm}-{number}", self.dice.random() < 0.1
-            ticks, tick_s = self.dice.randint(5, 60), self.dice.choice((0.05, 0.1, 0.2))
+            ticks, tick_s = self.dice.randint(5, 100), self.dice.choice((0.05, 0.1, 0.3))
             command = [sys.executable, "-I", "-S", str(self.program), str(ticks), str(tick_s)]
             body = {
                 "name": name,

@@ -24,7 +24,7 @@ SHARES: Mapping[str, float] = {
 SHORT_S = (0.1, 1.5)
 LONG_S = (5.0, 9.0)
 """Longer than a lease, so that nodes count as lost."""
-LONG_SHARE = 0.08
+LONG_SHARE = 0.12
 
 
 @dataclass(frozen=True)

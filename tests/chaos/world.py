@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +63,7 @@ class World:
         self._links: dict[str, Link] = {}
         self._valkey_url = ""
         self._disks: list[Path] = []
-        self._heard: dict[str, deque[Mapping[Any, Any]]] = {node.node_id: deque(maxlen=REPEATED) for node in NODES}
+        self._heard: dict[str, deque[dict[Any, Any]]] = {node.node_id: deque(maxlen=REPEATED) for node in NODES}
         self._listeners: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()
 
