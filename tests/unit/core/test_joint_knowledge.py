@@ -70,6 +70,22 @@ def test_a_gang_declines_gpus_it_would_crawl_on_for_as_long_as_that_would_take()
     assert not run_cycle(policy, replace(gone, graphs={JobId("b"): HEAVY}), later.memory).memory.declined_since_s
 
 
+def test_those_behind_a_gang_that_declines_go_on() -> None:
+    """Two of the four GPUs: the gang waits, and no GPU is idle for it; without anything known of it, they wait."""
+    gang = a_job("a", min_gpus=4, remaining_s=600.0, submitted_s=NOON_S - 60.0)
+    behind = [a_job(name, remaining_s=9_000.0, submitted_s=NOON_S) for name in ("b", "c")]
+    policy = build_policy("joint", {"sleep_after_s": None})
+    plans = {
+        known: run_cycle(policy, shown([*ONE_EACH, gang, *behind], SCATTERED, graph, trigger=Trigger.ACTIVE),
+                         policy.initial()).plan
+        for known, graph in ((True, HEAVY), (False, None))
+    }  # fmt: skip
+
+    assert set(started(plans[True])) == {"b", "c"}
+    assert story(plans[True])["a"] == "hold better_placement"
+    assert set(started(plans[False])) == {"a"}
+
+
 @pytest.mark.parametrize(
     ("graph", "parameters"),
     [(LIGHT, {}), (None, {}), (HEAVY, {"placement": "cluster"}), (HEAVY, {"least_speed_share": 0.0})],

@@ -4,25 +4,32 @@ Their replicas are mapped by Heavy-Edge, refined (``parallel.mapping``), to the 
 fewest that hold the gang, or a few more where even shares of them are faster. Other than under A-SRPT, gangs that lose
 little are not sent to the emptiest ones: what they free is worth less than what their bytes cost others.
 
-A gang that would run at less than ``least_speed_share`` of its best speed declines, and keeps its claim: GPUs that it
-held so would be held so many times longer. It declines until it has waited as long as the bad seats would delay it;
-so it loses at most twice what it would have, had it known how long good ones take to come (ski rental).
+A gang that would run at less than ``least_speed_share`` of its best speed declines: GPUs that it held so would be held
+so many times longer. Those behind it go on as if it were not there, so that no GPU is idle for it. It declines until it
+has waited as long as the bad seats would delay it; so it loses at most twice what it would have, had it known how long
+good ones take to come (ski rental).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from services.core.cycle.graph_placing import Servers, extremes_s, mapper_of, seats
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan, Reason
+from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
 from services.core.parallel.mapping import Method
 from services.core.policies.joint.config import JointConfig
 
+MOST_PASSES = 8
+"""So many times a round is planned anew because gangs declined; what declines then keeps its claim."""
 UNKNOWN_LEFT_S = 1_800.0
 """What a job of unknown length is taken to need where a restart, or better seats, have to pay for themselves."""
 
@@ -59,11 +66,25 @@ class Seating:
                 return None
         return free.take(list(found.shares))
 
+    def planned(self, ranking: Ranking, preemption: Preemption) -> Plan:
+        """Return the plan of a ranking, less the gangs that decline, with the reason why they wait."""
+        snapshot, ids = self._snapshot, self._snapshot.jobs.ids
+        for _ in range(MOST_PASSES):
+            before = len(self.until_s)
+            plan = reconcile(snapshot, ranking, preemption=preemption, place=self)
+            if len(self.until_s) == before:
+                break
+            stays = np.array([ids[job] not in self.until_s for job in ranking.order.tolist()], dtype=np.bool_)
+            ranking = Ranking(ranking.order[stays], ranking.gpus[stays], ranking.unranked)
+        else:
+            plan = reconcile(snapshot, ranking, preemption=preemption, place=self)
+        return self._with_reasons(plan)
+
     def _left_s(self, job: int) -> float:
         predicted_s = self._snapshot.jobs.remaining_s.item(job)
         return predicted_s if predicted_s > 0 else UNKNOWN_LEFT_S
 
-    def explained(self, plan: Plan) -> Plan:
+    def _with_reasons(self, plan: Plan) -> Plan:
         """Return the plan with the reason why gangs wait that declined, and with when to ask again."""
         if not self.until_s:
             return plan

@@ -67,12 +67,11 @@ class Joint:
             memory = _following(snapshot, memory, worth, config)
         which = contenders(snapshot, preemption)
         ranking = _ranking(snapshot, memory, which, worth, config) if which.size else Ranking(which, which)
-        seating = None
         if snapshot.graphs and config.placement != "cluster":
             seating = Seating(snapshot, config, memory.declined_since_s)
-        plan = reconcile(snapshot, ranking, preemption=preemption, place=seating)
-        if seating is not None:
-            plan, memory = seating.explained(plan), replace(memory, declined_since_s=seating.since_s())
+            plan, memory = seating.planned(ranking, preemption), replace(memory, declined_since_s=seating.since_s())
+        else:
+            plan = reconcile(snapshot, ranking, preemption=preemption)
         plan = with_batches(snapshot, plan)
         if config.limits:
             choose = _Limits(snapshot, memory, worth, config).choose
