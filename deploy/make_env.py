@@ -1,9 +1,20 @@
-"""Write the `.env` of docker-compose.yml: the installation's secrets, made once. `python3 deploy/make_env.py`."""
+"""Write the `.env` of docker-compose.yml: the installation's secrets, made once. `python3 deploy/make_env.py`.
+
+Each service gets a credential and a user in Valkey of its own, and each simulated agent a token to enrol with. `--add`
+keeps what is in the file, and adds what an earlier release did not have.
+"""
 
 import os
 import secrets
 import sys
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from services.kit import redis_users  # noqa: E402
+from services.kit.callers import SERVICES  # noqa: E402
+from services.kit.credentials import Credential, standing_token  # noqa: E402
 
 NAMES = (
     "POSTGRES_PASSWORD",
@@ -12,17 +23,46 @@ NAMES = (
     "WATTSHIFT_NODE_JOIN_TOKEN",
     "WATTSHIFT_SECRETS_KEY",
 )
+"""The service token is for webhooks, whose secrets follow from it, and for agents of earlier releases."""
+AGENTS = ("node-1", "node-2")
 
 
-def main(path: Path) -> None:
-    """Write the file, readable by its owner alone; an existing one is kept, since the volumes know its passwords."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        sys.exit(f"{path} exists and is kept")
-    with os.fdopen(descriptor, "w") as file:
-        file.writelines(f"{name}={secrets.token_hex(24)}\n" for name in NAMES)
+def settings(given: "dict[str, str]") -> "dict[str, str]":
+    """Return all settings, those that are given as they are."""
+    made = {name: secrets.token_hex(24) for name in NAMES}
+    made.update(given)
+    if f"{SERVICES[0].upper()}_CREDENTIAL" not in given:  # all at once: they know each other
+        root = secrets.token_bytes(32)
+        for service in SERVICES:
+            made[f"{service.upper()}_CREDENTIAL"] = Credential.derived(service, (root,)).text()
+    for service in redis_users.RULES:
+        made[f"{service.upper()}_VALKEY_PASSWORD"] = redis_users.password(made["VALKEY_PASSWORD"], service)
+    for node in AGENTS:
+        name = node.upper().replace("-", "_")
+        made[f"{name}_ENROLL_TOKEN"] = standing_token(made["WATTSHIFT_NODE_JOIN_TOKEN"], node)
+    return made
+
+
+def write(path: Path, lines: "list[str]", mode: int) -> None:
+    """Write a file, whole or not at all."""
+    draft = path.with_name(f"{path.name}.new")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    draft.replace(path)
+
+
+def main(folder: Path, add: bool) -> None:
+    """Write the files; an existing one is kept, since the volumes know its passwords."""
+    path = folder / ".env"
+    if path.exists() and not add:
+        sys.exit(f"{path} exists and is kept; --add adds what it lacks")
+    lines = path.read_text().splitlines() if path.exists() else []
+    given = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    made = settings(given)
+    # Hashes alone, which the user in Valkey's container has to be able to read.
+    write(folder / "valkey-users.conf", redis_users.configuration(made["VALKEY_PASSWORD"]), 0o644)
+    write(path, lines + [f"{name}={value}" for name, value in made.items() if name not in given], 0o600)
 
 
 if __name__ == "__main__":
-    main(Path(__file__).resolve().parents[1] / ".env")
+    main(ROOT, "--add" in sys.argv[1:])

@@ -25,7 +25,7 @@ from services.kit.edge.bodies import BodyReader
 from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge, OpenRoutes
 from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.limits import AddressLimiter, RateLimiter
-from services.kit.http import ServiceClient
+from services.kit.http import ServiceClient, connector
 from services.kit.release import RELEASE
 from services.kit.settings import settings_or_exit
 from services.kit.tokens import outgoing
@@ -49,9 +49,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
         async with aiohttp.ClientSession(
-            connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector(0, settings.tls), auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
             opened.edge = create_edge(settings, session, urls)
             readiness.session = session

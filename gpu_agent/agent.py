@@ -97,7 +97,10 @@ class Agent:
         engine = find_engine(with_gpus=not simulated) if settings.containers == "auto" else None
         launcher = Launcher(
             checkpoint_folders=[settings.data_folder / "checkpoints", settings.state_folder / "checkpoints"],
-            agent_url=f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}",
+            # Over TLS, jobs report by their file alone: they do not know the authority of the installation.
+            agent_url=""
+            if settings.tls_cert
+            else f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}",
             pass_environment=settings.pass_environment,
             engine=engine,
             devices=self.devices,

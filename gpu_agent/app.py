@@ -38,7 +38,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with new_session() as session:
+        async with new_session(tls=settings.tls) as session:
             client = ServiceClient(session, settings.telemetry_url, "telemetry")
             enrolment = callers.enrolment = Enrolment(settings, client)
             redis = NodeRedis(settings, enrolment)

@@ -78,7 +78,7 @@ def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) ->
             "WATTSHIFT_LOCAL_WORLD_SIZE": str(len(start.devices)),
             "WATTSHIFT_CHECKPOINT_DIR": paths.checkpoint_dir,
             "WATTSHIFT_PROGRESS_FILE": paths.progress_file,
-            "WATTSHIFT_PROGRESS_URL": paths.progress_url,
+            **({"WATTSHIFT_PROGRESS_URL": paths.progress_url} if paths.progress_url else {}),
             "WATTSHIFT_DEVICE_FILE": paths.device_file,
             "MASTER_ADDR": start.master_addr,
             "MASTER_PORT": str(start.master_port),

@@ -37,7 +37,7 @@ class Launcher:
     Args:
         checkpoint_folders: Where jobs that name no checkpoint folder get one; the first that can be written. For gangs
             that span hosts, and for jobs that move, all nodes must share it.
-        agent_url: How a process on this host reaches the agent.
+        agent_url: How a process on this host reaches the agent; empty if it does not.
         pass_environment: Names of further variables of the agent's own that jobs get.
         devices: Of this node; ``devices`` may be replaced when GPUs are cut.
         confinement: Decides who a job's processes are, and what confines them.
@@ -131,7 +131,7 @@ class Launcher:
         paths = RankPaths(
             checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account)),
             progress_file=str(folder.progress_file),
-            progress_url=f"{self._agent_url}/v1/progress/{progress_token}",
+            progress_url=f"{self._agent_url}/v1/progress/{progress_token}" if self._agent_url else "",
             device_file=str(folder.device_file),
         )
         login = account.environment if account else {}

@@ -233,4 +233,4 @@ class AgentSettings(SharedSettings):
     @property
     def agent_url(self) -> str:
         """How the control plane calls this agent."""
-        return f"http://{self.address}:{self.port}"
+        return f"{self.tls.scheme}://{self.address}:{self.port}"

@@ -44,7 +44,7 @@ MOST_PLAN_SOLVES = 10_000
 def create_app(settings: OptimizerSettings) -> FastAPI:
     """Return the app; while it runs, it resumes work after crashes and has job lengths learned."""
     engine = create_engine(settings.database_url, application_name="optimizer")
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, settings)
     repository, of_plans = solve_repository(engine, of_plans=False), solve_repository(engine, of_plans=True)
     queue = TaskQueue(optimizer_celery(settings), redis, QUEUE, TASK)
     plan_queue = TaskQueue(optimizer_celery(settings, PLAN_QUEUE), redis, PLAN_QUEUE, TASK)
@@ -55,7 +55,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with new_session() as session:
+        async with new_session(tls=settings.tls) as session:
             carbon = ServiceClient(
                 session,
                 settings.carbon_url,

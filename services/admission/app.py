@@ -71,8 +71,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        redis = connect(settings.redis_url)
-        session, exec_session = new_session(), new_session(connections=0)
+        redis = connect(settings.redis_url, settings)
+        session, exec_session = new_session(tls=settings.tls), new_session(connections=0, tls=settings.tls)
         hints = JobHints(redis)
         jobs = Jobs(engine, hints.give)
         arrays = Arrays(engine, hints.give)

@@ -12,6 +12,7 @@ from services.cli import (
     access,
     apps,
     budgets,
+    certificates,
     cluster,
     clusters,
     demo,
@@ -45,7 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ROOMS = (
-    *(local, jobs, exec, shell, cluster, clusters, access, users, budgets, secrets, report, serving),
+    *(local, certificates, jobs, exec, shell, cluster, clusters, access, users, budgets, secrets, report, serving),
     *(apps, fleets),
     *(webhooks, endpoints, export, simulate, fit, profile_inference, plan, demo),
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import asyncpg
 import orjson
+from asyncpg import Connection
 from sqlalchemy import text
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from services.db.database import plain_url
 from services.db.driver import CONNECTION_ERRORS, dumps
 
 
@@ -24,8 +29,20 @@ def async_url(database_url: str) -> str:
 
 def create_engine(database_url: str, *, pool_size: int = 5, application_name: str = "wattshift") -> AsyncEngine:
     """Return an engine that notices dead connections and never waits without limit."""
+    address, _, query = async_url(database_url).partition("?")
+    options: dict[str, Any] = {}
+    if "ssl" in query:  # asyncpg reads sslmode, sslrootcert and the like of libpq; SQLAlchemy passes on only its own
+
+        async def connect(*_: Any, **given: Any) -> Connection:
+            kept = {name: given[name] for name in ("timeout", "command_timeout", "server_settings")}
+            return await asyncpg.connect(plain_url(database_url), **kept)
+
+        options["async_creator_fn"] = connect
+        url = address
+    else:
+        url = async_url(database_url)
     return create_async_engine(
-        async_url(database_url),
+        url,
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_pre_ping=True,
@@ -33,6 +50,7 @@ def create_engine(database_url: str, *, pool_size: int = 5, application_name: st
         json_serializer=dumps,
         json_deserializer=orjson.loads,
         connect_args={
+            **options,
             "timeout": 5,
             "command_timeout": 30,
             "server_settings": {"application_name": application_name, "timezone": "UTC"},

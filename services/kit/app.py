@@ -216,6 +216,7 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
         timeout_keep_alive=75,
         callback_notify=Pulse().beat_async,
         timeout_notify=int(EVERY_S),
+        **settings.tls.server(),
     )
     server = uvicorn.Server(config)
     with contextlib.suppress(KeyboardInterrupt):

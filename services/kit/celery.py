@@ -17,6 +17,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from typing import Any, NoReturn
+from urllib.parse import urlencode
 
 import psutil
 from billiard.common import human_status
@@ -45,9 +46,18 @@ class TaskLimits:
     hard_s: float
 
 
+def broker_url(settings: SharedSettings) -> str:
+    """Return the address of the broker; over TLS, Celery wants to be told in it how its certificate is checked."""
+    url = settings.redis_url
+    options = settings.tls.redis(url)
+    if not url.startswith("rediss://") or "ssl_cert_reqs" in url:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{urlencode({'ssl_cert_reqs': 'required', **options})}"
+
+
 def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> Celery:
     """Return the Celery app of one queue, to publish with or to work for."""
-    app = Celery(queue, broker=settings.redis_url, set_as_current=False)
+    app = Celery(queue, broker=broker_url(settings), set_as_current=False)
     app.conf.update(
         task_default_queue=queue,
         accept_content=["json"],

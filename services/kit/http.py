@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from services.contracts.identity import Identity
 from services.contracts.problems import Problem
 from services.kit.problems import ProblemError, unavailable
+from services.kit.tls import Tls
 from services.kit.tokens import Outgoing
 
 M = TypeVar("M", bound=BaseModel)
@@ -104,6 +105,12 @@ def problem_of(status: int, content: bytes, name: str) -> ProblemError:
     return ProblemError(status, problem.code, problem.detail, errors=problem.errors)
 
 
-def new_session(connections: int = 100) -> aiohttp.ClientSession:
+def new_session(connections: int = 100, tls: Tls | None = None) -> aiohttp.ClientSession:
     """Return a session for ``ServiceClient``s; close it when the process ends."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections, keepalive_timeout=30))
+    return aiohttp.ClientSession(connector=connector(connections, tls))
+
+
+def connector(connections: int, tls: Tls | None) -> aiohttp.TCPConnector:
+    """Return the connections of a session, of which there are at most so many at once; 0 for any number."""
+    context = None if tls is None else tls.client()
+    return aiohttp.TCPConnector(limit=connections, keepalive_timeout=30, ssl=True if context is None else context)

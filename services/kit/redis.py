@@ -30,8 +30,10 @@ def connect(url: str, settings: SharedSettings | None = None, user: tuple[str, s
     """
     if user is not None:
         url = with_user(url, *user)
+    tls: dict[str, Any] = {} if settings is None else settings.tls.redis(url)
     return Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
         url,
+        **tls,
         decode_responses=True,
         socket_timeout=10,
         socket_connect_timeout=2,

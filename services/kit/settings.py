@@ -8,7 +8,7 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -18,8 +18,12 @@ from pydantic_settings.exceptions import SettingsError
 
 from services.kit.credentials import SHORTEST_SECRET, Credential, roots_of
 from services.kit.networks import read_networks
+from services.kit.tls import Tls
+from services.kit.tls import check as check_tls
 
 EXIT_BAD_SETTINGS = 2
+PUBLIC = ("gateway", "router")
+"""Services that users reach."""
 NO_SERVICE_TOKEN = "WATTSHIFT_SERVICE_TOKEN is not set: Secret by which the services recognise each other."
 NOT_POSTGRES = "DATABASE_URL must be the postgresql:// address of a server"
 SECRET_NAME = re.compile("TOKEN|PASSWORD|SECRET|CREDENTIAL|KEY|URL")
@@ -59,6 +63,21 @@ class SharedSettings(BaseSettings):
         "",
         validation_alias="WATTSHIFT_ENDPOINT_NETWORKS",
         description="Networks, such as 10.8.0.0/16, in which registered model servers may be; none by default.",
+    )
+    tls_cert: Path | None = Field(
+        None, validation_alias="WATTSHIFT_TLS_CERT", description="Certificate of this host; without one, plain HTTP."
+    )
+    tls_key: Path | None = Field(None, validation_alias="WATTSHIFT_TLS_KEY", description="Key of the certificate.")
+    tls_ca: Path | None = Field(
+        None,
+        validation_alias="WATTSHIFT_TLS_CA",
+        description="Certificates of the authority by which other hosts are known; by default those of the system.",
+    )
+    tls_clients: Literal["any", "required"] = Field(
+        "any",
+        validation_alias="WATTSHIFT_TLS_CLIENTS",
+        description="required: services and agents let in only those who show a certificate of the authority. The "
+        "gateway and the router, which users reach, ask for none.",
     )
     zone: str = Field(
         "US-CAL-CISO", validation_alias="WATTSHIFT_ZONE", description="Grid zone of nodes that name none."
@@ -100,6 +119,22 @@ class SharedSettings(BaseSettings):
         if not self.service_credential and not self.service_token:
             raise ValueError(NO_SERVICE_TOKEN)
         return self
+
+    @field_validator("tls_cert", "tls_key", "tls_ca", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return value or None
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        check_tls(self.tls)
+        return self
+
+    @property
+    def tls(self) -> Tls:
+        """How this process shows who it is to other hosts, and knows them."""
+        asks = self.tls_clients == "required" and self.service_name() not in PUBLIC
+        return Tls(self.tls_cert, self.tls_key, self.tls_ca, asks)
 
     @classmethod
     def service_name(cls) -> str:

@@ -99,7 +99,7 @@ class Router:
     async def start(self) -> None:
         """Connect to the other processes, take the last known table, and start looking."""
         settings = self.settings
-        session: aiohttp.ClientSession = await self._stack.enter_async_context(new_session())
+        session: aiohttp.ClientSession = await self._stack.enter_async_context(new_session(tls=settings.tls))
         credential = settings.credential
         admission = ServiceClient(
             session, settings.admission_url, "Admission", tokens=outgoing(credential, "admission"), timeout_s=3
@@ -110,7 +110,7 @@ class Router:
         telemetry = ServiceClient(
             session, settings.telemetry_url, "Telemetry", tokens=outgoing(credential, "telemetry"), timeout_s=10
         )
-        redis = connect(settings.redis_url)
+        redis = connect(settings.redis_url, settings)
         self._stack.push_async_callback(redis.aclose)
         keys = KeyCache(
             resolve_at(admission),
@@ -379,6 +379,7 @@ def server_config(router: Router) -> uvicorn.Config:
         proxy_headers=False,  # no client's address is read
         callback_notify=Pulse().beat_async,
         timeout_notify=int(EVERY_S),
+        **router.settings.tls.server(),
     )
 
 

@@ -46,8 +46,8 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         database = await Database.open(settings.database_url, size=settings.pool_size, application_name="scheduler")
-        redis = connect(settings.redis_url)
-        async with new_session() as session:
+        redis = connect(settings.redis_url, settings)
+        async with new_session(tls=settings.tls) as session:
             carbon = CarbonWatch(
                 ServiceClient(
                     session, settings.carbon_url, "The carbon service", tokens=outgoing(settings.credential, "carbon")

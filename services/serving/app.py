@@ -53,7 +53,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        async with new_session() as session, new_probe_session() as probe_session:
+        async with new_session(tls=settings.tls) as session, new_probe_session() as probe_session:
             carbon = ServiceClient(
                 session,
                 settings.carbon_url,

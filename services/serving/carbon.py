@@ -43,7 +43,7 @@ async def place_intensities(
         DomainError: It does not have the requested values.
     """
     horizon_s = from_s - now_s + (spec.plan_steps + 1) * STEP_S
-    async with new_session() as session:
+    async with new_session(tls=settings.tls) as session:
         carbon = ServiceClient(
             session,
             settings.carbon_url,

@@ -195,7 +195,7 @@ class PlanMaker:
 
     async def _solve(self, plan_id: str, request: PoolsRequest, within_s: float) -> Solve:
         settings = self._settings
-        async with new_session() as session:
+        async with new_session(tls=settings.tls) as session:
             optimizer = ServiceClient(
                 session,
                 settings.optimizer_url,

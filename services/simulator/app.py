@@ -39,14 +39,14 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
     """
     load_policies()
     engine = create_engine(settings.database_url, application_name="simulator")
-    redis = connect(settings.redis_url)
+    redis = connect(settings.redis_url, settings)
     repository = SimulationRepository(engine)
     queue = TaskQueue(simulator_celery(settings), redis, QUEUE, TASK)
     work_queue = WorkQueue("simulation", repository, queue, settings.max_pending_per_tenant)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with new_session() as session:
+        async with new_session(tls=settings.tls) as session:
 
             def client(url: str, audience: str, name: str) -> ServiceClient:
                 tokens, timeout_s = outgoing(settings.credential, audience), settings.source_timeout_s

@@ -37,7 +37,9 @@ def _worker() -> Worker:
 
 @functools.cache
 def _cell_worker() -> CellWorker:
-    return CellWorker(Redis.from_url(settings.redis_url), lease_s=settings.lease_s)
+    return CellWorker(
+        Redis.from_url(settings.redis_url, **settings.tls.redis(settings.redis_url)), lease_s=settings.lease_s
+    )
 
 
 @app.task(name=remote.TASK, soft_time_limit=remote.LONGEST_S, time_limit=remote.LONGEST_S + 60)

@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 
 from services.kit.pulse import PULSE_FILE, is_beating
+from services.kit.tls import Tls
 from services.standalone.process import http_ready
 
 
 def is_well(what: str) -> bool:
     """Return whether the process is well."""
-    return is_beating(Path(os.environ[PULSE_FILE])) if what == "pulse" else http_ready(int(what))
+    if what == "pulse":
+        return is_beating(Path(os.environ[PULSE_FILE]))
+    tls = Tls.of_environment(os.environ)
+    return http_ready(int(what), context=tls.client() if tls.certificate else None)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -40,9 +41,10 @@ class Probe(Protocol):
 class HttpProbe:
     """Asks a service: `/healthz` comes from its event loop alone, `/readyz` looks at what it depends on."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> None:
         self._port = port
         self._host = host
+        self._context = context
 
     async def answer(self) -> None:
         """Return once `/healthz` was answered."""
@@ -59,7 +61,9 @@ class HttpProbe:
 
     async def _get(self, path: str) -> tuple[int, bytes]:
         request = f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n\r\n".encode()
-        head, _, body = (await _exchange(self._host, self._port, request, lambda _: False)).partition(b"\r\n\r\n")
+        head, _, body = (await _exchange(self._host, self._port, request, lambda _: False, self._context)).partition(
+            b"\r\n\r\n"
+        )
         words = head.split(maxsplit=2)
         if len(words) < 2 or not words[1].isdigit():
             raise ConnectionError("this is not HTTP")
@@ -134,13 +138,15 @@ class PulseProbe:
             return self._seen_ns
 
 
-async def _exchange(host: str, port: int, request: bytes, is_enough: Callable[[bytes], bool]) -> bytes:
+async def _exchange(
+    host: str, port: int, request: bytes, is_enough: Callable[[bytes], bool], context: ssl.SSLContext | None = None
+) -> bytes:
     """Send a request and return the answer, up to where it is enough or the server closes the connection.
 
     Raises:
         OSError: nobody listens, or there was no answer at all.
     """
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
     try:
         writer.write(request)
         answer = b""

@@ -4,6 +4,7 @@ import ctypes
 import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -101,9 +102,12 @@ class Process:
         return options
 
 
-def http_ready(port: int, host: str = "127.0.0.1") -> bool:
-    """Return whether the service on `port` has all it needs; blocks two seconds at most."""
-    connection = http.client.HTTPConnection(host, port, timeout=2)
+def http_ready(port: int, host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> bool:
+    """Return whether the service on `port` has all it needs; blocks two seconds at most. Without a context, no TLS."""
+    if context is None:
+        connection = http.client.HTTPConnection(host, port, timeout=2)
+    else:
+        connection = http.client.HTTPSConnection(host, port, timeout=2, context=context)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200

@@ -12,6 +12,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
 from services.kit.pulse import PULSE_FILE
 from services.kit.settings import SharedSettings
+from services.kit.tls import Tls
 from services.standalone.postgres import SYSTEM_USER as POSTGRES_USER
 from services.standalone.probes import HttpProbe, PulseProbe
 from services.standalone.process import BadInputError, Process, http_ready
@@ -225,14 +226,16 @@ def _http_process(
     owns_its_group: bool = True,
 ) -> Process:
     host = host_of(service, environment)
+    tls = Tls.of_environment(environment)
+    context = tls.client() if tls.certificate else None
     full = {f"{service.prefix}HOST": host, **environment, f"{service.prefix}PORT": str(port)}
     return Process(
         name=name,
         command=(*PYTHON, "-m", service.module),
         environment=full,
         folder=folder,
-        is_ready=lambda: http_ready(port, host),
-        probe=HttpProbe(port, host),
+        is_ready=lambda: http_ready(port, host, context),
+        probe=HttpProbe(port, host, context),
         port=port,
         owns_its_group=owns_its_group,
     )

@@ -32,6 +32,7 @@ from services.kit.extras import first_missing
 from services.kit.pulse import EVERY_S
 from services.kit.settings import EXIT_BAD_SETTINGS
 from services.kit.tasks import end_tasks
+from services.kit.tls import Tls
 from services.standalone import node_power, postgres, processes, remembered, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.identities import Identities
@@ -215,7 +216,9 @@ class Stack:
             asked = self.environment.get(f"{service.prefix}PORT")
             port = self._ports.take(int(asked or service.port), exactly=asked is not None)
             self.environment[f"{service.prefix}PORT"] = str(port)
-            self.urls[service.name] = f"http://{processes.host_of(service, self.environment)}:{port}"
+            self.urls[service.name] = (
+                f"{Tls.of_environment(self.environment).scheme}://{processes.host_of(service, self.environment)}:{port}"
+            )
             self.environment[f"WATTSHIFT_{service.prefix}URL"] = self.urls[service.name]
         if self.environment.get("SCHEDULER_NODE_POWER") == "command":
             self.environment = node_power.commands(self.folder) | self.environment

@@ -38,8 +38,8 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database = await Database.open(settings.database_url, size=settings.pool_size, application_name="telemetry")
-        redis = connect(settings.redis_url)
-        session = new_session()
+        redis = connect(settings.redis_url, settings)
+        session = new_session(tls=settings.tls)
         carbon = ServiceClient(
             session, settings.carbon_url, "The carbon service", tokens=outgoing(settings.credential, "carbon")
         )

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from packaging.utils import canonicalize_name
 
+from services.kit.credentials import Credential
 from services.standalone import one, processes
 from services.standalone.healthcheck import is_well
 from tests.support.extras import needs
@@ -86,6 +87,7 @@ def test_compose_accepts_the_file(tmp_path: Path) -> None:
     if not found:
         pytest.skip("neither docker compose nor docker-compose is installed")
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    shutil.copytree(ROOT / "services" / "kit", tmp_path / "services" / "kit")
     shutil.copy(ROOT / "docker-compose.yml", tmp_path)
     refused = subprocess.run([*found[0], "config"], cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode != 0
@@ -97,6 +99,33 @@ def test_compose_accepts_the_file(tmp_path: Path) -> None:
     for command in found:
         accepted = subprocess.run([*command, "config"], cwd=tmp_path, capture_output=True, text=True)
         assert accepted.returncode == 0, accepted.stderr
+
+
+def test_every_process_gets_its_own_secrets_alone(tmp_path: Path) -> None:
+    """What `make_env` writes is all that the file asks for, also where an earlier release wrote the rest."""
+    for folder in ("deploy", "services/kit"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    make_env = [sys.executable, "-S", tmp_path / "deploy" / "make_env.py"]  # -S: nothing but Python itself
+    old = {"POSTGRES_PASSWORD": "p", "VALKEY_PASSWORD": "v", "WATTSHIFT_NODE_JOIN_TOKEN": "j" * 48}
+    (tmp_path / ".env").write_text("".join(f"{name}={value}\n" for name, value in old.items()))
+    assert subprocess.run(make_env, capture_output=True).returncode == 1, "existing secrets are kept"
+    subprocess.run([*make_env, "--add"], check=True)
+    made = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
+
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert old.items() <= made.items()
+    assert set(re.findall(r"\$\{([A-Z0-9_]+):\?", text)) <= made.keys()
+    assert "user telemetry on #" in (tmp_path / "valkey-users.conf").read_text()
+    for service in processes.SERVICES:
+        credential = Credential.parsed(made[f"{service.name.upper()}_CREDENTIAL"])
+        asked = COMPOSE["services"][service.name]["environment"]["WATTSHIFT_SERVICE_CREDENTIAL"]
+        assert credential.name == service.name
+        assert asked.startswith(f"${{{service.name.upper()}_CREDENTIAL:")
+    for name, service in COMPOSE["services"].items():
+        given = set(service.get("environment") or ())
+        assert ("WATTSHIFT_NODE_JOIN_TOKEN" in given) == (name == "telemetry")
+        assert ("WATTSHIFT_SERVICE_TOKEN" in given) == (name == "admission")
+        assert "REDIS_URL" not in given or name not in ("agent-1", "agent-2")
 
 
 def test_the_image_holds_all_that_is_installed() -> None:

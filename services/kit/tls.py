@@ -1,0 +1,95 @@
+"""TLS between hosts: the certificate that a process shows, and the authority by which it knows others."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tls:
+    """The files of one process.
+
+    Attributes:
+        certificate: What it shows, with those between it and the authority; None: it speaks plain HTTP.
+        key: Of the certificate.
+        authority: Certificates by which it knows others; None: those of the system.
+        asks_clients: Whether it lets in only those who show a certificate of the authority (mutual TLS).
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+    asks_clients: bool = False
+
+    @property
+    def scheme(self) -> str:
+        """What the addresses of this process begin with."""
+        return "https" if self.certificate else "http"
+
+    def client(self) -> ssl.SSLContext | None:
+        """Return how this process calls others; None where that is as usual.
+
+        Raises:
+            OSError: A file cannot be read, or is no certificate or key.
+        """
+        if self.authority is None and self.certificate is None:
+            return None
+        context = ssl.create_default_context(cafile=None if self.authority is None else str(self.authority))
+        if self.certificate is not None:
+            context.load_cert_chain(self.certificate, self.key)
+        return context
+
+    def server(self) -> dict[str, Any]:
+        """Return the options of uvicorn."""
+        if self.certificate is None:
+            return {}
+        options: dict[str, Any] = {"ssl_certfile": str(self.certificate), "ssl_keyfile": str(self.key)}
+        if self.asks_clients:
+            options |= {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": str(self.authority)}
+        return options
+
+    def redis(self, url: str) -> dict[str, str]:
+        """Return the options of a client of Valkey or Redis; none where ``url`` is not one over TLS."""
+        if not url.startswith("rediss://"):
+            return {}
+        found = {"ssl_ca_certs": self.authority, "ssl_certfile": self.certificate, "ssl_keyfile": self.key}
+        return {name: str(path) for name, path in found.items() if path is not None}
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str]) -> Tls:
+        """Return what the settings of a process say that would run in ``environment``."""
+
+        def path(name: str) -> Path | None:
+            return Path(environment[name]) if environment.get(name) else None
+
+        certificate, key = path("WATTSHIFT_TLS_CERT"), path("WATTSHIFT_TLS_KEY")
+        asks_clients = environment.get("WATTSHIFT_TLS_CLIENTS") == "required"
+        return cls(certificate, key, path("WATTSHIFT_TLS_CA"), asks_clients)
+
+
+def check(tls: Tls) -> None:
+    """Read the files, to find faults before anything starts.
+
+    Raises:
+        ValueError: Something is missing or cannot be used.
+    """
+    if (tls.certificate is None) != (tls.key is None):
+        raise ValueError("WATTSHIFT_TLS_CERT and WATTSHIFT_TLS_KEY are set together, or neither is")
+    if tls.asks_clients and (tls.certificate is None or tls.authority is None):
+        raise ValueError("WATTSHIFT_TLS_CLIENTS=required needs WATTSHIFT_TLS_CERT, WATTSHIFT_TLS_KEY, WATTSHIFT_TLS_CA")
+    files = {"CERT": tls.certificate, "KEY": tls.key, "CA": tls.authority}
+    for name, path in files.items():
+        try:
+            if path is not None:
+                path.read_bytes()
+        except OSError as error:
+            raise ValueError(f"WATTSHIFT_TLS_{name}={path}: {error.strerror}") from error
+    try:
+        tls.client()
+    except (OSError, ssl.SSLError) as error:
+        shown = ", ".join(str(path) for path in files.values() if path is not None)
+        raise ValueError(f"{shown}: no certificates, or not the key of the certificate ({error})") from error
