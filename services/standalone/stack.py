@@ -63,6 +63,7 @@ class Stack:
         port: int | None = None,
         services: Sequence[Service] = SERVICES,
         workers: Collection[str] = tuple(processes.WORKERS),
+        watches: bool = True,
     ) -> None:
         """Describe an installation; `start` starts it.
 
@@ -76,6 +77,7 @@ class Stack:
             port: The gateway's port, exactly; None takes the remembered one, or else prefers 8000.
             services: What runs beside the servers and the agents.
             workers: Which of the Celery workers run too.
+            watches: As for `Supervisor`; a test that stops processes for a while does without.
         """
         self.folder = DataFolder(data_dir or default_data_dir())
         self.environment: dict[str, str] = {**os.environ, **(env or {})}
@@ -90,7 +92,7 @@ class Stack:
         self._power: asyncio.Task[None] | None = None
         self._reserve: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
-        self._supervisor = Supervisor(self.folder.log, on_change=self._write_status)
+        self._supervisor = Supervisor(self.folder.log, on_change=self._write_status, watches=watches)
 
     @property
     def gateway_url(self) -> str:

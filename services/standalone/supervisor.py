@@ -50,7 +50,12 @@ class Supervisor:
     """Runs stages of processes; the processes of one stage start, and stop, together."""
 
     def __init__(
-        self, log_folder: Path, *, on_change: Callable[[], None] = lambda: None, start_within_s: float = 90.0
+        self,
+        log_folder: Path,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        start_within_s: float = 90.0,
+        watches: bool = True,
     ) -> None:
         """Make a supervisor without processes.
 
@@ -58,10 +63,12 @@ class Supervisor:
             log_folder: Gets one `<name>.log` per process, and one older `<name>.log.1`.
             on_change: Called whenever `status` would answer differently.
             start_within_s: How long one call of `start` may take until all is ready.
+            watches: Whether processes are probed, and replaced when they hang, and not only when they end.
         """
         self._log_folder = log_folder
         self._on_change = on_change
         self._start_within_s = start_within_s
+        self._watches = watches
         self._stages: list[list[_Child]] = []
         self._rotation: asyncio.Task[None] | None = None
 
@@ -76,7 +83,8 @@ class Supervisor:
             StackError: a process is not ready in time or keeps ending; `stop` then still has to be called.
         """
         self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
-        added = [[_Child(process, self._log_folder, self._on_change) for process in stage] for stage in stages]
+        watched = [[self._watched(process) for process in stage] for stage in stages]
+        added = [[_Child(process, self._log_folder, self._on_change) for process in stage] for stage in watched]
         self._stages += added
         children = [child for stage in added for child in stage]
         if not children:
@@ -125,6 +133,9 @@ class Supervisor:
             await asyncio.gather(*(child.stop() for child in stage))
         if self._rotation:
             self._rotation.cancel()
+
+    def _watched(self, process: Process) -> Process:
+        return process if self._watches else replace(process, probe=None)
 
     async def _rotate_logs(self) -> None:
         # Copied and emptied, not renamed: the processes write to the file themselves and keep it open.

@@ -99,6 +99,16 @@ async def test_one_that_does_nothing_is_replaced_and_one_that_works_is_not(tmp_p
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_supervisor_that_does_not_watch_leaves_it_to_who_stopped_the_process(tmp_path: Path) -> None:
+    probe = PulseProbe(tmp_path / "one.ready", look_every_s=0.01)
+    async with supervised(tmp_path, watches=False) as careless, supervised(tmp_path) as supervisor:
+        await careless.start([a_process("one", tmp_path, STUCK, probe=probe)])
+        await supervisor.start([a_process("two", tmp_path, STUCK, probe=PulseProbe(tmp_path / "two.ready"))])
+        await until(lambda: supervisor.status()[0].restarts == 1)
+        assert (careless.status()[0].state, careless.status()[0].restarts) == ("running", 0)
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_stopped_child_of_one_that_replaces_its_children_is_killed(tmp_path: Path) -> None:
     script = "while :; do sleep 1000 & echo $! > child; touch {name}.ready; wait; done"
     pulses = f"(while :; do touch {{name}}.pulse; sleep 0.05; done) & {script}"

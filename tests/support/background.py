@@ -127,7 +127,8 @@ async def installed(
     """Run an installation of the services ``names`` and some workers; ``api`` as the attributes of ``Installation``."""
     services = [service for service in SERVICES if service.name in names]
     with scratch_folder() as folder, forked_by_the_supervisor():
-        async with Stack(folder, nodes=nodes, services=services, workers=workers, env=env) as stack:
+        made = Stack(folder, nodes=nodes, services=services, workers=workers, env=env, watches=False)
+        async with made as stack:
             gateway = stack.identities.credential("gateway")
             async with httpx.AsyncClient(base_url=stack.urls[api["service"]], timeout=20) as http:
                 try:
