@@ -231,7 +231,7 @@ def _unpacked(source: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="wattshift-restore-") as scratch, tarfile.open(source) as archive:
         (Path(scratch) / SECRETS).mkdir()
         for member in archive:
-            is_secret = re.fullmatch(rf"{SECRETS}/[\w-]+", member.name) is not None
+            is_secret = re.fullmatch(rf"{SECRETS}/[\w-][\w.-]*", member.name) is not None
             if (member.name in (DUMP, *KEPT_FILES) or is_secret) and (content := archive.extractfile(member)):
                 with (Path(scratch) / member.name).open("wb") as file:
                     shutil.copyfileobj(content, file)

@@ -21,7 +21,7 @@ from services.standalone.process import BadInputError, StackError
 from services.standalone.stack import down
 from tests.support.servers import ROOT, fresh_database, scratch_folder
 
-SECRETS = {"secrets-key": "s" * 40, "service-token": "t" * 40, "odd name": "left out"}
+SECRETS = {"secrets-key": "s" * 40, "service-token": "t" * 40, "a.pem": "p" * 40, "odd name": "left out"}
 POPULATED = """
 INSERT INTO tenants (id, limits) VALUES ('default', '{}');
 INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices, state,
@@ -95,6 +95,7 @@ def test_an_external_database_of_an_older_release(folder: Path, postgres_url: st
         path = folder / "two" / name
         assert (path.read_text(), path.stat().st_mode & 0o077) == (text, 0)
     assert not (folder / "two" / "restoring").exists()
+    assert {path.name for path in (folder / "two" / "secrets").iterdir()} == SECRETS.keys() - {"odd name"}
     assert sorted(path.name for path in folder.iterdir()) == ["backup.tar", "one", "two"], "no drafts stay"
     with pytest.raises(BadInputError, match="two is not empty"):
         backup.restore(DataFolder(folder / "two"), file, {"DATABASE_URL": target})
