@@ -1,11 +1,12 @@
 """How fast the simulator is: jobs per second by policy and size, and its memory; on one core.
 
-``python -m tests.benchmarks.bench_simulator [--full] [--pai FILE]``: without ``--full`` a month of the bundled year
-instead of all of it, and no run of a million jobs. The sizes: the year (146,000 jobs on 64 GPUs) under GREEN and every
-baseline; 20,000 jobs on 6,500 GPUs under SJF, made up, and with ``--pai`` (GAIA's ``pai_100k.csv.gz``) the first of
-Alibaba's as the peer was given them: one GPU each, lengths times 0.62, a thousand a minute; 5,000 on 2,048 under LAS;
-two weeks of the year under ``joint``, as ``examples/experiments/joint-weeks.toml`` has it; and jobs of the year at a
-load of 1.2 until the last is submitted, when a long queue waits: the time per job says whether it grows with that.
+``python -m tests.benchmarks.bench_simulator [--full] [--pai FILE] [--only TEXT]``: without ``--full`` a month of the
+bundled year instead of all of it, and no run of a million jobs; with ``--only`` the rows whose names have the text. The
+sizes: the year (146,000 jobs on 64 GPUs) under GREEN and every baseline; 20,000 jobs on 6,500 GPUs under SJF, made up,
+and with ``--pai`` (GAIA's ``pai_100k.csv.gz``) the first of Alibaba's as the peer was given them: one GPU each, lengths
+times 0.62, a thousand a minute; 5,000 on 2,048 under LAS; two weeks of the year under ``joint``, as
+``examples/experiments/joint-weeks.toml`` has it; and jobs of the year at a load of 1.2 until the last is submitted,
+when a long queue waits: the time per job says whether it grows with that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,12 @@ def at_load(load: float, jobs: int) -> Workload:
     return replace(year, submitted_s=first_s + (year.submitted_s - first_s) * asked / (last_s - first_s) / load)
 
 
+def overloaded(jobs: int, grid: CarbonTrace) -> dict[str, Any]:
+    """Return the figures of that many jobs under GREEN until the last one is submitted, when a long queue waits."""
+    crowd = at_load(1.2, jobs)
+    return timed("green", crowd, PAPER, grid, until_s=float(crowd.submitted_s[-1]))
+
+
 def joint_days(days: float) -> dict[str, Any]:
     """Return the figures of so many days from July on, with lengths unknown and forecasts as they were issued."""
     options = TrainingOptions(policy="joint", predictor="none", start="2023-07-01", days=days)
@@ -77,27 +85,33 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--pai", type=Path)
+    parser.add_argument("--only", default="", metavar="TEXT")
     given = parser.parse_args()
     full: bool = given.full
     days = 365.0 if full else 30.0
     grid = read_carbon("GB", start="2023-01-01")
     year = read_jobs("green-year", start="2023-01-01", days=days, seed=1)
-    runs = {f"year, {name}": timed(name, year, PAPER, grid) for name in YEAR}
-    runs["joint, two weeks" if full else "joint, four days"] = joint_days(14.0 if full else 4.0)
+    works: dict[str, Callable[[], dict[str, Any]]] = {
+        f"year, {name}": lambda name=name: timed(name, year, PAPER, grid) for name in YEAR
+    }
+    works["joint, two weeks" if full else "joint, four days"] = lambda: joint_days(14.0 if full else 4.0)
     pai = ClusterSpec.parse("812x8:V100,1x4:V100")
-    runs["20,000 jobs on 6,500 GPUs, sjf"] = timed("sjf", short_jobs(20_000, 0.06, 5_000.0, (1,)), pai, a_trace())
+    works["20,000 jobs on 6,500 GPUs, sjf"] = lambda: timed(
+        "sjf", short_jobs(20_000, 0.06, 5_000.0, (1,)), pai, a_trace()
+    )
     if given.pai is not None:
-        runs["20,000 PAI jobs on 6,500 GPUs, sjf"] = timed("sjf", pai_jobs(given.pai, 20_000), pai, a_trace())
+        works["20,000 PAI jobs on 6,500 GPUs, sjf"] = lambda: timed("sjf", pai_jobs(given.pai, 20_000), pai, a_trace())
     tiresias = ClusterSpec.parse("256x8:V100")
-    runs["5,000 jobs on 2,048 GPUs, las"] = timed(
+    works["5,000 jobs on 2,048 GPUs, las"] = lambda: timed(
         "las", short_jobs(5_000, 12.0, 7_000.0, (1, 1, 2, 4, 8)), tiresias, a_trace()
     )
     for jobs in (10_000, 100_000, 1_000_000) if full else (10_000, 40_000):
-        runs[f"growth, {jobs:,} jobs, fifo"] = timed("fifo", a_year(jobs, days=jobs / 400), PAPER, a_trace())
+        works[f"growth, {jobs:,} jobs, fifo"] = lambda jobs=jobs: timed(
+            "fifo", a_year(jobs, days=jobs / 400), PAPER, a_trace()
+        )
     for jobs in (10_000, 40_000) if full else (2_000, 8_000):
-        crowd = at_load(1.2, jobs)
-        until_s = float(crowd.submitted_s[-1])
-        runs[f"load 1.2, {jobs:,} jobs, green"] = timed("green", crowd, PAPER, grid, until_s=until_s)
+        works[f"load 1.2, {jobs:,} jobs, green"] = lambda jobs=jobs: overloaded(jobs, grid)
+    runs = {name: work() for name, work in works.items() if given.only in name}
     for name, run in runs.items():
         speed = f"{run['jobs_per_s']:8,} jobs/s {run['us_per_job']:6} us a job"
         print(f"{name:40} {run['cpu_s']:8.2f} s {speed} {run['peak_rss_mb']:6} MB")
