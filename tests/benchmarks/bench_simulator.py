@@ -50,6 +50,7 @@ def timed(
         "completed": result.completed,
         "rounds": result.rounds,
         "active_rounds": result.active_rounds,
+        "preemptions": result.preemptions,
         "cpu_s": round(cpu_s, 2),
         "jobs_per_s": round(len(workload) / cpu_s),
         "us_per_job": round(1e6 * cpu_s / len(workload)),
