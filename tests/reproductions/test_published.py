@@ -48,6 +48,7 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
     ("joint", "joint-levers"): ("joint without batches", "July", "SE", "direct"),
     ("joint", "joint-a-srpt"): ("joint", "1 Gb/s", "GB", "direct"),
     ("joint", "joint-untuned"): ("joint, 12 h slack, 130 Wh per hour", "July", "GB", "direct"),
+    ("joint", "joint-cloud-bound"): ("joint, 24 h, carbon alone", "a week from July 1", "GB", "direct"),
     ("joint", "joint-cloud"): ("joint, 24 h, carbon alone", "a week from July 1", "GB", "direct"),
     ("joint", "joint-day"): ("joint", "August 8", "GB", "direct"),
     ("joint", "joint-users"): ("joint", "August 8", "GB", "direct"),
