@@ -56,9 +56,9 @@ class World:
         self.folder = folder
         self.notes = folder / "notes"
         self.done: Counter[str] = Counter()
-        self.stack = Stack(folder / "data", nodes="", env=QUICK, services=_services(), workers=())
-        self._servers = Supervisor(folder)
-        self._agents = Supervisor(folder)
+        self.stack = Stack(folder / "data", nodes="", env=QUICK, services=_services(), workers=(), watches=False)
+        # A supervisor that watched would replace what is frozen before its lease is over.
+        self._servers, self._agents = Supervisor(folder, watches=False), Supervisor(folder, watches=False)
         self._ports = Ports()
         self._links: dict[str, Link] = {}
         self._valkey_url = ""

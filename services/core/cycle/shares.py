@@ -125,16 +125,18 @@ class _Table:
             lines.setdefault(self.tenant[at], deque()).append(at)
         given = dict.fromkeys(self.tenants, 0) | self.stays
         room, placed, admitted = _Room(self), list[int](), list[int]()
+        to_stop = sum(self._runs[at] for at in competing)  # of those that have not had their turn
         heads = [self._key(line[0], gpus[line[0]], given, nominal) for line in lines.values()]
         heapq.heapify(heads)
         while heads:
-            if not room.left and not gives_reasons(self.snapshot):
+            if not room.left and not to_stop and not gives_reasons(self.snapshot):
                 placed += sorted(at for line in lines.values() for at in line)
                 break
             at = heapq.heappop(heads)[-1]
             tenant = self.tenant[at]
             line = lines[tenant]
             placed.append(line.popleft())
+            to_stop -= self._runs[at]
             size = self.within(at, gpus[at], nominal[tenant] - given[tenant])
             if room.take(at, size, given):
                 gpus[at] = size

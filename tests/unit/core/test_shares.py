@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from services.core.cycle.plan import Plan
+from services.core.cycle.plan import Plan, Preempt
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.errors import PolicyConfigError
@@ -158,3 +159,20 @@ def test_any_policy_wears_it_under_any_of_its_names() -> None:
     assert entry_of("fair+fair+las") is None
     with pytest.raises(PolicyConfigError, match="at least 60"):
         build_policy("fair+las", {"share_half_life_s": 1.0})
+
+
+@pytest.mark.parametrize("reasons", [True, False])
+def test_whether_a_round_gives_reasons_does_not_change_the_order_of_its_stops(reasons: bool) -> None:
+    """`b` was there first, so that all its jobs stand before those of `a` in the ranking; by shares they take turns."""
+    there = [
+        a_job(f"{name}{at}", tenant=name, on={"n0": (first + at,)}, submitted_s=NOON_S - since_s + at)
+        for name, jobs, first, since_s in (("b", 3, 0, 9_000.0), ("a", 5, 3, 5_000.0))
+        for at in range(jobs)
+    ]
+    snapshot = a_snapshot([*there, *queue("c", 8)], [a_node(gpus=8)])
+    told = snapshot.again(hints=replace(snapshot.hints, reasons=reasons))
+
+    plan = decided("fair+las", told, weights={"c": 20.0})
+
+    stopped = [action.job_id for action in plan.actions if isinstance(action, Preempt)]
+    assert stopped == ["b1", "a1", "b2", "a2", "a3", "a4"]
