@@ -98,7 +98,8 @@ async def test_roles(admission: Admission, method: str, path: str, least: str) -
         assert (answer.status_code == 403) == (roles.index(role) < roles.index(least)), (role, answer.text)
 
 
-@pytest.mark.parametrize("path", ["/v1/tenants/a%00b", "/v1/tenants/..", f"/v1/tenants/{'x' * 2000}"])
+# Encoded, as a client resolves plain dots itself and would ask for another path.
+@pytest.mark.parametrize("path", ["/v1/tenants/a%00b", "/v1/tenants/%2e%2e", f"/v1/tenants/{'x' * 2000}"])
 async def test_a_name_no_tenant_can_have(admission: Admission, path: str) -> None:
     assert (await admission.ask("GET", path, role="admin")).status_code == 404
 

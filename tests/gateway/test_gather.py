@@ -12,8 +12,13 @@ from aiohttp import web
 
 from gateway.gather import Answer, Entry, Gatherer
 from services.contracts.jobs import SubmissionAnswer, SubmissionAnswers, SubmissionRequest
+from services.kit.credentials import Credential, roots_of
 from services.kit.problems import ProblemError
+from services.kit.tokens import Incoming
 from tests.gateway.peer import a_peer
+from tests.support.tokens import TOKEN, tokens
+
+OF_ADMISSION = Incoming("admission", Credential.derived("admission", roots_of(TOKEN)).secrets)
 
 
 def an_entry(body: str, key: str | None = None) -> Entry:
@@ -24,7 +29,7 @@ def an_entry(body: str, key: str | None = None) -> Entry:
 async def a_gatherer(url: str, **options: Any) -> AsyncIterator[Gatherer]:
     settings = {"group_entries": 10, "group_bytes": 1_000, "groups_in_flight": 2, "timeout_s": 5} | options
     async with aiohttp.ClientSession() as session:
-        yield Gatherer(session, url, token="secret", **settings)
+        yield Gatherer(session, url, tokens=tokens("admission"), **settings)
 
 
 class FakeAdmission:
@@ -35,7 +40,8 @@ class FakeAdmission:
         self.before_answer: Callable[[web.Request], Awaitable[None]] | None = None
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        assert (request.path, request.headers["authorization"]) == ("/internal/submissions", "Bearer secret")
+        caller = OF_ADMISSION.caller(request.headers["authorization"], request.method, request.path)
+        assert (caller.service, caller.identity, request.path) == ("gateway", None, "/internal/submissions")
         asked = SubmissionRequest.model_validate_json(await request.read())  # what is sent is what was agreed
         self.groups.append([entry.body for entry in asked.entries])
         if self.before_answer:

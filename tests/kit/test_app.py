@@ -1,5 +1,6 @@
 """The shape every service has: problems, the token, the body limit, health."""
 
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -18,7 +19,6 @@ from services.kit.tokens import Incoming
 from tests.support.tokens import signed
 
 TOKEN = "a-token-of-sixteen-and-more"
-FROM_THE_GATEWAY = signed("carbon", root=TOKEN)
 SECRETS = Credential.derived("carbon", roots_of(TOKEN)).secrets
 
 
@@ -61,8 +61,13 @@ def a_service(readiness_error: Exception | None = None) -> FastAPI:
     return app
 
 
-def client(app: FastAPI, token: str | None = FROM_THE_GATEWAY) -> httpx.AsyncClient:
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+def from_the_gateway(audience: str = "carbon") -> str:
+    """Return a token; made for each test, as it ends after minutes and a run of all tests takes longer."""
+    return signed(audience, root=TOKEN)
+
+
+def client(app: FastAPI, make_token: Callable[[], str] | None = from_the_gateway) -> httpx.AsyncClient:
+    headers = {"authorization": f"Bearer {make_token()}"} if make_token else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers)
 
@@ -74,9 +79,19 @@ def problem_of(answer: httpx.Response) -> Problem:
     return problem
 
 
-@pytest.mark.parametrize("token", [None, "wrong", TOKEN, FROM_THE_GATEWAY + "x", signed("scheduler", root=TOKEN)])
-async def test_only_the_other_services_get_in(token: str | None) -> None:
-    async with client(a_service(), token) as caller:
+@pytest.mark.parametrize(
+    "make_token",
+    [
+        None,
+        lambda: "wrong",
+        lambda: TOKEN,
+        lambda: from_the_gateway() + "x",
+        lambda: from_the_gateway("scheduler"),
+    ],
+    ids=["none", "wrong", "the root itself", "changed", "for another service"],
+)
+async def test_only_the_other_services_get_in(make_token: Callable[[], str] | None) -> None:
+    async with client(a_service(), make_token) as caller:
         assert problem_of(await caller.get("/v1/fail/missing")).code == ProblemCode.UNAUTHENTICATED
         assert (await caller.get("/healthz")).status_code == 200
 
