@@ -180,8 +180,12 @@ class Plant:
         """Where telemetry answers."""
         return f"http://127.0.0.1:{self.telemetry_port}"
 
-    async def start(self, name: str, port: int | None = None, **environment: str) -> subprocess.Popen[bytes]:
-        """Start ``telemetry`` or ``scheduler`` and wait until it is ready."""
+    async def start(
+        self, name: str, port: int | None = None, *, cut_off: bool = False, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start ``telemetry`` or ``scheduler`` and wait until it is ready; ``cut_off`` from Redis it only gets alive."""
+        if cut_off:
+            environment["REDIS_URL"] = "redis://127.0.0.1:1/0"
         port = port or self.ports.take(23_000 + os.getpid() % 2_000)
         if name == "telemetry":
             self.telemetry_port = port
@@ -202,6 +206,10 @@ class Plant:
 
         async def is_ready() -> bool:
             assert process.poll() is None, f"{name} ended with {process.returncode}"
+            if cut_off:
+                with contextlib.suppress(httpx.HTTPError):
+                    return (await self.http.get(f"http://127.0.0.1:{port}/healthz")).is_success
+                return False
             return await asyncio.to_thread(http_ready, port)
 
         await eventually(is_ready, within_s=90)

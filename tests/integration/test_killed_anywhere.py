@@ -68,7 +68,7 @@ async def test_killing_schedulers_and_telemetry_while_jobs_run(plant: Plant) -> 
 async def test_a_plan_that_was_committed_and_not_published_is_carried_out(plant: Plant) -> None:
     async with plant.agents(4):
         await eventually(lambda: plant.ask("SELECT id FROM nodes WHERE state = 'up'"))
-        cut_off = await plant.start("scheduler", REDIS_URL="redis://127.0.0.1:1/0")
+        cut_off = await plant.start("scheduler", cut_off=True)
         job = await accept_job(plant.database, gpus={"min": 2})
         await eventually(lambda: plant.ask("SELECT id FROM outbox"))
         kill(cut_off)
@@ -83,7 +83,7 @@ async def test_the_batch_of_a_committed_plan_is_delivered_once_whoever_dies(plan
     """The scheduler dies between its plan and the start, and Redis forgets what the next one has published."""
     async with plant.agents(4) as (agent,):
         await eventually(lambda: plant.ask("SELECT id FROM nodes WHERE state = 'up'"))
-        cut_off = await plant.start("scheduler", REDIS_URL="redis://127.0.0.1:1/0", SCHEDULER_POLICY="pollux")
+        cut_off = await plant.start("scheduler", cut_off=True, SCHEDULER_POLICY="pollux")
         job = await accept_job(plant.database, gpus={"min": 2}, batch={"min": 64, "max": 1_024})
         await eventually(lambda: plant.ask("SELECT id FROM outbox"))
         kill(cut_off)
