@@ -23,6 +23,7 @@ from services.kit.redis import connect
 from services.kit.tasks import end_tasks
 from services.standalone import postgres, processes, valkey
 from services.standalone.data_folder import ProcessStatus
+from services.standalone.identities import Identities
 from services.standalone.ports import Ports
 from services.standalone.stack import Stack
 from services.standalone.supervisor import Supervisor
@@ -146,6 +147,7 @@ class World:
         assert telemetry
         folder = self.folder / "data" / "nodes"
         folder.mkdir(exist_ok=True, mode=0o711)
+        secrets = Identities(self.stack.folder, self.stack.environment)
         agents: list[Any] = []
         for node in NODES:
             self._mount(folder / node.node_id)
@@ -156,7 +158,8 @@ class World:
                 "REDIS_URL": valkey.url(PASSWORD, commands.port),
             }
             port = self._ports.take(28_000)
-            agents.append(processes.agent_process(node, port, self.stack.environment | own, folder))
+            environment = secrets.of_node(node.node_id, self.stack.environment) | own
+            agents.append(processes.agent_process(node, port, environment, folder))
         await self._agents.start(agents)
         self._listeners = [asyncio.create_task(self._listen(node.node_id)) for node in NODES]
 

@@ -183,7 +183,7 @@ class Plant:
     async def start(
         self, name: str, port: int | None = None, *, cut_off: bool = False, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Start ``telemetry`` or ``scheduler`` and wait until it is ready; ``cut_off`` from Redis it only gets alive."""
+        """Start ``telemetry`` or ``scheduler`` and wait until it is ready; one ``cut_off`` from Redis only lives."""
         if cut_off:
             environment["REDIS_URL"] = "redis://127.0.0.1:1/0"
         port = port or self.ports.take(23_000 + os.getpid() % 2_000)
