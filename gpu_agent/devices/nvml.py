@@ -26,7 +26,7 @@ from gpu_agent.devices.nvml_calls import GIB, named, nvml, optional, text
 from gpu_agent.devices.nvml_events import NvmlEvents
 from gpu_agent.devices.nvml_mig import NvmlMig
 from services.contracts.nodes import DeviceInfo
-from services.core.profiles.priors import board_of
+from services.core.profiles.boards import board_of
 from services.kit.logging import Log
 
 log = Log(__name__)

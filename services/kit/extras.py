@@ -5,12 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 EXTRA_OF = {
-    **dict.fromkeys(("aiohttp", "fastapi", "orjson", "pynvml", "redis", "uvicorn"), "agent"),
+    **dict.fromkeys(("aiohttp", "fastapi", "jwt", "orjson", "pynvml", "redis", "uvicorn"), "agent"),
     **dict.fromkeys(
         (
             "alembic",
             "asyncpg",
             "celery",
+            "cryptography",
             "highspy",
             "numpy",
             "prometheus_client",

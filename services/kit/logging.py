@@ -10,8 +10,6 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
-
 
 class Log:
     """A logger whose messages are event names and whose arguments are fields."""
@@ -55,6 +53,8 @@ class _Formatter(logging.Formatter):
         at = datetime.fromtimestamp(record.created, UTC)
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
         if self._as_json:
+            import orjson  # in containers only: the command line logs as text, and has no orjson with the base alone
+
             line = {
                 "at": at.isoformat(timespec="milliseconds"),
                 "level": record.levelname.lower(),

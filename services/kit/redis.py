@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -15,6 +14,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from services.contracts.streams import HINTS_MAX_LENGTH, HINTS_STREAM
 from services.kit.logging import Log
+from services.kit.redis_users import with_user
 from services.kit.settings import SharedSettings
 
 log = Log(__name__)
@@ -54,13 +54,6 @@ async def check_answers(redis: Redis) -> None:
             await redis.ping()  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType]
     except (TimeoutError, RedisError, OSError) as error:
         raise RuntimeError(f"Valkey does not answer: {str(error) or type(error).__name__}") from error
-
-
-def with_user(url: str, name: str, password: str) -> str:
-    """Return the address of a server with another user."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{quote(name, safe='')}:{quote(password, safe='')}@{host}"))
 
 
 async def hint(redis: Redis, kind: str, **fields: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
+from urllib.parse import quote, urlsplit, urlunsplit
 
 _ALWAYS = "+ping +hello +auth +select +client|setinfo +client|setname +info +multi +exec +discard"
 _QUEUES = (
@@ -39,3 +40,10 @@ def configuration(secret: str) -> list[str]:
         f"user {service} on #{hashlib.sha256(password(secret, service).encode()).hexdigest()} -@all {_ALWAYS} {rules}"
         for service, rules in RULES.items()
     ]
+
+
+def with_user(url: str, name: str, password: str) -> str:
+    """Return the address of a server with another user."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{quote(name, safe='')}:{quote(password, safe='')}@{host}"))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from services.kit import redis_users
 from services.kit.credentials import Credential, roots_of, standing_token
-from services.kit.redis import with_user
 from services.standalone.data_folder import DataFolder
 
 SECRETS = (
@@ -72,7 +71,7 @@ class Identities:
             return {"REDIS_URL": url}
         if service not in redis_users.RULES:
             return {}
-        return {"REDIS_URL": with_user(url, service, redis_users.password(self._redis_password, service))}
+        return {"REDIS_URL": redis_users.with_user(url, service, redis_users.password(self._redis_password, service))}
 
 
 def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 
 from services.contracts.identity import Role
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.profiles.priors import board_of
+from services.core.profiles.boards import board_of
 from services.scheduler.planning.snapshot import load
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of

@@ -1,9 +1,8 @@
 """The prior of a job before its first point: its board, and the family of its model.
 
 Only orders of magnitude and shapes: a job's first points set its scale, and a prior then says how the rest would go.
-Boards: limits, clocks and idle draws of ``services.core.domain.gpus``, ``f0`` at 0.6 of the top clock (our reading: no
-source prints it), speed relative to a V100. Families: seconds per sample and shape set by hand after what Zeus' and
-Sia's tables show of their models; nothing in the repository fits them.
+Boards are those of ``services.core.profiles.boards``. Families: seconds per sample and shape set by hand after what
+Zeus' and Sia's tables show of their models; nothing in the repository fits them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.domain.gpus import likeliest_gpu_model
+from services.core.profiles.boards import Board
 from services.core.profiles.capped import CappedParameters
 from services.core.profiles.energy import EnergyParameters
 from services.core.profiles.throughput import ThroughputParameters
@@ -23,21 +22,6 @@ VOLTAGE_RISE = 1.3
 """Voltage at the top clock against that at ``f0``: our reading, which puts the best clock near ``f0``."""
 REST = 0.5
 """Share of a step's draw at its usual batch that the batch does not change."""
-
-
-@dataclass(frozen=True)
-class Board:
-    """A GPU model: draw idle and at its limit (W), top clock and ``f0`` (MHz), speed relative to a V100."""
-
-    idle_w: float
-    peak_w: float
-    top_mhz: float
-    speed: float
-
-    @property
-    def break_mhz(self) -> float:
-        """Return ``f0``, MHz."""
-        return 0.6 * self.top_mhz
 
 
 @dataclass(frozen=True)
@@ -62,19 +46,6 @@ class Family:
     demand: float
 
 
-RELATIVE_SPEED = {
-    "P100": 0.6,
-    "V100": 1.0,
-    "T4": 0.4,
-    "RTX2080TI": 0.8,
-    "RTX3090": 1.1,
-    "A10": 1.0,
-    "A100": 2.0,
-    "H100": 4.0,
-    "H200": 4.5,
-}
-"""By chip. T4 and A100 by Sia's step times, P100 by Zeus', the rest by dense throughput; a V100 is 1."""
-ANY_BOARD = Board(50.0, 350.0, 1_600.0, 1.5)
 FAMILIES = {
     "vision": Family(3e-3, 64.0, 0.2, 0.7, 0.1, 0.5, 0.8),
     "language": Family(2e-2, 16.0, 0.2, 0.7, 0.2, 1.5, 0.9),
@@ -84,15 +55,6 @@ FAMILIES = {
 ANY_FAMILY = "any"
 """For a job that does not say what it trains: the geometric means of all families."""
 FAMILIES[ANY_FAMILY] = Family(*np.exp(np.mean(np.log([astuple(each) for each in FAMILIES.values()]), axis=0)).tolist())
-
-
-def board_of(gpu_model: str) -> Board:
-    """Return a GPU model by any of its names ("NVIDIA A100-SXM4-40GB"); a middling board if unknown."""
-    known = likeliest_gpu_model(gpu_model)
-    if known is None:
-        return ANY_BOARD
-    speed = RELATIVE_SPEED.get(known.chip, ANY_BOARD.speed)
-    return Board(known.idle_w, known.peak_w, float(known.highest_clock_mhz), speed)
 
 
 def family_of(name: str) -> Family:

@@ -19,7 +19,8 @@ from services.core.cycle.snapshot import PREEMPTING, Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.domain.ids import NodeId
 from services.core.domain.mig import FIRST_SLICE_INDEX, MEMORY_SLOTS, WHOLE, sevenths_of
-from services.core.profiles.priors import ANY_FAMILY, board_of, family_of
+from services.core.profiles.boards import board_of
+from services.core.profiles.priors import ANY_FAMILY, family_of
 from services.scheduler.explaining.lengths import LEAST_PROGRESS
 from services.scheduler.planning.cluster import Cluster, takes_work
 from services.scheduler.planning.job_table import eligible_kinds, phase_of, progress_of

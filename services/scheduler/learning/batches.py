@@ -19,8 +19,9 @@ import numpy as np
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.controls import ControlKind
+from services.core.profiles.boards import board_of
 from services.core.profiles.goodput import StepTable, best_batches
-from services.core.profiles.priors import ANY_FAMILY, board_of
+from services.core.profiles.priors import ANY_FAMILY
 from services.core.profiles.profile import JobProfile
 from services.scheduler.learning.learned import WIDEST, step_times
 from services.scheduler.repository.documents import StoredStepTimes

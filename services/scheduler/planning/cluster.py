@@ -16,7 +16,7 @@ from services.core.domain.arrays import Bools, Floats
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import is_gpu
-from services.core.profiles.priors import board_of
+from services.core.profiles.boards import board_of
 from services.scheduler.repository.documents import StoredDevice
 from services.scheduler.repository.snapshots import ClaimRow, ClusterRows, JobRow, NodeRow, PartitionRow
 

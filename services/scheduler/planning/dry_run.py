@@ -25,7 +25,8 @@ from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.core.domain.units import J_PER_KWH
-from services.core.profiles.priors import ANY_FAMILY, board_of, family_of
+from services.core.profiles.boards import board_of
+from services.core.profiles.priors import ANY_FAMILY, family_of
 from services.db.database import Database
 from services.kit.problems import ProblemError
 from services.kit.references import missing_references, named_upload, secret_places

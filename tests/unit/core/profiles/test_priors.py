@@ -5,18 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from services.core.profiles.boards import ANY_BOARD, RELATIVE_SPEED, Board, board_of
 from services.core.profiles.capped import CappedParameters
 from services.core.profiles.energy import powers
 from services.core.profiles.priors import (
-    ANY_BOARD,
     ANY_FAMILY,
     FAMILIES,
-    RELATIVE_SPEED,
-    Board,
     believed_capped,
     believed_draw,
     believed_speed,
-    board_of,
     family_of,
 )
 from services.core.profiles.throughput import times

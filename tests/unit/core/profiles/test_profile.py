@@ -8,11 +8,12 @@ import pytest
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
+from services.core.profiles.boards import board_of
 from services.core.profiles.capped import CappedModel
 from services.core.profiles.judging import mape
 from services.core.profiles.models import EnergyModel
 from services.core.profiles.observations import Observations, PointError
-from services.core.profiles.priors import FAMILIES, believed_draw, board_of
+from services.core.profiles.priors import FAMILIES, believed_draw
 from services.core.profiles.profile import MAX_CONFIGURATIONS, JobProfile
 from tests.support.performance import grid, measured
 from tests.support.performance_table import PerformanceTable
