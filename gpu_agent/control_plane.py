@@ -110,6 +110,8 @@ class ControlPlane:
                         self._enrolment.refused()
                     raise
                 log.info("node.registered", lease_ttl_s=credentials.lease_ttl_s)
+                with suppress(ProblemError):
+                    await self._enrolment.refresh()
                 if registration is self._registration:  # else its devices changed meanwhile
                     self._credentials = credentials
             return self._credentials

@@ -139,6 +139,22 @@ class Enrolment:
             await self._ask("rotate", asked.secret, asked)
             log.info("node.credential_replaced")
 
+    async def refresh(self) -> None:
+        """Ask where Valkey or Redis is now, as it may have moved since the credential was given.
+
+        Raises:
+            ProblemError: No answer; what was given before stays in force.
+        """
+        async with self._busy:
+            held = self._kept.held
+            if held is None:
+                return
+            answer = await self._ask("rotate", held.keys.secret, held.keys)  # by the same keys: nothing is replaced
+            now = Held.given(held.keys, answer).model_copy(update={"since_s": held.since_s})
+            if now != held:
+                self._keep(self._kept.model_copy(update={"held": now}))
+                self._incoming = self._callers()
+
     def caller(self, authorization: str, method: str, path: str) -> Caller:
         """Return the service that asks this agent.
 

@@ -28,6 +28,21 @@ async def test_a_token_is_traded_once_and_the_credential_is_kept(node: Node) -> 
     assert json.loads(file.read_text()) == kept
 
 
+async def test_where_valkey_has_moved_to_is_known_after_a_start(node: Node) -> None:
+    file = node.state_dir / "credential.json"
+    node.plane.redis_url = "redis://before:6379/0"
+    await node.start()
+    before = json.loads(file.read_text())
+    node.kill()
+    node.plane.redis_url = "redis://now:6379/0"
+    await node.start()
+
+    await eventually(lambda: json.loads(file.read_text())["held"]["redis_url"] == "redis://now:6379/0")
+
+    now = json.loads(file.read_text())["held"]
+    assert before["held"] | {"redis_url": "redis://now:6379/0"} == now, "and nothing else is new"
+
+
 async def test_secrets_are_replaced_by_themselves(node: Node) -> None:
     node.plane.rotate_after_s = 0.5
     await node.start()
