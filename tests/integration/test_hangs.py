@@ -65,12 +65,12 @@ def test_a_job_outlives_the_supervisor_and_is_adopted() -> None:
         installation = Installation(folder / "data", without=(*UNUSED, "worker"), TELEMETRY_LEASE_TTL_S="120")
         installation.up()
         try:
-            job_id = submit_once(installation, 122, steps=600)
+            job_id = submit_once(installation, 122, steps=1_600)  # longer than it takes to start all of it again
             wait_until(lambda: bool(_programs_of(job_id)))
             (program,) = _programs_of(job_id)
             installation.kill_supervisor()
             assert program.is_running()
-            (job,) = installation.wait_for_ends([job_id], 120)
+            (job,) = installation.wait_for_ends([job_id], 240)
             assert job["state"] == "succeeded"
             lives = (installation.folder / "checkpoints" / job_id / "steps.jsonl").read_text().splitlines()
             assert len(lives) == 1
