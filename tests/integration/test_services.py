@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from services.contracts.jobs import SubmissionEntry, SubmissionRequest
+from services.kit.tokens import outgoing
 from services.standalone import stack
 from services.standalone.data_folder import DataFolder
+from services.standalone.identities import Identities
 from tests.integration.conftest import Installation
 from tests.integration.test_submission_to_footprint import a_spec, submit
 from tests.support.servers import wait_until
@@ -28,11 +30,12 @@ def start_service(installation: Installation, gpus: int, **terms: Any) -> str:
     entry = SubmissionEntry(
         tenant_id="default", key_id="pools", idempotency_key=None, batch=False, body=json.dumps(spec), service=True
     )
+    serving = Identities(DataFolder(installation.folder), {}).credential("serving")
     request = urllib.request.Request(
         f"{stack.read_status(installation.folder).urls['admission']}/internal/submissions",
         SubmissionRequest(entries=[entry]).model_dump_json().encode(),
         {
-            "authorization": f"Bearer {DataFolder(installation.folder).secret('service-token')}",
+            "authorization": outgoing(serving, "admission").authorization(),
             "content-type": "application/json",
         },
     )

@@ -106,7 +106,9 @@ def test_events_tell_a_jobs_story_in_order(installation: Installation) -> None:
     with installation.gateway.stream(f"/v1/jobs/{job_id}/events") as answer:
         lines = [line for line in answer.iter_lines() if line.startswith("data:")]
     types = [json.loads(line[5:])["type"] for line in lines]
-    assert types == ["job.submitted", "job.starting", "job.running", "job.succeeded"]
+    assert [word for word in types if word != "job.profiling"] == [  # the policy in force may measure the job
+        *("job.submitted", "job.starting", "job.running", "job.succeeded")
+    ]
 
 
 def test_the_command_line_does_what_it_says(installation: Installation, tmp_path: Path) -> None:
