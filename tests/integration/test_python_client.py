@@ -95,6 +95,8 @@ def test_a_program_reads_the_batch_of_each_of_its_gangs(client: Client) -> None:
 
     def put_in_force(widest_gpus: int) -> None:
         parameters = {"widest_gpus": widest_gpus, "hour_wh": 1e5}
+        # By another policy's way, so that the sizes of earlier rounds are forgotten.
+        client.request("PUT", "/v1/policies/active", json={"name": "fifo"})
         client.request("PUT", "/v1/policies/active", json={"name": "joint", "parameters": parameters})
 
     before = client.policy()
