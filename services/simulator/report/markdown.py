@@ -220,7 +220,7 @@ def _sizes(cells: Sequence[Result], at: int) -> str:
     found = {label: rows for label, rows in sizes(cells, BASELINE).items() if label in shown}
     first = next(iter(found.values()), [])
     head = ["policy", *(f"{size} ({100 * share:.0f} %)" for size, share, *_ in first)]
-    return _table(head, [[label, *(change(1 + row[at]) for row in rows)] for label, rows in found.items()])
+    return _table(head, [[label, *(change(1 + float(row[at])) for row in rows)] for label, rows in found.items()])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
