@@ -29,19 +29,10 @@ from services.standalone.stack import Stack
 from services.standalone.supervisor import Supervisor
 from tests.chaos.faults import Fault
 from tests.chaos.links import TROUBLES, Link, Trouble
+from tests.integration.conftest import QUICK
 
-QUICK = {
-    "CARBON_REPLAY_SPEED": "600",
-    "SCHEDULER_ROUND_INTERVAL_S": "4",
-    "SCHEDULER_MIN_PROFILE_S": "2",
-    "SCHEDULER_LEASE_MARGIN_S": "1",
-    "SCHEDULER_REPUBLISH_AFTER_S": "2",
-    "TELEMETRY_HEARTBEAT_INTERVAL_S": "0.5",
-    "TELEMETRY_LEASE_TTL_S": "4",
-    "GPU_AGENT_ENERGY_INTERVAL_S": "1",
-    "GPU_AGENT_DISK_RESERVE_BYTES": "0",
-}
-"""Seconds instead of minutes, and leases that long faults outlast."""
+SETTINGS = QUICK | {"TELEMETRY_LEASE_TTL_S": "4", "GPU_AGENT_DISK_RESERVE_BYTES": "0"}
+"""Leases that long faults outlast, and small disks that count as free until they are full."""
 NODES = processes.parse_nodes("2x2,1x4")
 NOT_NEEDED = ("router",)
 DISK_MB = 32
@@ -57,7 +48,7 @@ class World:
         self.folder = folder
         self.notes = folder / "notes"
         self.done: Counter[str] = Counter()
-        self.stack = Stack(folder / "data", nodes="", env=QUICK, services=_services(), workers=(), watches=False)
+        self.stack = Stack(folder / "data", nodes="", env=SETTINGS, services=_services(), workers=(), watches=False)
         # A supervisor that watched would replace what is frozen before its lease is over.
         self._servers, self._agents = Supervisor(folder, watches=False), Supervisor(folder, watches=False)
         self._ports = Ports()
