@@ -13,6 +13,7 @@ EXTRA_OF = {
             "celery",
             "cryptography",
             "highspy",
+            "jinja2",
             "numpy",
             "prometheus_client",
             "scipy",
