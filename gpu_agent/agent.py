@@ -554,7 +554,12 @@ class Agent:
         settings = self.settings
         if settings.driver != "simulated":
             try:
-                driver = NvmlDriver(may_probe=settings.probe_controls)
+                if settings.zeusd:
+                    from gpu_agent.devices.zeusd import Zeusd, ZeusdDriver  # httpx only where it is wanted
+
+                    driver: Driver = ZeusdDriver(Zeusd(settings.zeusd, settings.zeusd_token_file))
+                else:
+                    driver = NvmlDriver(may_probe=settings.probe_controls)
                 if driver.devices():
                     return driver
                 driver.close()

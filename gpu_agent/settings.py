@@ -67,6 +67,10 @@ class AgentSettings(SharedSettings):
     probe_controls: bool = Field(
         True, description="Find out whether controls are permitted by setting the power limit that is in force."
     )
+    zeusd: str | None = Field(
+        None, description="Where Zeus' daemon sets clocks and power limits instead: its socket's path, or HOST:PORT."
+    )
+    zeusd_token_file: Path | None = Field(None, description="The token that Zeus' daemon wants, if it does.")
     containers: Literal["auto", "off"] = "auto"
 
     health: Literal["on", "off"] = Field("on", description="Whether sick GPUs are taken out of service.")

@@ -210,8 +210,7 @@ class NvmlDriver:
     def reset_power_limit(self, index: int) -> None:
         """Return to the board's default limit."""
         check_whole(index)
-        handle = self._handle(index)
-        nvml.nvmlDeviceSetPowerManagementLimit(handle, nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
+        self.set_power_limit(index, nvml.nvmlDeviceGetPowerManagementDefaultLimit(self._handle(index)) / 1_000)
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:
         """Return the numbers of ``/dev/nvidiaN``, where N is the minor number and not the index."""

@@ -77,6 +77,12 @@ status nvmlDeviceGetUUID(void *h, char *uuid, unsigned length) {
   snprintf(uuid, length, "GPU-00000000-0000-0000-0000-%012d", (int)(of(h) - devices));
   return OK;
 }
+struct pci { char legacy[16]; unsigned domain, bus, device, ids, subsystem; char address[32]; };
+status nvmlDeviceGetPciInfo_v3(void *h, struct pci *pci) {
+  *pci = (struct pci){.bus = 0x3b + (unsigned)(of(h) - devices)};
+  snprintf(pci->address, sizeof pci->address, "00000000:%02X:00.0", pci->bus);
+  return fault("PCI");
+}
 status nvmlDeviceGetPowerUsage(void *h, unsigned *mw) {
   *mw = power_mw(of(h));
   return lost(h) ? lost(h) : fault("POWER");
