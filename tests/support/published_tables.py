@@ -402,8 +402,8 @@ POWERFLOW = [
     Again(
         "powerflow",
         "powerflow-day",
-        lambda: of_day(powerflow_day.DAY, powerflow_day.day_table, ("powerflow, eta 1",), (1, 2, 3)),
-        ("powerflow, eta 1 |",),
+        lambda: of_day(powerflow_day.DAY, powerflow_day.day_table, ("powerflow, eta 1.0",), (1, 2, 3)),
+        ("powerflow, eta 1.0 |",),
     ),
     Again(
         "powerflow",

@@ -11,6 +11,7 @@ file                       what                                                 
 ``a_srpt_day.csv.gz``     12,637 arrivals of one day, repeated for twelve days                                  MIT
 ``speeds.csv``             measured training speed by model, batch, gang and placement                        see NOTICE
 ``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
+``powerflow_fits.json``    what fits to the measured speeds and powers predict of a V100                      see NOTICE
 ``slice_speeds.csv``       measured training speed on MIG slices by model and batch                           MIT
 ``sia_work.csv``           samples until a model has trained, by batch size                                   see NOTICE
 ``noise.csv``              gradient noise scale by model, tenth of its training and batch size                see NOTICE
@@ -24,7 +25,8 @@ file                       what                                                 
 ========================== ================================================================================== =========
 
 The days are samples of GAIA's sample of Alibaba's PAI trace. ``reproductions/make_traces.py`` makes
-all of them from the sources, ``reproductions/make_profiles.py`` the measured tables.
+all of them from the sources, ``reproductions/make_profiles.py`` the measured tables, and
+``reproductions/powerflow_fits.py`` the fits of those.
 
 ``green-year``: of the days with at least 400 arrivals, the one whose share of jobs in four categories of duration is
 nearest to the one the paper prints of its own day (16, 38, 36 and 8 %); 400 of its arrivals drawn without replacement.
@@ -39,12 +41,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,6 +85,11 @@ def rows_of(file: str) -> Iterator[dict[str, str]]:
     packed = resources.files(__package__ or "services.simulator.bundles").joinpath(file).read_bytes()
     text = gzip.decompress(packed) if file.endswith(".gz") else packed
     yield from csv.DictReader(text.decode().splitlines())
+
+
+def json_of(file: str) -> Any:
+    """Return the content of a bundled JSON file."""
+    return json.loads(resources.files(__package__ or "services.simulator.bundles").joinpath(file).read_bytes())
 
 
 def bundled_jobs(name: str, days: float | None = None) -> RawJobs:

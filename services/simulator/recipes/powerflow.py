@@ -24,7 +24,9 @@ category of duration (``green.PHILLY_SHARES``); the trace's duration is that gan
 
 ``powerflow-fitted`` and ``powerflow-strong-fitted`` are the same, but policies see predictions of the fitted models
 (``core.profiles.capped``) on a V100: each kind is fitted to nine tenths of its points (sizes 1 to 16 x power limits),
-as the paper's Table 2 does.
+as the paper's Table 2 does. The fits are bundled, for they depend on the machine: another processor's linear algebra
+differs in the last digits, and where two optima are close the search may end in the other one. Of a schedule that such
+a digit turns, completion times then differ by some 1 %.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.profiles.capped import fit_capped
 from services.core.profiles.observations import Observations
+from services.simulator.bundles import json_of
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.green import EDGES_S, users_sizes
 from services.simulator.recipes.measured import batches_of, profile
@@ -51,6 +54,7 @@ BOARD = "V100-SXM2-32GB"
 GPUS_PER_NODE = 8
 MAX_GPUS = 16
 SIZES = np.array([1, 2, 4, 8, 16], dtype=np.int64)
+FITS = "powerflow_fits.json"
 LEFT_OUT = 10
 """Every tenth point is left out of the fit."""
 
@@ -102,19 +106,52 @@ def _make(raw: RawJobs, seed: int, *, strong: bool, fitted: bool) -> Workload:
 @cache
 def fitted_profile(model: str, batch: int) -> JobProfile:
     """Return a measured model of which policies see the fitted form on a V100."""
-    gpus = SIZES.astype(np.float64)
-    return _fitted(profile(model, batch), np.full(gpus.shape, float(batch)), gpus)
+    return replace(profile(model, batch), predicted={BOARD: seen_of(model, batch)})
 
 
 @cache
 def fitted_strong_profile(model: str, batch: int, gang: int) -> JobProfile:
     """Return the same of a job that splits the batch of its user's gang."""
+    return replace(strong_profile(model, batch, gang), predicted={BOARD: seen_of(model, batch, gang)})
+
+
+def seen_of(model: str, batch: int, gang: int | None = None) -> Behaviour:
+    """Return what policies see of a model on a V100: the bundled fit, or one made now where there is none.
+
+    Args:
+        model, batch: Of the job; samples per GPU.
+        gang: Whose batch is split over the job's GPUs; None: the batch per GPU stays.
+    """
+    known = _bundled().get((model, batch, gang))
+    return fit_now(model, batch, gang) if known is None else known
+
+
+@cache
+def _bundled() -> dict[tuple[str, int, int | None], Behaviour]:
+    """Return the fits that come with the product, by model, batch and gang."""
+    found: dict[tuple[str, int, int | None], Behaviour] = {}
+    for row in json_of(FITS):
+        limits = ControlCurve(*(np.array(row[name]) for name in ("limits_w", "limited_speed", "limited_power_w")))
+        found[row["model"], row["batch"], row["gang"]] = Behaviour(
+            SIZES,
+            np.array(row["speed"]),
+            np.array(row["power_w"]),
+            controls={ControlKind.POWER_LIMIT: limits},
+            power_error=row["power_error"],
+        )
+    return found
+
+
+def fit_now(model: str, batch: int, gang: int | None) -> Behaviour:
+    """Fit the form to what was measured; arguments as for ``seen_of``."""
     gpus = SIZES.astype(np.float64)
-    return _fitted(strong_profile(model, batch, gang), batch * gang / gpus, np.ones(gpus.shape))
+    if gang is None:
+        return _fit(profile(model, batch), np.full(gpus.shape, float(batch)), gpus)
+    return _fit(strong_profile(model, batch, gang), batch * gang / gpus, np.ones(gpus.shape))
 
 
-def _fitted(measured: JobProfile, local_batch: Floats, work: Floats) -> JobProfile:
-    """Return a profile of which policies see the fitted form.
+def _fit(measured: JobProfile, local_batch: Floats, work: Floats) -> Behaviour:
+    """Return the fitted form of a measured model.
 
     Args:
         measured: What really happens.
@@ -147,7 +184,6 @@ def _fitted(measured: JobProfile, local_batch: Floats, work: Floats) -> JobProfi
     speed, power_w = (work[size] / step_s).reshape(shape), (energy_j / step_s / gpus).reshape(shape)
     seen_curve = ControlCurve(curve.values, speed[0] / speed[0, -1], power_w[0])
     stated = fit.time_quality.mape + fit.energy_quality.mape  # power is energy over time
-    seen = Behaviour(
+    return Behaviour(
         SIZES, speed[:, -1], power_w[:, -1], controls={ControlKind.POWER_LIMIT: seen_curve}, power_error=stated
     )
-    return replace(measured, predicted={BOARD: seen})
