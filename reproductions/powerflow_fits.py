@@ -3,9 +3,9 @@
     OPENBLAS_CORETYPE=Nehalem python -m reproductions.powerflow_fits
 
 How a search for the least error ends depends on the machine. With the kernels that OpenBLAS has for newer processors
-(``Haswell``) every fit ends within 0.1 % of these, most within 0.001 %, but for one: of BERT at 12 samples per GPU there
-are two optima, and these kernels find the better one (cost 0.0291, others 0.0317), which predicts up to 7 % other
-speeds and powers. The tables of PowerFlow's page are of these fits.
+(``Haswell``) every fit ends within 0.1 % of these, most within 0.001 %, but for one: of BERT at 12 samples per GPU
+there are two optima, of cost 0.0291 and 0.0317. Those kernels find the second one, which predicts up to 7 % other
+speeds and powers. The tables of PowerFlow's page are of the fits here.
 """
 
 from __future__ import annotations
