@@ -21,13 +21,11 @@ from redis.asyncio import Redis
 from gpu_agent import files, logs, retention, shim
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import find_engine
-from gpu_agent.control_plane import ControlPlane
 from gpu_agent.controls import Controls
 from gpu_agent.devices.absent import AbsentDriver
 from gpu_agent.devices.driver import Driver, DriverMissingError
 from gpu_agent.devices.nvml import NvmlDriver
 from gpu_agent.devices.simulated import SimulatedDriver
-from gpu_agent.enrolment import Enrolment, NodeRedis
 from gpu_agent.exec_sessions import ExecLimits, ExecSessions
 from gpu_agent.gangs import Gangs
 from gpu_agent.git import GitRules, remove_keys
@@ -49,7 +47,9 @@ from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
 from services.contracts.routing import LatencyReport
 from services.core.accounting.host_power import CpuPowerModel
 from services.core.domain.controls import ControlKind
+from services.kit.control_plane import ControlPlane
 from services.kit.disk import DiskWatch
+from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError

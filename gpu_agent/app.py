@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from gpu_agent import exec_endpoints
 from gpu_agent.agent import Agent
 from gpu_agent.endpoints import PROGRESS_PREFIX, router
-from gpu_agent.enrolment import Enrolment, NodeRedis
 from gpu_agent.settings import AgentSettings
 from services.kit.app import create_service, serve
+from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient, new_session
 from services.kit.settings import settings_or_exit
 from services.kit.tokens import Caller

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_agent.account import Account
-from gpu_agent.control_plane import ControlPlane
 from gpu_agent.secrets import InputError
 from gpu_agent.sources import Sources
 from services.contracts.commands import StartGang
 from services.contracts.sources import OpenedChunk
 from services.core.domain.errors import DomainError
+from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 

@@ -22,7 +22,6 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gpu_agent.controls import Order
-from gpu_agent.enrolment import NodeRedis
 from gpu_agent.gangs import Gang
 from gpu_agent.learned_clocks import LearnedClocks, ServerKind
 from services.contracts.clocks import ClockPolicy, ServerClocks
@@ -33,6 +32,7 @@ from services.core.domain.errors import DomainError
 from services.core.policies.freesh import miad
 from services.core.policies.freesh.clock_model import ClockSample, Unused, learned_clock
 from services.core.policies.freesh.miad import Clocks, common_clocks, miad_clock
+from services.kit.enrolment import NodeRedis
 from services.kit.logging import Log
 
 log = Log(__name__)

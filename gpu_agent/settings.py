@@ -235,6 +235,11 @@ class AgentSettings(SharedSettings):
         return self.state_dir.expanduser().absolute() if self.state_dir else self.data_folder / "nodes" / self.node_id
 
     @property
+    def shared(self) -> SharedSettings:
+        """These settings."""
+        return self
+
+    @property
     def agent_url(self) -> str:
         """How the control plane calls this agent."""
         return f"{self.tls.scheme}://{self.address}:{self.port}"

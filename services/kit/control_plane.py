@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from gpu_agent.enrolment import Enrolment
 from services.contracts.nodes import (
     DeviceInfo,
     EnergyInterval,
@@ -21,13 +20,14 @@ from services.contracts.nodes import (
 )
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.sources import ChunkWanted, OpenedChunk
+from services.kit.enrolment import Enrolment
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 
 log = Log(__name__)
 
-M = TypeVar("M", HeartbeatReply, EnergyReceipt, OpenedSecrets, OpenedChunk)
+M = TypeVar("M", bound=BaseModel)
 
 DEFAULT_HEARTBEAT_INTERVAL_S = 2.0
 _UNAUTHENTICATED = 401
@@ -64,7 +64,7 @@ class ControlPlane:
         Raises:
             ProblemError: No answer, or a refusal.
         """
-        return await self._call("heartbeat", heartbeat, HeartbeatReply, timeout_s)
+        return await self.call("heartbeat", heartbeat, HeartbeatReply, timeout_s)
 
     async def report_energy(self, intervals: list[EnergyInterval]) -> EnergyReceipt:
         """Deliver energy intervals; doing so twice is harmless.
@@ -72,7 +72,7 @@ class ControlPlane:
         Raises:
             ProblemError: No answer, or a refusal.
         """
-        return await self._call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
+        return await self.call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
 
     async def open_secrets(self, allocation_id: str) -> OpenedSecrets:
         """Return the secrets of a gang that this node is to start.
@@ -80,7 +80,7 @@ class ControlPlane:
         Raises:
             ProblemError: No answer, or a refusal.
         """
-        return await self._call("secrets", SecretsWanted(allocation_id=allocation_id), OpenedSecrets, 10.0)
+        return await self.call("secrets", SecretsWanted(allocation_id=allocation_id), OpenedSecrets, 10.0)
 
     async def read_chunk(self, allocation_id: str, number: int) -> OpenedChunk:
         """Return a part of the archive of a gang that this node is to start.
@@ -89,7 +89,7 @@ class ControlPlane:
             ProblemError: No answer, or a refusal.
         """
         wanted = ChunkWanted(allocation_id=allocation_id, number=number)
-        return await self._call("upload", wanted, OpenedChunk, 30.0)
+        return await self.call("upload", wanted, OpenedChunk, 30.0)
 
     async def _register(self) -> NodeCredentials:
         """Register this node; one call at a time, because a new token may invalidate the previous one."""
@@ -116,7 +116,12 @@ class ControlPlane:
                     self._credentials = credentials
             return self._credentials
 
-    async def _call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:
+    async def call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:
+        """Say something of this node, by its token.
+
+        Raises:
+            ProblemError: No answer, or a refusal.
+        """
         credentials = self._credentials or await self._register()
         with suppress(ProblemError):  # the old secrets stay in force, and it is tried again with the next heartbeat
             await self._enrolment.renew()

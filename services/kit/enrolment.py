@@ -1,4 +1,4 @@
-"""What this node proves itself with: enrolled for by a token, kept in its own folder, replaced now and then.
+"""What a node proves itself with: enrolled for by a token, kept in its own folder, replaced now and then.
 
 The node makes its secrets itself, and writes them down before it sends their hashes. So an answer that is lost, or a
 kill at any point, costs nothing: the same is asked again, and answered the same.
@@ -11,19 +11,20 @@ import hashlib
 import secrets
 import time
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from redis.exceptions import AuthenticationError
 
-from gpu_agent import files
-from gpu_agent.settings import AgentSettings
 from services.contracts.nodes import NodeCredential, NodeKeys
+from services.kit import files
 from services.kit.callers import NODE
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 from services.kit.redis import connect
+from services.kit.settings import SharedSettings, variable_of
 from services.kit.tokens import REFUSED, Caller, Incoming
 
 log = Log(__name__)
@@ -31,6 +32,35 @@ log = Log(__name__)
 FILE = "credential.json"
 TOKEN_FILE = "enroll-token"
 _UNAUTHENTICATED = 401
+
+
+class NodeSettings(Protocol):
+    """What the settings of a node have, whatever it is: a host's agent, or the bridge to an engine."""
+
+    @property
+    def node_id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def enroll_token(self) -> str:
+        """The token of its own, if it was given one."""
+        ...
+
+    @property
+    def join_token(self) -> str:
+        """The token that all nodes of earlier releases share, if it was given that."""
+        ...
+
+    @property
+    def state_folder(self) -> Path:
+        """The folder of this node."""
+        ...
+
+    @property
+    def shared(self) -> SharedSettings:
+        """The settings themselves."""
+        ...
 
 
 class Keys(BaseModel):
@@ -81,7 +111,7 @@ class Kept(BaseModel):
 class Enrolment:
     """The credential of this node."""
 
-    def __init__(self, settings: AgentSettings, client: ServiceClient) -> None:
+    def __init__(self, settings: NodeSettings, client: ServiceClient) -> None:
         self._settings = settings
         self._client = client
         self._path = settings.state_folder / FILE
@@ -168,7 +198,8 @@ class Enrolment:
     async def _enrol(self) -> Held | None:
         tokens = self._tokens()
         if not tokens and self._kept.held is None:
-            log.error("node.not_enrolled", why="there is no token: set GPU_AGENT_ENROLL_TOKEN (wattshift nodes enroll)")
+            variable = variable_of(type(self._settings.shared), "enroll_token")
+            log.error("node.not_enrolled", why=f"there is no token: set {variable} (wattshift nodes enroll)")
         refusal: ProblemError | None = None
         for token in tokens:
             asked = self._kept.asked or Keys.new()
@@ -235,7 +266,7 @@ class Enrolment:
 class NodeRedis:
     """The client of Valkey or Redis that this node may use now: its own user's, once it has enrolled."""
 
-    def __init__(self, settings: AgentSettings, enrolment: Enrolment) -> None:
+    def __init__(self, settings: NodeSettings, enrolment: Enrolment) -> None:
         self._settings = settings
         self._enrolment = enrolment
         self._held: Held | None = None
@@ -260,7 +291,7 @@ class NodeRedis:
             await self._client.aclose()
 
     def _connected(self, held: Held) -> Any:
-        settings = self._settings
+        settings = self._settings.shared
         is_set = "redis_url" in settings.model_fields_set
         url = settings.redis_url if is_set or held.redis_url is None else held.redis_url
         if held.redis_user is None:
