@@ -136,7 +136,9 @@ class NodeRegistration(NodeMessage):
     agent_url: Text = Field(max_length=255)
     zone: Name | None = Field(default=None, description="Grid zone; null for the cluster's default zone.")
     devices: list[DeviceInfo] = Field(max_length=1_024)
-    driver: Literal["nvml", "simulated"]
+    driver: Literal["nvml", "simulated", "engine"] = Field(
+        description="`engine`: the bridge to an engine, without GPUs."
+    )
     containers: bool = Field(default=False, description="Whether the node can run jobs that have an image.")
     host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)

@@ -27,6 +27,7 @@ from services.db.driver import CONNECTION_ERRORS
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
+from services.scheduler.engines.ingest import EngineIngest
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
@@ -41,7 +42,7 @@ from services.scheduler.power.hooks import NoHook, PowerHook
 from services.scheduler.power.limit import PowerWatch
 from services.scheduler.power.nodes import NodePower
 from services.scheduler.relay import Relay
-from services.scheduler.repository import gates, rounds, snapshots
+from services.scheduler.repository import engines, gates, rounds, snapshots
 from services.scheduler.settings import SchedulerSettings
 
 log = Log(__name__)
@@ -85,6 +86,7 @@ class Scheduler:
         self._carbon = carbon
         self._leadership = Leadership(settings.database_url)
         self._ingest = Ingest(database, settings)
+        self._engines = EngineIngest(database, settings)
         self._measuring = Measuring(database)
         self._points_unread = True
         self._predicting = Predicting(database)
@@ -158,9 +160,10 @@ class Scheduler:
         await self.prepare()
         await self._nodes.look()
         ingested = await self._ingest.look(time.monotonic())
+        folded = await self._engines.look()
         dependencies = await look(self._database)
         measured = await self._measuring.look()
-        if ingested or measured:
+        if ingested or measured or folded:
             self._relay.wake()
         if measured or self._points_unread:
             self._points_unread = await refit(self._database)
@@ -289,6 +292,7 @@ class Scheduler:
     async def _trim(self) -> None:
         async with self._database.connection() as connection:
             await rounds.trim(connection, self._settings.plans_kept)
+            await engines.forget(connection)
 
     async def _sleep_until_woken(self) -> None:
         """Return at the next hint, and at the latest when the next check is due."""

@@ -42,6 +42,10 @@ class SchedulerSettings(SharedSettings):
     )
     start_timeout_s: float = Field(120, gt=0, description="How long a gang may take to run on all its nodes.")
     start_attempts: int = Field(5, ge=1, description="Gangs that may fail to start before the job fails.")
+    engine_start_timeout_s: float = Field(
+        600, gt=0, description="How long an engine may take to start a job that was released; then it is planned again."
+    )
+    engine_tenant: str = Field("default", description="Whose the jobs of engines are.")
     republish_after_s: float = Field(5, gt=0, description="A command that has shown no effect is sent again.")
     master_ports: tuple[int, int] = Field(
         (29_500, 32_000), description="First and last port that rank 0 may listen on; unique per address while in use."

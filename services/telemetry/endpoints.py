@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
+from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport
 from services.contracts.nodes import (
     EnergyReceipt,
     EnergyReport,
@@ -39,7 +40,9 @@ from services.telemetry.repository.jobs import owner_of
 from services.telemetry.requests import request_report
 from services.telemetry.service import Telemetry
 
-NODE_PATHS = re.compile(r"/v1/nodes/(register|[^/]+/(enroll|rotate|heartbeat|energy|secrets|upload))")
+NODE_PATHS = re.compile(
+    r"/v1/nodes/(register|[^/]+/(enroll|rotate|heartbeat|energy|secrets|upload|engine|engine-energy))"
+)
 """Paths whose callers are nodes: they send a token or a credential of their own, and no service's."""
 
 router = APIRouter(prefix="/v1", responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
@@ -91,6 +94,18 @@ async def heartbeat(node_id: Name, body: Heartbeat, token: Token, service: Servi
 async def store_energy(node_id: Name, body: EnergyReport, token: Token, service: Service) -> EnergyReceipt:
     """Report energy intervals; repeated intervals change nothing."""
     return await service.store_energy(node_id, token, body)
+
+
+@router.post("/nodes/{node_id}/engine", tags=["nodes"])
+async def mirror_engine(node_id: Name, body: EngineReport, token: Token, service: Service) -> EngineReply:
+    """Report an engine's nodes and jobs, for its bridge; repeating a report changes nothing."""
+    return await service.mirror(node_id, token, body)
+
+
+@router.post("/nodes/{node_id}/engine-energy", tags=["nodes"])
+async def store_engine_energy(node_id: Name, body: EngineEnergyReport, token: Token, service: Service) -> EnergyReceipt:
+    """Report energy of one of an engine's nodes, for its bridge; repeated intervals change nothing."""
+    return await service.store_engine_energy(node_id, token, body)
 
 
 @router.post("/nodes/{node_id}/secrets", tags=["nodes"], responses={404: {"model": Problem}})

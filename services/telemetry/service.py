@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
+from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport, node_name
 from services.contracts.identity import Identity
 from services.contracts.nodes import (
     EnergyReceipt,
@@ -35,7 +36,7 @@ from services.kit.redis import hint
 from services.telemetry.enrolment import Enrolment
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
-from services.telemetry.repository import gpu_health, nodes
+from services.telemetry.repository import engines, gpu_health, nodes
 from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
 from services.telemetry.settings import TelemetrySettings
 
@@ -107,6 +108,37 @@ class Telemetry:
             raise UNKNOWN_NODE
         reporter = Reporter(node_id, node.zone, EnergySource(node.host_power), node.zones)
         return await self.ledger.store(reporter, report.intervals)
+
+    async def mirror(self, engine: str, token: str, report: EngineReport) -> EngineReply:
+        """Store how an engine is, as its bridge reports it, and renew the leases of its nodes.
+
+        Raises:
+            ProblemError: 401, the token is not the bridge's.
+        """
+        settings = self.settings
+        found = await engines.mirror(self.database, engine, token, report, settings.lease_ttl_s, settings.zone)
+        if found is None:
+            raise UNKNOWN_NODE
+        reply, changed = found
+        if changed:
+            await hint(self.redis, "node", node=engine)
+        return reply
+
+    async def store_engine_energy(self, engine: str, token: str, report: EngineEnergyReport) -> EnergyReceipt:
+        """Enter intervals of an engine's node into the ledger, each once; usages name jobs by their external ids.
+
+        Raises:
+            ProblemError: 401, the token is not the bridge's; 404, it has reported no such node; 503, no intensity is
+                known yet: send again later.
+        """
+        if await nodes.known_node(self.database, engine, token) is None:
+            raise UNKNOWN_NODE
+        node_id = node_name(engine, report.node)
+        zone = await engines.zone_of(self.database, engine, node_id)
+        if zone is None:
+            raise not_found("node of this engine")
+        intervals = await engines.by_allocation(self.database, engine, report.intervals)
+        return await self.ledger.store(Reporter(node_id, zone, EnergySource.MODELLED), intervals)
 
     async def open_secrets(self, node_id: str, token: str, allocation_id: str) -> OpenedSecrets:
         """Return the secrets of a live gang of a node.

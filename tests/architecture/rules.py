@@ -30,8 +30,9 @@ PROCESSES = (
     "services.serving",
     "services.telemetry",
     "services.simulator",
+    "services.engines.slurm",
 )
-WITHOUT_DB = ("gateway", "gpu_agent", "services.router")
+WITHOUT_DB = ("gateway", "gpu_agent", "services.router", "services.engines.slurm")
 FRONT_DOORS = {
     "services.cli": {
         "services.core",

@@ -84,6 +84,8 @@ NOT_PUBLIC = {
     ("POST", "/v1/nodes/register"): "nodes ask telemetry directly, with their own credential",
     ("POST", "/v1/nodes/{node_id}/heartbeat"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/energy"): "nodes ask telemetry directly, with their own token",
+    ("POST", "/v1/nodes/{node_id}/engine"): "bridges to engines ask telemetry directly, with their own token",
+    ("POST", "/v1/nodes/{node_id}/engine-energy"): "bridges to engines ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/secrets"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/upload"): "nodes ask telemetry directly, with their own token",
 }

@@ -16,7 +16,8 @@ ROOMS = {
     "power": {"repository"},
     "learning": {"repository", "power"},
     "ingest": {"repository", "power"},
-    "planning": {"repository", "power", "learning", "ingest"},
+    "engines": {"repository", "ingest"},
+    "planning": {"repository", "power", "learning", "ingest", "engines"},
     "explaining": {"repository", "power", "learning", "ingest", "planning"},
 }
 """Per room the others that it may import; ``commands``, ``reasons`` and ``settings`` are free to all."""

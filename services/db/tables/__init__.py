@@ -1,5 +1,27 @@
 """Every table, one module per process that writes it. Other processes read."""
 
-from services.db.tables import admission, apps, carbon, optimizer, pools, predictions, scheduler, simulator, telemetry
+from services.db.tables import (
+    admission,
+    apps,
+    carbon,
+    engines,
+    optimizer,
+    pools,
+    predictions,
+    scheduler,
+    simulator,
+    telemetry,
+)
 
-__all__ = ["admission", "apps", "carbon", "optimizer", "pools", "predictions", "scheduler", "simulator", "telemetry"]
+__all__ = [
+    "admission",
+    "apps",
+    "carbon",
+    "engines",
+    "optimizer",
+    "pools",
+    "predictions",
+    "scheduler",
+    "simulator",
+    "telemetry",
+]

@@ -98,6 +98,9 @@ jobs = Table(
     Column("array_index", Integer),
     Column("gated", Boolean, nullable=False, server_default=text("false")),
     Column("user_id", Text),
+    Column("engine", Text, nullable=False, server_default=text("'wattshift'")),
+    Column("external_id", Text),
+    Index("jobs_of_an_engine", "engine", "external_id", unique=True, postgresql_where=text("external_id IS NOT NULL")),
     Index("jobs_live", "state", postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
     Index("jobs_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     Index("jobs_succeeded", "ended_at", "id", postgresql_where=text("state = 'succeeded'")),
@@ -107,7 +110,9 @@ jobs = Table(
     Index("jobs_gated", "id", postgresql_where=text("gated AND state NOT IN ('succeeded', 'failed', 'cancelled')")),
 )
 """``gated``: whether it may have to wait for other jobs, as it has dependencies or is a task of an array with a limit.
-A task of an array has the array's spec, and the dependencies of the array are its own."""
+A task of an array has the array's spec, and the dependencies of the array are its own.
+
+``engine``: what runs it, our own agents or an engine such as Slurm, which knows it by ``external_id``."""
 
 past_jobs = Table(
     "past_jobs",

@@ -15,7 +15,7 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from services.db.metadata import Timestamp, metadata
 
@@ -41,8 +41,12 @@ nodes = Table(
     Column("registered_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("heartbeat_at", Timestamp),
     Column("lease_until", Timestamp),
+    Column("engine", Text, nullable=False, server_default=text("'wattshift'")),
+    Column("queues", ARRAY(Text), nullable=False, server_default=text("'{}'")),
 )
-"""``lease_until`` is written before the agent learns of its lease, so the agent's own deadline is never later. The
+"""A node of another ``engine`` has no agent: a bridge reports it, with the engine's ``queues`` that use it.
+
+``lease_until`` is written before the agent learns of its lease, so the agent's own deadline is never later. The
 scheduler sets ``state`` to lost under the same row lock once the lease has certainly expired."""
 
 node_credentials = Table(

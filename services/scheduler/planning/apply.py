@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 
+from services.contracts.engines import OURS
 from services.contracts.nodes import PowerState
 from services.core.cycle.grids import cluster_intensity
 from services.core.cycle.plan import (
@@ -28,6 +29,8 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import JobId, allocation_id
 from services.db.database import Connection, Database
 from services.scheduler.commands import base_batch, free_port, start_commands
+from services.scheduler.engines.decisions import stop_run
+from services.scheduler.engines.directing import Theirs
 from services.scheduler.ingest.gangs import EndReason
 from services.scheduler.ingest.reports import stop_gang
 from services.scheduler.learning.measuring import begin
@@ -99,11 +102,14 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             round_number = await rounds.claim_version(connection, version, decided.memory, is_active=active)
             if round_number is None:
                 raise StalePlanError("another plan or another policy came first")
+            theirs = await Theirs.read(connection, decided.snapshot)
+            starts, preempts = theirs.carried_out(starts, preempts)
             await _preempt(connection, preempts)
             await _start(connection, starts, ports, decided.snapshot)
             controls = await set_gangs(connection, controls)
             begun = await begin(connection, measurements, measured_values) if measurements else []
             await _hold(connection, holds)
+            await theirs.direct(connection, starts, holds)
             await _power(connection, decided.plan.nodes)
             if starts or preempts or controls or begun or decided.plan.nodes or active:
                 await _record(connection, round_number, decided, starts, preempts, holds, [*controls, *begun])
@@ -144,6 +150,8 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
         taken[address].add(port)
         batch_size = start.batch_size or base_batch(job.spec)
         made.append(NewGang(name, start.job_id, generation, start.gpus, shares, port, batch_size))
+        if job.engine != OURS:
+            continue
         commands += start_commands(
             allocation_id=name,
             job_id=start.job_id,
@@ -208,7 +216,8 @@ async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:
     reasons = {preempt.job_id: preempt.reason for preempt in preempts}
     for gang in running:
         reason = reasons[JobId(gang.job_id)]
-        await stop_gang(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
+        stop = stop_gang if gang.engine == OURS else stop_run
+        await stop(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
 
 
 async def _hold(connection: Connection, holds: Sequence[Hold]) -> None:

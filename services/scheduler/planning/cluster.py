@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from services.contracts.engines import OURS
 from services.contracts.nodes import PowerState
 from services.core.cycle.snapshot import NodeTable
 from services.core.domain.arrays import Bools, Floats
@@ -22,17 +23,24 @@ from services.scheduler.repository.snapshots import ClaimRow, ClusterRows, JobRo
 
 
 class NodeKind(NamedTuple):
-    """What makes nodes interchangeable to a job: GPU model, memory of each GPU, and whether images run there."""
+    """What makes nodes interchangeable to a job.
+
+    GPU model, memory of each GPU, whether images run there, and what runs jobs there: our agents, or an engine in these
+    of its queues.
+    """
 
     gpu_model: str
     memory_gib: float
     containers: bool
+    engine: str = OURS
+    queues: tuple[str, ...] = ()
 
 
 def kind_of(node: NodeRow) -> NodeKind:
     """Return a node's kind, by its first GPU."""
     first = node.devices[0]
-    return NodeKind(first["model"], float(first["memory_gib"]), node.containers)
+    model, memory_gib = first["model"], float(first["memory_gib"])
+    return NodeKind(model, memory_gib, node.containers, node.engine, tuple(sorted(node.queues)))
 
 
 @dataclass(frozen=True)

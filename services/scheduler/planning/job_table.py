@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 
+from services.contracts.engines import OURS
 from services.core.cycle.snapshot import JobTable, Phase
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId, NodeId
@@ -126,7 +127,7 @@ def placement_of(shares: Sequence[StoredShare]) -> Placement:
 
 def eligible_kinds(jobs: Sequence[JobRow], kinds: Sequence[NodeKind]) -> Bools:
     """Return on which kinds of nodes each job may run: (n_jobs, n_gpu_models)."""
-    asked = [(job.gpu_model, job.memory_gib, job.needs_container) for job in jobs]
+    asked = [(job.gpu_model, job.memory_gib, job.needs_container, job.engine, job.queue) for job in jobs]
     row = {each: at for at, each in enumerate(dict.fromkeys(asked))}
     answers = np.array([[_fits(*each, kind) for kind in kinds] for each in row], dtype=np.bool_)
     eligible = answers.reshape(len(row), len(kinds))[np.fromiter(map(row.__getitem__, asked), np.int64, len(jobs))]
@@ -137,9 +138,13 @@ def eligible_kinds(jobs: Sequence[JobRow], kinds: Sequence[NodeKind]) -> Bools:
     return eligible
 
 
-def _fits(gpu_model: str | None, memory_gib: float | None, needs_container: bool, kind: NodeKind) -> bool:
+def _fits(
+    gpu_model: str | None, memory_gib: float | None, needs_container: bool, engine: str, queue: str, kind: NodeKind
+) -> bool:
     return (
-        (gpu_model is None or gpu_model == kind.gpu_model)
+        engine == kind.engine
+        and (engine == OURS or queue in kind.queues)
+        and (gpu_model is None or gpu_model == kind.gpu_model)
         and (memory_gib is None or memory_gib <= kind.memory_gib)
         and (kind.containers or not needs_container)
     )

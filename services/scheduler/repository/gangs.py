@@ -31,7 +31,7 @@ SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a
       FROM jsonb_array_elements(a.shares) s JOIN node_power np ON np.node_id = s ->> 'node_id'
      WHERE a.state = 'starting'
   ) w ON true
- WHERE a.state <> 'ended'
+ WHERE a.state <> 'ended' AND j.engine = 'wattshift'
 """
 
 REPORTS = """
@@ -64,7 +64,7 @@ SELECT s.allocation_id, s.node_id, s.settings FROM rank_statuses s JOIN allocati
 """
 
 STARTABLE = f"""
-SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account
+SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account, j.engine
   FROM jobs j LEFT JOIN users u ON u.id = j.user_id
  WHERE j.id = ANY($1::text[]) AND j.state = 'queued' AND NOT j.cancel_requested AND NOT j.hold_requested
  ORDER BY j.id FOR UPDATE OF j
@@ -123,7 +123,7 @@ SELECT c.allocation_id, c.node_id, c.device, ''
 """
 
 STOPPABLE = f"""
-SELECT a.id, a.job_id, a.shares, {GRACE_S} AS grace_s
+SELECT a.id, a.job_id, a.shares, {GRACE_S} AS grace_s, j.engine
   FROM allocations a JOIN jobs j ON j.id = a.job_id
  WHERE a.job_id = ANY($1::text[]) AND a.state IN ('starting', 'running') ORDER BY j.id FOR UPDATE OF j
 """
@@ -255,6 +255,7 @@ class StartableJob(NamedTuple):
     generation: int
     spec: Json
     account: str | None
+    engine: str
 
 
 class Host(NamedTuple):
@@ -292,6 +293,7 @@ class StoppableGang(NamedTuple):
     job_id: str
     shares: list[StoredShare]
     grace_s: float
+    engine: str
 
 
 class ControlledGang(NamedTuple):

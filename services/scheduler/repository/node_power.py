@@ -12,7 +12,7 @@ from services.db.node_power import NODE_POWER
 from services.db.rows import fetch_row, fetch_rows
 
 EXPIRED = """
-SELECT id FROM nodes n WHERE state = 'up' AND lease_until < now() - make_interval(secs => $1)
+SELECT id FROM nodes n WHERE state = 'up' AND lease_until < now() - make_interval(secs => $1) AND engine = 'wattshift'
    AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('going_down', 'off', 'waking'))
    FOR UPDATE SKIP LOCKED
 """

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.contracts.engines import OURS
 from services.db.database import Connection, Database
 from services.db.gpu_health import UNUSABLE
 from services.db.job_specs import (
@@ -53,7 +54,7 @@ SELECT j.id, j.tenant_id, j.state,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done, q.gpu_s AS predicted_gpu_s, CASE WHEN q.seen AND q.gpu_s > 0 THEN q.spread_gpu_s END AS spread_gpu_s,
        {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
-       p.noise_scale, {FAMILY} AS family
+       p.noise_scale, {FAMILY} AS family, j.engine, coalesce(j.labels ->> 'queue', '') AS queue
   FROM jobs j
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
   LEFT JOIN job_footprints f ON f.job_id = j.id
@@ -80,9 +81,11 @@ SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS progress_per_j
 NODES = """
 SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining OR n.closed IS NOT NULL AS draining, n.containers,
        coalesce(p.state, 'on') AS power,
-       coalesce(p.state = 'off'
+       n.engine = 'wattshift'
+           AND coalesce(p.state = 'off'
                 OR p.state = 'on' AND NOT p.pinned AND p.since + make_interval(secs => $1) <= now()
-                   AND coalesce(p.stays_on_until <= now(), true), true) AS may_sleep
+                   AND coalesce(p.stays_on_until <= now(), true), true) AS may_sleep,
+       n.engine, to_jsonb(n.queues) AS queues
   FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
  WHERE n.state = 'up' AND coalesce(p.state, 'on') <> 'failed'
    AND (n.lease_until > now() OR p.state IN ('off', 'waking'))
@@ -150,6 +153,7 @@ class JobRow(NamedTuple):
         base_batch: The user's own, None where that is not known.
         noise_scale: The gradient noise scale that it has reported, samples.
         family: Of its model, where it says.
+        engine, queue: What runs it, and the queue of that engine that it is in.
     """
 
     id: str
@@ -192,6 +196,8 @@ class JobRow(NamedTuple):
     base_batch: float | None
     noise_scale: float | None
     family: str | None
+    engine: str = OURS
+    queue: str = ""
 
 
 class SpecRow(NamedTuple):
@@ -219,6 +225,7 @@ class NodeRow(NamedTuple):
         draining: Whether it takes no new work: an operator wants that, or the node itself.
         power: On, off, or between the two.
         may_sleep: Whether a plan may power it down or up, were there a hook for it.
+        engine, queues: What runs jobs there, and the queues of that engine that use it.
     """
 
     id: str
@@ -230,6 +237,8 @@ class NodeRow(NamedTuple):
     containers: bool
     power: str
     may_sleep: bool
+    engine: str
+    queues: list[str]
 
 
 class HostRow(NamedTuple):

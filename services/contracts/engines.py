@@ -1,0 +1,221 @@
+"""What the bridge to an engine, such as Slurm, and the control plane exchange.
+
+An engine is what a site has that runs jobs. Its bridge is a node of its own, with a node's credential and stream of
+commands, but without GPUs: it reports the engine's nodes and jobs, and carries out decisions on those jobs that it may
+steer. All of it is a level, not an edge: a report says how a job is, a decision how it is to be, so that either may be
+repeated, and the newest is right. ``revision`` says which decision a report follows.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from services.contracts.nodes import EnergyInterval
+from services.contracts.schema import Instant, Message, Name, NodeMessage, Text
+
+OURS = "wattshift"
+"""The engine of jobs and nodes that agents of this control plane look after."""
+
+MAX_JOBS_OF_A_REPORT = 1_000
+Comment = Annotated[Text, Field(max_length=500)]
+ExternalId = Annotated[Text, Field(min_length=1, max_length=200)]
+
+
+class Places(StrEnum):
+    """Who chooses the nodes of a job."""
+
+    OURS = "ours"
+    """The plan: exact devices."""
+    THEIRS = "theirs"
+    """The engine: a plan is an order, sizes and moments, and what the engine did is compared with it."""
+
+
+class EngineMode(StrEnum):
+    """Whether decisions are carried out."""
+
+    DRY_RUN = "dry_run"
+    """Nothing of the engine is changed; what would have been done is counted."""
+    CONTROL = "control"
+
+
+class EngineJobState(StrEnum):
+    """State of a job, as its engine has it."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    MISSING = "missing"
+    """The engine knows it no more, and its accounting does not say how it ended."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it neither waits nor runs."""
+        return self not in (EngineJobState.PENDING, EngineJobState.RUNNING)
+
+
+class EngineShare(NodeMessage):
+    """What a job holds on one node of the engine."""
+
+    node: Name
+    devices: list[int] = Field(max_length=1_024)
+
+
+class EngineJob(NodeMessage):
+    """A job that asks for GPUs."""
+
+    external_id: ExternalId = Field(description="Of no other job of this engine, ever.")
+    number: Text = Field(max_length=100, description="As the engine's users know it.")
+    name: Text = Field(max_length=200)
+    user: Text = Field(max_length=100)
+    account: Text = Field(default="", max_length=200)
+    queue: Text = Field(default="", max_length=200)
+    state: EngineJobState
+    steered: bool = Field(description="Whether decisions on it are carried out; if not, it is only accounted for.")
+    why_not: Text = Field(default="", max_length=200, description="Why it is left alone.")
+    stoppable: bool = Field(default=False, description="Whether it may be stopped, to run again later.")
+    gpus: int = Field(ge=1, le=65_536)
+    max_gpus: int | None = Field(default=None, ge=1, le=65_536, description="By default `gpus`: it has one size.")
+    step_gpus: int = Field(default=1, ge=1, le=65_536)
+    gpu_model: Text | None = Field(default=None, max_length=63)
+    time_limit_s: float | None = Field(default=None, gt=0, le=1e9)
+    submitted_at: Instant
+    started_at: Instant | None = None
+    ended_at: Instant | None = None
+    exit_code: int | None = None
+    shares: list[EngineShare] = Field(default_factory=list[EngineShare], max_length=16_384)
+    detail: Text = Field(default="", max_length=500)
+    revision: int = Field(default=0, ge=0, description="Of the last decision that was carried out; 0: of none.")
+    refused: Text = Field(default="", max_length=500, description="Why that decision could not be carried out.")
+
+
+class EngineNode(NodeMessage):
+    """A node of the engine that has GPUs."""
+
+    name: Name
+    gpus: int = Field(ge=1, le=1_024)
+    gpu_model: Text = Field(max_length=63)
+    memory_gib: float = Field(gt=0)
+    queues: list[Text] = Field(max_length=1_000)
+    closed: Text | None = Field(
+        default=None, max_length=500, description="Why it takes no new work; null while it does."
+    )
+
+
+class EngineReport(NodeMessage):
+    """How the engine is; sent at every look, with the jobs that have changed since the last report."""
+
+    boot_id: Text = Field(max_length=64)
+    kind: Literal["slurm"]
+    version: Text = Field(default="", max_length=100)
+    places: Places = Places.THEIRS
+    mode: EngineMode
+    queues: list[Text] = Field(default_factory=list[str], max_length=1_000, description="Those that are steered.")
+    problem: Text | None = Field(
+        default=None, max_length=500, description="Why the engine could not be read; then nothing else is said of it."
+    )
+    zone: Name | None = None
+    nodes: list[EngineNode] | None = Field(
+        default=None, max_length=16_384, description="All of them; null: as before, which keeps their leases."
+    )
+    jobs: list[EngineJob] = Field(default_factory=list[EngineJob], max_length=MAX_JOBS_OF_A_REPORT)
+    present: list[ExternalId] | None = Field(
+        default=None,
+        max_length=1_000_000,
+        description="All jobs that wait or run; the answer names those not among them.",
+    )
+    wants_decisions: bool = Field(default=False, description="Whether the answer is to repeat what is decided.")
+
+
+class EngineAction(StrEnum):
+    """What is to become of a job."""
+
+    HOLD = "hold"
+    """It waits, until it is released or the hold expires."""
+    RELEASE = "release"
+    REQUEUE = "requeue"
+    """It is stopped, and waits on hold; one that has not started is put on hold."""
+    CANCEL = "cancel"
+
+
+class EngineDecision(NodeMessage):
+    """How a job is to be."""
+
+    external_id: ExternalId
+    revision: int = Field(ge=1)
+    action: EngineAction
+    gpus: int | None = Field(default=None, ge=1, description="The size to start it at; null: as it was submitted.")
+    rank: int | None = Field(default=None, ge=0, description="Its place in the order of what is released; 0 is first.")
+    until: Instant | None = Field(default=None, description="When it is expected to start.")
+    grace_s: float = Field(default=0.0, ge=0, le=86_400, description="Between the job's own signal and its stop.")
+    note: Comment = Field(default="", description="For the engine's users, in the job's comment.")
+
+
+class EngineReply(NodeMessage):
+    """The answer to a report: it is on disk."""
+
+    unreported: list[str] = Field(default_factory=list[str], description="Jobs not over that `present` did not name.")
+    decisions: list[EngineDecision] = Field(default_factory=list[EngineDecision])
+
+
+class Direct(NodeMessage):
+    """The command to a bridge: decisions, of which the newest revision on a job is in force."""
+
+    type: Literal["direct"] = "direct"
+    decisions: list[EngineDecision]
+
+
+direct_adapter: TypeAdapter[Direct] = TypeAdapter(Direct)
+
+
+class EngineEnergyReport(NodeMessage):
+    """Energy of one of the engine's nodes; `allocation_id` of a usage is the external id of a job, null when idle."""
+
+    node: Name
+    intervals: list[EnergyInterval] = Field(max_length=1_000)
+
+
+class EngineDay(Message):
+    """How often each thing happened on a day of UTC."""
+
+    day: str
+    counts: dict[str, int]
+
+
+class Engine(Message):
+    """An engine and how it is steered, as operators see it."""
+
+    name: str
+    kind: str
+    version: str
+    places: Places
+    mode: EngineMode
+    queues: list[str] = Field(description="Those that are steered; none: all.")
+    problem: str | None = Field(default=None, description="Why its bridge cannot read it; null while it can.")
+    reported_at: Instant
+    heard: bool = Field(description="Whether its bridge's lease holds.")
+    nodes: int
+    gpus: int
+    gpus_in_use: int
+    jobs: dict[str, int] = Field(description="Jobs that are not over, by state.")
+    unfollowed: int = Field(description="Decisions that the bridge has not carried out yet.")
+    days: list[EngineDay] = Field(description="The last seven days with anything to tell, newest first.")
+
+
+class EngineList(Message):
+    """The engines that the site has."""
+
+    items: list[Engine]
+
+
+Json = dict[str, Any]
+
+
+def node_name(engine: str, node: str) -> str:
+    """Return the id under which an engine's node is known: it is never that of a host with an agent."""
+    return f"{engine}.{node}"[:63]

@@ -1,0 +1,134 @@
+"""What plans and users want of engines' jobs, on its way to the bridges: stored, and in the outbox if it is new."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+from services.contracts.engines import EngineAction, EngineMode
+from services.contracts.streams import command_stream
+from services.core.cycle.plan import Hold, Start
+from services.core.cycle.snapshot import Snapshot
+from services.core.domain.jobs import JobState
+from services.core.domain.units import J_PER_KWH
+from services.core.profiles.boards import board_of
+from services.db.database import Connection
+from services.scheduler.ingest.gangs import EndReason
+from services.scheduler.repository import engines, gangs, jobs, outbox
+from services.scheduler.repository.documents import Json
+from services.scheduler.repository.gangs import StoppableGang
+from services.scheduler.repository.outbox import Outgoing
+
+DECISIONS_OF_A_COMMAND = 500
+_FIRST_S = 1_767_225_600
+"""2026-01-01: ranks count from here, so that what is released earlier comes first, whatever round releases it."""
+
+
+def rank_at(now_s: float, position: int) -> int:
+    """Return the place of a job in the order of all that were ever released."""
+    return max(int(now_s) - _FIRST_S, 0) + position
+
+
+def hold_note(snapshot: Snapshot, hold: Hold) -> str:
+    """Return what users read of a job that waits: why, until when, and what it would then emit.
+
+    Emissions are those of its smallest gang at full power, for as long as is predicted.
+    """
+    words = f"waits:{hold.reason.value}"
+    if hold.expected_start_s is None:
+        return words
+    at = snapshot.jobs.index[hold.job_id]
+    node = _first_node(snapshot, at)
+    outlook = snapshot.outlooks[int(snapshot.nodes.zone[node]) if node is not None else 0]
+    start_s, length_s = hold.expected_start_s, float(snapshot.jobs.remaining_s[at])
+    words += f" start:{datetime.fromtimestamp(start_s, UTC):%Y-%m-%dT%H:%MZ}"
+    words += f" grid:{outlook.curve.at(start_s):.0f}gCO2/kWh"
+    if node is None or not math.isfinite(length_s):
+        return words
+    model = snapshot.gpu_models[int(snapshot.nodes.gpu_model[node])]
+    power_w = int(snapshot.jobs.min_gpus[at]) * board_of(model).peak_w
+    emitted = power_w * length_s / J_PER_KWH * outlook.curve.mean(start_s, start_s + length_s)
+    return f"{words} run:{emitted:.0f}gCO2"
+
+
+def start_note(snapshot: Snapshot, start: Start) -> str:
+    """Return what users read of a job that is released: how green the grid is, and what it has emitted so far."""
+    at = snapshot.jobs.index[start.job_id]
+    zone = snapshot.nodes.zone[snapshot.nodes.index[start.placement.shares[0].node_id]]
+    now = snapshot.outlooks[int(zone)].curve.at(snapshot.now_s)
+    return f"released grid:{now:.0f}gCO2/kWh emitted:{float(snapshot.jobs.carbon_gco2[at]):.0f}gCO2"
+
+
+def _first_node(snapshot: Snapshot, job: int) -> int | None:
+    """Return the first node that a job may run on."""
+    suits = snapshot.jobs.eligible[job][snapshot.nodes.gpu_model]
+    return next((at for at, may in enumerate(suits.tolist()) if may), None)
+
+
+def held(hold: Hold, note: str) -> Json:
+    """Return the decision that a job waits."""
+    until = (
+        None if hold.expected_start_s is None else datetime.fromtimestamp(round(hold.expected_start_s / 60) * 60, UTC)
+    )
+    return {"action": EngineAction.HOLD.value, "note": note} | ({} if until is None else {"until": until.isoformat()})
+
+
+def released(gpus: int, rank: int, note: str) -> Json:
+    """Return the decision that a job starts as soon as its engine has room."""
+    return {"action": EngineAction.RELEASE.value, "gpus": gpus, "rank": rank, "note": note}
+
+
+def requeued(grace_s: float, note: str) -> Json:
+    """Return the decision that a job stops, to start again later."""
+    return {"action": EngineAction.REQUEUE.value, "grace_s": grace_s, "note": note}
+
+
+CANCELLED: Json = {"action": EngineAction.CANCEL.value}
+ON_HOLD: Json = {"action": EngineAction.HOLD.value, "note": "waits:held"}
+
+
+async def decide(connection: Connection, wanted: Mapping[str, Json]) -> int:
+    """Have engines' jobs be as wanted, by job; return how many decisions are new. Those of dry runs are not sent."""
+    found = await engines.decide(connection, wanted)
+    await send(connection, ((row.engine, row.decision) for row in found if row.mode == EngineMode.CONTROL))
+    counts = Counter(
+        (row.engine, ("" if row.mode == EngineMode.CONTROL else "would_") + str(row.decision["action"]))
+        for row in found
+    )
+    await engines.count(connection, counts)
+    return len(found)
+
+
+async def send(connection: Connection, decisions: Iterable[tuple[str, Json]]) -> None:
+    """Put decisions into the outbox, many to a command."""
+    by_engine: dict[str, list[Json]] = {}
+    for engine, decision in decisions:
+        by_engine.setdefault(engine, []).append(decision)
+    commands = [
+        Outgoing(command_stream(engine), {"type": "direct", "decisions": found[at : at + DECISIONS_OF_A_COMMAND]})
+        for engine, found in by_engine.items()
+        for at in range(0, len(found), DECISIONS_OF_A_COMMAND)
+    ]
+    await outbox.put(connection, commands)
+
+
+async def stop_run(
+    connection: Connection, gang: StoppableGang, reason: EndReason, *, detail: str, code: str | None = None
+) -> bool:
+    """Begin to stop a run of an engine's job, and have its bridge told; return whether it was running."""
+    if not await gangs.stop(connection, gang.id, reason.value):
+        return False
+    await jobs.move(
+        connection,
+        gang.job_id,
+        [JobState.STARTING, JobState.RUNNING],
+        JobState.PREEMPTING,
+        reason=code or reason.value,
+        detail=detail,
+        data={"allocation_id": gang.id},
+    )
+    stopped = CANCELLED if reason is EndReason.CANCELLED else requeued(gang.grace_s, f"stopped:{code or reason.value}")
+    await decide(connection, {gang.job_id: stopped})
+    return True

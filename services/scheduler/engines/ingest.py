@@ -1,0 +1,246 @@
+"""Fold what bridges report into jobs, allocations and claims, and send again what is not followed.
+
+Every step is one short transaction that locks what it changes, so that any of them may be repeated or cut off anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from services.contracts.engines import EngineAction, EngineJob, node_name
+from services.contracts.jobs import GpuRequest, JobSpec
+from services.contracts.streams import command_stream
+from services.core.domain.ids import JobId, allocation_id
+from services.core.domain.jobs import JobState
+from services.db.database import Connection, Database
+from services.kit.ids import new_id
+from services.kit.logging import Log
+from services.scheduler.engines.claiming import claims_of
+from services.scheduler.engines.decisions import CANCELLED, ON_HOLD, decide, send, stop_run
+from services.scheduler.engines.folding import Admit, Deviation, Devices, Ends, Known, Runs, RunsOn, Waits, fate_of
+from services.scheduler.ingest.gangs import EndReason, GangState
+from services.scheduler.repository import engines, gangs, jobs
+from services.scheduler.repository.documents import Json, StoredShare
+from services.scheduler.repository.engines import NewJob, UnfoldedRow, WishRow
+from services.scheduler.settings import SchedulerSettings
+
+log = Log(__name__)
+
+BATCH = 500
+MOST_BATCHES = 100
+"""In one look, so that rounds are held even while reports come as fast as they are folded."""
+_HOLDING = (JobState.STARTING, JobState.RUNNING, JobState.PREEMPTING)
+_STREAM = command_stream("\0").split("\0")
+
+
+class EngineIngest:
+    """Looks after the jobs of engines."""
+
+    def __init__(self, database: Database, settings: SchedulerSettings) -> None:
+        self._database = database
+        self._settings = settings
+
+    async def look(self) -> int:
+        """Fold all reports that there are, and do as users wish; return how many jobs that concerned."""
+        folded = 0
+        for _ in range(MOST_BATCHES):
+            if not (count := await self._fold()):
+                break
+            folded += count
+        async with self._database.transaction() as connection:
+            await engines.lose_nodes(connection, self._settings.lease_margin_s)
+            wished = 0
+            for wish in await engines.wishes(connection, self._settings.engine_start_timeout_s):
+                wished += await self._do(connection, wish)
+            if wished:
+                await _claim(connection)
+            stream = (_STREAM[0], _STREAM[1])
+            await send(connection, await engines.unfollowed(connection, self._settings.republish_after_s, stream))
+        return folded + wished
+
+    async def _fold(self) -> int:
+        """Fold a batch of reports; return how many."""
+        async with self._database.transaction() as connection:
+            rows = await engines.lock_unfolded(connection, BATCH)
+            if not rows:
+                return 0
+            new: list[NewJob] = []
+            deviations = Counter[tuple[str, str]]()
+            for row in rows:
+                fold = _Fold(connection, row)
+                if isinstance(fold.fate, Admit):
+                    new.append(fold.admitted(again=fold.fate.again))
+                await fold.apply()
+                if fold.deviation is not None:
+                    deviations[row.engine, f"deviation_{fold.deviation}"] += 1
+            await engines.admit(connection, self._settings.engine_tenant, new)
+            # A job that is new and runs already is folded once more, now that it is known.
+            fresh = {job.external_id.partition("#")[0] for job in new}
+            await engines.mark_folded(connection, [row.external_id for row in rows if row.external_id not in fresh])
+            await engines.count(connection, deviations)
+            await _claim(connection)
+        log.info("engine.folded", reports=len(rows), new=len(new), deviations=sum(deviations.values()))
+        return len(rows)
+
+    async def _do(self, connection: Connection, wish: WishRow) -> int:
+        """Do what is wished of one job; return whether that was anything new."""
+        runs = wish.gang_id is not None and wish.gang_state in (GangState.STARTING, GangState.RUNNING)
+        if runs and (wish.cancel_requested or wish.hold_requested):
+            (gang,) = await gangs.stoppable(connection, [wish.job_id])
+            reason = EndReason.CANCELLED if wish.cancel_requested else EndReason.HELD
+            detail = "It is being cancelled." if wish.cancel_requested else "It is being put on hold."
+            return int(await stop_run(connection, gang, reason, detail=detail))
+        if wish.state == JobState.CANCELLED:
+            return await decide(connection, {wish.job_id: CANCELLED})
+        if wish.state == JobState.HELD:
+            return await decide(connection, {wish.job_id: ON_HOLD})
+        if wish.late and wish.gang_id is not None:
+            await _withdraw(connection, wish.job_id, wish.gang_id)
+            return 1
+        return 0
+
+
+class _Fold:
+    """One report, on its way into the database."""
+
+    def __init__(self, connection: Connection, row: UnfoldedRow) -> None:
+        self._connection = connection
+        self._row = row
+        self.report = EngineJob.model_validate(row.report)
+        self.devices: Devices = {
+            node_name(row.engine, share.node): sorted(share.devices) for share in self.report.shares
+        }
+        planned = {share["node_id"]: sorted(share["devices"]) for share in row.shares or ()}
+        decision: Json = row.decision or {}
+        known = Known(
+            job=None if row.job_state is None else JobState(row.job_state),
+            gang=None if row.gang_state is None else GangState(row.gang_state),
+            planned=planned or None,
+            stop_reason=EndReason(row.stop_reason) if row.stop_reason else None,
+            action=EngineAction(decision["action"]) if decision else None,
+            revision=row.revision,
+            cancel_requested=row.cancel_requested,
+            hold_requested=row.hold_requested,
+            controls=row.controls,
+        )
+        self.fate = fate_of(known, self.report, self.devices)
+        self.deviation: Deviation | None = None
+
+    def admitted(self, *, again: bool) -> NewJob:
+        """Return the job that the report is of, as it is stored: it waits, and is folded once more if it runs."""
+        row, report = self._row, self.report
+        job_id = new_id("job")
+        external_id = f"{row.external_id}#{job_id}" if again else row.external_id
+        if again:
+            self.deviation = Deviation.AGAIN
+        return NewJob(job_id, spec_of(row.engine, report), "queued", report.submitted_at, None, row.engine, external_id)
+
+    async def apply(self) -> None:
+        """Write what the report makes of a known job."""
+        row, fate = self._row, self.fate
+        if row.job_id is None or fate is None or isinstance(fate, Admit):
+            return
+        self.deviation = Deviation.REFUSED if isinstance(fate, RunsOn) else fate.deviation
+        if self.deviation is not None:
+            said = {"deviation": self.deviation.value, "planned": row.shares, "actual": self._shares()}
+            await jobs.note(self._connection, row.job_id, "job.deviation", said)
+        match fate:
+            case Runs():
+                await self._runs(row.job_id)
+            case RunsOn():
+                assert row.gang_id is not None
+                await engines.placed(self._connection, row.gang_id, self._shares(), GangState.RUNNING.value)
+                await engines.run_on(self._connection, row.job_id, f"It could not be stopped: {self.report.refused}")
+            case Waits():
+                await self._ends_run(row.job_id, fate.job, fate.reason, fate.detail, None, preempted=fate.preempted)
+            case Ends():
+                await self._ends(row.job_id, fate)
+
+    def _shares(self) -> list[StoredShare]:
+        return [{"node_id": node, "devices": list(numbers)} for node, numbers in sorted(self.devices.items())]
+
+    async def _runs(self, job_id: str) -> None:
+        row, gpus = self._row, sum(map(len, self.devices.values()))
+        detail = f"It runs on {gpus} GPU{'' if gpus == 1 else 's'}."
+        event: Json = {"engine": row.engine, "gpus": gpus, "shares": self._shares()}
+        if row.gang_id is None:
+            gang = allocation_id(JobId(job_id), row.generation + 1)
+            if await engines.take_up(self._connection, job_id, row.generation + 1, detail, event):
+                generation, begun_at = row.generation + 1, self.report.started_at
+                await engines.add_run(self._connection, gang, job_id, generation, self._shares(), begun_at)
+            return
+        await engines.placed(self._connection, row.gang_id, self._shares(), GangState.RUNNING.value)
+        if row.job_state == JobState.STARTING:
+            starting, running = [JobState.STARTING], JobState.RUNNING
+            await jobs.move(self._connection, job_id, starting, running, reason="running", detail=detail, data=event)
+
+    async def _ends(self, job_id: str, fate: Ends) -> None:
+        if self._row.gang_id is None:
+            await engines.end_waiting(
+                self._connection, job_id, fate.job.value, fate.reason, fate.detail, fate.exit_code
+            )
+            return
+        await self._ends_run(job_id, fate.job, fate.reason, fate.detail, fate.exit_code)
+
+    async def _ends_run(
+        self, job_id: str, state: JobState, reason: str, detail: str, exit_code: int | None, *, preempted: bool = False
+    ) -> None:
+        assert self._row.gang_id is not None
+        attained_gpu_s = await gangs.end(self._connection, self._row.gang_id, reason)
+        sources = _HOLDING
+        if state is JobState.HELD:
+            await jobs.mark_preempting(self._connection, job_id)
+            sources = (JobState.PREEMPTING,)
+        await jobs.move(
+            self._connection,
+            job_id,
+            sources,
+            state,
+            reason=reason,
+            detail=detail,
+            exit_code=exit_code,
+            preemptions=int(preempted),
+            attained_gpu_s=attained_gpu_s,
+            data={"allocation_id": self._row.gang_id},
+        )
+
+
+async def _withdraw(connection: Connection, job_id: str, gang: str) -> None:
+    """Take back a release that its engine has not followed for long: what it was planned on is free for others."""
+    detail = "It was released, and its engine did not start it in time; it is planned again."
+    await gangs.end(connection, gang, "not_started")
+    sources, reason = [JobState.STARTING], "not_started"
+    await jobs.move(connection, job_id, sources, JobState.QUEUED, reason=reason, detail=detail)
+    await jobs.note(connection, job_id, "job.deviation", {"deviation": Deviation.NOT_STARTED.value})
+    engine, _ = (await engines.live_jobs(connection))[job_id]
+    await engines.count(connection, {(engine, f"deviation_{Deviation.NOT_STARTED}"): 1})
+    await decide(connection, {job_id: {"action": EngineAction.HOLD.value, "note": "waits:not_started"}})
+
+
+async def _claim(connection: Connection) -> None:
+    """Have claims say what engines' jobs hold and are planned to."""
+    wanted = claims_of(await engines.holders(connection), await engines.devices(connection))
+    present = await engines.claims(connection)
+    await engines.replace_claims(connection, present - wanted, wanted - present)
+
+
+def spec_of(engine: str, report: EngineJob) -> Json:
+    """Return what an engine's job asks for, as jobs of our own are stored."""
+    sizes: dict[str, Any] = {"min": report.gpus, "max": report.max_gpus or report.gpus, "step": report.step_gpus}
+    spec = JobSpec(
+        name=_name(report.name) or "job",
+        project=_name(report.account) or "default",
+        command=[engine, report.number],
+        gpus=GpuRequest(**sizes, model=report.gpu_model or None),
+        preemptible=report.stoppable and report.steered,
+        time_limit_s=report.time_limit_s,
+        labels={"user": report.user[:255], "queue": report.queue[:255], "engine": engine},
+    )
+    return spec.model_dump(mode="json", exclude_none=True)
+
+
+def _name(text: str) -> str:
+    """Return the name of ours that is most like a text."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63]

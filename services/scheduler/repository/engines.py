@@ -1,0 +1,353 @@
+"""Engines' jobs: reports that are not folded yet, decisions on their way, and the devices that jobs really hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.rows import fetch_rows
+from services.scheduler.repository.documents import Json, StoredShare
+
+LOCK_UNFOLDED = """
+SELECT external_id FROM engine_jobs WHERE unfolded ORDER BY engine, external_id LIMIT $1 FOR UPDATE SKIP LOCKED
+"""
+
+LOCK_JOBS = """
+SELECT j.id FROM jobs j JOIN engine_jobs e ON e.job_id = j.id
+ WHERE e.external_id = ANY($1::text[]) AND e.unfolded ORDER BY j.id FOR UPDATE OF j
+"""
+
+UNFOLDED = """
+SELECT e.engine, g.mode = 'control' AS controls, e.external_id, e.report, e.job_id, e.decision, e.revision,
+       j.state AS job_state,
+       coalesce(j.cancel_requested OR j.state = 'cancelled' AND j.reason = 'cancelled', false) AS cancel_requested,
+       coalesce(j.hold_requested, false) AS hold_requested, coalesce(j.generation, 0) AS generation,
+       a.id AS gang_id, a.state AS gang_state, a.shares, a.stop_reason
+  FROM engine_jobs e JOIN engines g ON g.name = e.engine
+  LEFT JOIN jobs j ON j.id = e.job_id
+  LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
+ WHERE e.external_id = ANY($1::text[]) AND e.unfolded ORDER BY e.engine, e.external_id
+"""
+
+FOLDED = "UPDATE engine_jobs SET unfolded = false WHERE external_id = ANY($1::text[]) AND unfolded"
+
+ADMIT = """
+WITH admitted AS (
+    INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, detail, submitted_at, queued_at,
+                      started_at, engine, external_id, generation)
+    SELECT n.id, $1, n.spec ->> 'name', n.spec ->> 'project', n.spec -> 'labels', n.spec, n.state, 'submitted',
+           'It was submitted to ' || n.engine || '.', n.submitted_at, now(), n.started_at, n.engine, n.external_id,
+           CASE WHEN n.state = 'queued' THEN 0 ELSE 1 END
+      FROM unnest($2::text[], $3::jsonb[], $4::text[], $5::timestamptz[], $6::timestamptz[], $7::text[], $8::text[])
+           AS n (id, spec, state, submitted_at, started_at, engine, external_id)
+    RETURNING id, tenant_id, engine, external_id
+), known AS (
+    UPDATE engine_jobs e SET job_id = a.id, decision = NULL FROM admitted a
+     WHERE e.engine = a.engine AND e.external_id = split_part(a.external_id, '#', 1)
+)
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT id, tenant_id, 'job.submitted', jsonb_build_object('engine', engine, 'external_id', external_id) FROM admitted
+"""
+
+RUNS = """
+INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port, started_at, running_at)
+VALUES ($1, $2, $3, 'running', $4, $5, 0, coalesce($6::timestamptz, now()), coalesce($6::timestamptz, now()))
+"""
+
+TAKE_UP = """
+WITH moved AS (
+    UPDATE jobs SET state = 'running', reason = 'running', detail = $2, generation = $3, expected_start_at = NULL,
+           started_at = coalesce(started_at, now())
+     WHERE id = $1 AND state IN ('queued', 'held') RETURNING id, tenant_id
+)
+INSERT INTO job_events (job_id, tenant_id, type, data) SELECT id, tenant_id, 'job.running', $4 FROM moved
+RETURNING job_id
+"""
+
+PLACED = (
+    "UPDATE allocations SET shares = $2, gpus = $3, state = $4, running_at = coalesce(running_at, now()) WHERE id = $1"
+)
+
+RUN_ON = "UPDATE jobs SET state = 'running', reason = 'running', detail = $2 WHERE id = $1 AND state = 'preempting'"
+
+END_WAITING = """
+WITH moved AS (
+    UPDATE jobs SET state = $2, reason = $3, detail = $4, exit_code = $5, ended_at = now(), expected_start_at = NULL
+     WHERE id = $1 AND state IN ('queued', 'held') RETURNING id, tenant_id
+)
+INSERT INTO job_events (job_id, tenant_id, type, data)
+SELECT id, tenant_id, 'job.' || $2, jsonb_build_object('reason', $3::text) FROM moved RETURNING job_id
+"""
+
+DECIDE = """
+UPDATE engine_jobs e SET revision = e.revision + 1, sent_at = now(),
+       decision = w.wanted || jsonb_build_object('external_id', e.external_id, 'revision', e.revision + 1)
+  FROM unnest($1::text[], $2::jsonb[]) AS w (job_id, wanted), engines g
+ WHERE e.job_id = w.job_id AND NOT e.over AND g.name = e.engine
+   AND (e.decision - 'external_id' - 'revision') IS DISTINCT FROM w.wanted
+RETURNING e.engine, g.mode, e.decision
+"""
+
+UNFOLLOWED = """
+UPDATE engine_jobs e SET sent_at = now() FROM engines g
+ WHERE g.name = e.engine AND g.mode = 'control' AND NOT e.over AND e.decision IS NOT NULL
+   AND (e.report ->> 'revision')::bigint < e.revision AND e.sent_at < now() - make_interval(secs => $1)
+   AND (e.report ->> 'steered')::bool
+   AND NOT EXISTS (SELECT FROM outbox o WHERE o.stream = $2 || e.engine || $3)
+RETURNING e.engine, e.decision
+"""
+
+LIVE_JOBS = """
+SELECT e.job_id, e.engine, g.mode FROM engine_jobs e JOIN engines g ON g.name = e.engine
+ WHERE NOT e.over AND e.job_id IS NOT NULL
+"""
+
+WISHES = """
+SELECT e.job_id, j.state, j.cancel_requested, j.hold_requested, coalesce(e.decision ->> 'action', '') AS action,
+       a.id AS gang_id, a.state AS gang_state,
+       coalesce(a.state = 'starting' AND a.started_at < now() - make_interval(secs => $1), false) AS late,
+       extract(epoch FROM a.started_at)::float8 AS started_s
+  FROM engine_jobs e JOIN jobs j ON j.id = e.job_id JOIN engines g ON g.name = e.engine AND g.mode = 'control'
+  LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
+ WHERE NOT e.over AND NOT e.unfolded
+   AND (j.cancel_requested OR j.hold_requested OR j.state = 'cancelled' AND j.reason = 'cancelled' OR j.state = 'held'
+        OR a.state = 'starting' AND a.started_at < now() - make_interval(secs => $1))
+ ORDER BY e.job_id
+"""
+
+COUNT = """
+INSERT INTO engine_days AS known (engine, day, what, count)
+SELECT c.engine, (now() AT TIME ZONE 'UTC')::date, c.what, c.count
+  FROM unnest($1::text[], $2::text[], $3::bigint[]) AS c (engine, what, count)
+ON CONFLICT (engine, day, what) DO UPDATE SET count = known.count + excluded.count
+"""
+
+HELD = """
+SELECT a.id, a.state, a.shares, j.engine, extract(epoch FROM a.started_at)::float8 AS started_s
+  FROM allocations a JOIN jobs j ON j.id = a.job_id WHERE a.state <> 'ended' AND j.engine <> 'wattshift'
+ ORDER BY a.state = 'starting', a.started_at, a.id
+"""
+
+DEVICES = """
+SELECT n.id, (d ->> 'index')::int AS device FROM nodes n, jsonb_array_elements(n.devices) d
+ WHERE n.engine <> 'wattshift' ORDER BY 1, 2
+"""
+
+CLAIMS = """
+SELECT c.allocation_id, c.node_id, c.device FROM device_claims c
+  JOIN allocations a ON a.id = c.allocation_id JOIN jobs j ON j.id = a.job_id WHERE j.engine <> 'wattshift'
+"""
+
+FORGET = """
+DELETE FROM engine_jobs e WHERE over AND NOT unfolded AND reported_at < now() - interval '7 days'
+"""
+
+LOSE_NODES = """
+UPDATE nodes SET state = 'lost' WHERE state = 'up' AND engine <> 'wattshift'
+   AND lease_until < now() - make_interval(secs => $1)
+"""
+
+
+class UnfoldedRow(NamedTuple):
+    """A report that was not folded yet, with what is known of its job.
+
+    Attributes:
+        controls: Whether decisions on the engine's jobs are carried out.
+        report: A ``contracts.engines.EngineJob``.
+        decision, revision: What was last decided of it.
+        gang_id, gang_state, shares, stop_reason: Of its live allocation, if it has one.
+    """
+
+    engine: str
+    controls: bool
+    external_id: str
+    report: Json
+    job_id: str | None
+    decision: Json | None
+    revision: int
+    job_state: str | None
+    cancel_requested: bool
+    hold_requested: bool
+    generation: int
+    gang_id: str | None
+    gang_state: str | None
+    shares: list[StoredShare] | None
+    stop_reason: str | None
+
+
+class NewJob(NamedTuple):
+    """A job of an engine that was not known."""
+
+    id: str
+    spec: Json
+    state: str
+    submitted_at: datetime
+    started_at: datetime | None
+    engine: str
+    external_id: str
+
+
+class WishRow(NamedTuple):
+    """A job of which somebody wants something, or that was released and does not start."""
+
+    job_id: str
+    state: str
+    cancel_requested: bool
+    hold_requested: bool
+    action: str
+    gang_id: str | None
+    gang_state: str | None
+    late: bool
+    started_s: float | None
+
+
+class HeldRow(NamedTuple):
+    """A live allocation of an engine's job; those that run come before those that are planned."""
+
+    id: str
+    state: str
+    shares: list[StoredShare]
+    engine: str
+    started_s: float
+
+
+class DecidedRow(NamedTuple):
+    """A decision, and whether it is carried out."""
+
+    engine: str
+    mode: str
+    decision: Json
+
+
+Claim = tuple[str, str, int]
+"""Allocation, node and device."""
+
+
+async def lock_unfolded(connection: Connection, limit: int) -> list[UnfoldedRow]:
+    """Lock and return reports that were not folded yet, with their jobs."""
+    ids = [record[0] for record in await connection.fetch(LOCK_UNFOLDED, limit)]
+    if not ids:
+        return []
+    await connection.execute(LOCK_JOBS, ids)
+    return await fetch_rows(connection, UnfoldedRow, UNFOLDED, ids)
+
+
+async def mark_folded(connection: Connection, external_ids: Sequence[str]) -> None:
+    """Note that reports were folded; their rows are locked."""
+    await connection.execute(FOLDED, list(external_ids))
+
+
+async def admit(connection: Connection, tenant_id: str, new: Sequence[NewJob]) -> None:
+    """Store jobs that were not known."""
+    if new:
+        await connection.execute(ADMIT, tenant_id, *(list(column) for column in zip(*new, strict=True)))
+
+
+async def add_run(
+    connection: Connection,
+    gang: str,
+    job_id: str,
+    generation: int,
+    shares: list[StoredShare],
+    started_at: datetime | None,
+) -> None:
+    """Store a run that the engine has begun."""
+    gpus = sum(len(share["devices"]) for share in shares)
+    await connection.execute(RUNS, gang, job_id, generation, gpus, shares, started_at)
+
+
+async def take_up(connection: Connection, job_id: str, generation: int, detail: str, event: Json) -> bool:
+    """Move a job that waited to ``running``; return whether it did wait."""
+    return await connection.fetchval(TAKE_UP, job_id, detail, generation, event) is not None
+
+
+async def placed(connection: Connection, gang: str, shares: list[StoredShare], state: str) -> None:
+    """Note what a run holds."""
+    await connection.execute(PLACED, gang, shares, sum(len(share["devices"]) for share in shares), state)
+
+
+async def run_on(connection: Connection, job_id: str, detail: str) -> None:
+    """Note that a job which was to be stopped runs on."""
+    await connection.execute(RUN_ON, job_id, detail)
+
+
+async def end_waiting(
+    connection: Connection, job_id: str, state: str, reason: str, detail: str, exit_code: int | None
+) -> bool:
+    """End a job that waits; return whether it did."""
+    return await connection.fetchval(END_WAITING, job_id, state, reason, detail, exit_code) is not None
+
+
+async def decide(connection: Connection, wanted: Mapping[str, Json]) -> list[DecidedRow]:
+    """Store what is to become of jobs, where that is new; return those."""
+    if not wanted:
+        return []
+    return await fetch_rows(connection, DecidedRow, DECIDE, list(wanted), list(wanted.values()))
+
+
+async def unfollowed(connection: Connection, after_s: float, stream: tuple[str, str]) -> list[tuple[str, Json]]:
+    """Return decisions that were sent so long ago and are not followed, and note that they are sent again.
+
+    None of an engine that has not been sent all commands yet; ``stream`` is what its name stands between.
+    """
+    return [(row["engine"], row["decision"]) for row in await connection.fetch(UNFOLLOWED, after_s, *stream)]
+
+
+async def live_jobs(connection: Connection) -> dict[str, tuple[str, str]]:
+    """Return the engine and its mode, by job that is not over."""
+    return {row["job_id"]: (row["engine"], row["mode"]) for row in await connection.fetch(LIVE_JOBS)}
+
+
+async def wishes(connection: Connection, late_after_s: float) -> list[WishRow]:
+    """Return jobs of which their users want something, and those that were released so long ago and do not run."""
+    return await fetch_rows(connection, WishRow, WISHES, late_after_s)
+
+
+async def count(connection: Connection, counted: Mapping[tuple[str, str], int]) -> None:
+    """Add to what happened today, by engine and name."""
+    if counted:
+        names = sorted(counted)
+        columns = [name[0] for name in names], [name[1] for name in names], [counted[name] for name in names]
+        await connection.execute(COUNT, *columns)
+
+
+async def holders(connection: Connection) -> list[HeldRow]:
+    """Return the live allocations of engines' jobs."""
+    return await fetch_rows(connection, HeldRow, HELD)
+
+
+async def devices(connection: Connection) -> dict[str, list[int]]:
+    """Return the devices of engines' nodes."""
+    found: dict[str, list[int]] = {}
+    for row in await connection.fetch(DEVICES):
+        found.setdefault(row["id"], []).append(row["device"])
+    return found
+
+
+async def claims(connection: Connection) -> set[Claim]:
+    """Return what is claimed for engines' jobs."""
+    return {(row[0], row[1], row[2]) for row in await connection.fetch(CLAIMS)}
+
+
+async def replace_claims(connection: Connection, gone: Collection[Claim], new: Collection[Claim]) -> None:
+    """Release devices, and then claim others."""
+    if gone:
+        await connection.executemany(
+            "DELETE FROM device_claims WHERE allocation_id = $1 AND node_id = $2 AND device = $3", sorted(gone)
+        )
+    if new:
+        await connection.executemany(
+            "INSERT INTO device_claims (allocation_id, node_id, device) VALUES ($1, $2, $3)", sorted(new)
+        )
+
+
+async def forget(connection: Connection) -> None:
+    """Delete what was mirrored of jobs that ended long ago."""
+    await connection.execute(FORGET)
+
+
+async def lose_nodes(connection: Connection, margin_s: float) -> None:
+    """Note which nodes of engines are not reported any more; what runs there is their engine's business."""
+    await connection.execute(LOSE_NODES, margin_s)

@@ -1,0 +1,192 @@
+"""What bridges report of their engines: nodes, and jobs for the scheduler to fold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from services.contracts.engines import EngineDecision, EngineJob, EngineNode, EngineReply, EngineReport, node_name
+from services.contracts.nodes import EnergyInterval
+from services.core.profiles.boards import board_of
+from services.db.database import Connection, Database
+from services.db.rows import fetch_rows
+from services.telemetry.repository.nodes import token_sha256
+
+_RENEW = """
+WITH before AS (SELECT id, state, boot_id, closed FROM nodes WHERE id = $1 AND token_sha256 = $2 FOR UPDATE)
+UPDATE nodes SET state = 'up', boot_id = $3, closed = $5::text, heartbeat_at = now(),
+       lease_until = greatest(lease_until, now() + make_interval(secs => $4))
+  FROM before WHERE nodes.id = before.id
+RETURNING before.state <> 'up' OR before.boot_id IS DISTINCT FROM $3 OR before.closed IS DISTINCT FROM $5::text
+          AS changed
+"""
+
+_SEEN = """
+INSERT INTO engines (name, kind, version, places, mode, queues, problem, boot_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (name) DO UPDATE SET kind = excluded.kind,
+    version = coalesce(nullif(excluded.version, ''), engines.version),
+    places = excluded.places, mode = excluded.mode, queues = excluded.queues, problem = excluded.problem,
+    boot_id = excluded.boot_id, reported_at = now()
+"""
+
+# Only what the engine has itself: a host with an agent of ours keeps its row, whatever a bridge calls its nodes.
+_NODES = """
+INSERT INTO nodes AS known (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices,
+                            closed, engine, queues, state, heartbeat_at, lease_until)
+SELECT n.id, '', n.name, '', $2, 'engine', false, 'modelled', '{}', n.devices, n.closed, $1,
+       ARRAY(SELECT jsonb_array_elements_text(n.queues)), 'up', now(), now() + make_interval(secs => $3)
+  FROM jsonb_to_recordset($4) AS n (id text, name text, devices jsonb, closed text, queues jsonb)
+ON CONFLICT (id) DO UPDATE SET zone = excluded.zone, devices = excluded.devices, closed = excluded.closed,
+    queues = excluded.queues, state = 'up', heartbeat_at = now(), lease_until = excluded.lease_until
+ WHERE known.engine = excluded.engine
+RETURNING id
+"""
+
+_KEEP_LEASES = """
+UPDATE nodes SET state = 'up', heartbeat_at = now(), lease_until = now() + make_interval(secs => $2)
+ WHERE engine = $1 AND lease_until > now()
+"""
+
+_JOBS = """
+INSERT INTO engine_jobs AS known (engine, external_id, report, over)
+SELECT $1, j.external_id, j.report, j.over
+  FROM unnest($2::text[], $3::jsonb[], $4::bool[]) AS j (external_id, report, over) ORDER BY 2
+ON CONFLICT (engine, external_id) DO UPDATE SET
+    report = excluded.report, over = excluded.over, unfolded = true, reported_at = now()
+ WHERE known.report IS DISTINCT FROM excluded.report
+RETURNING external_id
+"""
+
+_UNREPORTED = """
+SELECT external_id FROM engine_jobs WHERE engine = $1 AND NOT over AND NOT external_id = ANY($2::text[]) ORDER BY 1
+"""
+
+_DECISIONS = """
+SELECT decision FROM engine_jobs WHERE engine = $1 AND NOT over AND decision IS NOT NULL ORDER BY external_id
+"""
+
+_HOLDERS = """
+SELECT e.external_id, a.id AS allocation_id, a.started_at
+  FROM engine_jobs e JOIN allocations a ON a.job_id = e.job_id
+ WHERE e.engine = $1 AND e.external_id = ANY($2::text[]) ORDER BY a.started_at
+"""
+
+
+class Holder(NamedTuple):
+    """A run of an engine's job."""
+
+    external_id: str
+    allocation_id: str
+    started_at: datetime
+
+
+async def mirror(
+    database: Database, engine: str, token: str, report: EngineReport, lease_ttl_s: float, default_zone: str
+) -> tuple[EngineReply, bool] | None:
+    """Store a report in one transaction; return the answer, and whether the scheduler has something to look at.
+
+    None if the token is not that of the engine's bridge.
+    """
+    async with database.transaction() as connection:
+        row = await connection.fetchrow(
+            _RENEW, engine, token_sha256(token), report.boot_id, lease_ttl_s, report.problem
+        )
+        if row is None:
+            return None
+        changed = bool(row["changed"])
+        queues = list(report.queues)
+        await connection.execute(
+            _SEEN, engine, report.kind, report.version, report.places, report.mode, queues, report.problem,
+            report.boot_id,
+        )  # fmt: skip
+        if report.nodes is not None:
+            rows = [_node_row(engine, node) for node in report.nodes]
+            await connection.fetch(_NODES, engine, report.zone or default_zone, lease_ttl_s, rows)
+            changed = True
+        elif report.problem is None:
+            await connection.execute(_KEEP_LEASES, engine, lease_ttl_s)
+        if report.jobs:
+            changed = bool(await _store(connection, engine, report.jobs)) or changed
+        reply = await _answer(connection, engine, report)
+    return reply, changed
+
+
+async def zone_of(database: Database, engine: str, node_id: str) -> str | None:
+    """Return the grid zone of an engine's node, None if it has no such node."""
+    async with database.connection() as connection:
+        return await connection.fetchval("SELECT zone FROM nodes WHERE id = $1 AND engine = $2", node_id, engine)
+
+
+async def by_allocation(database: Database, engine: str, intervals: Sequence[EnergyInterval]) -> list[EnergyInterval]:
+    """Return intervals whose usages name allocations instead of the engine's jobs.
+
+    What a job used belongs to the last of its runs that had begun when the interval ended; of a job of which no run is
+    known yet, to nobody: that share counts as idle.
+    """
+    named = {usage.allocation_id for each in intervals for usage in each.usages if usage.allocation_id}
+    async with database.connection() as connection:
+        known = await fetch_rows(connection, Holder, _HOLDERS, engine, sorted(named))
+    runs: dict[str, list[Holder]] = {}
+    for run in known:
+        runs.setdefault(run.external_id, []).append(run)
+
+    def run_at(external_id: str | None, end_at: datetime) -> str | None:
+        begun = [run for run in runs.get(external_id or "", ()) if run.started_at <= end_at]
+        return begun[-1].allocation_id if begun else None
+
+    return [
+        each.model_copy(
+            update={
+                "usages": [
+                    usage.model_copy(update={"allocation_id": run_at(usage.allocation_id, each.end_at)})
+                    for usage in each.usages
+                ]
+            }
+        )
+        for each in intervals
+    ]
+
+
+async def _store(connection: Connection, engine: str, jobs: Sequence[EngineJob]) -> list[Any]:
+    newest = {job.external_id: job for job in jobs}
+    return await connection.fetch(
+        _JOBS,
+        engine,
+        list(newest),
+        [job.model_dump(mode="json") for job in newest.values()],
+        [job.state.is_over for job in newest.values()],
+    )
+
+
+async def _answer(connection: Connection, engine: str, report: EngineReport) -> EngineReply:
+    unreported: list[str] = []
+    decisions: list[EngineDecision] = []
+    if report.present is not None:
+        unreported = [record[0] for record in await connection.fetch(_UNREPORTED, engine, list(report.present))]
+    if report.wants_decisions:
+        found = await connection.fetch(_DECISIONS, engine)
+        decisions = [EngineDecision.model_validate(record[0]) for record in found]
+    return EngineReply(unreported=unreported, decisions=decisions)
+
+
+def _node_row(engine: str, node: EngineNode) -> dict[str, Any]:
+    peak_w = board_of(node.gpu_model).peak_w
+    devices = [
+        {
+            "index": index,
+            "uuid": f"{node.name}/{index}",
+            "model": node.gpu_model,
+            "memory_gib": node.memory_gib,
+            "power_limit_w": peak_w,
+        }
+        for index in range(node.gpus)
+    ]
+    return {
+        "id": node_name(engine, node.name),
+        "name": node.name,
+        "devices": devices,
+        "closed": node.closed,
+        "queues": list(node.queues),
+    }

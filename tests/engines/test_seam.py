@@ -1,0 +1,242 @@
+"""Jobs of an engine, from its bridge's reports to decisions and back, as rows and commands."""
+
+from datetime import timedelta
+from itertools import product
+
+from services.contracts.engines import EngineJobState, EngineMode
+from tests.engines.bridge import SUBMITTED, Bridge, a_job, node, on
+from tests.scheduler.world import World
+
+
+async def test_a_job_is_released_by_the_plan_and_follows_what_the_engine_does(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol()
+    await bridge.say(a_job("7", gpus=2))
+    assert (await bridge.job("7"))["state"] == "starting"
+    assert await bridge.sent() == [("7", "release")]
+    assert len((await bridge.claims())["7"]) == 2
+
+    await bridge.say(a_job("7", "running", gpus=2, shares=[on("g2", 1, 3)], revision=1, started_at=SUBMITTED))
+    job = await bridge.job("7")
+    assert (job["state"], job["generation"]) == ("running", 1)
+    assert (await bridge.claims())["7"] == {("slurm.g2", 1), ("slurm.g2", 3)}
+
+    await bridge.say(a_job("7", "succeeded", gpus=2, exit_code=0, revision=1))
+    assert (await bridge.job("7"))["state"] == "succeeded"
+    assert await bridge.claims() == {}
+    assert await world.events(job["id"]) == ["submitted", "starting", "deviation", "running", "succeeded"]
+
+
+async def test_what_does_not_fit_waits_and_its_engine_is_told_so_once(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    await bridge.say(a_job("1", gpus=4), a_job("2", gpus=4, submitted_at=SUBMITTED + timedelta(seconds=1)))
+    assert [await bridge.sent() for _ in range(2)][1] == [("1", "release"), ("2", "hold")]
+
+    await bridge.say(a_job("1", "running", gpus=4, shares=[on("g1", 0, 1, 2, 3)], revision=1))
+    await world.scheduler.turn()
+
+    assert len(await bridge.sent()) == 2
+    assert (await bridge.job("2"))["reason"] == "not_enough_free_gpus"
+
+
+async def test_runs_that_we_did_not_start_are_admitted_with_what_they_hold(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    theirs = a_job("9", "running", gpus=3, steered=False, stoppable=False, shares=[on("g1", 0, 1, 2)])
+    await bridge.say(theirs, a_job("10", gpus=2), a_job("11", steered=False))
+    await world.scheduler.turn()
+
+    assert (await bridge.job("9"))["state"] == "running"
+    assert (await bridge.job("10"))["reason"] == "not_enough_free_gpus"  # one GPU is left
+    assert await world.fetch("SELECT FROM jobs WHERE external_id = '11'") == []
+    assert all(external_id == "10" for external_id, _ in await bridge.sent())
+
+
+async def test_our_agents_get_no_jobs_of_an_engine_nor_its_nodes_ours(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    own = await world.job(1)
+    await bridge.say(a_job("1", gpus=8))
+    await world.node("n1", 8, model="A100")
+    await world.scheduler.turn()
+
+    assert await world.state(own) == "starting"
+    assert (await bridge.job("1"))["reason"] == "no_eligible_node"
+    (row,) = await world.fetch("SELECT shares FROM allocations WHERE job_id = $1", own)
+    assert row["shares"][0]["node_id"] == "n1"
+
+
+async def test_two_runs_swap_places_and_no_device_is_held_twice(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=2, gpus=2)
+    await bridge.say(a_job("1", gpus=2), a_job("2", gpus=2))
+    planned = await bridge.claims()
+    swapped = {"1": planned["2"], "2": planned["1"]}
+    where = {job: on(next(iter(held))[0].removeprefix("slurm."), 0, 1) for job, held in swapped.items()}
+    await bridge.say(*(a_job(job, "running", gpus=2, shares=[share], revision=1) for job, share in where.items()))
+
+    assert await bridge.claims() == swapped
+
+
+async def test_a_job_that_the_engine_starts_and_requeues_by_itself_is_followed(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    await bridge.say(a_job("1", "running", gpus=4, shares=[on("g1", 0, 1, 2, 3)], steered=False))
+    await bridge.say(a_job("2"))
+    await bridge.say(a_job("1", "succeeded", gpus=4), a_job("2", "running", shares=[on("g1", 2)], revision=1))
+    job = await bridge.job("2")
+    assert job["state"] == "running"
+    assert "deviation" in await world.events(job["id"])
+
+    await bridge.say(a_job("2", "pending", revision=1))
+    await world.scheduler.turn()
+
+    assert (await bridge.job("2"))["state"] == "starting"  # it waited again, and was planned again
+    assert (await world.fetch("SELECT count FROM engine_days WHERE what = 'deviation_requeued_by_engine'"))[0][0] == 1
+
+
+async def test_a_cancellation_reaches_the_engine_in_every_state(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1, gpus=1)
+    await bridge.say(a_job("1", "running", shares=[on("g1", 0)]))
+    await bridge.say(a_job("2"))
+    running, waiting = await bridge.job("1"), await bridge.job("2")
+    await world.ask(running["id"], "cancel")
+    await world.fetch("UPDATE jobs SET state = 'cancelled', reason = 'cancelled' WHERE id = $1", waiting["id"])
+    await world.scheduler.turn()
+    assert {await_["action"] for await_ in [await bridge.decision("1"), await bridge.decision("2")]} == {"cancel"}
+
+    await bridge.say(a_job("1", "cancelled"), a_job("2", "cancelled"))
+
+    assert [(await bridge.job(number))["state"] for number in ("1", "2")] == ["cancelled", "cancelled"]
+    assert await bridge.claims() == {}
+
+
+async def test_a_preempted_run_is_requeued_and_waits(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1, gpus=1)
+    await bridge.say(a_job("1", "running", shares=[on("g1", 0)]))
+    job = await bridge.job("1")
+    await world.fetch("UPDATE jobs SET hold_requested = true WHERE id = $1", job["id"])
+    await world.scheduler.turn()
+    assert (await bridge.decision("1"))["action"] == "requeue"
+    assert (await bridge.job("1"))["state"] == "preempting"
+
+    await bridge.say(a_job("1", revision=1))
+    await world.scheduler.turn()
+
+    assert (await bridge.job("1"))["state"] == "held"
+    assert (await bridge.decision("1"))["action"] == "hold"
+    assert (await bridge.job("1"))["preemptions"] == 1
+
+
+async def test_a_refused_stop_leaves_the_run_as_it_is(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1, gpus=1)
+    run = a_job("1", "running", shares=[on("g1", 0)])
+    await bridge.say(run)
+    job = await bridge.job("1")
+    await world.ask(job["id"], "hold")
+    revision = (await bridge.decision("1"))["revision"]
+    await world.fetch("UPDATE jobs SET hold_requested = false WHERE id = $1", job["id"])
+
+    await bridge.say(run.model_copy(update={"revision": revision, "refused": "it may not be requeued"}))
+
+    assert (await bridge.job("1"))["state"] == "running"
+    assert len((await bridge.claims())["1"]) == 1
+
+
+async def test_a_dry_run_changes_nothing_and_counts_what_it_would_have_done(world: World) -> None:
+    bridge = Bridge(world, EngineMode.DRY_RUN)
+    await bridge.enrol(nodes=1, gpus=1)
+    await bridge.say(a_job("1"), a_job("2"))
+    for _ in range(3):
+        await world.scheduler.turn()
+
+    assert await bridge.sent() == []
+    assert await bridge.claims() == {}
+    assert (await bridge.job("1"))["state"] == "queued"
+    rows = await world.fetch("SELECT what, count FROM engine_days ORDER BY what")
+    assert [tuple(row) for row in rows] == [("would_hold", 1), ("would_release", 1)]
+
+
+async def test_a_job_that_the_engine_has_lost_has_failed_and_if_it_returns_it_is_a_new_one(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol()
+    reply = await bridge.say(a_job("1"), present=[])
+    assert reply.unreported == ["1"]
+    await bridge.say(a_job("1", "missing"))
+    lost = await bridge.job("1")
+    assert (lost["state"], lost["reason"]) == ("failed", "engine_lost")
+
+    await bridge.say(a_job("1"))
+    again = await bridge.job("1")
+
+    assert again["id"] != lost["id"]
+    assert again["state"] in ("queued", "starting")
+
+
+async def test_a_bridge_that_falls_silent_loses_no_job(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    await bridge.say(a_job("1", "running", shares=[on("g1", 0)]), a_job("2", gpus=4))
+    await world.fetch("UPDATE nodes SET lease_until = now() - interval '1 hour' RETURNING 1")
+    await world.scheduler.turn()
+
+    assert (await bridge.job("1"))["state"] == "running"
+    assert (await bridge.job("2"))["state"] == "queued"
+    rows = await world.fetch("SELECT id FROM nodes WHERE state = 'lost' ORDER BY id")
+    assert [row["id"] for row in rows] == ["slurm", "slurm.g1"]
+
+    await bridge.say(nodes=[node("g1")])
+    assert (await bridge.claims())["1"] == {("slurm.g1", 0)}
+
+
+async def test_a_release_that_is_not_followed_is_taken_back(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1, gpus=1)
+    await bridge.say(a_job("1"))
+    await world.fetch("UPDATE allocations SET started_at = now() - interval '1 hour'")
+    await world.scheduler._engines.look()
+
+    assert (await bridge.job("1"))["state"] == "queued"
+    assert (await bridge.decision("1"))["action"] == "hold"
+
+
+async def test_a_bridge_that_starts_again_is_told_everything(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1, gpus=1)
+    await bridge.say(a_job("1"), a_job("2"))
+
+    reply = await bridge.say(wants_decisions=True)
+
+    assert [(each.external_id, each.action.value) for each in reply.decisions] == [("1", "release"), ("2", "hold")]
+
+
+STATES = [state.value for state in EngineJobState]
+
+
+async def test_an_engine_that_changes_its_mind_never_doubles_a_job(world: World) -> None:
+    """Every sequence of three states, each by a job of its own, all at once."""
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=43, gpus=8)
+    stories = list(product(STATES, repeat=3))
+    for at in range(3):
+        reports = [
+            a_job(
+                str(number), story[at], shares=[on(f"g{number // 8 + 1}", number % 8)] if story[at] == "running" else []
+            )
+            for number, story in enumerate(stories)
+        ]
+        await bridge.say(*reports)
+        await world.scheduler.turn()
+
+    rows = await world.fetch("SELECT external_id, state FROM jobs WHERE ended_at IS NULL")
+    live = {row["external_id"].partition("#")[0]: row["state"] for row in rows}
+    assert len(live) == len(rows)
+    assert live.keys() == {str(at) for at, story in enumerate(stories) if not EngineJobState(story[-1]).is_over}
+    assert all(live[str(at)] == "running" for at, story in enumerate(stories) if story[-1] == "running")
+    held = await bridge.claims()
+    assert {len(devices) for devices in held.values()} == {1}
+    assert (await world.fetch("SELECT count(*) FROM engine_jobs WHERE unfolded"))[0][0] == 0
