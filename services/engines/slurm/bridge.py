@@ -1,0 +1,265 @@
+"""The loop: look at Slurm, tell the control plane what has changed, and change in Slurm what is otherwise than decided.
+
+Nothing has to survive this process. What Slurm must know of us is in the jobs' admin comments; decisions are repeated
+by the control plane to a bridge that starts; and a hold that nobody renews ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from services.contracts.engines import (
+    MAX_JOBS_OF_A_REPORT,
+    EngineDecision,
+    EngineEnergyReport,
+    EngineJob,
+    EngineJobState,
+    EngineNode,
+    EngineReply,
+    EngineReport,
+)
+from services.contracts.nodes import EnergyReceipt
+from services.engines.slurm.commands import SlurmSilentError
+from services.engines.slurm.energy import Energy
+from services.engines.slurm.identities import Identities
+from services.engines.slurm.reading import SlurmJob, SlurmNode
+from services.engines.slurm.settings import SlurmSettings
+from services.engines.slurm.steering import Changes, Memory, changes_of, report_of
+from services.kit.control_plane import ControlPlane
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+PRESENT_EVERY_S = 30.0
+"""How often all jobs are named, so that those that Slurm has lost are noticed."""
+
+
+class Slurm(Protocol):
+    """Slurm, by its commands or by slurmrestd; errors of all are ``SlurmSilentError``."""
+
+    async def jobs(self) -> tuple[list[SlurmJob], str]:
+        """Return all jobs that ask for GPUs, and Slurm's version."""
+        ...
+
+    async def nodes(self) -> list[SlurmNode]:
+        """Return the nodes with GPUs."""
+        ...
+
+    async def change(self, changes: Changes) -> dict[int, str]:
+        """Do what is to be done; return what was refused, by number."""
+        ...
+
+    async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
+        """Return how jobs ended, by number and submission, as accounting has it."""
+        ...
+
+
+class Bridge:
+    """One Slurm and the control plane."""
+
+    def __init__(self, settings: SlurmSettings, slurm: Slurm, control_plane: ControlPlane) -> None:
+        self._settings = settings
+        self._slurm = slurm
+        self._control_plane = control_plane
+        self._boot_id = secrets.token_hex(8)
+        self._identities = Identities()
+        self._memories: dict[str, Memory] = {}
+        self._decisions: dict[str, EngineDecision] = {}
+        self._sent: dict[str, EngineJob] = {}
+        self._nodes: list[SlurmNode] = []
+        self._nodes_at_s = self._present_at_s = self._heard_at_s = -1e9
+        self._gone_since_s: dict[str, float] = {}
+        self._told = False
+        self._version = ""
+        self._problem: str | None = None
+        self._woken = asyncio.Event()
+        self._energy = Energy(settings)
+
+    def take(self, decisions: Sequence[EngineDecision]) -> None:
+        """Take decisions; of two on a job the newer one is in force."""
+        for decision in decisions:
+            known = self._decisions.get(decision.external_id)
+            if known is None or known.revision < decision.revision:
+                self._decisions[decision.external_id] = decision
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            began_s = time.monotonic()
+            self._woken.clear()
+            try:
+                await self.look()
+            except ProblemError as error:
+                log.warning("control_plane.silent", error=error.detail)
+            except Exception:  # whatever Slurm has answered, the next look begins anew
+                log.exception("look.failed")
+            pause_s = max(self._settings.interval_s - (time.monotonic() - began_s), 0.05)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._woken.wait()
+                await asyncio.sleep(0.05)  # decisions of one round come in several commands
+            except TimeoutError:
+                pass
+
+    async def look(self) -> Changes:
+        """Look once; return what was changed.
+
+        Raises:
+            ProblemError: The control plane does not answer, or refuses; what Slurm needs was done before.
+        """
+        now_s = time.time()
+        try:
+            found, version = await self._slurm.jobs()
+            if now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
+                self._nodes = await self._slurm.nodes()
+        except SlurmSilentError as error:
+            await self._complain(str(error))
+            return Changes()
+        self._version, self._problem = version or self._version, None
+        named = self._identities.named(found)
+        live = [(job, name) for job, name in named if job.state in ("pending", "running")]
+        for job, name in live:
+            memory = self._memories.setdefault(name, Memory())
+            memory.natural = memory.natural or job.priority
+        changes = await self._change(live, now_s)
+        await self._report(named, live, now_s)
+        self._forget({name for _, name in named})
+        if self._settings.energy:
+            await self._book(live, now_s)
+        return changes
+
+    async def _complain(self, problem: str) -> None:
+        if problem != self._problem:
+            log.error("slurm.silent", error=problem)
+        self._problem = problem
+        await self._say(
+            EngineReport(boot_id=self._boot_id, kind="slurm", mode=self._settings.mode, problem=problem[:500])
+        )
+
+    async def _change(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> Changes:
+        heard = now_s - self._heard_at_s < self._settings.silence_s
+        changes = changes_of(live, self._decisions, self._memories, self._settings, now_s, heard=heard)
+        if not changes.size:
+            return changes
+        names = {job.number: name for job, name in live}
+        try:
+            refused = await self._slurm.change(changes)
+        except SlurmSilentError as error:
+            log.error("slurm.silent", error=str(error))
+            return changes
+        for number, _ in changes.signals:
+            decision = self._decisions[names[number]]
+            memory = self._memories[names[number]]
+            memory.signalled, memory.signalled_s = decision.revision, now_s
+        for number, words in refused.items():
+            if (decision := self._decisions.get(names.get(number, ""))) is not None:
+                memory = self._memories[decision.external_id]
+                memory.refusals = {decision.revision: memory.refusals.get(decision.revision, 0) + 1}
+                memory.refused = words
+                log.warning("slurm.refused", job=number, action=decision.action.value, why=words)
+        log.info("slurm.changed", jobs=changes.size, requeued=len(changes.requeues), refused=len(refused))
+        return changes
+
+    async def _report(
+        self, named: Sequence[tuple[SlurmJob, str]], live: Sequence[tuple[SlurmJob, str]], now_s: float
+    ) -> None:
+        """Tell the control plane what has changed, in reports of limited size; what it has not taken is told again."""
+        reports = {
+            name: report_of(
+                job, name, self._decisions.get(name), self._memories.get(name, Memory()), self._settings, now_s
+            )
+            for job, name in named
+            if job.state in ("pending", "running") or name in self._sent or not self._told
+        }
+        changed = [report for name, report in reports.items() if self._sent.get(name) != report]
+        for at in range(0, len(changed), MAX_JOBS_OF_A_REPORT):
+            part = changed[at : at + MAX_JOBS_OF_A_REPORT]
+            await self._say(self._report_with(jobs=part))
+            self._sent |= {report.external_id: report for report in part}
+        fields: dict[str, object] = {}
+        if now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
+            fields["nodes"] = [self._node(node) for node in self._nodes]
+        asks = not self._told or now_s - self._present_at_s >= PRESENT_EVERY_S
+        if asks:
+            fields["present"] = [name for _, name in live]
+        reply = await self._say(self._report_with(wants_decisions=not self._told, **fields))
+        if "nodes" in fields:
+            self._nodes_at_s = now_s
+        if asks:
+            self._present_at_s = now_s
+            await self._look_for(reply.unreported, {name for _, name in named}, now_s)
+        self._told = True
+
+    async def _look_for(self, unreported: Sequence[str], seen: set[str], now_s: float) -> None:
+        """Say how jobs ended that Slurm does not show any more: as its accounting has it, or that nobody knows."""
+        missing = [name for name in unreported if name not in seen]
+        self._gone_since_s = {name: self._gone_since_s.get(name, now_s) for name in missing}
+        if not missing:
+            return
+        self._present_at_s = -1e9  # until it is known what became of them
+        keys = {name: self._identities.key_of(name) for name in missing}
+        try:
+            ended = await self._slurm.ended(sorted({key[0] for key in keys.values() if key}))
+        except SlurmSilentError as error:
+            log.error("slurm.silent", error=str(error))
+            ended = {}
+        reports: list[EngineJob] = []
+        for name in missing:
+            key = keys[name]
+            found = ended.get(key) if key else None
+            if found is not None:
+                reports.append(self._over(name, EngineJobState(found[0]), found[1]))
+            elif now_s - self._gone_since_s[name] >= self._settings.missing_after_s:
+                reports.append(self._over(name, EngineJobState.MISSING, None))
+        if reports:
+            log.warning("slurm.jobs_gone", jobs=len(reports))
+            await self._say(self._report_with(jobs=reports[:MAX_JOBS_OF_A_REPORT]))
+
+    def _over(self, name: str, state: EngineJobState, exit_code: int | None) -> EngineJob:
+        key = self._identities.key_of(name) or (0, 0)
+        known = self._sent.pop(name, None) or self._identities.unknown(name, key)
+        return known.model_copy(update={"state": state, "exit_code": exit_code, "shares": []})
+
+    def _report_with(self, **fields: object) -> EngineReport:
+        document = {
+            **{"boot_id": self._boot_id, "kind": "slurm", "version": self._version, "mode": self._settings.mode},
+            **{"queues": self._settings.partitions, "zone": self._settings.own_zone, **fields},
+        }
+        return EngineReport.model_validate(document)
+
+    async def _say(self, report: EngineReport) -> EngineReply:
+        reply = await self._control_plane.call("engine", report, EngineReply, 30.0)
+        self._heard_at_s = time.time()
+        self.take(reply.decisions)
+        return reply
+
+    def _node(self, node: SlurmNode) -> EngineNode:
+        return EngineNode(
+            name=node.name,
+            gpus=node.gpus,
+            gpu_model=self._settings.gpu_models.get(node.gpu_type, node.gpu_type) or "GPU",
+            memory_gib=self._settings.gpu_memory_gib,
+            queues=list(node.partitions),
+            closed=node.closed,
+        )
+
+    def _forget(self, seen: set[str]) -> None:
+        """Forget jobs that Slurm has forgotten and that were told to be over."""
+        for known in (self._memories, self._decisions, self._sent):
+            kept: Mapping[str, object] = known
+            for name in [name for name in kept if name not in seen and name not in self._gone_since_s]:
+                if name not in self._sent or self._sent[name].state.is_over:
+                    known.pop(name, None)  # pyright: ignore[reportArgumentType, reportUnknownMemberType]
+
+    async def _book(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> None:
+        """Book the energy of the minutes that are over."""
+        for node, intervals in self._energy.due(self._nodes, live, now_s).items():
+            report = EngineEnergyReport(node=node, intervals=intervals)
+            await self._control_plane.call("engine-energy", report, EnergyReceipt, 10.0)
+            self._energy.booked(node)

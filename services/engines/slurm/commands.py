@@ -1,0 +1,146 @@
+"""Slurm's own commands, each with a time limit: ``squeue``, ``scontrol``, ``scancel`` and ``sacct``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from services.engines.slurm.reading import ENDED, SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
+from services.engines.slurm.steering import Changes
+
+_FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>\d+)", re.MULTILINE)
+_UNWRITABLE = re.compile("[\"'\x00-\x1f]")
+_LISTED = 200
+"""Jobs named in one line of scontrol."""
+
+
+class SlurmSilentError(Exception):
+    """A command of Slurm's failed, hung or answered what cannot be read; the message says which and how."""
+
+
+class Commands:
+    """Slurm by its commands, run as the user of this process, who must be an operator or administrator of Slurm."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._environment = {**os.environ, "TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
+
+    async def jobs(self) -> tuple[list[SlurmJob], str]:
+        """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
+
+        Raises:
+            SlurmSilentError: It does not say.
+        """
+        document = await self._json("squeue", "--json", "--states=all")
+        return _read(read_jobs, document), version_of(document)
+
+    async def nodes(self) -> list[SlurmNode]:
+        """Return the nodes with GPUs.
+
+        Raises:
+            SlurmSilentError: It does not say.
+        """
+        return _read(read_nodes, await self._json("sinfo", "--json"))
+
+    async def change(self, changes: Changes) -> dict[int, str]:
+        """Do what is to be done; return what Slurm refused, by number.
+
+        Raises:
+            SlurmSilentError: It does not answer; what was done then shows at the next look.
+        """
+        said = ""
+        lines: list[str] = []
+        for numbers, wanted in changes.updates:
+            for at in range(0, len(numbers), _LISTED):
+                words = [f"jobid={','.join(map(str, numbers[at : at + _LISTED]))}", *_fields(wanted)]
+                if any(re.search(r"\s", word) for word in words):  # scontrol keeps the quotes of what it reads
+                    said += (await self._run("scontrol", "--quiet", "update", *words, may_fail=True))[2]
+                else:
+                    lines.append(f"update {' '.join(words)}")
+        lines += [f"requeue {number}" for number in changes.requeues]
+        if lines:
+            said += (await self._run("scontrol", "--quiet", given="\n".join(lines) + "\n", may_fail=True))[2]
+        for number, signal in changes.signals:
+            _, _, words = await self._run("scancel", f"--signal={signal}", "--batch", str(number), may_fail=True)
+            said += f"\n{words.strip()} for job {number}" if words.strip() else ""
+        if changes.cancels:
+            await self._run("scancel", *map(str, changes.cancels), may_fail=True)
+        return {int(found["number"]): found["words"][-300:] for found in _FOR_JOB.finditer(said)}
+
+    async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
+        """Return how jobs ended, by number and submission, as accounting has it; nothing where there is none."""
+        listed = ",".join(map(str, numbers))
+        options = ("--duplicates", "--noheader", "--parsable2", "--format=JobIDRaw,Submit,State,ExitCode")
+        code, out, _ = await self._run("sacct", "-X", "-j", listed, *options, may_fail=True)
+        found: dict[tuple[int, int], tuple[str, int | None]] = {}
+        for line in out.splitlines() if code == 0 else ():
+            parts = line.split("|")
+            if len(parts) != 4 or not parts[0].isdigit() or not parts[1].isdigit():
+                continue
+            state = ENDED.get(parts[2].split(" ")[0].upper())
+            if state:
+                status = parts[3].partition(":")[0]
+                found[int(parts[0]), int(parts[1])] = state, int(status) if status.isdigit() else None
+        return found
+
+    async def _json(self, *command: str) -> Any:
+        _, out, _ = await self._run(*command)
+        try:
+            return await asyncio.to_thread(orjson.loads, out)
+        except orjson.JSONDecodeError as error:
+            raise SlurmSilentError(f"{command[0]} answers no JSON: {error}") from error
+
+    async def _run(self, *command: str, given: str = "", may_fail: bool = False) -> tuple[int, str, str]:
+        """Return a command's exit status and what it prints.
+
+        Raises:
+            SlurmSilentError: It cannot be run, does not end in time, or fails although it may not.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+            )
+        except OSError as error:
+            raise SlurmSilentError(f"{command[0]} cannot be run: {error}") from error
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                out, err = await process.communicate(given.encode())
+        except TimeoutError:
+            raise SlurmSilentError(f"{command[0]} did not end within {self._timeout_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        text, words = out.decode(errors="replace"), err.decode(errors="replace")
+        if process.returncode and not may_fail:
+            raise SlurmSilentError(f"{command[0]} failed with status {process.returncode}: {words.strip()[-300:]}")
+        return process.returncode or 0, text, words
+
+
+def version_of(document: Mapping[str, Any]) -> str:
+    """Return the version of Slurm that an answer names."""
+    meta: Any = document.get("meta") or {}
+    slurm: Any = meta.get("Slurm") or meta.get("slurm") or {}
+    plugin: Any = meta.get("plugin") or {}
+    return f"{slurm.get('release', '')} {plugin.get('type') or plugin.get('data_parser') or ''}".strip()[:100]
+
+
+def _read(reader: Any, document: Any) -> Any:
+    try:
+        return reader(document)
+    except UnreadableError as error:
+        raise SlurmSilentError(str(error)) from error
+
+
+def _fields(wanted: Sequence[tuple[str, str]]) -> list[str]:
+    """Return fields as scontrol reads them; quotes and ends of lines cannot be written."""
+    return [f"{name}={_UNWRITABLE.sub(' ', value)}" for name, value in wanted]

@@ -1,0 +1,316 @@
+"""Slurm's JSON, of ``squeue --json`` and of slurmrestd alike, as jobs and nodes.
+
+The fields are those of the data parsers v0.0.36 to v0.0.38, by which this was tested for real, and of the later ones
+(v0.0.39 to v0.0.41), which write numbers as ``{"set", "infinite", "number"}`` and states as lists.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TAG = re.compile(r"wattshift:(?P<id>\S+)")
+"""In the admin comment: our name for the job."""
+NOTE = "[wattshift]"
+"""In the comment: what stands before it is the user's."""
+_OPTION = re.compile(r"wattshift:(?P<options>\S+)")
+_GPUS = re.compile(r"(?:gres[:/])?gpu(?::(?P<type>[^:,=()]+))?[:=](?P<count>\d+)")
+_INDEX = re.compile(r"gpu(?::(?P<type>[^:,()]+))?:(?P<count>\d+)(?:\((?:IDX|S):(?P<numbers>[\d,-]+)[^)]*\))?")
+_TYPED = re.compile(r"gres/gpu(?::(?P<type>[^=,]+))?=(?P<count>\d+)")
+
+ENDED = {
+    "COMPLETED": "succeeded",
+    "FAILED": "failed",
+    "CANCELLED": "cancelled",
+    "TIMEOUT": "timeout",
+    "DEADLINE": "timeout",
+    "NODE_FAIL": "failed",
+    "BOOT_FAIL": "failed",
+    "OUT_OF_MEMORY": "failed",
+    "PREEMPTED": "cancelled",
+    "REVOKED": "cancelled",
+}
+"""States in which a job does not run again by itself."""
+HOLDING = ("RUNNING", "SUSPENDED", "STOPPED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING", "RESIZING")
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+
+
+class UnreadableError(Exception):
+    """Slurm's answer is not what any known version answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """A job as Slurm has it; times are UTC seconds, 0 for none.
+
+    Attributes:
+        number: Its id, which Slurm may use again.
+        tag: Our name for it, in its admin comment; empty before it has one.
+        admin_comment, comment: As they are.
+        state: One of ``contracts.engines.EngineJobState``.
+        reason: Why it waits.
+        gpus, gpu_type, per_node, nodes_wanted: What it asks for; ``per_node`` is 0 if it names a total.
+        shares: The GPUs that it holds, by node.
+        eligible_s: Before this moment it does not start.
+        special: Why it is not one that we could steer: part of an array or of a heterogeneous job, and so on.
+    """
+
+    number: int
+    tag: str
+    admin_comment: str
+    comment: str
+    name: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    state: str
+    reason: str
+    priority: int
+    gpus: int
+    gpu_type: str
+    per_node: int
+    nodes_wanted: int
+    shares: Mapping[str, tuple[int, ...]]
+    time_limit_s: float | None
+    submit_s: int
+    start_s: int
+    eligible_s: int
+    end_s: int
+    exit_code: int | None
+    restarts: int
+    requeue: bool
+    batch: bool
+    special: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is pending."""
+        return self.state == "pending"
+
+    @property
+    def own_comment(self) -> str:
+        """What its user has written in the comment."""
+        return self.comment.partition(NOTE)[0]
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """What its user asks of us in the comment: ``wattshift:off`` or ``wattshift:gpus=2-8,grace=60``."""
+        found = _OPTION.search(self.own_comment)
+        pairs = found["options"].split(",") if found else []
+        return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """A node with GPUs; ``closed``: why it takes no work."""
+
+    name: str
+    gpus: int
+    gpu_type: str
+    partitions: tuple[str, ...]
+    closed: str | None
+
+
+def read_jobs(document: Any) -> list[SlurmJob]:
+    """Return the jobs of an answer that ask for GPUs.
+
+    Raises:
+        UnreadableError: It is no such answer, or says that it is incomplete.
+    """
+    rows = _rows(document, "jobs")
+    try:
+        return [job for job in map(_job, rows) if job.gpus]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableError(f"a job of Slurm's answer cannot be read: {error!r}") from error
+
+
+def read_nodes(document: Any) -> list[SlurmNode]:
+    """Return the nodes of an answer that have GPUs.
+
+    Raises:
+        UnreadableError: It is no such answer, or says that it is incomplete.
+    """
+    rows = _rows(document, "nodes")
+    try:
+        return [node for node in map(_node, rows) if node.gpus]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableError(f"a node of Slurm's answer cannot be read: {error!r}") from error
+
+
+def _rows(document: Any, name: str) -> list[Any]:
+    if not isinstance(document, dict) or not isinstance(document.get(name), list):
+        raise UnreadableError(f"Slurm's answer has no {name}")
+    if errors := document.get("errors"):
+        raise UnreadableError(f"Slurm says: {str(errors)[:300]}")
+    return document[name]
+
+
+def number_of(value: Any) -> float | None:
+    """Return a number as any version writes it, None where it is not set; infinite ones as infinity."""
+    if isinstance(value, dict):
+        if value.get("infinite"):
+            return math.inf
+        return float(value["number"]) if value.get("set") else None
+    return None if value is None or value == "" else float(value)
+
+
+def _int(value: Any) -> int:
+    found = number_of(value)
+    return 0 if found is None or math.isinf(found) else int(found)
+
+
+def _states(value: Any) -> list[str]:
+    return [str(each).upper() for each in (value if isinstance(value, list) else str(value).split(","))]
+
+
+def _job(row: Mapping[str, Any]) -> SlurmJob:
+    states = _states(row["job_state"])
+    admin, comment = str(row.get("admin_comment") or ""), row.get("comment") or ""
+    if isinstance(comment, dict):  # later parsers have all comments in one place
+        admin, comment = str(comment.get("administrator") or ""), comment.get("job") or ""
+    tag = TAG.search(admin)
+    gpus, gpu_type, per_node = _asked(row)
+    hosts = hosts_of(str(row.get("nodes") or ""))
+    held = _held(row.get("gres_detail") or [], hosts)
+    holding = sum(map(len, held.values()))
+    state = _state(states)
+    limit_min = number_of(row.get("time_limit"))
+    return SlurmJob(
+        number=int(row["job_id"]),
+        tag=tag["id"] if tag else "",
+        admin_comment=admin,
+        comment=str(comment),
+        name=str(row.get("name") or ""),
+        user=str(row.get("user_name") or row.get("user_id") or ""),
+        account=str(row.get("account") or ""),
+        partition=str(row.get("partition") or ""),
+        qos=str(row.get("qos") or ""),
+        state=state,
+        reason=str(row.get("state_reason") or ""),
+        priority=_int(row.get("priority")),
+        gpus=holding or gpus,
+        gpu_type=gpu_type,
+        per_node=per_node,
+        nodes_wanted=max(_int(row.get("node_count")), 1),
+        shares=held if state == "running" else {},
+        time_limit_s=limit_min * 60 if limit_min and math.isfinite(limit_min) else None,
+        submit_s=_int(row["submit_time"]),
+        start_s=_int(row.get("start_time")),
+        eligible_s=_int(row.get("eligible_time")),
+        end_s=_int(row.get("end_time")),
+        exit_code=_exit_code(row.get("exit_code")) if state in ENDED.values() else None,
+        restarts=_int(row.get("restart_cnt")),
+        requeue=bool(row.get("requeue")),
+        batch=bool(row.get("batch_flag", True)),
+        special=_special(row),
+    )
+
+
+def _state(states: list[str]) -> str:
+    # Flags come with a state: what completes still holds its GPUs, and what is requeued waits.
+    if any(each in WAITING for each in states) and "COMPLETING" not in states:
+        return "pending"
+    if any(each in HOLDING for each in states):
+        return "running"
+    known = [ENDED[each] for each in states if each in ENDED]
+    if not known:
+        raise ValueError(f"state {states}")
+    return known[0]
+
+
+def _special(row: Mapping[str, Any]) -> str:
+    if _int(row.get("array_job_id")):
+        return "it is a task of an array"
+    if _int(row.get("het_job_id")):
+        return "it is part of a heterogeneous job"
+    if row.get("dependency"):
+        return "it depends on other jobs"
+    if row.get("resv_name"):
+        return "it runs in a reservation"
+    return ""
+
+
+def _exit_code(value: Any) -> int | None:
+    if isinstance(value, dict) and "return_code" in value:
+        return _int(value["return_code"])
+    found = number_of(value)
+    return None if found is None else int(found) >> 8 if found > 255 else int(found)
+
+
+def _asked(row: Mapping[str, Any]) -> tuple[int, str, int]:
+    """Return how many GPUs a job asks for, of which type, and how many on each node if it says so."""
+    nodes, tasks = max(_int(row.get("node_count")), 1), max(_int(row.get("tasks")), 1)
+    for name, times in (("tres_per_job", 1), ("tres_per_node", nodes), ("tres_per_task", tasks)):
+        if found := _GPUS.search(str(row.get(name) or "")):
+            count = int(found["count"])
+            return count * times, found["type"] or "", count if name == "tres_per_node" else 0
+        if "gpu" in str(row.get(name) or ""):  # "gres:gpu" is one
+            return times, "", 1 if name == "tres_per_node" else 0
+    for name in ("tres_alloc_str", "tres_req_str"):
+        counts = {each["type"] or "": int(each["count"]) for each in _TYPED.finditer(str(row.get(name) or ""))}
+        if counts:
+            typed = [kind for kind in counts if kind]
+            return counts.get("", sum(counts.values())), typed[0] if typed else "", 0
+    return 0, "", 0
+
+
+def _held(detail: list[Any], hosts: list[str]) -> dict[str, tuple[int, ...]]:
+    """Return the indices of GPUs on each node, from ``gres_detail``, which has one entry for each node."""
+    held: dict[str, tuple[int, ...]] = {}
+    for host, text in zip(hosts, detail, strict=False):
+        numbers: list[int] = []
+        for found in _INDEX.finditer(str(text)):
+            numbers += _range(found["numbers"]) if found["numbers"] else range(int(found["count"]))
+        if numbers:
+            held[host] = tuple(sorted(set(numbers)))
+    return held
+
+
+def _range(text: str) -> list[int]:
+    """Return the numbers of ``0-2,5``."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def hosts_of(text: str) -> list[str]:
+    """Return the names of ``gpu[01-03,7],login``, in their order."""
+    names: list[str] = []
+    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", text):
+        found = re.match(r"([^\[]*)\[([^\]]*)\](.*)", part)
+        if not found:
+            names.append(part)
+            continue
+        before, inside, after = found.groups()
+        for piece in inside.split(","):
+            first, _, last = piece.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                names += [before + str(number).zfill(len(first)) + rest for rest in hosts_of(after) or [""]]
+    return names
+
+
+_OPEN = {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "POWERED_DOWN", "POWERING_UP", "POWERING_DOWN", "CLOUD"}
+_FLAGS = {"POWER_DOWN", "POWER_UP", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "BLOCKED", "PERFCTRS", "UNKNOWN"}
+
+
+def _node(row: Mapping[str, Any]) -> SlurmNode:
+    states = [*_states(row["state"]), *_states(row.get("state_flags") or [])]
+    found = list(_INDEX.finditer(str(row.get("gres") or "")))
+    bad = [state for state in states if state not in _OPEN | _FLAGS]
+    if not bad and "UNKNOWN" in states:
+        bad = ["UNKNOWN"]
+    reason = str(row.get("reason") or "")
+    partitions = row.get("partitions") or []
+    return SlurmNode(
+        name=str(row["name"]),
+        gpus=sum(int(each["count"]) for each in found),
+        gpu_type=next((each["type"] for each in found if each["type"]), ""),
+        partitions=tuple(partitions if isinstance(partitions, list) else str(partitions).split(",")),
+        closed=f"{'+'.join(bad).lower()}{': ' + reason if reason else ''}"[:500] if bad else None,
+    )

@@ -1,0 +1,90 @@
+"""The bridge's settings: `ENGINE_SLURM_...`, and what the whole installation shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from services.contracts.engines import EngineMode
+from services.contracts.schema import Name
+from services.kit.settings import SharedSettings
+
+
+class SlurmSettings(SharedSettings):
+    """What the operator of the bridge may choose."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ENGINE_SLURM_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
+    )
+
+    node_id: Name = Field("slurm", description="The name of the bridge, and of its Slurm; its nodes are NAME.NODE.")
+    enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME`.")
+    join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
+    state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
+    own_zone: Name | None = Field(
+        None, validation_alias="ENGINE_SLURM_ZONE", description="Grid zone of the nodes; by default the cluster's."
+    )
+
+    mode: EngineMode = Field(
+        EngineMode.DRY_RUN, description="dry_run changes nothing in Slurm and counts what it would do; control does it."
+    )
+    partitions: Annotated[list[str], NoDecode] = Field(
+        default_factory=list[str], description="Partitions whose jobs are steered; by default all."
+    )
+    leave_partitions: Annotated[list[str], NoDecode] = Field(
+        default_factory=list[str], description="Partitions whose jobs are left alone."
+    )
+    leave_qos: Annotated[list[str], NoDecode] = Field(
+        default_factory=list[str], description="QOS whose jobs are left alone."
+    )
+    interval_s: float = Field(2.0, gt=0, le=600, description="How often Slurm is looked at.")
+    nodes_interval_s: float = Field(10.0, gt=0, le=600, description="How often its nodes are.")
+    hold_s: float = Field(
+        900.0, ge=60, le=86_400, description="A hold ends by itself after so long, unless it is renewed."
+    )
+    silence_s: float = Field(
+        60.0, gt=0, description="Without an answer of the control plane for so long, no hold is renewed."
+    )
+    missing_after_s: float = Field(
+        30.0, ge=0, description="How long a job must be gone, and unknown to accounting, before it counts as lost."
+    )
+    gpu_models: dict[str, str] = Field(
+        default_factory=dict[str, str],
+        description='GPU models by GRES type, as JSON: `{"h200": "H200-SXM5-141GB"}`; by default the type itself.',
+    )
+    gpu_memory_gib: float = Field(80.0, gt=0, description="Memory of a GPU; Slurm does not say.")
+    energy_interval_s: float = Field(
+        60.0, ge=10, le=3_600, description="How often energy is booked, by the models of the GPUs that jobs hold."
+    )
+    energy: bool = Field(True, description="Whether it is; false where agents on the nodes measure it.")
+    command_timeout_s: float = Field(30.0, gt=0, le=600, description="How long one of Slurm's commands may take.")
+    rest_url: str = Field(
+        "", description="slurmrestd, as http://HOST:PORT or unix:///PATH; by default Slurm's commands are used."
+    )
+    rest_user: str = Field("", description="Whom requests are made as.")
+    rest_token: str = Field("", description="The token of that user, of `scontrol token`.")
+
+    @field_validator("partitions", "leave_partitions", "leave_qos", mode="before")
+    @classmethod
+    def _read_names(cls, value: object) -> object:
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _has_a_credential(self) -> Self:
+        """Need none of the services' secrets: the bridge's own is in its state folder, once it has enrolled."""
+        return self
+
+    @property
+    def state_folder(self) -> Path:
+        """The folder of this bridge."""
+        if self.state_dir:
+            return self.state_dir.expanduser().absolute()
+        return self.data_dir.expanduser().absolute() / "nodes" / self.node_id
+
+    @property
+    def shared(self) -> SharedSettings:
+        """These settings."""
+        return self

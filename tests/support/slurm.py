@@ -1,0 +1,255 @@
+"""A real Slurm on this machine: Debian's packages, several virtual nodes of eight GPUs that are none.
+
+Slurm's daemons must run as root. ``install`` gets the packages where they are missing; ``SlurmLab`` brings up munge, a
+controller and the nodes' daemons in one folder, on ports of their own, and ends what it started.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "slurmctld",
+    "slurmd",
+    "slurmrestd",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "slurm-wlm-jwt-plugin",
+    "munge",
+)
+MODEL = "h200"
+
+CONFIGURATION = """
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ctld_port}
+SlurmUser=slurm
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={folder}/state/jwt.key
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/ctld.pid
+SlurmdPidFile={folder}/run/%n.pid
+SlurmctldLogFile={folder}/log/ctld.log
+SlurmdLogFile={folder}/log/%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/linux
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+PriorityType=priority/basic
+MaxJobCount=20000
+MinJobAge=300
+MessageTimeout=60
+GresTypes=gpu
+ReturnToService=2
+KillWait=3
+JobRequeue=1
+{extra}
+NodeName=gpu[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first_port}-{last_port}] \
+CPUs=64 RealMemory=64000 Gres=gpu:h200:8 State=UNKNOWN
+PartitionName=batch Nodes=gpu[1-{nodes}] Default=YES MaxTime=7-0 State=UP PriorityTier=1
+PartitionName=private Nodes=gpu[1-{nodes}] MaxTime=7-0 State=UP PriorityTier=1
+"""
+
+
+def missing() -> str:
+    """Return why there can be no Slurm here; empty if there can."""
+    if os.geteuid() != 0:
+        return "Slurm's daemons need root"
+    if shutil.which("slurmctld") is None and shutil.which("apt-get") is None:
+        return "no slurmctld, and no apt-get to install it with"
+    return ""
+
+
+def install() -> str:
+    """Install what is missing; return why that failed, empty if it did not."""
+    if all(map(shutil.which, ("slurmctld", "slurmd", "munged", "squeue", "slurmrestd"))):
+        return ""
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
+    for attempt in (["apt-get", "update", "-qq"], command):
+        done = subprocess.run(attempt, env=environment, capture_output=True, text=True, timeout=300)
+    return "" if done.returncode == 0 else f"apt-get cannot install Slurm: {done.stderr[-300:]}"
+
+
+def free_ports(count: int) -> int:
+    """Return the first of so many ports in a row that nobody listens on."""
+    for first in range(17_000 + os.getpid() % 500 * 20, 60_000, count):
+        sockets = [socket.socket() for _ in range(count)]
+        try:
+            for offset, each in enumerate(sockets):
+                each.bind(("127.0.0.1", first + offset))
+            return first
+        except OSError:
+            continue
+        finally:
+            for each in sockets:
+                each.close()
+    raise RuntimeError("no ports are free")
+
+
+class SlurmLab:
+    """A Slurm of ``nodes`` virtual nodes, with eight GPUs each."""
+
+    def __init__(self, folder: Path, nodes: int = 2, extra: str = "") -> None:
+        self.folder, self.nodes, self.extra = folder, nodes, extra
+        self.conf = folder / "slurm.conf"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What Slurm's commands need."""
+        return {**os.environ, "SLURM_CONF": str(self.conf), "SLURM_TIME_FORMAT": "%s"}
+
+    def start(self) -> None:
+        """Bring everything up and return once the nodes take jobs."""
+        slurm = pwd.getpwnam("slurm")
+        host, first = socket.gethostname().split(".")[0], free_ports(self.nodes + 2)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for above in [self.folder, *self.folder.parents]:
+            if above.owner() == "root" and above != Path("/"):
+                above.chmod(above.stat().st_mode | 0o055)
+        for name in ("state", "spool", "log", "run", "dev"):
+            (self.folder / name).mkdir(exist_ok=True)
+            os.chown(self.folder / name, slurm.pw_uid, slurm.pw_gid)
+        key = self.folder / "state" / "jwt.key"
+        key.write_bytes(os.urandom(32))
+        os.chown(key, slurm.pw_uid, slurm.pw_gid)
+        key.chmod(0o600)
+        for device in range(8):
+            os.mknod(self.folder / "dev" / f"nvidia{device}", 0o20666, os.makedev(1, 3))
+        last = first + self.nodes
+        self.conf.write_text(
+            CONFIGURATION.format(
+                folder=self.folder,
+                host=host,
+                ctld_port=first,
+                first_port=first + 1,
+                last_port=last,
+                nodes=self.nodes,
+                extra=self.extra,
+            )
+        )
+        gres = f"NodeName=gpu[1-{self.nodes}] Name=gpu Type={MODEL} File={self.folder}/dev/nvidia[0-7]\n"
+        (self.folder / "gres.conf").write_text("AutoDetect=off\n" + gres)
+        (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
+        self._munge()
+        self.start_controller("-i")
+        for node in range(1, self.nodes + 1):
+            self._spawn(f"gpu{node}", "slurmd", "-D", "-N", f"gpu{node}")
+        self.wait(lambda: self.run("sinfo", "-h", "-o", "%T") == "idle", 30, "the nodes are idle")
+
+    def start_controller(self, *options: str) -> None:
+        """Start the controller and return once it answers."""
+        self._spawn("slurmctld", "slurmctld", "-D", *options)
+        self.wait(lambda: "UP" in self.run("scontrol", "ping"), 20, "the controller answers")
+
+    def kill_controller(self) -> None:
+        """Kill the controller as a crash would."""
+        process = self.processes.pop("slurmctld")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        """End all jobs and daemons."""
+        if "slurmctld" in self.processes:
+            self.run("scancel", "--user=nobody", check=False)
+            self.run("scancel", "--user=root", check=False)
+            time.sleep(0.5)
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self.processes.clear()
+
+    def run(self, *command: str, check: bool = True, user: str = "", **options: Any) -> str:
+        """Return what one of Slurm's commands prints, run as root, or as a user."""
+        if user:
+            account = pwd.getpwnam(user)
+            options |= {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60, cwd="/", **options
+        )
+        if check and done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+        return done.stdout.strip()
+
+    def sbatch(self, script: str, *options: str, gpus: int = 1, user: str = "nobody") -> str:
+        """Submit a script as an ordinary user; return Slurm's number of the job."""
+        text = f"#!/bin/sh\n{script}\n"
+        gres = [f"--gres=gpu:{MODEL}:{gpus}"] if gpus else []
+        output = [f"--output={self.folder}/log/job-%j.out", "--open-mode=append", "--chdir=/tmp", "--cpus-per-task=1"]
+        answer = self.run("sbatch", "--parsable", *gres, *output, "--mem=10", *options, user=user, input=text)
+        return answer.split(";")[0]
+
+    def job(self, number: str) -> dict[str, str]:
+        """Return what Slurm says of a job."""
+        line = self.run("scontrol", "-o", "show", "job", number)
+        pairs = [part.partition("=") for part in line.split(" ") if "=" in part]
+        return {name: value for name, _, value in pairs}
+
+    def state(self, number: str) -> str:
+        """Return a job's state."""
+        return self.job(number)["JobState"]
+
+    @staticmethod
+    def wait(ready: Callable[[], object], within_s: float, what: str) -> None:
+        """Return once something is so.
+
+        Raises:
+            TimeoutError: It is not in time.
+        """
+        until = time.monotonic() + within_s
+        last: object = ""
+        while time.monotonic() < until:
+            try:
+                if ready():
+                    return
+            except (RuntimeError, subprocess.SubprocessError, OSError) as error:
+                last = error
+            time.sleep(0.2)
+        raise TimeoutError(f"not within {within_s:g} s: {what}; {last}")
+
+    def _munge(self) -> None:
+        if subprocess.run(["munge", "-n"], capture_output=True).returncode == 0:
+            return
+        munge = pwd.getpwnam("munge")
+        for folder in ("/run/munge", "/var/log/munge", "/var/lib/munge"):
+            os.makedirs(folder, exist_ok=True)
+            os.chown(folder, munge.pw_uid, munge.pw_gid)
+        os.chmod("/run/munge", 0o755)
+        self._spawn("munged", "munged", "-F", user="munge")
+        self.wait(lambda: subprocess.run(["munge", "-n"], capture_output=True).returncode == 0, 10, "munge answers")
+
+    def _spawn(self, name: str, program: str, *options: str, user: str = "") -> None:
+        account = pwd.getpwnam(user) if user else None
+        as_user: dict[str, Any] = (
+            {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+        )
+        path = shutil.which(program) or f"/usr/sbin/{program}"
+        log = (self.folder / "log" / f"{name}.out").open("ab")
+        command: Sequence[str] = [path, *options]
+        self.processes[name] = subprocess.Popen(
+            command, env=self.environment, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_user
+        )
