@@ -19,6 +19,9 @@ from services.contracts.schema import Instant, Message, Name, NodeMessage, Text
 OURS = "wattshift"
 """The engine of jobs and nodes that agents of this control plane look after."""
 
+ENGINE_LABEL = "engine"
+"""The label of a job that says which engine runs it."""
+
 MAX_JOBS_OF_A_REPORT = 1_000
 Comment = Annotated[Text, Field(max_length=500)]
 ExternalId = Annotated[Text, Field(min_length=1, max_length=200)]
@@ -84,6 +87,7 @@ class EngineJob(NodeMessage):
     step_gpus: int = Field(default=1, ge=1, le=65_536)
     gpu_model: Text | None = Field(default=None, max_length=63)
     time_limit_s: float | None = Field(default=None, gt=0, le=1e9)
+    deadline: Instant | None = Field(default=None, description="By when its user wants it to be done.")
     submitted_at: Instant
     started_at: Instant | None = None
     ended_at: Instant | None = None

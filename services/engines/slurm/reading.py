@@ -76,6 +76,7 @@ class SlurmJob:
     nodes_wanted: int
     shares: Mapping[str, tuple[int, ...]]
     time_limit_s: float | None
+    deadline_s: int
     submit_s: int
     start_s: int
     eligible_s: int
@@ -198,6 +199,7 @@ def _job(row: Mapping[str, Any]) -> SlurmJob:
         nodes_wanted=max(_int(row.get("node_count")), 1),
         shares=held if state == "running" else {},
         time_limit_s=limit_min * 60 if limit_min and math.isfinite(limit_min) else None,
+        deadline_s=_int(row.get("deadline")),
         submit_s=_int(row["submit_time"]),
         start_s=_int(row.get("start_time")),
         eligible_s=_int(row.get("eligible_time")),

@@ -115,6 +115,7 @@ def report_of(
         step_gpus=1 if job.state == "running" else step,
         gpu_model=gpu_type or None,
         time_limit_s=job.time_limit_s,
+        deadline=deadline_of(job, external_id),
         submitted_at=_instant(job.submit_s),
         started_at=_instant(job.start_s) if job.state == "running" else None,
         ended_at=_instant(job.end_s) if job.end_s and job.state not in ("running", "pending") else None,
@@ -138,6 +139,16 @@ def sizes_of(job: SlurmJob) -> tuple[int, int, int]:
     if not 1 <= low <= high or step < 1:
         return job.gpus, job.gpus, 1
     return low, high - (high - low) % step, step
+
+
+def deadline_of(job: SlurmJob, external_id: str) -> datetime | None:
+    """Return by when a job is to be done: by Slurm's own deadline, or by how long its user lets it be delayed."""
+    flexible = job.options.get("flexible", "")
+    if flexible.isdigit() and job.time_limit_s:
+        submitted = external_id.partition("@")[2]  # its submission time is another one after a requeue
+        begun_s = int(submitted) if submitted.isdigit() else job.submit_s
+        return _instant(min(begun_s + int(job.time_limit_s) + int(flexible), 2**32))
+    return _instant(job.deadline_s) if job.deadline_s else None
 
 
 def is_followed(job: SlurmJob, decision: EngineDecision, now_s: float) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from services.contracts.engines import EngineAction, EngineJob, node_name
+from services.contracts.engines import ENGINE_LABEL, EngineAction, EngineJob, node_name
 from services.contracts.jobs import GpuRequest, JobSpec
 from services.contracts.streams import command_stream
 from services.core.domain.ids import JobId, allocation_id
@@ -236,7 +236,8 @@ def spec_of(engine: str, report: EngineJob) -> Json:
         gpus=GpuRequest(**sizes, model=report.gpu_model or None),
         preemptible=report.stoppable and report.steered,
         time_limit_s=report.time_limit_s,
-        labels={"user": report.user[:255], "queue": report.queue[:255], "engine": engine},
+        deadline=report.deadline,
+        labels={"user": report.user[:255], "queue": report.queue[:255], ENGINE_LABEL: engine},
     )
     return spec.model_dump(mode="json", exclude_none=True)
 

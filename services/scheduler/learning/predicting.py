@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.contracts.engines import ENGINE_LABEL
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.profiles.job_group import GROUP_VERSION, job_group
@@ -70,6 +71,8 @@ class Predicting:
                 examples = np.where(seen, table.examples[at], 0)
                 known = zip(table.quantiles[at].tolist(), seen.tolist(), strict=True)
                 quantiles = [values if is_known else [None] * 3 for values, is_known in known]
+        limits = np.array([_limit_gpu_s(row) for row in rows])
+        gpu_s = np.where(seen | np.isnan(limits), gpu_s, limits)
         low, median, high = ([values[at] for values in quantiles] for at in range(3))
         return Predictions(
             job_id=[row.id for row in rows],
@@ -89,6 +92,17 @@ class Predicting:
         if new.job_id:
             async with self._database.connection() as connection:
                 await predictions.keep(connection, GROUP_VERSION, self._model_id, new)
+
+
+def _limit_gpu_s(row: SpecRow) -> float:
+    """Return the GPU seconds that the time limit of an engine's job permits, NaN of other jobs and without one.
+
+    Users of an engine must say how long a job may take, and of a new kind of job nothing else is known.
+    """
+    spec = row.spec
+    if ENGINE_LABEL not in (spec.get("labels") or {}) or not spec.get("time_limit_s"):
+        return float("nan")
+    return float(spec["time_limit_s"]) * spec["gpus"]["min"]
 
 
 def remaining_s(gpu_s: Floats, progress: Floats, attained_gpu_s: Floats, min_gpus: Floats) -> Floats:
