@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
-from pathlib import Path
 
 import aiohttp
 import orjson
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 
+from gateway.dashboard.middleware import SessionMiddleware
+from gateway.dashboard.pages import Dashboard
+from gateway.dashboard.sessions import PURPOSE, Seals
 from gateway.dispatch import Dispatcher
 from gateway.forward import Forwarder
 from gateway.gather import Gatherer
@@ -30,8 +32,6 @@ from services.kit.release import RELEASE
 from services.kit.settings import settings_or_exit
 from services.kit.tokens import outgoing
 
-STATIC = Path(__file__).parent / "static"
-
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """Return the gateway: the edge, and a small app for everything that is not in the table of routes."""
@@ -46,28 +46,51 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     }
     opened = OpenedEdge[Route]()
     readiness = Readiness(urls)
+    seals = Seals(settings.credential.own_keys(PURPOSE))
+    dashboard = Dashboard(
+        seals,
+        valid_s=settings.session_s,
+        zone=settings.zone,
+        limiter=AddressLimiter(settings.open_requests_per_s, settings.open_burst),
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with aiohttp.ClientSession(
             connector=connector(0, settings.tls), auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
-            opened.edge = create_edge(settings, session, urls)
+            dashboard.keys = create_keys(settings, session)
+            opened.edge = create_edge(settings, session, urls, dashboard.keys)
             readiness.session = session
             yield
 
     app = FastAPI(title="Wattshift", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     add_basics(app, readiness.check)
-    add_pages(app)
+    add_reference(app)
+    dashboard.add_to(app)
     app.add_middleware(EdgeMiddleware, opened=opened)
+    app.add_middleware(SessionMiddleware, seals=seals, valid_s=settings.session_s)
     return app
 
 
-def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str]) -> Edge[Route]:
+def create_keys(settings: GatewaySettings, session: aiohttp.ClientSession) -> KeyCache:
+    """Return the API keys, as admission knows them."""
+    tokens = outgoing(settings.credential, Upstream.ADMISSION.name.lower())
+    admission = ServiceClient(session, settings.admission_url, "Admission", tokens=tokens, timeout_s=3)
+    return KeyCache(
+        resolve_at(admission),
+        max_age_s=settings.key_max_age_s,
+        grace_s=settings.key_grace_s,
+        size=settings.key_cache_size,
+    )
+
+
+def create_edge(
+    settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str], keys: KeyCache
+) -> Edge[Route]:
     """Return the edge with everything it needs."""
     tokens = {upstream: outgoing(settings.credential, upstream.name.lower()) for upstream in urls}
     of_admission = tokens[Upstream.ADMISSION]
-    admission = ServiceClient(session, settings.admission_url, "Admission", tokens=of_admission, timeout_s=3)
     dispatcher = Dispatcher(
         BodyReader(settings.max_buffered_bytes),
         Gatherer(
@@ -90,12 +113,6 @@ def create_edge(settings: GatewaySettings, session: aiohttp.ClientSession, urls:
         ),
         max_body_bytes=settings.max_body_bytes,
         max_batch_bytes=settings.max_batch_bytes,
-    )
-    keys = KeyCache(
-        resolve_at(admission),
-        max_age_s=settings.key_max_age_s,
-        grace_s=settings.key_grace_s,
-        size=settings.key_cache_size,
     )
     limiter = AddressLimiter(settings.open_requests_per_s, settings.open_burst)
     open_routes = OpenRoutes[Route](CARBON_AWARE.__contains__, limiter) if settings.open_emissions else None
@@ -139,14 +156,9 @@ def described() -> tuple[bytes, str]:
     return orjson.dumps(document), render(document)
 
 
-def add_pages(app: FastAPI) -> None:
-    """Add the landing page and the two forms of the API's description."""
+def add_reference(app: FastAPI) -> None:
+    """Add the two forms of the API's description."""
     as_json, as_html = described()
-    landing = (STATIC / "index.html").read_text()
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> HTMLResponse:
-        return HTMLResponse(landing)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:

@@ -21,6 +21,9 @@ class GatewaySettings(EdgeSettings):
     )
     open_requests_per_s: float = Field(default=5, gt=0, description="Without a key, from one address.")
     open_burst: int = Field(default=20, ge=1, description="Without a key, from one address after a pause.")
+    session_s: int = Field(
+        default=12 * 3600, ge=60, le=31 * 86_400, description="How long after signing in the dashboard asks again."
+    )
     max_streams_per_tenant: int = Field(default=200, ge=1, description="Event and log streams open at once.")
     group_entries: int = Field(default=128, ge=1, description="Most submissions in one request to admission.")
     group_bytes: int = Field(default=4 * 1024 * 1024, ge=1, description="Their bodies together, unless one is larger.")

@@ -70,6 +70,18 @@ JOBS = (
     ),
     Route(
         "GET",
+        "/v1/jobs:counts",
+        Role.USER,
+        Upstream.ADMISSION,
+        "jobs",
+        "Count the jobs that have not ended",
+        "By state, and why those wait that do.",
+        operation="count_jobs",
+        for_projects=True,
+        answer=jobs.JobCounts,
+    ),
+    Route(
+        "GET",
         "/v1/jobs/{job_id}",
         Role.USER,
         Upstream.ADMISSION,

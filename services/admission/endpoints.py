@@ -14,7 +14,7 @@ from services.admission.repository.events import Scope
 from services.admission.service import Submissions
 from services.admission.steering import Command
 from services.admission.streaming import EventStreams, read_last_event_id
-from services.contracts.jobs import Job, JobList, SubmissionAnswers, SubmissionRequest
+from services.contracts.jobs import Job, JobCounts, JobList, SubmissionAnswers, SubmissionRequest
 from services.contracts.queries import EventQuery, JobQuery, LogQuery
 from services.kit.identity import ProjectCaller
 
@@ -35,6 +35,10 @@ def job_routes(submissions: Submissions, jobs: Jobs, streams: EventStreams, logs
     @router.get("/v1/jobs", response_model=JobList)
     async def list_jobs(caller: ProjectCaller, query: Annotated[JobQuery, Query()]) -> Response:
         return Response((await jobs.page(caller, query)).model_dump_json(), media_type="application/json")
+
+    @router.get("/v1/jobs:counts")
+    async def count_jobs(caller: ProjectCaller) -> JobCounts:
+        return await jobs.counts(caller)
 
     @router.get("/v1/jobs/{job_id}", response_model=Job)
     async def get_job(

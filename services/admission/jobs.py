@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.repository.jobs import JobFilter, JobRepository
 from services.admission.steering import Command, Decision, decide
 from services.contracts.identity import Identity
-from services.contracts.jobs import Job, JobList
+from services.contracts.jobs import Job, JobCounts, JobList
 from services.contracts.problems import ProblemCode
 from services.contracts.queries import JobQuery
 from services.kit.cursors import read_cursor, write_cursor
@@ -73,6 +73,11 @@ class Jobs:
         more = len(found) > query.limit
         items = found[: query.limit]
         return JobList(items=items, next_cursor=write_cursor(items[-1].id) if more else None)
+
+    async def counts(self, identity: Identity) -> JobCounts:
+        """Return how many jobs have not ended."""
+        async with self._engine.connect() as connection:
+            return await JobRepository(connection).counts(identity)
 
     async def get(self, identity: Identity, job_id: str) -> Job:
         """Return a job; one that the caller may not see is answered like one that does not exist."""

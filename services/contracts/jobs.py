@@ -428,6 +428,21 @@ class JobList(Message):
     next_cursor: str | None = None
 
 
+class JobCounts(Message):
+    """How many jobs have not ended, by state, and why those wait that do."""
+
+    queued: int = 0
+    held: int = 0
+    starting: int = 0
+    running: int = 0
+    preempting: int = 0
+    gpus: int = Field(default=0, description="GPUs that they hold now.")
+    waiting: dict[str, int] = Field(
+        default_factory=dict[str, int],
+        description="Why queued and held jobs wait: how many, by reason; `new` before the first round.",
+    )
+
+
 class JobArray(Message):
     """An array: jobs of one spec, its tasks, that were submitted, and can be cancelled and held, as one."""
 

@@ -109,6 +109,10 @@ class Credential:
         }
         return _text(json.dumps(fields, separators=(",", ":")).encode())
 
+    def own_keys(self, purpose: str) -> tuple[bytes, ...]:
+        """Return 32-byte keys for one purpose of the service's own, newest first; its processes all have the same."""
+        return tuple(_derive(secret, f"wattshift own/{purpose}") for secret in self.secrets)
+
     def peers_secret(self) -> str:
         """Return what processes of the same service show each other."""
         return _text(_derive(self.secrets[0], "wattshift peers"))

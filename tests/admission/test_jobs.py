@@ -141,6 +141,19 @@ async def test_an_operator_sees_everybodys(admission: Admission, listed: list[st
     assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
 
 
+async def test_jobs_that_have_not_ended_are_counted(admission: Admission, listed: list[str]) -> None:
+    mine = (await admission.ask("GET", "/v1/jobs:counts", tenant="lists")).json()
+    assert mine == {"queued": 5, "held": 1, "starting": 0, "running": 1, "preempting": 0, "gpus": 2} | {
+        "waiting": mine["waiting"]
+    }
+    assert sum(mine["waiting"].values()) == 6, "those that wait, by reason"
+    await admission.make_tenant("idle")
+    nobodys = (await admission.ask("GET", "/v1/jobs:counts", tenant="idle")).json()
+    assert (nobodys["queued"], nobodys["gpus"], nobodys["waiting"]) == (0, 0, {})
+    everybodys = (await admission.ask("GET", "/v1/jobs:counts", role="operator")).json()
+    assert everybodys["queued"] >= mine["queued"]
+
+
 async def test_a_stored_spec_is_read_back_as_it_was_meant(admission: Admission) -> None:
     spec = {"name": "whole", "command": ["a", ""], "environment": {"A": "ü\n"}, "gpus": {"min": 2, "max": 6, "step": 2}}
     (answer,) = await admission.submit_all(an_entry(json.dumps(spec)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,12 +16,13 @@ from services.admission.capacity import DeviceKind
 from services.admission.repository.audit import write_audit
 from services.admission.steering import Decision
 from services.contracts.identity import Identity
-from services.contracts.jobs import Job, JobFootprint, JobProgress, JobSpec, Share
+from services.contracts.jobs import Job, JobCounts, JobFootprint, JobProgress, JobSpec, Share
 from services.core.domain.jobs import JobState
 from services.db.tables.admission import budgets, job_events, jobs, users
 from services.db.tables.scheduler import allocations
 from services.db.tables.telemetry import job_footprints, job_progress, node_credentials, nodes
 
+_FINAL = [state.value for state in JobState if state.is_final]
 _live = and_(allocations.c.job_id == jobs.c.id, allocations.c.state != "ended")
 
 _warnings = (
@@ -157,6 +159,22 @@ class JobRepository:
         """Return up to ``limit`` jobs, newest first."""
         query = _WITH_ALL.where(*wanted.conditions()).order_by(jobs.c.id.desc()).limit(limit)
         return [_job(row) for row in await self._connection.execute(query)]
+
+    async def counts(self, caller: Identity) -> JobCounts:
+        """Count the jobs that have not ended and that the caller may see."""
+        query = (
+            select(jobs.c.state, jobs.c.reason, func.count().label("jobs"), func.sum(allocations.c.gpus).label("gpus"))
+            .select_from(jobs.outerjoin(allocations, _live))
+            .where(jobs.c.state.not_in(_FINAL), *_visible(caller))
+            .group_by(jobs.c.state, jobs.c.reason)
+        )
+        found, waiting = Counter[str](), Counter[str]()
+        for row in await self._connection.execute(query):
+            found[row.state] += row.jobs
+            found["gpus"] += row.gpus or 0
+            if row.state in (JobState.QUEUED, JobState.HELD):
+                waiting[row.reason or "new"] += row.jobs
+        return JobCounts(**found, waiting=waiting)
 
     async def find(self, job_id: str, caller: Identity) -> Job | None:
         """Return a job if it exists and the caller may see it."""

@@ -1,0 +1,219 @@
+"""Which pages there are, who may see them, and how one signs in and out."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.staticfiles import StaticFiles
+
+from gateway.dashboard.middleware import SCOPE_KEY
+from gateway.dashboard.sessions import Seals, Session, set_cookie
+from services.contracts.identity import ResolvedKey, Role
+from services.contracts.problems import ProblemCode
+from services.kit.edge.keys import KeyCache
+from services.kit.edge.limits import AddressLimiter
+from services.kit.problems import ProblemError
+from services.kit.release import RELEASE
+
+HERE = Path(__file__).parent
+LARGEST_FORM_BYTES = 8 * 1024
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "referrer-policy": "same-origin",  # with none at all, a form's own origin would be hidden from us too
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page.
+
+    Attributes:
+        name: Of its template and of its module.
+        path: Where it is; a segment in braces is a name.
+        title: What it is called; in the navigation too, if it is there.
+        role: Who may see it, at least.
+        in_navigation: Whether it has an entry of its own.
+        under: The page whose entry is marked while this one is shown.
+    """
+
+    name: str
+    path: str
+    title: str
+    role: Role = Role.USER
+    in_navigation: bool = True
+    under: str = ""
+
+    @property
+    def entry(self) -> str:
+        """The name of the page whose entry is marked."""
+        return self.under or self.name
+
+
+PAGES = (
+    Page("now", "/", "Now"),
+    Page("jobs", "/jobs", "Jobs"),
+    Page("submit", "/jobs/new", "Submit a job", in_navigation=False, under="jobs"),
+    Page("job", "/jobs/{name}", "Job", in_navigation=False, under="jobs"),
+    Page("nodes", "/nodes", "Nodes", Role.OPERATOR),
+    Page("pools", "/pools", "Pools"),
+    Page("apps", "/apps", "Apps"),
+    Page("policies", "/policies", "Policies"),
+    Page("reports", "/reports", "Reports"),
+    Page("admin", "/admin", "Admin", Role.OPERATOR),
+)
+
+
+class VersionedFiles(StaticFiles):
+    """Files whose addresses change with their content, so that browsers keep them."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """Return a file that may be kept for good."""
+        answer = super().file_response(*args, **kwargs)
+        answer.headers["cache-control"] = "public, max-age=31536000, immutable"
+        return answer
+
+
+def version_of(folder: Path) -> str:
+    """Return a word that changes with the content of any file under ``folder``."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+class Dashboard:
+    """The pages. ``keys`` is set once the process has started."""
+
+    keys: KeyCache
+
+    def __init__(self, seals: Seals, *, valid_s: int, zone: str, limiter: AddressLimiter) -> None:
+        """Take what seals sessions, how long these are valid, and the zone to show first."""
+        self._seals = seals
+        self._valid_s = valid_s
+        self._zone = zone
+        self._limiter = limiter
+        self._version = version_of(HERE / "static")
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+
+    def add_to(self, app: FastAPI) -> None:
+        """Give ``app`` the pages."""
+        app.mount(f"/static/{self._version}", VersionedFiles(directory=HERE / "static"))
+        for page in PAGES:
+            app.add_api_route(page.path, self._shown(page), include_in_schema=False, response_class=HTMLResponse)
+        app.add_api_route("/sign-in", self._sign_in, methods=["POST"], include_in_schema=False)
+        app.add_api_route("/sign-out", self._sign_out, methods=["POST"], include_in_schema=False)
+
+    def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+        """Return a page under the policy of all pages."""
+        text = self._templates.get_template(f"{template}.html").render(
+            static=f"/static/{self._version}", release=RELEASE, **values
+        )
+        return HTMLResponse(text, status, headers=HEADERS)
+
+    def begin(self, request: Request, session: Session, answer: Response) -> Response:
+        """Set the cookie of a session that has begun."""
+        cookie = set_cookie("session", request.scope, self._seals.seal(session), max_age_s=self._valid_s)
+        answer.headers.append("set-cookie", cookie)
+        return answer
+
+    def _shown(self, page: Page) -> Any:
+        async def show(request: Request) -> Response:
+            session: Session | None = request.scope.get(SCOPE_KEY)
+            if session is None:
+                return self._sign_in_page(request, status=200 if page.path == "/" else 401)
+            try:
+                caller = await self.keys.caller(session.authorization)
+            except ProblemError as error:
+                if error.status != 401:
+                    return self.render("unavailable", error.status, detail=error.detail)
+                return self._ended(request, self._sign_in_page(request, "Your API key is no longer valid.", 401))
+            return self._page(page, session, caller)
+
+        return show
+
+    def _page(self, page: Page, session: Session, caller: ResolvedKey) -> Response:
+        identity = caller.identity
+        allowed = identity.role.may("GET", page.role)
+        return self.render(
+            page.name if allowed else "forbidden",
+            200 if allowed else 403,
+            page=page,
+            pages=[each for each in PAGES if each.in_navigation and identity.role.may("GET", each.role)],
+            identity=identity,
+            name=session.name,
+            csrf=session.csrf,
+            zone=self._zone,
+            may_change=identity.role.may("POST", Role.USER),
+        )
+
+    def _sign_in_page(self, request: Request, problem: str = "", status: int = 401) -> HTMLResponse:
+        path = request.url.path if request.method == "GET" else "/"
+        return self.render("sign_in", status, problem=problem, then=path, provider="")
+
+    async def _sign_in(self, request: Request) -> Response:
+        client = request.client
+        try:
+            self._limiter.take(client.host if client else "")
+            _check_origin(request)
+            form = await _read_form(request)
+            session = Session.begun(form.get("key", "").strip())
+            await self.keys.caller(session.authorization)
+        except ProblemError as error:
+            known = error.status == 401
+            return self._sign_in_page(request, "This API key is not valid." if known else error.detail, error.status)
+        return self.begin(request, session, RedirectResponse(_local(form.get("then", "/")), 303, headers=HEADERS))
+
+    async def _sign_out(self, request: Request) -> Response:
+        session: Session | None = request.scope.get(SCOPE_KEY)
+        form = await _read_form(request)
+        if session is not None and not session.has_token(form.get("csrf")):
+            raise ProblemError(403, ProblemCode.FORBIDDEN, "The form does not repeat the token of its page.")
+        return self._ended(request, RedirectResponse("/", 303, headers=HEADERS))
+
+    @staticmethod
+    def _ended(request: Request, answer: Response) -> Response:
+        answer.headers.append("set-cookie", set_cookie("session", request.scope, "", max_age_s=0))
+        return answer
+
+
+def _check_origin(request: Request) -> None:
+    """Raise ProblemError 403 for a form that another site sends, which would sign its visitors in as somebody else."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    is_ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+    if site not in (None, "same-origin", "none") or not is_ours:
+        raise ProblemError(403, ProblemCode.FORBIDDEN, "The form comes from another site.")
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > LARGEST_FORM_BYTES:
+            raise ProblemError(413, ProblemCode.BODY_TOO_LARGE, "The form is too large.")
+    return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+
+
+def _local(path: str) -> str:
+    """Return ``path`` if it is one of this site, or else the first page: no link may lead somewhere else from here."""
+    return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"

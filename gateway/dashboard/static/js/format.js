@@ -1,0 +1,83 @@
+// Figures with their units, times in the viewer's zone; what is unknown is said to be.
+import { h } from "./dom.js";
+
+export const UNKNOWN = "unknown";
+const isUnknown = (value) => value === null || value === undefined || Number.isNaN(value);
+
+/** Return the sign of something unknown. */
+export const unknown = () => h("span", { class: "unknown" }, UNKNOWN);
+
+/** Return a number in three significant digits. */
+export function digits(value) {
+  if (isUnknown(value)) return UNKNOWN;
+  const whole = Math.abs(value) >= 100 ? Math.round(value) : Number(value.toPrecision(3));
+  return whole.toLocaleString("en", { maximumFractionDigits: 6 });
+}
+
+function scaled(value, steps) {
+  if (isUnknown(value)) return UNKNOWN;
+  const [size, unit] = steps.find(([least]) => Math.abs(value) >= least) ?? steps.at(-1);
+  return `${digits(value / size)} ${unit}`;
+}
+
+export const power = (w) => scaled(w, [[1e6, "MW"], [1e3, "kW"], [1, "W"]]);
+export const energy = (j) => scaled(j, [[3.6e12, "GWh"], [3.6e9, "MWh"], [3.6e6, "kWh"], [3.6e3, "Wh"]]);
+export const carbon = (g) => scaled(g, [[1e6, "t"], [1e3, "kg"], [1, "g"], [1e-3, "mg"]]) + (isUnknown(g) ? "" : " CO₂");
+export const intensity = (value) => (isUnknown(value) ? UNKNOWN : `${Math.round(value)} gCO₂/kWh`);
+export const gpuHours = (s) => (isUnknown(s) ? UNKNOWN : `${digits(s / 3600)} GPU h`);
+export const percent = (share) => (isUnknown(share) ? UNKNOWN : `${digits(share * 100)} %`);
+export const count = (value) => (isUnknown(value) ? UNKNOWN : value.toLocaleString("en"));
+export const clock = (mhz) => (isUnknown(mhz) ? UNKNOWN : `${mhz.toLocaleString("en")} MHz`);
+
+/** Return a length of time in its two largest units. */
+export function duration(s) {
+  if (isUnknown(s)) return UNKNOWN;
+  if (s < 1 && s > 0) return `${digits(s * 1000)} ms`;
+  const parts = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  let left = Math.round(s);
+  const out = [];
+  for (const [unit, size] of parts) {
+    const n = Math.floor(left / size);
+    left -= n * size;
+    if (n || (out.length && out.length < 2)) out.push(`${n} ${unit}`);
+    if (out.length === 2) break;
+  }
+  return out.join(" ").replace(/ 0 (h|min|s)$/, "") || "0 s";
+}
+
+const SHORT = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+const LONG = { ...SHORT, year: "numeric", second: "2-digit", timeZoneName: "short" };
+const HOUR = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+
+const show = (date, how) => new Intl.DateTimeFormat("en-GB", how).format(date).replace(",", "");
+
+/** Return a time of day if it is today, else with its date. */
+export function time(value) {
+  const date = new Date(value);
+  return show(date, date.toDateString() === new Date().toDateString() ? HOUR : SHORT);
+}
+
+/** Return how long ago, or how far ahead, a time is. */
+export function ago(value) {
+  const s = (Date.now() - new Date(value)) / 1000;
+  if (Math.abs(s) < 5) return "now";
+  return s > 0 ? `${duration(s).split(" ").slice(0, 2).join(" ")} ago` : `in ${duration(-s).split(" ").slice(0, 2).join(" ")}`;
+}
+
+/** Return a time as an element: short to read, complete to point at. */
+export function at(value, words = time) {
+  if (!value) return unknown();
+  return h("time", { datetime: value, title: show(new Date(value), LONG) }, words(value));
+}
+
+/** Return a figure as an element that keeps its exact value, null for unknown. */
+export function figure(value, words, properties = {}) {
+  if (isUnknown(value)) return unknown();
+  return h("data", { value: String(value), ...properties }, words(value));
+}
+
+/** Return a code of the API in words: `waiting_for_gpus` becomes "waiting for gpus". */
+export const words = (code) => (code ? code.replaceAll("_", " ").replace(/\bgpus?\b/g, (gpu) => gpu.replace("gpu", "GPU")) : "");
+
+/** Return a state as a badge. */
+export const badge = (state, text = words(state)) => h("span", { class: `badge ${state}` }, text);

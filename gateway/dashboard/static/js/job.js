@@ -1,0 +1,153 @@
+// One job: its state, why, its life against the grid, its footprint and its output.
+import { get, send } from "./api.js";
+import { by, facts, fill, h, table } from "./dom.js";
+import { ago, at, badge, carbon, count, duration, energy, figure, gpuHours, intensity, percent, power, unknown, words, clock } from "./format.js";
+import { LifeLine } from "./life.js";
+import { follow, throttled, every } from "./live.js";
+import { Output } from "./output.js";
+import { confirmed, me, trying } from "./shell.js";
+
+const id = location.pathname.split("/").at(-1);
+const path = `/v1/jobs/${encodeURIComponent(id)}`;
+const life = new LifeLine(by("life"), by("life-legend"), by("life-note"));
+const output = new Output(path, by("log"), by("log-note"), by("tail"));
+const events = [];
+let job = null;
+
+const ended = () => job.ended_at !== null;
+const holdsGpus = () => ["starting", "running", "preempting"].includes(job.state);
+
+function showActions() {
+  if (!me.mayChange || ended()) return fill(by("actions"));
+  const act = (name, text, kind, question) => h("button", { type: "button", class: kind, "data-focus": name, onclick: async () => {
+    if (question && !(await confirmed(question, text))) return;
+    const done = await trying(() => send("POST", `${path}/${name}`));
+    if (done) { job = done; showJob(); }
+  } }, text);
+  const held = job.state === "held";
+  return fill(by("actions"),
+    held ? act("release", "Release", "primary") : act("hold", "Hold", "", holdsGpus() ? `Stop ${job.name} and hold it? It keeps its checkpoints.` : null),
+    act("cancel", "Cancel job", "danger", `Cancel ${job.name}? This cannot be undone.`));
+}
+
+function placement() {
+  if (!job.placement.length) return job.gpus ? count(job.gpus) : "none now";
+  return job.placement.map((share, i) => [i ? ", " : "", me.isOperator ? h("a", { href: `/nodes#${share.node_id}` }, share.node_id) : share.node_id,
+    ` GPU ${share.devices.join(", ")}`]);
+}
+
+function progress() {
+  if (!job.progress) return unknown();
+  const { done, total, unit } = job.progress;
+  return total ? `${percent(done / total)}: ${count(done)} of ${count(total)} ${unit ?? ""}` : `${count(done)} ${unit ?? ""}`;
+}
+
+function showJob() {
+  document.title = `${job.name} · Wattshift`;
+  fill(by("name"), job.name);
+  showActions();
+  const waits = job.state === "queued";
+  const wanted = job.spec.gpus;
+  fill(by("summary"), facts([
+    ["State", badge(job.state, waits ? "waiting" : words(job.state))],
+    [ended() ? "How it ended" : waits ? "Why it waits" : "Now", h("span", { id: "reason" }, job.detail ?? (words(job.reason) || "not known yet"))],
+    waits ? ["Expected start", h("span", { id: "expected" }, job.expected_start_at ? at(job.expected_start_at) : unknown())] : null,
+    ["Submitted", at(job.submitted_at), h("span", { class: "sub" }, ago(job.submitted_at))],
+    job.started_at ? ["First start", at(job.started_at), h("span", { class: "sub" }, `waited ${duration((new Date(job.started_at) - new Date(job.submitted_at)) / 1000)}`)] : null,
+    ended() ? ["Ended", at(job.ended_at), job.exit_code !== null ? h("span", { class: "sub" }, `exit code ${job.exit_code}`) : null] : null,
+    ["GPUs", ended() ? (wanted.max && wanted.max !== wanted.min ? `${wanted.min}–${wanted.max} asked for` : `${wanted.min} asked for`) : placement()],
+    holdsGpus() ? ["Power limit, clock", `${job.power_limit_w === null ? "default" : power(job.power_limit_w)}, ${job.clock_mhz === null ? "default" : clock(job.clock_mhz)}`] : null,
+    job.started_at ? ["Progress", progress()] : null,
+    ["Project", job.project, h("span", { class: "sub" }, [me.isOperator ? job.tenant_id : null, job.user].filter(Boolean).join(" · "))],
+    job.preemptions || job.restarts ? ["Interruptions", `${count(job.preemptions)} preemptions, ${count(job.restarts)} restarts`] : null,
+    ["Id", h("code", {}, job.id)],
+  ]), job.warnings.map((text) => h("p", { class: "problem" }, text)));
+  fill(by("spec"), JSON.stringify(job.spec, (_, value) => (value === null ? undefined : value), 2));
+  output.follow(job);
+}
+
+async function showFootprint() {
+  const report = await get(`${path}/footprint`, { limit: 500 });
+  const { footprint: used } = report;
+  const started = job.started_at !== null;
+  fill(by("footprint"), facts([
+    ["Energy", started ? figure(used.energy_j, energy, { id: "job-energy" }) : "none yet"],
+    ["Emissions", started ? figure(used.carbon_gco2, carbon, { id: "job-carbon" }) : "none yet"],
+    ["GPU time", figure(used.gpu_s, gpuHours)],
+    ["Of it estimated", started && used.energy_j ? percent(used.estimated_energy_j / used.energy_j) : "–"],
+    ["Zone, signal", report.zone ? `${report.zone}, ${words(report.signal)}` : unknown()],
+    ["PUE", report.pue === null ? unknown() : report.pue.toFixed(2)],
+  ]), report.intervals.length ? table("Energy by the intensity that applied", [["From"], ["Until"], ["Energy", "number"], ["Intensity", "number"], ["Carbon", "number"]],
+    report.intervals.slice(-12).map((each) => h("tr", {}, h("td", { class: "time" }, at(each.start_at)), h("td", { class: "time" }, at(each.end_at)),
+      h("td", { class: "number" }, figure(each.energy_j, energy)), h("td", { class: "number" }, intensity(each.intensity_gco2_per_kwh)), h("td", { class: "number" }, figure(each.carbon_gco2, carbon))))) : null);
+  return report.zone;
+}
+
+function emission(text, estimate) {
+  if (!estimate) return null;
+  const grams = estimate.carbon_gco2 ?? estimate.carbon_gco2_per_hour;
+  return [text, at(estimate.starts_at), `: ${intensity(estimate.intensity_gco2_per_kwh)}`,
+    h("span", { class: "sub" }, grams === null ? ["emissions ", unknown()] : `${carbon(grams)}${estimate.carbon_gco2 === null ? " an hour" : ""}`)];
+}
+
+async function showWhy() {
+  const why = await get(`${path}/explain`);
+  const { waiting, running, ended: over } = why;
+  const length = (waiting ?? running)?.length;
+  fill(by("why"), h("p", {}, why.summary), facts([
+    waiting?.place?.position ? ["Place in the queue", `${count(waiting.place.position)} of ${count(waiting.place.waiting_jobs)}`] : null,
+    waiting ? ["Suitable GPUs", `${count(waiting.gpus.free)} free of ${count(waiting.gpus.suitable)}`] : null,
+    waiting ? emission("If started ", waiting.now) : null,
+    waiting ? emission("Greenest ", waiting.greenest) : null,
+    running?.next ? ["Next round", running.next.detail, running.next.at ? h("span", { class: "sub" }, at(running.next.at)) : null] : null,
+    running ? ["Expected end", running.expected_end_at ? at(running.expected_end_at) : unknown()] : null,
+    length?.seconds ? ["Still runs", duration(length.seconds), h("span", { class: "sub" }, `by its ${words(length.source)}`)] : null,
+    over ? ["Waited", duration(over.waited_s)] : null, over ? ["Held GPUs", duration(over.held_gpus_s)] : null,
+    why.baseline_gco2 !== null ? ["At the mean intensity", carbon(why.baseline_gco2)] : null,
+  ].filter((each) => each)), running?.why.length ? h("ul", { class: "small" }, running.why.map((line) => h("li", {}, line))) : null,
+  why.levers.length ? h("details", {}, h("summary", {}, "What each lever of the policy does for it"), table("Levers", [["Lever"], ["Carbon saved", "number"], ["Later by", "number"], ["Against"]],
+    why.levers.map((each) => h("tr", {}, h("td", {}, words(each.lever)), h("td", { class: "number" }, figure(each.carbon_saved_gco2, carbon)),
+      h("td", { class: "number" }, each.minutes_added === null ? unknown() : duration(each.minutes_added * 60)), h("td", { class: "why" }, each.detail))))) : null,
+  h("details", {}, h("summary", {}, "Its story"), h("ol", { class: "feed" }, why.story.map((line) => h("li", {}, at(line.at), h("span", {}, line.text))))));
+  showOthers(why.under_policies);
+  return why;
+}
+
+function showOthers(others) {
+  by("others").hidden = !others;
+  if (!others) return;
+  if (others.status !== "ready") return void fill(by("policies"), h("p", { class: "note" }, others.detail ?? words(others.status)));
+  fill(by("policies"), table("The job under each policy, if no further job were submitted", [["Policy"], ["Starts"], ["Ends"], ["Carbon", "number"]],
+    others.items.map((each) => h("tr", {}, h("td", {}, each.policy, each.in_force ? h("small", {}, "in force") : null),
+      h("td", { class: "time" }, each.failure ?? (each.starts_at ? at(each.starts_at) : "not within the horizon")),
+      h("td", { class: "time" }, at(each.ends_at)), h("td", { class: "number" }, figure(each.carbon_gco2, carbon))))),
+  h("p", { class: "note" }, ["Simulated from the queue of ", at(others.as_of), ". ", others.assumptions.join(" ")]));
+}
+
+async function showAll() {
+  job = await get(path);
+  showJob();
+  const [zone, why] = await Promise.all([trying(showFootprint), trying(showWhy)]);
+  await trying(() => life.show(job, events, zone ?? me.zone, why?.running?.expected_end_at ?? null));
+}
+
+const refresh = throttled(() => trying(showAll), 1000);
+(async () => {
+  try {
+    await showAll();
+  } catch (error) {
+    fill(by("summary"), h("p", { class: "problem" }, error.status === 404 ? "There is no such job, or your key may not see it." : error.message));
+    for (const each of document.querySelectorAll("main section, main details")) each.hidden = true;
+    return;
+  }
+  const seen = new Set();
+  const stop = follow(`${path}/events`, (event) => {
+    if (seen.has(event.id)) return;
+    seen.add(event.id);
+    events.push(event);
+    refresh();
+    if (["job.succeeded", "job.failed", "job.cancelled"].includes(event.type)) stop();
+  });
+  every(15_000, () => (ended() ? null : trying(showAll)));
+})();
+by("stream").addEventListener("change", (event) => output.choose(event.target.value));

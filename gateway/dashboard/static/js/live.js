@@ -1,0 +1,81 @@
+// What keeps a page up to date: one stream of events, and timers that rest while nobody looks.
+
+const status = document.getElementById("live");
+
+function say(state, text) {
+  status.hidden = false;
+  status.className = state;
+  status.textContent = text;
+}
+
+/**
+ * Follow server-sent events while the page is visible.
+ *
+ * Browsers open six connections to a host; a hidden page gives its own back. `onOpen` runs whenever the stream has
+ * opened: what happened in between was missed, so that is the time to read afresh.
+ */
+export function follow(path, onEvent, onOpen = () => {}) {
+  let source = null;
+  const open = () => {
+    if (source || document.hidden) return;
+    source = new EventSource(path);
+    source.onopen = () => { say("on", "live"); onOpen(); };
+    source.onerror = () => {
+      if (source?.readyState !== EventSource.CLOSED) return say("off", "reconnecting…");
+      close(); // refused, or ended for good
+      if (!done) setTimeout(open, 5000);
+    };
+    const read = (message) => onEvent(JSON.parse(message.data));
+    for (const type of TYPES) source.addEventListener(type, read);
+    source.onmessage = read;
+  };
+  const close = () => { source?.close(); source = null; };
+  let done = false;
+  document.addEventListener("visibilitychange", () => (document.hidden || done ? close() : open()));
+  addEventListener("pagehide", close);
+  addEventListener("pageshow", () => done || open());
+  open();
+  return () => { done = true; close(); say("ended", "ended"); };
+}
+
+// An EventSource gives named events only to those who ask for their names.
+const TYPES = ["submitted", "queued", "held", "starting", "running", "preempting", "succeeded", "failed", "cancelled",
+  "cancel_requested", "hold_requested", "hold_withdrawn", "had_finished", "set",
+  "setting_refused", "exec", "exec_ended", "profiling", "profiled", "profiling_failed"].map((name) => `job.${name}`);
+
+/** Return a function that does `work` soon, and not more often than every `ms`. */
+export function throttled(work, ms) {
+  let due = null;
+  let last = 0;
+  return () => {
+    if (due !== null) return;
+    due = setTimeout(async () => {
+      due = null;
+      last = Date.now();
+      await work();
+    }, Math.max(0, last + ms - Date.now()));
+  };
+}
+
+/** Do `work` now and every `ms` while the page is visible; one at a time. */
+export function every(ms, work) {
+  let busy = false;
+  const tick = async () => {
+    if (busy || document.hidden) return;
+    busy = true;
+    try { await work(); } finally { busy = false; }
+  };
+  tick();
+  setInterval(tick, ms);
+  document.addEventListener("visibilitychange", tick);
+  return tick;
+}
+
+/** A list of at most `most` entries: the oldest go first. */
+export class Ring {
+  constructor(most) { this.most = most; this.items = []; }
+  push(item) {
+    this.items.push(item);
+    if (this.items.length > this.most) this.items.splice(0, this.items.length - this.most);
+  }
+}

@@ -1,0 +1,164 @@
+// The first page: the grid, the power, the jobs and the carbon of now.
+import { get } from "./api.js";
+import { Chart, colour, faded, meter } from "./charts.js";
+import { by, fill, h, reconcile } from "./dom.js";
+import { at, badge, carbon, count, figure, intensity, percent, power, time, unknown, words } from "./format.js";
+import { GridChart, current, greenest } from "./grid.js";
+import { Ring, every, follow, throttled } from "./live.js";
+import { me, trying } from "./shell.js";
+
+const DAY_S = 86400;
+const HISTORY = 720; // an hour of power, every five seconds
+const LATEST = 30;
+
+const chart = new GridChart(by("grid-chart"));
+let outlook = null;
+
+async function showCounts() {
+  const counts = await get("/v1/jobs:counts");
+  const running = counts.running + counts.starting + counts.preempting;
+  const part = (name, value, states) => h("a", { href: `/jobs?${states.map((state) => `state=${state}`).join("&")}` },
+    figure(value, count, { class: "big", id: `count-${name}` }), h("span", {}, name));
+  const reasons = Object.entries(counts.waiting).sort((a, b) => b[1] - a[1]).slice(0, 3);
+  fill(by("counts"),
+    h("div", { class: "trio" }, part("running", running, ["running", "starting", "preempting"]),
+      part("waiting", counts.queued, ["queued"]), part("held", counts.held, ["held"])),
+    h("p", { class: "note" }, reasons.length ? `Why they wait: ${reasons.map(([reason, n]) => `${words(reason)} ${count(n)}`).join(", ")}`
+      : "Nothing waits."));
+}
+
+async function showCarbon() {
+  const start = new Date();
+  start.setHours(0, 0, 0, 0);
+  const report = await get("/v1/reports/footprint", { group_by: "tenant", start: start.toISOString(), limit: 1 });
+  const { carbon_gco2: used } = report.total;
+  const baseline = report.total_accounts.baseline_gco2;
+  const share = baseline > 0 ? used / baseline - 1 : null;
+  fill(by("carbon"),
+    figure(used, carbon, { class: "big", id: "carbon-today" }),
+    h("p", { class: "note" },
+      baseline === null ? ["Baseline ", unknown(), "."] : [`Baseline `, figure(baseline, carbon, { id: "carbon-baseline" }),
+        share === null ? "" : Math.abs(share) < 0.0005 ? ": the same" : h("span", { class: share < 0 ? "up-is-good" : "up-is-bad" }, `: ${percent(Math.abs(share))} ${share < 0 ? "less" : "more"}`), "."]),
+    h("p", { class: "note" }, me.isOperator ? "All tenants and idle GPUs, since midnight. " : "Your tenant, since midnight. ",
+      "Baseline: the same energy at the zone's mean intensity of the day."));
+}
+
+const history = new Ring(HISTORY);
+const powerChart = me.isOperator ? new Chart(by("power-chart"), () => ({
+  unit: "kW", format: (value) => Number(value.toPrecision(3)), legend: false,
+  x: { range: (_, from, to) => [Math.min(from, to - 60), to] },
+  series: [{ label: "power", stroke: colour("accent"), width: 2, fill: faded(colour("accent"), 0.12) }],
+})) : null;
+
+async function showPower() {
+  const { items } = await get("/v1/nodes");
+  const up = items.filter((node) => node.state !== "lost");
+  const drawn = up.reduce((sum, node) => sum + node.power_w, 0);
+  let limit = 0;
+  for (const node of up) {
+    const limits = new Map(node.readings.map((each) => [each.index, each.enforced_limit_w ?? each.power_limit_w]));
+    for (const device of node.devices) if (device.parent === undefined || device.parent === null) limit += limits.get(device.index) ?? device.power_limit_w;
+  }
+  const gpus = up.reduce((sum, node) => sum + node.gpus, 0);
+  const used = up.reduce((sum, node) => sum + node.gpus_in_use, 0);
+  const lost = items.length - up.length;
+  fill(by("power"),
+    h("div", { class: "big" }, figure(drawn, power, { id: "power-now" }), h("small", {}, ` of ${power(limit)}`)),
+    meter(drawn, limit, `${power(drawn)} of the GPUs' power limits, ${power(limit)}`),
+    h("p", { class: "note" }, `${count(used)} of ${count(gpus)} GPUs in use`, lost ? h("span", { class: "problem" }, `, ${lost} of ${items.length} nodes lost`) : ` on ${count(up.length)} nodes`));
+  history.push([Date.now() / 1000, drawn / 1000]);
+  powerChart.show([history.items.map((each) => each[0]), history.items.map((each) => each[1])], `Power since this page was opened, now ${power(drawn)}`);
+}
+
+function hidePower() {
+  fill(by("power"), h("div", { class: "big" }, unknown()), h("p", { class: "note" }, "The power of the cluster is shown to operators."));
+  by("power-chart").closest("section").hidden = true;
+}
+
+async function showPolicy() {
+  const active = await get("/v1/policies/active");
+  fill(by("policy"), h("div", { class: "big", id: "policy-name" }, active.name),
+    h("p", { class: "note" }, "In force since ", at(active.since), active.problem ? h("span", { class: "problem" }, ` ${active.problem}`) : "."),
+    h("p", { class: "note" }, h("a", { href: "/policies" }, "Parameters and what-if")));
+}
+
+async function listZones() {
+  const zones = (await get("/v1/carbon/zones")).items;
+  if (!zones.some((each) => each.zone === me.zone)) zones.unshift({ zone: me.zone, name: me.zone });
+  fill(by("zone"), zones.map((each) => h("option", { value: each.zone, selected: each.zone === me.zone }, each.name)));
+}
+
+async function showGrid() {
+  const zone = by("zone").value || me.zone;
+  outlook = await get(`/v1/carbon/${encodeURIComponent(zone)}/outlook`, { past_s: DAY_S / 2, ahead_s: DAY_S, clock: "grid" });
+  drawGrid();
+}
+
+function drawGrid() {
+  if (!outlook) return;
+  const hours = Number(by("window").value);
+  const now = current(outlook);
+  const window = greenest(outlook, hours);
+  const change = window && now ? window.mean / now.gco2_per_kwh - 1 : null;
+  fill(by("grid-figures"),
+    h("div", {}, figure(now?.gco2_per_kwh ?? null, intensity, { class: "big", id: "intensity-now" }),
+      h("p", { class: "note" }, outlook.is_stale ? h("span", { class: "problem" }, "Stale: the latest value known") : now?.kind === "measured" ? "now, measured" : "now, the last measured value")),
+    h("div", { class: "greenest" }, window
+      ? [figure(window.mean, intensity, { class: "big", id: "intensity-greenest" }), h("p", { class: "note" }, `greenest ${hours} h ahead: `,
+        at(window.from * 1000), " to ", at(window.to * 1000), change < -0.005 ? `, ${percent(-change)} below now` : ", no better than now")]
+      : [h("span", { class: "big" }, unknown()), h("p", { class: "note" }, `the forecast is shorter than ${hours} h`)]));
+  chart.show(outlook, window, hours);
+  const replay = Math.abs(new Date(outlook.grid_now) - new Date(outlook.now)) > DAY_S * 1000;
+  fill(by("grid-note"), `Source: ${outlook.provider}, ${words(outlook.signal)} emissions`,
+    outlook.forecast_generated_at ? [", forecast of ", at(outlook.forecast_generated_at)] : "", ".",
+    replay ? [" A recording is replayed", outlook.time_scale === 1 ? "" : ` ${outlook.time_scale} times as fast`, ": by the grid's clock it is ",
+      new Date(outlook.grid_now).toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" }), "."] : "");
+}
+
+const latest = new Ring(LATEST);
+const names = new Map(); // of the jobs in it
+function showLatest() {
+  if (!latest.items.length) return void fill(by("latest"), h("li", {}, h("span", { class: "unknown" }, "Nothing yet.")));
+  reconcile(by("latest"), [...latest.items].reverse(), { key: (each) => each.id, stamp: (each) => names.get(each.job_id) ?? "", make: (each) => h("li", {},
+    at(each.at, time), badge(each.type.replace("job.", "")), h("a", { href: `/jobs/${each.job_id}` }, names.get(each.job_id) ?? each.job_id)) });
+}
+
+/** Begin with the newest jobs: events come only from now on. */
+async function fillLatest() {
+  const { items } = await get("/v1/jobs", { limit: 12 });
+  for (const job of items.reverse()) {
+    latest.push({ id: job.id, job_id: job.id, name: job.name, at: job.ended_at ?? job.started_at ?? job.submitted_at, type: `job.${job.state}` });
+    names.set(job.id, job.name);
+  }
+  latest.items.sort((a, b) => new Date(a.at) - new Date(b.at));
+  showLatest();
+}
+
+const refresh = throttled(() => trying(showCounts), 1000);
+/** Learn the names of jobs that are new here, one request for as many as came together. */
+const learn = throttled(() => trying(async () => {
+  const missing = latest.items.map((each) => each.job_id).filter((id) => !names.has(id));
+  if (missing.length) for (const job of (await get("/v1/jobs", { limit: LATEST })).items) names.set(job.id, job.name);
+  const kept = new Set(latest.items.map((each) => each.job_id));
+  for (const id of names.keys()) if (!kept.has(id)) names.delete(id);
+  showLatest();
+}), 2000);
+
+trying(fillLatest);
+follow("/v1/events", (event) => {
+  latest.push(event);
+  if (by("latest").querySelector(".unknown")) by("latest").replaceChildren();
+  showLatest();
+  learn();
+  refresh();
+}, refresh);
+every(30_000, () => trying(showCarbon));
+if (me.isOperator) every(5_000, () => trying(showPower));
+else hidePower();
+every(60_000, () => trying(showPolicy));
+trying(listZones).then(() => every(60_000, () => showGrid().catch((error) => {
+  fill(by("grid-figures"), h("p", { class: "problem" }, error.message));
+  by("grid-chart").classList.remove("loading");
+})));
+by("zone").addEventListener("change", () => trying(showGrid));
+by("window").addEventListener("change", drawGrid);
