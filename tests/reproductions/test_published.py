@@ -15,7 +15,7 @@ import re
 import pytest
 
 from services.simulator.experiments.cell import run_cell
-from services.simulator.report.markdown import KINDS
+from services.simulator.report.markdown import KINDS, kept_cells
 from tests.benchmarks import bench_peers
 from tests.support.published import (
     MARK,
@@ -93,21 +93,7 @@ def test_a_simulation_behind_a_table_gives_its_figures(page: str, name: str) -> 
 def test_a_table_of_means_is_that_of_the_figures_beside_its_page(page: str, name: str) -> None:
     """Bounds and completion times by size are not among those figures."""
     ((which, said),) = ((mark[2], mark[3]) for mark in MARK.finditer(text_of(page)) if mark[1] == name)
-    results = [
-        {
-            "inputs": {
-                "choice": {"label": row["policy"], "policy": ""},
-                "trace": {"label": row["trace"]},
-                "zone": row["zone"],
-                "signal": row["signal"],
-                "seed": int(row["seed"]),
-            },
-            "summary": {figure: float(value) for figure, value in list(row.items())[6:]},
-            "sizes": [],
-        }
-        for row in figures(page)
-        if row["experiment"] == name
-    ]
+    results = kept_cells(name, (PAGES / f"{page}-cells.csv.gz").read_bytes())
 
     made = body("\n\n".join(KINDS[(which or "zones").strip()](results, [])))
 

@@ -102,6 +102,11 @@ class Cell:
         return hashlib.sha256(inputs.encode()).hexdigest()[:20]
 
     @property
+    def named(self) -> tuple[str, str, str, str, int]:
+        """Policy and trace by their labels, zone, signal and seed, as tables of results have them."""
+        return self.choice.label, self.trace.label, self.zone, self.signal, self.seed
+
+    @property
     def forecast(self) -> str:
         """The forecast the policy sees, as ``read_carbon`` takes it."""
         return self.choice.forecast.format(zone=self.zone)

@@ -49,7 +49,7 @@ def run_experiment(
     labels = [choice.label for choice in experiment.choices]
     ordered = sorted(cells, key=lambda each: (experiment.signals.index(each.signal), labels.index(each.choice.label)))
     files = {cell.key(): cell for cell in ordered}  # so that a run that is stopped has whole policies
-    write_json(out / "index.json", [[cell.key(), cell.choice.label, cell.signal] for cell in cells])
+    write_json(out / "index.json", [[cell.key(), *cell.named] for cell in cells])
     missing = {key: cell for key, cell in files.items() if not (folder / f"{key}.json").exists()}
     done = len(files) - len(missing)
     failure: BaseException | None = None

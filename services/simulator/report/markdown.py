@@ -9,7 +9,9 @@ text around them is written by hand. A word after the name says which tables:
 - ``settings``: the same with traces together whose labels are equal up to their first comma: settings on several days.
 
 ``--page`` of that command fills a page; ``python -m services.simulator.report.markdown PAGE RESULTS`` fills it from the
-results there are. Both leave every cell's figures beside the page, in ``PAGE-cells.csv.gz``.
+results there are. Both leave every cell's figures beside the page, in ``PAGE-cells.csv.gz``. Where RESULTS has some of
+an experiment's cells and that file has others, both count, and the page says which are of the file; completion times
+by size of job are not in it.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ MARK = re.compile(r"<!-- ([\w-]+)( \w+)? -->\n.*?<!-- end -->", re.DOTALL)
 BY_SIZE = ("green", "joint")
 """Policies whose completion times are shown by size of job, too."""
 HEAD = ["**carbon**", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]
+Named = tuple[str, str, str, str, int]
+"""A cell: labels of policy and trace, zone, signal and seed."""
 ABSOLUTE = {
     "energy, kWh": ("energy_kwh", 1.0),
     "idle, kWh": ("idle_energy_kwh", 1.0),
@@ -57,35 +61,50 @@ ABSOLUTE = {
 }
 
 
-def load(folder: Path) -> tuple[list[Result], list[Result]]:
+def load(folder: Path, kept: Sequence[Result] = ()) -> tuple[list[Result], list[Result]]:
     """Return an experiment's cells, the baseline's first, and its bounds.
 
     A policy some of whose cells under a signal are yet to run is left out there: means would be over other places.
+
+    Args:
+        folder: Of the experiment's results.
+        kept: Cells of earlier runs, which stand in for those that the folder lacks.
     """
-    left_out = set(unfinished(folder))
-    keys = [key for key, *of in _index(folder) if tuple(of) not in left_out]
+    left_out, others = set(unfinished(folder, kept)), _stand_ins(folder, kept)
+    keys = [key for key, of in _index(folder) if (of[0], of[3]) not in left_out]
     cells, bounds = (
         [json.loads(file.read_text(encoding="utf-8")) for key in keys for file in sorted(folder.glob(f"{name}/{key}*"))]
         for name in ("cells", "least")
     )
+    cells.extend(cell for cell in others if (label_of(cell), place_of(cell)[2]) not in left_out)
     bounds = [bound for pair in bounds for bound in pair]
     cells.sort(key=lambda cell: (label_of(cell) != BASELINE, label_of(cell), *place_of(cell)))
     return cells, bounds
 
 
-def unfinished(folder: Path) -> list[tuple[str, str]]:
-    """Return the policies, each with a signal, some of whose cells are yet to run."""
-    missing = (of for key, *of in _index(folder) if not (folder / "cells" / f"{key}.json").exists())
-    return list(dict.fromkeys((label, signal) for label, signal in missing))
+def unfinished(folder: Path, kept: Sequence[Result] = ()) -> list[tuple[str, str]]:
+    """Return the policies, each with a signal, some of whose cells are yet to run; ``kept`` as ``load`` takes it."""
+    there = {(label_of(cell), *place_of(cell)) for cell in kept}
+    return list(dict.fromkeys((of[0], of[3]) for of in _missing(folder) if of not in there))
+
+
+def _stand_ins(folder: Path, kept: Sequence[Result]) -> list[Result]:
+    """Return the kept cells that an experiment has and its folder lacks."""
+    missing = set(_missing(folder))
+    return [cell for cell in kept if (label_of(cell), *place_of(cell)) in missing]
+
+
+def _missing(folder: Path) -> list[Named]:
+    return [of for key, of in _index(folder) if not (folder / "cells" / f"{key}.json").exists()]
 
 
 def _has_results(folder: Path) -> bool:
     return (folder / "index.json").is_file()
 
 
-def _index(folder: Path) -> list[tuple[str, str, str]]:
-    found: list[list[str]] = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    return [(key, label, signal) for key, label, signal in found]
+def _index(folder: Path) -> list[tuple[str, Named]]:
+    found: list[tuple[str, str, str, str, str, int]] = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    return [(key, (label, trace, zone, signal, seed)) for key, label, trace, zone, signal, seed in found]
 
 
 def tables(cells: Sequence[Result], bounds: Sequence[Result], which: str = "zones") -> str:
@@ -228,18 +247,55 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def fill(text: str, results: Path) -> str:
-    """Return a page with its marked tables made new; those of experiments without results stay."""
+def fill(text: str, results: Path, before: bytes = b"") -> str:
+    """Return a page with its marked tables made new; those of experiments without results stay.
+
+    Args:
+        text: The page.
+        results: Folder of results.
+        before: The cells until now, as ``cells_of`` made them.
+    """
 
     def made(match: re.Match[str]) -> str:
         folder, which = results / match[1], match[2] or ""
         if not _has_results(folder):
             return match[0]
-        waiting = ", ".join(f"{label} ({signal})" for label, signal in unfinished(folder))
-        rest = f"\nNot run everywhere yet, and left out: {waiting}.\n" if waiting else ""
-        return f"<!-- {match[1]}{which} -->\n{tables(*load(folder), which.strip() or 'zones')}{rest}\n<!-- end -->"
+        kept = kept_cells(match[1], before)
+        waiting = ", ".join(f"{label} ({signal})" for label, signal in unfinished(folder, kept))
+        made_anew, rest = tables(*load(folder, kept), which.strip() or "zones"), _earlier(_stand_ins(folder, kept))
+        rest += f"\nNot run everywhere yet, and left out: {waiting}.\n" if waiting else ""
+        return f"<!-- {match[1]}{which} -->\n{made_anew}{rest}\n<!-- end -->"
 
     return MARK.sub(made, text)
+
+
+def _earlier(cells: Sequence[Result]) -> str:
+    """Return which cells of a table are of earlier runs."""
+    zones: dict[str, list[str]] = {}
+    for cell in cells:
+        zones.setdefault(label_of(cell), []).append(place_of(cell)[1])
+    rows = "; ".join(f"{label} in {', '.join(dict.fromkeys(each))}" for label, each in zones.items())
+    return f"\nOf an earlier run, and not among completion times by size: {rows}.\n" if rows else ""
+
+
+def kept_cells(experiment: str, before: bytes) -> list[Result]:
+    """Return an experiment's cells among those beside a page, packed; without completion times by size."""
+    rows = csv.DictReader(io.StringIO(gzip.decompress(before).decode())) if before else ()
+    return [
+        {
+            "inputs": {
+                "choice": {"label": row["policy"], "policy": ""},
+                "trace": {"label": row["trace"]},
+                "zone": row["zone"],
+                "signal": row["signal"],
+                "seed": int(row["seed"]),
+            },
+            "summary": {figure: float(row[figure] or "nan") for figure in FIGURES},
+            "sizes": [],
+        }
+        for row in rows
+        if row["experiment"] == experiment
+    ]
 
 
 def cells_of(text: str, results: Path, before: bytes = b"") -> bytes:
@@ -258,7 +314,7 @@ def cells_of(text: str, results: Path, before: bytes = b"") -> bytes:
         if not _has_results(results / name):
             out.writerows(row for row in known if row[0] == name)
             continue
-        for cell in load(results / name)[0]:
+        for cell in load(results / name, kept_cells(name, before))[0]:
             figures = (cell["summary"][figure] for figure in FIGURES)
             shown = (f"{value:.7g}" if isinstance(value, float) else value for value in figures)
             out.writerow([name, label_of(cell), *place_of(cell), *shown])
@@ -267,10 +323,11 @@ def cells_of(text: str, results: Path, before: bytes = b"") -> bytes:
 
 def fill_page(page: Path, results: Path) -> None:
     """Fill a page in place, and write the cells beside it."""
-    text = fill(page.read_text(encoding="utf-8"), results)
-    page.write_text(text, encoding="utf-8")
     cells = page.with_name(f"{page.stem}-cells.csv.gz")
-    cells.write_bytes(cells_of(text, results, cells.read_bytes() if cells.exists() else b""))
+    before = cells.read_bytes() if cells.exists() else b""
+    text = fill(page.read_text(encoding="utf-8"), results, before)
+    page.write_text(text, encoding="utf-8")
+    cells.write_bytes(cells_of(text, results, before))
 
 
 if __name__ == "__main__":

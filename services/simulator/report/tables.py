@@ -231,7 +231,7 @@ def sizes(results: Sequence[Result], baseline: str) -> dict[str, list[tuple[str,
     found: dict[str, dict[str, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         label = label_of(result)
-        if label == baseline or place_of(result) not in base:
+        if label == baseline or place_of(result) not in base or not result["sizes"]:
             continue
         total = sum(row["jobs"] for row in result["sizes"])
         for row, other in zip(result["sizes"], base[place_of(result)]["sizes"], strict=True):

@@ -27,6 +27,7 @@ from services.simulator.report.charts import ticks
 from services.simulator.report.markdown import BASELINE, fill, fill_page, load, tables
 from services.simulator.report.page import defaults_of, render
 from services.simulator.report.tables import (
+    FIGURES,
     RATIOS,
     by_signal,
     causes,
@@ -250,17 +251,51 @@ def test_a_page_of_results_is_filled_and_its_cells_lie_beside_it(
     assert gzip.decompress((folder / "page-cells.csv.gz").read_bytes()).decode().splitlines() == rows
 
 
-def test_a_policy_that_has_not_run_everywhere_is_left_out_of_a_page(tmp_path: Path) -> None:
-    index = [["k1", "a", "direct"], ["k2", "a", "direct"], ["k3", "a", "lifecycle"], ["k4", "b", "direct"]]
-    (tmp_path / "cells").mkdir()
-    (tmp_path / "index.json").write_text(json.dumps(index), encoding="utf-8")
-    for key, label, signal in (("k1", "a", "direct"), ("k3", "a", "lifecycle"), ("k4", "b", "direct")):
-        inputs = {"choice": {"label": label}, "trace": {"label": "t"}, "zone": "GB", "signal": signal, "seed": 1}
-        (tmp_path / "cells" / f"{key}.json").write_text(json.dumps({"inputs": inputs}), encoding="utf-8")
+def half_run(folder: Path) -> None:
+    """Leave four cells of an experiment in a folder, one of which is yet to run: of policy ``a`` in SE, direct."""
+    named = {
+        "k1": ("a", "t", "GB", "direct", 1),
+        "k2": ("a", "t", "SE", "direct", 1),
+        "k3": ("a", "t", "GB", "lifecycle", 1),
+        "k4": ("b", "t", "GB", "direct", 1),
+    }
+    (folder / "cells").mkdir(parents=True)
+    (folder / "index.json").write_text(json.dumps([[key, *of] for key, of in named.items()]), encoding="utf-8")
+    for key, (label, trace, zone, signal, seed) in named.items():
+        inputs = {"choice": {"label": label, "policy": "fifo"}, "trace": {"label": trace}, "zone": zone}
+        cell = {"inputs": {**inputs, "signal": signal, "seed": seed}, "sizes": []}
+        cell["summary"] = dict.fromkeys(FIGURES, 2.0)
+        if key != "k2":
+            (folder / "cells" / f"{key}.json").write_text(json.dumps(cell), encoding="utf-8")
 
-    found = [(cell["inputs"]["choice"]["label"], cell["inputs"]["signal"]) for cell in load(tmp_path)[0]]
+
+def test_a_policy_that_has_not_run_everywhere_is_left_out_of_a_page(tmp_path: Path) -> None:
+    half_run(tmp_path / "half")
+
+    found = [(cell["inputs"]["choice"]["label"], cell["inputs"]["signal"]) for cell in load(tmp_path / "half")[0]]
 
     assert found == [("a", "lifecycle"), ("b", "direct")]
+
+
+def test_a_cell_of_an_earlier_run_stands_in_for_one_that_is_missing_and_the_page_says_so(tmp_path: Path) -> None:
+    half_run(tmp_path / "half")
+    page = tmp_path / "page.md"
+    page.write_text("<!-- half means -->\n<!-- end -->\n", encoding="utf-8")
+    rows = ["half,a,t,SE,direct,1," + ",".join(["3"] * len(FIGURES)), "half,a,t,GB,direct,1" + ",4" * len(FIGURES)]
+    head = ",".join(["experiment", "policy", "trace", "zone", "signal", "seed", *FIGURES])
+    beside = tmp_path / "page-cells.csv.gz"
+    beside.write_bytes(gzip.compress("\n".join([head, *rows]).encode()))
+
+    fill_page(page, tmp_path)
+
+    assert "Of an earlier run, and not among completion times by size: a in SE." in page.read_text(encoding="utf-8")
+    found = [line.split(",") for line in gzip.decompress(beside.read_bytes()).decode().splitlines()[1:]]
+    assert [(row[1], row[3], row[4], row[6]) for row in found] == [
+        ("a", "GB", "direct", "2"),
+        ("a", "GB", "lifecycle", "2"),
+        ("a", "SE", "direct", "3"),
+        ("b", "GB", "direct", "2"),
+    ]
 
 
 @pytest.mark.parametrize("policy", sorted(GRID_BLIND & set(POLICIES)))
