@@ -27,6 +27,8 @@ from services.core.cycle.plan import Action, Preempt, SetPowerLimit, Start
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
+from services.core.domain.gpus import GPU_MODELS
+from services.core.profiles.sharing import shared_gpu
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.grid import Grid
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
@@ -36,6 +38,7 @@ from tests.support.workloads import START_S, a_wave, a_workload
 
 RECORDING = Path(__file__).with_name("live_runs.json")
 MODEL, NODES, GPUS = "RTX3090", ("n0", "n1"), 2
+BOARD = GPU_MODELS[MODEL]
 INTERVAL_S = 1_800.0
 CURVE = ControlCurve(
     np.array([150.0, 200.0, 250.0, 350.0]), np.array([0.6, 0.85, 0.97, 1.0]), np.array([0.5, 0.62, 0.78, 1.0])
@@ -63,11 +66,12 @@ RoundAt = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """A policy with its parameters, and the jobs of a run."""
+    """A policy with its parameters, and the jobs of a run; whether those permit that two of them share a GPU."""
 
     policy: str
     parameters: Mapping[str, Any]
     workload: Workload
+    may_share: bool = False
 
 
 OPTIONS = EngineOptions(round_interval_s=INTERVAL_S, settings_known=True)
@@ -93,9 +97,12 @@ ROWS = [
     *((4_100.0, 7_000.0, 2), (9_100.0, 3_000.0, 1), (9_400.0, 12_000.0, 1), (12_700.0, 2_000.0, 1)),
 ]
 JOBS = a_workload(ROWS, KINDS, profile=range(len(KINDS)), most=4)
+WAITING = a_workload([(60.0 * at, 5_000.0 + 900.0 * at, 1) for at in range(9)], KINDS, profile=range(len(KINDS)))
+"""Nine jobs that come at once to four GPUs."""
 CASES = {
     "green": Case("green", {"mu": 2.0}, JOBS),
     "zeus+las": Case("zeus+las", {}, JOBS.rigid()),
+    "gandiva": Case("gandiva", {}, WAITING, may_share=True),
 }
 
 
@@ -104,7 +111,7 @@ def told(action: Action) -> str:
     match action:
         case Start():
             where = " ".join(f"{on.node_id}:{','.join(map(str, on.devices))}" for on in action.placement.shares)
-            return f"{action.job_id} starts on {where}"
+            return f"{action.job_id} starts {'beside another ' if action.shares else ''}on {where}"
         case Preempt():
             return f"{action.job_id} stops, comes back with {action.next_gpus}"
         case SetPowerLimit():
@@ -148,7 +155,7 @@ class Gang:
 
     allocation: str
     gpus: int
-    began_s: float
+    where: str
     run_from_s: float
     limit_w: float | None = None
     stopped: bool = False
@@ -230,12 +237,38 @@ class Site:
 
     def figures(self, job_id: str, gang: Gang) -> tuple[float, float, float]:
         """Return a gang's speed, the power of its GPUs and that with its hosts."""
+        speed, gpu_w, host_w = self.alone(job_id, gang)
+        other = self.beside(job_id, gang)
+        if other is None:
+            return speed, gpu_w, gpu_w + host_w
+        _, other_w, _ = self.alone(other, self.gangs[other])
+        part = shared_gpu(gpu_w, other_w, idle_w=BOARD.idle_w, limit_w=BOARD.peak_w)
+        return speed * part.pace, part.gpu_w, part.gpu_w + host_w * part.pace
+
+    def alone(self, job_id: str, gang: Gang) -> tuple[float, float, float]:
+        """Return a gang's speed, the power of its GPUs and that of its hosts, if it shares no GPU."""
         kind = self.workload.profiles[int(self.workload.profile[self.row[job_id]])]
         behaviour = kind.true[MODEL]
         size = np.array([gang.gpus])
         slower, cooler = behaviour.factors_at({} if gang.limit_w is None else {ControlKind.POWER_LIMIT: gang.limit_w})
         gpu_w = gang.gpus * float(behaviour.power_w_at(size)[0]) * cooler
-        return float(behaviour.speed_at(size)[0]) * slower, gpu_w, gpu_w + gang.gpus * kind.host_power_w
+        return float(behaviour.speed_at(size)[0]) * slower, gpu_w, gang.gpus * kind.host_power_w
+
+    def beside(self, job_id: str, gang: Gang) -> str | None:
+        """Return the job on the same GPU, if there is one."""
+        return next((other for other, on in self.gangs.items() if other != job_id and on.where == gang.where), None)
+
+    def ends_anew(self, job_id: str | None) -> None:
+        """Plan the end of a gang that works faster or slower from now on."""
+        if job_id is not None and not (gang := self.gangs[job_id]).stopped:
+            begins_s = max(self.now_s, gang.run_from_s)
+            self.push(begins_s + self.left_s(job_id, gang), "ends", job_id, gang.allocation)
+
+    def leaves(self, job_id: str) -> None:
+        """Take a gang off its devices."""
+        other = self.beside(job_id, self.gangs[job_id])
+        del self.gangs[job_id]
+        self.ends_anew(other)
 
     async def happens(self, what: str, job_id: str, allocation: str) -> int:
         """Let something happen to a job; return how many jobs it ends."""
@@ -248,10 +281,10 @@ class Site:
             await self.world.report(allocation, "running")
         elif what == "released":
             await self.world.report(allocation, "exited", exit_code=-15, ended_by="stop")
-            del self.gangs[job_id]
+            self.leaves(job_id)
         elif what == "ends" and not gang.stopped and self.left_s(job_id, gang) <= 1e-6:
             await self.world.report(allocation, "exited", exit_code=0, ended_by="itself")
-            del self.gangs[job_id]
+            self.leaves(job_id)
             return 1
         return 0
 
@@ -259,7 +292,10 @@ class Site:
         """Store a job as admission does."""
         at, kind = self.row[job_id], self.workload.profiles
         low, high = int(self.workload.min_gpus[at]), int(self.workload.max_gpus[at])
-        spec = {"name": job_id, "command": ["true"], "gpus": {"min": low, "max": high}}
+        spec: dict[str, Any] = {"name": job_id, "command": ["true"], "gpus": {"min": low, "max": high}}
+        if self.case.may_share:
+            spec |= {"may_share_gpu": True, "work": {"total": float(self.workload.work_s[at])}}
+            spec["gpus"]["memory_gib"] = 10.0
         await self.world.fetch(
             "INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, queued_at) "
             "VALUES ($1, 'default', 'a', 'default', $2, $3, 'queued', now()) RETURNING 1",
@@ -285,6 +321,12 @@ class Site:
                 "SET energy_j = $2, gpu_energy_j = $3, carbon_gco2 = $4, gpu_s = $5 RETURNING 1",
                 *(job_id, record.energy_j, record.gpu_energy_j, record.carbon_gco2, record.gpu_s),
             )
+            if self.case.may_share:
+                await self.world.fetch(
+                    "INSERT INTO job_progress (job_id, done) VALUES ($1, $2) "
+                    "ON CONFLICT (job_id) DO UPDATE SET done = $2 RETURNING 1",
+                    *(job_id, record.done),
+                )
             for gpus, (progress, energy_j, seconds) in record.by_size.items():
                 await self.world.fetch(
                     "INSERT INTO job_profiles (job_id, gpus, progress, energy_j, gpu_energy_j, duration_s, generation) "
@@ -296,23 +338,25 @@ class Site:
     async def follow(self) -> None:
         """Do what the scheduler's last plan asks of the nodes."""
         rows = await self.world.fetch(
-            "SELECT id, job_id, gpus, generation, state, power_limit_w FROM allocations WHERE state <> 'ended'"
+            "SELECT id, job_id, gpus, generation, state, power_limit_w, shares FROM allocations "
+            "WHERE state <> 'ended' ORDER BY id"
         )
         for row in rows:
             job_id, gang = row["job_id"], self.gangs.get(row["job_id"])
             kind = self.workload.profiles[int(self.workload.profile[self.row[job_id]])]
             if gang is None or gang.allocation != row["id"]:
-                gang = self.gangs[job_id] = Gang(row["id"], row["gpus"], self.now_s, self.now_s + kind.restart_s)
+                where = json.dumps(row["shares"])
+                gang = self.gangs[job_id] = Gang(row["id"], row["gpus"], where, self.now_s + kind.restart_s)
                 self.records[job_id].generation[gang.gpus] = row["generation"]
                 self.push(gang.run_from_s, "runs", job_id, row["id"])
-                self.push(gang.run_from_s + self.left_s(job_id, gang), "ends", job_id, row["id"])
+                self.ends_anew(job_id)
+                self.ends_anew(self.beside(job_id, gang))
             if row["state"] == "stopping" and not gang.stopped:
                 gang.stopped = True
                 self.push(self.now_s + kind.checkpoint_s, "released", job_id, row["id"])
             if row["power_limit_w"] != gang.limit_w and not gang.stopped:
                 gang.limit_w = row["power_limit_w"]
-                begins_s = max(self.now_s, gang.run_from_s)
-                self.push(begins_s + self.left_s(job_id, gang), "ends", job_id, row["id"])
+                self.ends_anew(job_id)
 
 
 async def recorded(case: Case, postgres_url: str, redis_url: str, folder: Path) -> list[RoundAt]:
