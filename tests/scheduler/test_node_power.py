@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from services.contracts.commands import StartGang
 from services.contracts.identity import Identity, Role
+from services.contracts.streams import command_stream
 from services.scheduler.power.hooks import build_hook
 from services.scheduler.power.nodes import Patience, PowerStep, next_step
 from services.scheduler.repository.node_power import ChangingNode
@@ -132,6 +134,28 @@ async def test_a_gang_wakes_its_node_waits_for_it_and_runs(make: Any, tmp_path: 
         assert await world.state(job) == "running"
         periods = await world.fetch("SELECT state, power_w FROM node_power_periods ORDER BY id")
         assert [tuple(row) for row in periods] == [("off", 5), ("waking", 100)]
+
+
+async def test_no_rank_starts_before_the_node_that_boots(make: Any) -> None:
+    async with make(republish_after_s=3_600.0) as world:
+        for name in ("n1", "n2"):
+            await world.node(name, 2)
+        await asleep(world, "n2")
+        await world.job(4)
+        await becomes(world, "n2", "waking")
+        await heard(world, "n1")
+        await world.scheduler.turn()
+        assert not await starts(world), "n1 is awake, and has to wait"
+
+        await heard(world, "n2")
+        await becomes(world, "n2", "on")
+        assert await starts(world) == [command_stream("n1"), command_stream("n2")]
+        await world.scheduler.turn()
+        assert len(await starts(world)) == 2, "each was sent once"
+
+
+async def starts(world: Any) -> list[str]:
+    return sorted(stream for stream, command in await world.outbox() if isinstance(command, StartGang))
 
 
 async def _is(found: object, wanted: object) -> bool:

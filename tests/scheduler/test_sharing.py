@@ -58,6 +58,16 @@ async def test_a_job_is_packed_onto_a_held_gpu_and_its_command_says_so(packing: 
     assert not any(each.spec.may_share_gpu for each in starts), "agents of the release before know no such field"
 
 
+async def test_a_lost_start_of_a_packed_job_says_again_that_it_is_packed(packing: World) -> None:
+    _, guest = await a_pair(packing)
+    await packing.fetch("DELETE FROM outbox RETURNING 1")
+    await packing.fetch("UPDATE allocations SET started_at = now() - interval '20 seconds' RETURNING 1")
+    await packing.scheduler.turn()
+
+    starts = [each for _, each in await packing.outbox() if isinstance(each, StartGang)]
+    assert [(each.job_id, each.shares) for each in starts] == [(guest, True)]
+
+
 async def test_a_gpu_is_free_again_when_both_are_gone_and_takes_another_guest_before(packing: World) -> None:
     host, guest = await a_pair(packing)
     await packing.report(await packing.allocation(guest), "running")

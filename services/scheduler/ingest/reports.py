@@ -251,8 +251,14 @@ class Ingest:
         return moved
 
     async def _repeat(self, gang: LiveGang, reports: ShareReports, now_s: float) -> int:
-        """Send a command again that has shown no effect: Redis may have lost it. Agents do nothing twice."""
-        after_s = self._settings.republish_after_s
+        """Send a command again that has shown no effect: Redis may have lost it. Agents do nothing twice.
+
+        A gang that starts on a node which is asleep gets its commands here, at once when all of its nodes are awake.
+        """
+        if gang.asleep:
+            return 0
+        is_first = gang.was_asleep and gang.id not in self._repeated_at_s
+        after_s = 0.0 if is_first else self._settings.republish_after_s
         last_s = self._repeated_at_s.get(gang.id, -after_s)
         stopping = gang.state == GangState.STOPPING
         unanswered_s = gang.stopping_s or 0.0 if stopping else gang.age_s
@@ -274,7 +280,8 @@ class Ingest:
             else:
                 commands = await _start_again(connection, gang, {share["node_id"] for share in silent})
             await outbox.put(connection, commands)
-        log.warning("command.repeated", allocation=gang.id, nodes=",".join(share["node_id"] for share in silent))
+        if not is_first:
+            log.warning("command.repeated", allocation=gang.id, nodes=",".join(share["node_id"] for share in silent))
         return len(silent)
 
     async def _set_again(
@@ -364,6 +371,7 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
         account=await gangs.account(connection, gang.job_id),
         uuids=await gangs.uuids(connection, gang.id),
         batch_size=gang.batch_size,
+        packed=gang.packed,
     )
     return [command for command, share in zip(commands, gang.shares, strict=True) if share["node_id"] in node_ids]
 

@@ -152,6 +152,8 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
         made.append(NewGang(name, start.job_id, generation, start.gpus, shares, port, batch_size))
         if job.engine != OURS:
             continue
+        if any(share["node_id"] in asleep for share in shares):
+            continue  # `Ingest` sends its commands when all of its nodes are awake, so that no rank waits for another
         commands += start_commands(
             allocation_id=name,
             job_id=start.job_id,

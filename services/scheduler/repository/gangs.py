@@ -22,12 +22,15 @@ SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a
        (SELECT m.slice_s FROM setting_measurements m
          WHERE m.allocation_id = a.id AND m.state = 'running') AS interval_s,
        extract(epoch FROM now() - greatest(a.started_at, w.awake_at))::float8 AS age_s,
+       coalesce(w.asleep, false) AS asleep, coalesce(w.awake_at > a.started_at, false) AS was_asleep,
+       EXISTS (SELECT FROM device_claims c WHERE c.allocation_id = a.id AND c.packed) AS packed,
        extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
        j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts,
        {MAX_RESTARTS} AS max_restarts, {GRACE_S} AS grace_s, coalesce({WORK_TOTAL} <= p.done, false) AS work_done
   FROM allocations a JOIN jobs j ON j.id = a.job_id LEFT JOIN job_progress p ON p.job_id = a.job_id
   LEFT JOIN LATERAL (
-    SELECT max(CASE WHEN np.state = 'waking' THEN now() ELSE np.since END) AS awake_at
+    SELECT max(CASE WHEN np.state = 'waking' THEN now() ELSE np.since END) AS awake_at,
+           bool_or(np.state <> 'on') AS asleep
       FROM jsonb_array_elements(a.shares) s JOIN node_power np ON np.node_id = s ->> 'node_id'
      WHERE a.state = 'starting'
   ) w ON true
@@ -193,6 +196,9 @@ class LiveGang(NamedTuple):
     Attributes:
         interval_s: Where it is being measured: after how long an interval of it ends with a report.
         age_s: Seconds since it was started, and since the last of its nodes was awake.
+        asleep: Whether it starts on a node that is not awake yet.
+        was_asleep: Whether one of its nodes has been asleep since it was started.
+        packed: Whether it was put beside the holder of its device.
         stopping_s: Seconds since it was asked to stop, None while it was not.
         work_done: Whether the job has reported its whole work done.
     """
@@ -211,6 +217,9 @@ class LiveGang(NamedTuple):
     clock_mhz: int | None
     interval_s: float | None
     age_s: float
+    asleep: bool
+    was_asleep: bool
+    packed: bool
     stopping_s: float | None
     tenant_id: str
     cancel_requested: bool
