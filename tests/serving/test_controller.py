@@ -103,6 +103,38 @@ async def test_a_new_plan_makes_before_it_breaks(house: Controlled) -> None:
     assert (ended["id"], ended["reason"], ended["url"]) == (gone["id"], "not_needed", None)
 
 
+async def test_a_draining_instance_that_is_wanted_again_serves_again(house: Controlled) -> None:
+    pool = await house.pool({(*HERE, "SS"): 1})
+    ((instance, server),) = (await house.serving(pool)).items()
+    server.held = 1
+    await house.plan(pool, {})
+    await house.look(2)
+    assert await house.states(pool) == ["draining"]
+    await house.plan(pool, {(*HERE, "LL"): 2})
+    await house.look(2)
+    rows = {row["id"]: row for row in await house.rows(pool)}
+    back = rows.pop(instance)
+    assert (back["state"], back["request_class"], back["reason"], back["draining_at"]) == ("ready", "LL", None, None)
+    assert [row["state"] for row in rows.values()] == ["starting"], "one is made, and not two"
+
+    await house.plan(pool, {(*THERE, "LL"): 1})
+    await house.look(2)
+    assert instance not in {row["id"] for row in await house.rows(pool, "draining")}, "the new one is awaited"
+
+
+async def test_an_instance_that_would_be_another_now_is_not_recalled(house: Controlled) -> None:
+    pool = await house.pool({(*HERE, "SS"): 1}, modes=TWO_MODES)
+    ((instance, server),) = (await house.serving(pool)).items()
+    server.held = 1
+    await house.plan(pool, {})
+    await house.look(2)
+    await house.change(pool, modes=[{**TWO_MODES[0], "command": ["serve", "better"]}, TWO_MODES[1]])
+    await house.plan(pool, {(*HERE, "SS"): 1})
+    await house.look(2)
+    assert sorted(await house.states(pool)) == ["draining", "starting"]
+    assert (await house.rows(pool, "draining"))[0]["id"] == instance
+
+
 async def test_a_drain_ends_after_its_time_whatever_is_held(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1})
     ((instance, server),) = (await house.serving(pool)).items()

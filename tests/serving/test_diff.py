@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.serving import InstanceState
-from services.serving.controller.diff import STAYING, Combination, Difference, Member, Target, diff
+from services.serving.controller.diff import STAYING, Combination, Difference, Member, Target, diff, recalled
 
 READY, STARTING, WANTED = STAYING
 HERE: Combination = ("here", "one")
@@ -120,3 +120,12 @@ def test_of_too_many_the_unready_leave_first_and_then_the_oldest() -> None:
 def test_what_was_made_on_other_terms_is_replaced() -> None:
     changes = diff({HERE: {"SS": 2}}, [an_instance("i", is_current=False), an_instance("j")])
     assert changes == Difference(make=((HERE, "SS"),), wait=(), reassign={}, leave=("i",))
+
+
+@given(st.lists(st.tuples(combinations, classes.map(str)), max_size=6), standings())
+def test_no_more_are_recalled_than_are_missing(missing: list[tuple[Combination, str]], draining: list[Member]) -> None:
+    back = recalled(missing, draining)
+    assert len({each.id for each in back}) == len(back)
+    assert all(each.is_current for each in back)
+    wanted, could = Counter(at for at, _ in missing), Counter(each.at for each in draining if each.is_current)
+    assert Counter(each.at for each in back) == wanted & could

@@ -103,6 +103,13 @@ def drain(now: datetime, reason: InstanceReason) -> Change:
     }
 
 
+def recall(instance: Instance) -> Change:
+    """Return the change that has a draining instance serve again; none if another process may answer at its address."""
+    if not _still_runs(instance):
+        return {}
+    return {"state": InstanceState.READY, "draining_at": None, "reason": None, "detail": None}
+
+
 def _end(instance: Instance, now: datetime) -> Change:
     """End an instance: one that was stopped keeps its reason, one that ended by itself takes its job's."""
     ended: Change = {"state": InstanceState.ENDED, "ended_at": now, "url": None}

@@ -24,9 +24,9 @@ from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat
 from services.kit.tasks import end_tasks
-from services.serving.controller.advance import Change, Seen, advance, drain, one_by_one, stop
+from services.serving.controller.advance import Change, Seen, advance, drain, one_by_one, recall, stop
 from services.serving.controller.backoff import Failures, failures
-from services.serving.controller.diff import STAYING, Combination, Difference, Member, diff
+from services.serving.controller.diff import STAYING, Combination, Difference, Member, diff, recalled
 from services.serving.controller.handover import ANY_GPUS, Gpus, Outlook, Pending, drainable
 from services.serving.controller.probes import Prober
 from services.serving.controller.server_jobs import ServerJobs
@@ -199,11 +199,12 @@ class Controller:
     async def _fit(
         self, rows: InstanceRows, owner: InstanceOwner, plan: PlanInForce, instances: Sequence[Instance], now: datetime
     ) -> None:
-        """Create, reassign, stop and drain instances according to the plan."""
+        """Create, recall, reassign, stop and drain instances according to the plan."""
         # Until a plan is made for the owner as it is now, it is kept as it was.
         is_planned = plan.revision == owner.revision
-        members = [
-            Member(
+
+        def member(each: Instance) -> Member:
+            return Member(
                 id=each.id,
                 at=each.at,
                 request_class=each.request_class,
@@ -212,9 +213,11 @@ class Controller:
                 up_s=(now - (each.ready_at or each.created_at)).total_seconds(),
                 leaves_first=each.id in owner.leave,
             )
-            for each in instances
-            if each.state in STAYING
-        ]
+
+        members = [member(each) for each in instances if each.state in STAYING]
+        if not owner.is_app:  # of those, the GPU may be about to be cut anew
+            instances = await _recalled(rows, plan, members, instances, member)
+            members = [member(each) for each in instances if each.state in STAYING]
         changes, failed = diff(plan.target, members), dict[Combination, Failures]()
         if changes.make or any(each.state is not InstanceState.READY for each in members):
             failed = failures(await rows.lives(owner.key, owner.changed_at))
@@ -316,6 +319,20 @@ def _why(owner: InstanceOwner, leaving: Member) -> InstanceReason:
 async def _alone(each: Instance, question: Awaitable[Seen | None]) -> dict[str, Seen]:
     seen = await question
     return {} if seen is None else {each.id: seen}
+
+
+async def _recalled(
+    rows: InstanceRows,
+    plan: PlanInForce,
+    members: Sequence[Member],
+    instances: Sequence[Instance],
+    member: Callable[[Instance], Member],
+) -> list[Instance]:
+    """Have draining instances serve again that the plan would otherwise have started anew; return all."""
+    back = {each.id: recall(each) for each in instances if each.state is InstanceState.DRAINING}
+    draining = [member(each) for each in instances if back.get(each.id)]
+    names = {each.id for each in recalled(diff(plan.target, members).make, draining)} if draining else set[str]()
+    return await _write(rows, [(each, back[each.id] if each.id in names else {}) for each in instances])
 
 
 async def _write(rows: InstanceRows, changes: Sequence[tuple[Instance, Change]]) -> list[Instance]:

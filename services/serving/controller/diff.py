@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.contracts.serving import InstanceState
@@ -83,6 +83,22 @@ def diff(target: Target, members: Sequence[Member], backing_off: Collection[Comb
         reassign=reassign,
         leave=tuple(leave),
     )
+
+
+def recalled(missing: Iterable[tuple[Combination, str]], draining: Sequence[Member]) -> tuple[Member, ...]:
+    """Return the draining instances that serve again instead of new ones, which would take a start to be ready.
+
+    Args:
+        missing: Instances that would be made, by place and mode and then by class.
+        draining: Instances that still run; those that were ready last come first.
+    """
+    wanted = Counter(at for at, _ in missing)
+    back: list[Member] = []
+    for each in sorted(draining, key=lambda each: (each.up_s, each.id)):
+        if each.is_current and wanted[each.at] > 0:
+            wanted[each.at] -= 1
+            back.append(each)
+    return tuple(back)
 
 
 def _stays_before(each: Member) -> tuple[bool, int, float, str]:
