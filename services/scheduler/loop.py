@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -43,6 +44,7 @@ from services.scheduler.power.limit import PowerWatch
 from services.scheduler.power.nodes import NodePower
 from services.scheduler.relay import Relay
 from services.scheduler.repository import engines, gates, rounds, snapshots
+from services.scheduler.repository.kept_jobs import KeptJobs
 from services.scheduler.settings import SchedulerSettings
 
 log = Log(__name__)
@@ -91,6 +93,9 @@ class Scheduler:
         self._points_unread = True
         self._predicting = Predicting(database)
         self._relay = Relay(database, redis)
+        self._kept = KeptJobs()
+        self._memory: tuple[int, Any] | None = None
+        """What the policy remembers, and of which version of the state that is."""
         self._nodes = NodePower(database, hook or NoHook(), settings)
         self._curves: KnownCurves = read_curves(settings.control_curves) if settings.control_curves else {}
         self._built: Policy[Any] | None = None
@@ -120,6 +125,7 @@ class Scheduler:
             while True:
                 self._turned_at_s = time.monotonic()
                 if not await self._leadership.hold():
+                    self._forget()
                     await end_tasks(helpers)
                     helpers = []
                     await asyncio.sleep(self._settings.tick_s)
@@ -132,9 +138,10 @@ class Scheduler:
             await self._leadership.release()
 
     async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Do ``work``; if it fails, the next turn tries again."""
+        """Do ``work``; if it fails, the next turn tries again, and trusts nothing that was kept."""
         try:
             await work()
+            return
         except (TimeoutError, asyncpg.PostgresError, *CONNECTION_ERRORS) as error:
             log.warning("database.waiting", error=str(error) or type(error).__name__)
             await asyncio.sleep(0.2)
@@ -144,6 +151,12 @@ class Scheduler:
         except Exception:
             log.exception("turn.failed")
             await asyncio.sleep(self._settings.tick_s)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Read everything the next time: another may have decided, or something went wrong."""
+        self._kept.forget()
+        self._memory = None
 
     async def prepare(self) -> None:
         """Make sure that there is a policy; only a new installation has none."""
@@ -194,6 +207,13 @@ class Scheduler:
 
     async def hold(self, trigger: Trigger) -> Round | None:
         """Run one round; return what it did, or None if the cluster changed during the round."""
+        gc.disable()  # a round over many jobs makes no cycles, and to look for some takes as long as to decide
+        try:
+            return await self._hold(trigger)
+        finally:
+            gc.enable()
+
+    async def _hold(self, trigger: Trigger) -> Round | None:
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
             outlooks = await self._carbon.outlooks(await snapshots.zones(self._database), time.time())
@@ -208,6 +228,8 @@ class Scheduler:
                 at_rest=at_rest,
                 covers=self._nodes.hook.covers,
                 predicting=self._predicting,
+                kept=self._kept,
+                known_version=self._memory[0] if self._memory and not self._settings.record_dir else None,
             )
             if loaded.withheld:
                 async with self._database.connection() as connection:
@@ -216,7 +238,7 @@ class Scheduler:
                 await self._predicting.keep(loaded.predictions)
             read = time.perf_counter()
             policy, is_stored = self._policy_of(loaded)
-            decided = self._decide(loaded, policy, is_stored, read)
+            decided, memory = self._decide(loaded, policy, is_stored, read)
             written = time.perf_counter()
             try:
                 applied = await apply(
@@ -225,6 +247,7 @@ class Scheduler:
             except StalePlanError as error:
                 log.info("plan.stale", reason=str(error))
                 continue
+            self._memory = (applied.round, memory) if is_stored else None
             self._relay.wake()
             again_s = math.inf if decided.plan.look_again_s is None else decided.plan.look_again_s
             self._look_again_at_s = time.monotonic() + max(again_s - loaded.snapshot.now_s, 0.0)
@@ -236,14 +259,18 @@ class Scheduler:
             return done
         return None
 
-    def _decide(self, loaded: Loaded, policy: Policy[Any], is_stored: bool, began: float) -> Decided:
-        memory = policy.load(loaded.memory) if loaded.memory and is_stored else policy.initial()
+    def _decide(self, loaded: Loaded, policy: Policy[Any], is_stored: bool, began: float) -> tuple[Decided, Any]:
+        """Return what to do, and what the policy remembers."""
+        if is_stored and loaded.memory is None and self._memory:
+            memory = self._memory[1]
+        else:
+            memory = policy.load(loaded.memory) if loaded.memory and is_stored else policy.initial()
         result = run_cycle(policy, loaded.snapshot, memory)
         decide_ms = (time.perf_counter() - began) * 1e3
         if self._settings.record_dir and loaded.snapshot.trigger is Trigger.ACTIVE:
             self._record(loaded, result.plan)
-        kept = policy.dump(result.memory) if is_stored else loaded.memory
-        return Decided(loaded.snapshot, policy.name, result.plan, kept, decide_ms)
+        changed = policy.dump(result.memory) if is_stored and result.memory is not memory else None
+        return Decided(loaded.snapshot, policy.name, result.plan, changed, decide_ms, loaded.said), result.memory
 
     def _policy_of(self, loaded: Loaded) -> tuple[Policy[Any], bool]:
         """Return the stored policy, and True; where it no longer builds, the last one that did, and False.

@@ -63,7 +63,7 @@ async def planned(database_url: str) -> set[str]:
     """Return the jobs that the scheduler would see."""
     database = await Database.open(database_url, size=1)
     async with database.connection() as connection:
-        found = {row["id"] for row in await connection.fetch(snapshots.JOBS)}
+        found = {row.id for row in await snapshots.jobs(connection)}
     await database.close()
     return found
 

@@ -10,6 +10,7 @@ import pytest
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.scheduler.learning.curves import known_of, read_curves
+from services.scheduler.repository.kept_jobs import JobRows
 
 ENTRY = {"kind": "k", "gpu_model": "A100", "setting": "power_limit"}
 COLUMNS = {"values": [200, 400], "speed": [0.9, 1.0], "power_w": [150, 380]}
@@ -19,7 +20,7 @@ def test_a_file_is_read_by_kind_and_gpu_model(tmp_path: Path) -> None:
     file = tmp_path / "curves.json"
     file.write_text(json.dumps([ENTRY | COLUMNS, ENTRY | COLUMNS | {"kind": "j", "gpu_model": "K80"}]))
 
-    rows, curves, gangs = known_of([], ("V100", "A100"), read_curves(file), {}, {})
+    rows, curves, gangs = known_of(JobRows([]), ("V100", "A100"), read_curves(file), {}, {})
 
     assert rows == {"j": 0, "k": 1}
     assert not curves[0], "no such GPU model here"

@@ -42,7 +42,9 @@ async def test_a_job_shows_its_planned_start_until_it_starts(dirty: World) -> No
     assert planned_at > datetime.now(UTC)
     assert (await start_of(dirty, job))[:2] == ("greener_hours", planned_at)
 
-    await dirty.fetch("UPDATE scheduler_state SET memory = $1 RETURNING 1", {"start_s": {job: time.time() - 1}})
+    await dirty.fetch(
+        "UPDATE scheduler_state SET memory = $1, version = version + 1 RETURNING 1", {"start_s": {job: time.time() - 1}}
+    )
     await dirty.scheduler.hold(Trigger.PASSIVE)
     assert await dirty.state(job) == "starting"
     assert (await start_of(dirty, job))[1] is None

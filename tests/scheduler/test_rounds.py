@@ -17,7 +17,7 @@ from tests.support.servers import fresh_database
 
 
 def decided_on(world: World, loaded: Loaded) -> Decided:
-    return world.scheduler._decide(loaded, *world.scheduler._policy_of(loaded), 0)
+    return world.scheduler._decide(loaded, *world.scheduler._policy_of(loaded), 0)[0]
 
 
 async def test_a_job_goes_from_queued_to_succeeded(world: World) -> None:

@@ -28,7 +28,9 @@ async def measured(world: World, *jobs: str) -> None:
     for job in jobs:
         await world.fetch("INSERT INTO job_progress (job_id, done) VALUES ($1, 10) ON CONFLICT DO NOTHING", job)
     rates = {job: [1e-3, "A100"] for job in jobs}
-    await world.fetch("UPDATE scheduler_state SET memory = $1 RETURNING 1", {"packing": {"rates": rates}})
+    await world.fetch(
+        "UPDATE scheduler_state SET memory = $1, version = version + 1 RETURNING 1", {"packing": {"rates": rates}}
+    )
 
 
 async def holders(world: World) -> list[tuple[str, int, int, bool]]:

@@ -268,7 +268,7 @@ def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
     return np.flatnonzero(unwanted).tolist()
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 18)
 def _hold(job_id: JobId, reason: Reason, expected_start_s: float | None) -> Hold:
     """Return the hold; the same immutable value serves every round a job spends waiting for the same reason."""
     return Hold(job_id, reason, expected_start_s)

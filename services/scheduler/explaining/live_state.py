@@ -25,8 +25,9 @@ from services.scheduler.explaining.lengths import LEAST_PROGRESS
 from services.scheduler.planning.cluster import Cluster, takes_work
 from services.scheduler.planning.job_table import eligible_kinds, phase_of, progress_of
 from services.scheduler.planning.live_view import Live, LiveView
-from services.scheduler.planning.service_instances import holds_devices
+from services.scheduler.planning.service_instances import hold_devices
 from services.scheduler.planning.slices import CutGpus, cut_gpus
+from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.snapshots import JobRow
 
 LengthSource = Literal["progress", "prediction", "time_limit", "assumed"]
@@ -107,7 +108,7 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
     """
     snapshot, cluster = view.snapshot(live, Trigger.PASSIVE), view.cluster(live)
     rows = {row.id: row for row in live.rows.jobs}
-    nodes, served = _nodes(live.rows.jobs, snapshot)
+    nodes, served = _nodes(JobRows.of(live.rows.jobs), snapshot)
     profiles, jobs, notes = Profiles(snapshot), list[LiveJob](), list[str]()
     mean_gpu_s = _mean_length(rows.values())
     on_slices, slices = live_slices(live, cluster, snapshot, nodes, served, profiles, time_limits_s, mean_gpu_s)
@@ -163,12 +164,11 @@ def live_state(view: LiveView, live: Live, time_limits_s: Mapping[str, float], q
     )
 
 
-def _nodes(rows: Sequence[JobRow], snapshot: Snapshot) -> tuple[list[LiveNode], dict[tuple[str, int], tuple[int, int]]]:
+def _nodes(rows: JobRows, snapshot: Snapshot) -> tuple[list[LiveNode], dict[tuple[str, int], tuple[int, int]]]:
     """Return the nodes, and for each device that jobs may have its node's index and its own place there."""
     services = {
         (share["node_id"], device)
-        for row in rows
-        if holds_devices(row)
+        for row in rows.where(hold_devices(rows))
         for share in row.shares or ()
         for device in share["devices"]
     }
@@ -263,7 +263,8 @@ def live_slices(
     Nodes whose GPUs are all cut are added to ``nodes``; the other arguments are those of ``live_state`` and what it
     has found so far.
     """
-    rows = [row for row in live.rows.jobs if row.slice is not None]
+    all_rows = JobRows.of(live.rows.jobs)
+    rows = all_rows.where(all_rows.have("slice"))
     cut = cut_gpus(cluster)
     if not rows and not cut.units:
         return [], []

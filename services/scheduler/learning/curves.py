@@ -12,7 +12,7 @@ A JSON list with one entry per kind of job, GPU model and kind of control::
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.scheduler.learning.learned import Tables, curve_of, with_hosts
-from services.scheduler.repository.snapshots import JobRow
+from services.scheduler.repository.kept_jobs import JobRows
 
 
 class MeasuredCurve(Message):
@@ -69,7 +69,7 @@ def read_curves(path: Path) -> KnownCurves:
 
 
 def known_of(
-    jobs: Sequence[JobRow],
+    jobs: JobRows,
     gpu_models: tuple[str, ...],
     operators: KnownCurves,
     learned: Tables,
@@ -87,9 +87,11 @@ def known_of(
         learned: What was measured.
         host_w: What hosts draw per GPU, by GPU model, watts: gangs draw that beside what was measured of their GPUs.
     """
-    sizes = {job.kind: job.min_gpus for job in jobs}
-    named = {job.kind: job.kind_label for job in jobs if job.kind_label is not None}
+    kinds = jobs.columns["kind"].tolist()
+    labelled = jobs.where(jobs.have("kind_label")).columns
+    named: dict[str, str] = dict(zip(labelled["kind"].tolist(), labelled["kind_label"].tolist(), strict=True))
     rows = {kind: row for row, kind in enumerate(sorted({*operators, *learned, *named}))}
+    sizes: dict[str, int] = dict(zip(kinds, jobs.columns["min_gpus"].tolist(), strict=True)) if rows else {}
     curves: list[Curves] = []
     gangs: list[Gangs] = []
     for kind in rows:

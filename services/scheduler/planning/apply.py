@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import repeat
 from typing import Any
 
 import asyncpg
+import numpy as np
 
 from services.contracts.engines import OURS
 from services.contracts.nodes import PowerState
 from services.core.cycle.grids import cluster_intensity
 from services.core.cycle.plan import (
     ACTION_NAMES,
+    Action,
     Control,
     Hold,
     Plan,
@@ -41,23 +44,45 @@ from services.scheduler.repository import gangs, jobs, node_power, outbox, round
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.gangs import CONTROL_COLUMNS, NewGang
 from services.scheduler.repository.jobs import Starting, Waiting
+from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.outbox import Outgoing
 from services.scheduler.repository.rounds import NewPlan
+from services.scheduler.repository.snapshots import JobRow
 
 
 class StalePlanError(Exception):
     """The cluster has changed since the snapshot; nothing was written. Routine: the round is repeated."""
 
 
+Said = tuple[str | None, float | None]
+"""Why a job waits, and until when, UTC seconds, as it is written down."""
+
+
+def said_of(jobs: Sequence[JobRow]) -> Mapping[str, Said]:
+    """Return why each job waits, as it is written down."""
+    columns = JobRows.of(jobs).columns
+    known = np.isfinite(columns["expected_start_s"])
+    ids, reasons = columns["id"], columns["reason"]
+    said = dict(zip(ids.tolist(), zip(reasons.tolist(), repeat(None), strict=False), strict=True))
+    expected_s = columns["expected_start_s"][known].tolist()
+    return said | dict(zip(ids[known].tolist(), zip(reasons[known].tolist(), expected_s, strict=True), strict=True))
+
+
 @dataclass(frozen=True)
 class Decided:
-    """A round's outcome, to be applied."""
+    """A round's outcome, to be applied.
+
+    Attributes:
+        memory: What the policy is to remember; None: what it does already.
+        said: Why jobs wait, as it was written down when the snapshot was made.
+    """
 
     snapshot: Snapshot
     policy: str
     plan: Plan
-    memory: dict[str, Any]
+    memory: dict[str, Any] | None
     decide_ms: float
+    said: Mapping[str, Said] = field(default_factory=dict[str, Said])
 
 
 @dataclass(frozen=True)
@@ -89,12 +114,14 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
     Raises:
         StalePlanError: the snapshot is out of date.
     """
-    actions = decided.plan.actions
-    starts = [action for action in actions if isinstance(action, Start)]
-    preempts = [action for action in actions if isinstance(action, Preempt)]
-    holds = [action for action in actions if isinstance(action, Hold)]
-    controls = [action for action in actions if isinstance(action, (SetPowerLimit, SetClock))]
-    measurements = [action for action in actions if isinstance(action, ProfileControls)]
+    holds: list[Hold] = []
+    rest: list[Action] = []
+    for action in decided.plan.actions:  # mostly holds: one for each job that waits
+        (holds if isinstance(action, Hold) else rest).append(action)  # pyright: ignore[reportArgumentType]
+    starts = [action for action in rest if isinstance(action, Start)]
+    preempts = [action for action in rest if isinstance(action, Preempt)]
+    controls = [action for action in rest if isinstance(action, (SetPowerLimit, SetClock))]
+    measurements = [action for action in rest if isinstance(action, ProfileControls)]
     active = decided.snapshot.trigger is Trigger.ACTIVE
     try:
         async with database.transaction() as connection:
@@ -108,7 +135,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             await _start(connection, starts, ports, decided.snapshot)
             controls = await set_gangs(connection, controls)
             begun = await begin(connection, measurements, measured_values) if measurements else []
-            await _hold(connection, holds)
+            await _hold(connection, holds, decided.said)
             await theirs.direct(connection, starts, holds)
             await _power(connection, decided.plan.nodes)
             if starts or preempts or controls or begun or decided.plan.nodes or active:
@@ -222,19 +249,19 @@ async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:
         await stop(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
 
 
-async def _hold(connection: Connection, holds: Sequence[Hold]) -> None:
-    await jobs.hold(
-        connection,
-        [
-            Waiting(hold.job_id, hold.reason.value, SENTENCES[hold.reason], _whole_second(hold.expected_start_s))
-            for hold in holds
-        ],
-    )
+async def _hold(connection: Connection, holds: Sequence[Hold], said: Mapping[str, Said]) -> None:
+    """Write down why jobs wait where another reason, or none, is written down."""
+    new: list[Waiting] = []
+    for hold in holds:
+        until_s = None if hold.expected_start_s is None else round(hold.expected_start_s)
+        if said.get(hold.job_id) != (hold.reason, until_s):
+            new.append(Waiting(hold.job_id, hold.reason.value, SENTENCES[hold.reason], _instant(until_s)))
+    await jobs.hold(connection, new)
 
 
-def _whole_second(time_s: float | None) -> datetime | None:
-    """Return UTC seconds as an instant; what is the same but for a float's last digits stays the same."""
-    return None if time_s is None else datetime.fromtimestamp(round(time_s), UTC)
+def _instant(whole_s: int | None) -> datetime | None:
+    """Return UTC seconds as an instant; whole ones, so that a float's last digits change nothing."""
+    return None if whole_s is None else datetime.fromtimestamp(whole_s, UTC)
 
 
 async def _power(connection: Connection, nodes: Sequence[PowerNode]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import numpy as np
 
@@ -13,10 +12,10 @@ from services.core.cycle.snapshot import JobTable, Phase
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
-from services.db.rows import columns_of
 from services.scheduler.learning.predicting import remaining_s
 from services.scheduler.planning.cluster import NodeKind
 from services.scheduler.repository.documents import StoredShare
+from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import EfficiencyRow, JobRow
 
@@ -33,8 +32,15 @@ def phase_of(job: JobRow) -> Phase:
     return Phase.PREEMPTING if job.allocation_state == "stopping" else PHASES[job.state]
 
 
+def phases_of(jobs: JobRows) -> Ints:
+    """Return ``phase_of`` each job: (n_jobs,)."""
+    phases = np.fromiter(map(PHASES.__getitem__, jobs.columns["state"]), np.int64, len(jobs))
+    phases[jobs.columns["allocation_state"] == "stopping"] = Phase.PREEMPTING
+    return phases
+
+
 def job_table(
-    jobs: Sequence[JobRow],
+    jobs: JobRows,
     efficiencies: Sequence[EfficiencyRow],
     eligible: Bools,
     now_s: float,
@@ -55,59 +61,56 @@ def job_table(
         predicted_gpu_s: Lengths that were predicted just now, and are in no row yet.
     """
 
-    columns = columns_of(JobRow, jobs)
-
-    def floats(column: str) -> Floats:
-        return np.array(columns[column], dtype=np.float64)
-
-    def ints(column: str) -> Ints:
-        return np.array(columns[column], dtype=np.int64)
-
-    gpus, since_s = ints("gpus"), floats("since_s")
-    gpu_power_w = floats("gpu_power_w")
-    gpu_power_w[floats("gpu_s") < 1] = np.nan
+    columns = jobs.columns
+    gpus, since_s = columns["gpus"], columns["since_s"]
+    gpu_power_w = np.where(columns["gpu_s"] < 1, np.nan, columns["gpu_power_w"])
     base, now = _efficiencies(jobs, efficiencies)
-    curve_of_kind = [control_curves.get(job.kind, -1) for job in jobs]
-    attained_gpu_s = floats("attained_gpu_s") + gpus * np.maximum(now_s - since_s, 0)
-    progress = np.minimum(floats("done") / floats("work"), 1.0)
-    lengths_gpu_s = floats("predicted_gpu_s")
+    curve_of_kind = [control_curves.get(kind, -1) for kind in columns["kind"]] if control_curves else [-1] * len(jobs)
+    attained_gpu_s = columns["attained_gpu_s"] + gpus * np.maximum(now_s - since_s, 0)
+    progress = np.minimum(columns["done"] / columns["work"], 1.0)
+    lengths_gpu_s = columns["predicted_gpu_s"]
+    placements: list[Placement | None] = [None] * len(jobs)
+    for at in np.flatnonzero(jobs.have("shares")).tolist():
+        placements[at] = placement_of(jobs[at].shares or ())
     if predicted_gpu_s:
         lengths_gpu_s = np.array([predicted_gpu_s.get(job.id, job.predicted_gpu_s) for job in jobs], dtype=np.float64)
     return JobTable(
-        ids=cast("tuple[JobId, ...]", columns["id"]),
-        tenants=cast("tuple[str, ...]", columns["tenant_id"]),
-        submitted_s=floats("submitted_s"),
+        ids=tuple(columns["id"].tolist()),
+        tenants=tuple(columns["tenant_id"].tolist()),
+        submitted_s=columns["submitted_s"],
         waiting_since_s=since_s,
-        phase=np.fromiter(map(phase_of, jobs), np.int64, len(jobs)),
-        min_gpus=ints("min_gpus"),
-        max_gpus=ints("max_gpus"),
-        step_gpus=ints("step_gpus"),
+        phase=phases_of(jobs),
+        min_gpus=columns["min_gpus"],
+        max_gpus=columns["max_gpus"],
+        step_gpus=columns["step_gpus"],
         gpus=gpus,
         eligible=eligible,
-        preemptible=np.array(columns["preemptible"], dtype=np.bool_),
-        priority=ints("priority"),
-        deadline_s=floats("deadline_s"),
+        preemptible=columns["preemptible"],
+        priority=columns["priority"],
+        deadline_s=columns["deadline_s"],
         attained_gpu_s=attained_gpu_s,
-        energy_j=floats("energy_j"),
-        carbon_gco2=floats("carbon_gco2"),
+        energy_j=columns["energy_j"],
+        carbon_gco2=columns["carbon_gco2"],
         gpu_power_w=gpu_power_w,
         efficiency_base=base,
         efficiency_now=now,
         progress=progress,
-        remaining_s=remaining_s(lengths_gpu_s, progress, attained_gpu_s, floats("min_gpus")),
-        placements=tuple(None if job.shares is None else placement_of(job.shares) for job in jobs),
+        remaining_s=remaining_s(lengths_gpu_s, progress, attained_gpu_s, columns["min_gpus"]),
+        placements=tuple(placements),
         speed_curve=np.array([speed_curves[at] if at >= 0 else -1 for at in curve_of_kind], dtype=np.int64),
-        power_limit_w=floats("power_limit_w"),
-        clock_mhz=floats("clock_mhz"),
+        power_limit_w=columns["power_limit_w"],
+        clock_mhz=columns["clock_mhz"],
         control_curve=np.array(curve_of_kind, dtype=np.int64),
-        shareable=np.array(columns["may_share_gpu"], dtype=np.bool_),
-        memory_gib=floats("memory_gib"),
+        shareable=columns["may_share_gpu"],
+        memory_gib=columns["memory_gib"],
     )
 
 
-def length_spreads(jobs: Sequence[JobRow], predictions: Predictions | None) -> dict[JobId, float]:
+def length_spreads(jobs: JobRows, predictions: Predictions | None) -> dict[JobId, float]:
     """Return ``Snapshot.length_spreads``; ``predictions``: those made just now, which are in no row yet."""
-    known = [(job.id, job.predicted_gpu_s, job.spread_gpu_s) for job in jobs]
+    columns, spread = jobs.columns, np.isfinite(jobs.columns["spread_gpu_s"])
+    names = ("id", "predicted_gpu_s", "spread_gpu_s")
+    known = [*zip(*(columns[name][spread].tolist() for name in names), strict=True)]
     if predictions:
         new = zip(predictions.job_id, predictions.gpu_s, predictions.spread_gpu_s, predictions.seen, strict=True)
         known += [(job_id, gpu_s, spread_gpu_s) for job_id, gpu_s, spread_gpu_s, seen in new if seen]
@@ -125,27 +128,30 @@ def placement_of(shares: Sequence[StoredShare]) -> Placement:
     return Placement(tuple(NodeShare(NodeId(share["node_id"]), tuple(share["devices"])) for share in shares))
 
 
-def eligible_kinds(jobs: Sequence[JobRow], kinds: Sequence[NodeKind]) -> Bools:
+def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
     """Return on which kinds of nodes each job may run: (n_jobs, n_gpu_models)."""
-    asked = [(job.gpu_model, job.memory_gib, job.needs_container, job.engine, job.queue) for job in jobs]
+    columns = jobs.columns
+    memory_gib = np.nan_to_num(columns["memory_gib"]).tolist()
+    needs_container = columns["needs_container"].tolist()
+    theirs = columns["engine"], columns["queue"]
+    asked = [*zip(columns["gpu_model"], memory_gib, needs_container, *theirs, strict=True)]
     row = {each: at for at, each in enumerate(dict.fromkeys(asked))}
     answers = np.array([[_fits(*each, kind) for kind in kinds] for each in row], dtype=np.bool_)
     eligible = answers.reshape(len(row), len(kinds))[np.fromiter(map(row.__getitem__, asked), np.int64, len(jobs))]
     # A job that is being cancelled or held claims nothing of what it releases: it will not come back for it.
     # Nor does a service instance that stops: should it come back, it is placed before all jobs.
-    leaves = [job.leaves or (job.service is not None and job.state != "queued") for job in jobs]
-    eligible[np.array(leaves, dtype=np.bool_)] = False
+    eligible[columns["leaves"] | (jobs.have("service") & (columns["state"] != "queued"))] = False
     return eligible
 
 
 def _fits(
-    gpu_model: str | None, memory_gib: float | None, needs_container: bool, engine: str, queue: str, kind: NodeKind
+    gpu_model: str | None, memory_gib: float, needs_container: bool, engine: str, queue: str, kind: NodeKind
 ) -> bool:
     return (
         engine == kind.engine
         and (engine == OURS or queue in kind.queues)
         and (gpu_model is None or gpu_model == kind.gpu_model)
-        and (memory_gib is None or memory_gib <= kind.memory_gib)
+        and memory_gib <= kind.memory_gib
         and (kind.containers or not needs_container)
     )
 

@@ -13,19 +13,20 @@ from services.core.cycle.snapshot import NodeTable, Phase, ServiceInstance
 from services.core.domain.arrays import Bools
 from services.core.domain.ids import JobId
 from services.scheduler.planning.cluster import Cluster, device_indices, is_awake
-from services.scheduler.planning.job_table import phase_of
+from services.scheduler.planning.job_table import phases_of
+from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.snapshots import JobRow, NodeRow
 
 
-def holds_devices(job: JobRow) -> bool:
-    """Return whether a job holds devices that policies do not see: a slice, or those of a service instance.
+def hold_devices(jobs: JobRows) -> Bools:
+    """Return which jobs hold devices that policies do not see: a slice, or those of a service instance: (n_jobs,).
 
     An instance that waits is in the table of jobs, and so is one that stops: as any gang that is on its way out. What a
     job on a slice releases is for no policy.
     """
-    if job.slice is not None:
-        return job.gpus > 0
-    return job.service is not None and job.gpus > 0 and phase_of(job) is not Phase.PREEMPTING
+    on_slice = jobs.have("slice")
+    stays = jobs.have("service") & (phases_of(jobs) != Phase.PREEMPTING)
+    return (jobs.columns["gpus"] > 0) & (on_slice | stays)
 
 
 def held_devices(nodes: Sequence[NodeRow], instances: Sequence[JobRow]) -> dict[str, set[int]]:
@@ -51,7 +52,7 @@ def held_w(cluster: Cluster, held: Mapping[str, set[int]]) -> float:
 
 
 def waiting_instances(
-    jobs: Sequence[JobRow], nodes: Sequence[NodeRow], table: NodeTable, eligible: Bools
+    jobs: JobRows, nodes: Sequence[NodeRow], table: NodeTable, eligible: Bools
 ) -> tuple[ServiceInstance, ...]:
     """Return the service instances that wait, oldest first.
 
@@ -61,9 +62,8 @@ def waiting_instances(
         table: The nodes as policies see them.
         eligible: (n_jobs, n_gpu_models) where each job may run.
     """
-    waiting = [
-        at for at, job in enumerate(jobs) if job.service is not None and job.slice is None and job.state == "queued"
-    ]
+    services = np.flatnonzero(jobs.have("service") & ~jobs.have("slice"))
+    waiting = [at for at in services.tolist() if jobs[at].state == "queued"]
     waiting.sort(key=lambda at: (jobs[at].submitted_s, jobs[at].id))
     return tuple(
         ServiceInstance(

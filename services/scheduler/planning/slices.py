@@ -19,6 +19,7 @@ from services.core.domain.ids import JobId
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.scheduler.planning.cluster import Cluster
 from services.scheduler.repository.documents import StoredDevice, StoredServiceTerms
+from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.snapshots import JobRow, NodeRow, PartitionRow
 
 
@@ -96,7 +97,7 @@ def without_held(hidden: dict[str, set[int]], jobs: Sequence[JobRow]) -> dict[st
 
 
 def waiting_slice_jobs(
-    jobs: Sequence[JobRow], nodes: Sequence[NodeRow], table: NodeTable, eligible: Bools, cut: CutGpus
+    jobs: JobRows, nodes: Sequence[NodeRow], table: NodeTable, eligible: Bools, cut: CutGpus
 ) -> tuple[SliceJob, ...]:
     """Return the jobs that wait for a slice: service instances first, then by priority, then the oldest.
 
@@ -107,7 +108,7 @@ def waiting_slice_jobs(
         eligible: (n_jobs, n_gpu_models) where each job may run.
         cut: The slices.
     """
-    waiting = [at for at, job in enumerate(jobs) if job.slice is not None and job.state == "queued"]
+    waiting = [at for at in np.flatnonzero(jobs.have("slice")).tolist() if jobs[at].state == "queued"]
     waiting.sort(key=lambda at: _turn(jobs[at]))
     on_units = _Suitability(nodes, table, cut)
     return tuple(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from services.scheduler.learning import learned
 from services.scheduler.learning.batches import with_permitted
 from services.scheduler.learning.curves import KnownCurves, known_of
 from services.scheduler.learning.predicting import Predicting
+from services.scheduler.planning.apply import Said, said_of
 from services.scheduler.planning.cluster import (
     Cluster,
     drawn_w,
@@ -34,10 +35,11 @@ from services.scheduler.planning.cluster import (
     shared_pairs,
 )
 from services.scheduler.planning.job_table import eligible_kinds, job_table, length_spreads
-from services.scheduler.planning.service_instances import held_devices, held_w, holds_devices, waiting_instances
+from services.scheduler.planning.service_instances import held_devices, held_w, hold_devices, waiting_instances
 from services.scheduler.planning.slices import cut_gpus, waiting_slice_jobs, without_held
 from services.scheduler.repository import snapshots
 from services.scheduler.repository.gates import gates
+from services.scheduler.repository.kept_jobs import JobRows, KeptJobs
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import ClusterRows, JobRow, QuotaRow
 from services.scheduler.settings import SchedulerSettings
@@ -45,15 +47,20 @@ from services.scheduler.settings import SchedulerSettings
 
 @dataclass(frozen=True)
 class Loaded:
-    """A snapshot with the policy in force and its stored memory, and the lengths that were predicted for it."""
+    """A snapshot with the policy in force and its stored memory, and the lengths that were predicted for it.
+
+    ``memory`` is None where the asker has that of this version.
+    """
 
     snapshot: Snapshot
     policy: str
     parameters: dict[str, Any]
-    memory: dict[str, Any]
+    memory: dict[str, Any] | None
     predictions: Predictions | None = None
     withheld: Sequence[Withheld] = ()
     """Queued jobs that are not in the snapshot, as far as it is not written down yet why."""
+    said: Mapping[str, Said] = field(default_factory=dict[str, Said])
+    """Why each job waits, as it is written down."""
 
 
 async def load(
@@ -66,6 +73,8 @@ async def load(
     at_rest: bool = False,
     covers: Callable[[str], bool] = lambda _: False,
     predicting: Predicting | None = None,
+    kept: KeptJobs | None = None,
+    known_version: int | None = None,
 ) -> Loaded:
     """Return the live state as one snapshot.
 
@@ -80,24 +89,41 @@ async def load(
         at_rest: Whether the last changes are in force, so that the measured power can be used.
         covers: Whether a node can be powered down and up; one that is off and cannot be woken is left out.
         predicting: Predicts the lengths of jobs that are seen for the first time; they are to be kept.
+        kept: The jobs that the last round saw; None: all are read again.
+        known_version: The version of which the policy's memory is not needed.
     """
     async with database.transaction("repeatable_read", readonly=True) as connection:
-        rows, unexplained = await read_rows(connection, settings, with_unpredicted=predicting is not None)
+        rows, unexplained = await read_rows(
+            connection, settings, kept, with_unpredicted=predicting is not None, known_version=known_version
+        )
     predictions = predicting.predict(rows.unpredicted) if predicting and rows.unpredicted else None
     snapshot = snapshot_of(
         rows, Cluster.of(rows, covers), trigger, outlooks, settings, curves or {}, predictions, at_rest=at_rest
     )
-    return Loaded(snapshot, rows.state.policy, rows.state.parameters, rows.state.memory, predictions, unexplained)
+    return Loaded(
+        snapshot,
+        rows.state.policy,
+        rows.state.parameters,
+        rows.state.memory,
+        predictions,
+        unexplained,
+        said_of(rows.jobs),
+    )
 
 
 async def read_rows(
-    connection: Connection, settings: SchedulerSettings, *, with_unpredicted: bool
+    connection: Connection,
+    settings: SchedulerSettings,
+    kept: KeptJobs | None = None,
+    *,
+    with_unpredicted: bool,
+    known_version: int | None = None,
 ) -> tuple[ClusterRows, Sequence[Withheld]]:
     """Return what a snapshot is made of, without the queued jobs that must not start yet.
 
     Args:
         connection: In a transaction that sees one state of the database throughout.
-        settings: As for ``load``.
+        settings, kept, known_version: As for ``load``.
         with_unpredicted: Whether jobs whose lengths are not predicted yet are of interest.
 
     Returns:
@@ -106,14 +132,16 @@ async def read_rows(
     found = await gates(connection)
     left_out = withheld(found.jobs, found.limits, found.needs)
     closed = {each.id for each in left_out}
+    of_gated = [row.id for row in found.rows if row.id not in closed] if closed else None
     rows = await snapshots.cluster(
         connection,
+        await (kept.fetch(connection, of_gated) if kept else snapshots.jobs(connection, of_gated)),
         min_profile_s=settings.min_profile_s,
         node_min_on_s=settings.node_min_on_s,
         node_standby_w=settings.node_standby_w,
         node_boot_w=settings.node_boot_w,
         with_unpredicted=with_unpredicted,
-        of_gated=[row.id for row in found.rows if row.id not in closed] if closed else None,
+        known_version=known_version,
     )
     return rows, found.unexplained(left_out)
 
@@ -130,8 +158,9 @@ def snapshot_of(
     at_rest: bool = False,
 ) -> Snapshot:
     """Return the snapshot that rows make; see ``load`` for the rest."""
-    instances = [job for job in rows.jobs if holds_devices(job)]
-    jobs = [job for job in rows.jobs if not holds_devices(job)] if instances else rows.jobs
+    all_jobs = JobRows.of(rows.jobs)
+    with_devices = hold_devices(all_jobs)
+    instances, jobs = [*all_jobs.where(with_devices)], all_jobs.where(~with_devices)
     cut = cut_gpus(cluster)
     held = held_devices(cluster.nodes, instances)
     for node_id, gpus in without_held(cut.hidden, jobs).items():
@@ -173,7 +202,7 @@ def snapshot_of(
         measures=settings.measures_controls and any(by_kind),
         measuring=frozenset(JobId(job_id) for job_id in rows.measured),
         placement=settings.placement,
-        graphs={JobId(job.id): graph for job in jobs if job.layout and (graph := _graph(job.layout))},
+        graphs={JobId(job.id): graph for job in jobs.where(jobs.have("layout")) if (graph := _graph(job.layout or ""))},
         services=waiting_instances(jobs, cluster.nodes, nodes, eligible),
         services_gpus=sum(map(len, held.values())),
         services_w=instances_w,

@@ -15,7 +15,8 @@ VALUES (1, $1, '{}', 'installation', '{}', 0) ON CONFLICT DO NOTHING
 """
 
 STATE = """
-SELECT version, policy, parameters, memory, extract(epoch FROM last_active_at)::float8 AS last_active_s,
+SELECT version, policy, parameters, CASE WHEN version IS DISTINCT FROM $1 THEN memory END AS memory,
+       extract(epoch FROM last_active_at)::float8 AS last_active_s,
        extract(epoch FROM now())::float8 AS now_s
   FROM scheduler_state WHERE id = 1
 """
@@ -44,7 +45,8 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
 
 CLAIM_VERSION = """
 UPDATE scheduler_state
-   SET version = version + 1, memory = $2, last_active_at = CASE WHEN $3 THEN now() ELSE last_active_at END
+   SET version = version + 1, memory = coalesce($2, memory),
+       last_active_at = CASE WHEN $3 THEN now() ELSE last_active_at END
  WHERE id = 1 AND version = $1 RETURNING version
 """
 
@@ -75,12 +77,15 @@ SELECT round, at, trigger, policy, jobs, starts, preemptions, holds, intensity_g
 
 
 class State(NamedTuple):
-    """What a round starts from; times are UTC seconds by the database's clock."""
+    """What a round starts from; times are UTC seconds by the database's clock.
+
+    ``memory`` is None where the asker has that of this version.
+    """
 
     version: int
     policy: str
     parameters: Json
-    memory: Json
+    memory: Json | None
     last_active_s: float | None
     now_s: float
 
@@ -132,9 +137,14 @@ async def prepare(connection: Connection, policy: str) -> None:
     await connection.execute(FIRST_STATE, policy)
 
 
-async def state(connection: Connection) -> State:
-    """Return the state that a round starts from; ``prepare`` has run before."""
-    found = await fetch_row(connection, State, STATE)
+async def state(connection: Connection, known_version: int | None = None) -> State:
+    """Return the state that a round starts from; ``prepare`` has run before.
+
+    Args:
+        connection: The connection.
+        known_version: The version of which the memory is not needed, for the caller has it.
+    """
+    found = await fetch_row(connection, State, STATE, known_version)
     assert found is not None
     return found
 
@@ -149,8 +159,11 @@ async def fingerprint(connection: Connection, node_min_on_s: float) -> tuple[obj
     return tuple(await connection.fetchrow(FINGERPRINT, node_min_on_s) or ())
 
 
-async def claim_version(connection: Connection, version: int, memory: Json, *, is_active: bool) -> int | None:
-    """Store a policy's memory and return the number of its round; None if ``version`` is not the newest any more."""
+async def claim_version(connection: Connection, version: int, memory: Json | None, *, is_active: bool) -> int | None:
+    """Store a policy's memory and return the number of its round; None if ``version`` is not the newest any more.
+
+    A memory that is None stays as it is.
+    """
     return await connection.fetchval(CLAIM_VERSION, version, memory, is_active)
 
 

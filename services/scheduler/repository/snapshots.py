@@ -36,7 +36,7 @@ from services.scheduler.repository.documents import (
     StoredShare,
 )
 
-_JOBS = f"""
+_COLUMNS = f"""
 SELECT j.id, j.tenant_id, j.state,
        extract(epoch FROM j.submitted_at)::float8 AS submitted_s,
        extract(epoch FROM coalesce(a.started_at, j.queued_at, j.submitted_at))::float8 AS since_s,
@@ -54,19 +54,26 @@ SELECT j.id, j.tenant_id, j.state,
        f.gpu_energy_j / nullif(f.gpu_s, 0) AS gpu_power_w, coalesce(f.gpu_s, 0) AS gpu_s,
        p.done, q.gpu_s AS predicted_gpu_s, CASE WHEN q.seen AND q.gpu_s > 0 THEN q.spread_gpu_s END AS spread_gpu_s,
        {BATCH_MIN} AS batch_min, {BATCH_MAX} AS batch_max, coalesce({GLOBAL_BATCH}, {BATCH_MIN}) AS base_batch,
-       p.noise_scale, {FAMILY} AS family, j.engine, coalesce(j.labels ->> 'queue', '') AS queue
+       p.noise_scale, {FAMILY} AS family, j.engine, coalesce(j.labels ->> 'queue', '') AS queue,
+       j.reason, extract(epoch FROM j.expected_start_at)::float8 AS expected_start_s"""
+_LIVE = """
   FROM jobs j
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
   LEFT JOIN job_footprints f ON f.job_id = j.id
   LEFT JOIN job_progress p ON p.job_id = j.id
   LEFT JOIN job_predictions q ON q.job_id = j.id AND q.predicted_at IS NOT NULL
  WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
-   AND NOT (j.state = 'queued' AND j.spec -> 'service' IS NULL AND EXISTS (
+   AND NOT (EXISTS (SELECT FROM budgets WHERE exceeded AND action = 'hold')  -- asked once: mostly there is none
+            AND j.state = 'queued' AND j.spec -> 'service' IS NULL AND EXISTS (
        SELECT FROM budgets b
         WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded AND b.action = 'hold'))
 """
-JOBS = f"{_JOBS} ORDER BY j.id"
-JOBS_OF_OPEN_GATES = f"{_JOBS} AND (NOT j.gated OR j.id = ANY($1::text[])) ORDER BY j.id"
+_BY_ID = ' ORDER BY j.id COLLATE "C"'
+JOBS = f"{_COLUMNS} {_LIVE}"
+JOBS_BY_ID = f"{JOBS} AND j.id = ANY($1::text[]) {_BY_ID}"
+VERSIONS = f"""
+SELECT j.id, j.xmin, coalesce(a.xmin, '0'), coalesce(f.xmin, '0'), coalesce(p.xmin, '0'), coalesce(q.xmin, '0') {_LIVE}
+"""
 # Jobs beyond their project's budget are not there to be started; admission holds them and says why.
 
 SPECS = "SELECT id, tenant_id, spec FROM jobs WHERE id = ANY($1::text[]) ORDER BY id"
@@ -154,6 +161,7 @@ class JobRow(NamedTuple):
         noise_scale: The gradient noise scale that it has reported, samples.
         family: Of its model, where it says.
         engine, queue: What runs it, and the queue of that engine that it is in.
+        reason, expected_start_s: Why it waits, and until when, UTC seconds, as it is written down.
     """
 
     id: str
@@ -198,6 +206,8 @@ class JobRow(NamedTuple):
     family: str | None
     engine: str = OURS
     queue: str = ""
+    reason: str | None = None
+    expected_start_s: float | None = None
 
 
 class SpecRow(NamedTuple):
@@ -301,7 +311,7 @@ class ClusterRows:
     """
 
     state: rounds.State
-    jobs: list[JobRow]
+    jobs: Sequence[JobRow]
     unpredicted: list[SpecRow]
     efficiencies: list[EfficiencyRow]
     nodes: list[NodeRow]
@@ -317,32 +327,46 @@ class ClusterRows:
     noise_scales: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
+def query_of(query: str, of_gated: Sequence[str] | None) -> tuple[str, list[list[str]]]:
+    """Return a query of live jobs, and its arguments.
+
+    Args:
+        query: `JOBS` or `VERSIONS`.
+        of_gated: Of the jobs that may have to wait for others, those that hold GPUs or may start; None: all.
+    """
+    return (query, []) if of_gated is None else (f"{query} AND (NOT j.gated OR j.id = ANY($1::text[]))", [[*of_gated]])
+
+
+async def jobs(connection: Connection, of_gated: Sequence[str] | None = None) -> list[JobRow]:
+    """Return the live jobs, in the order of their ids; ``of_gated`` as for `query_of`."""
+    query, arguments = query_of(JOBS, of_gated)
+    return await fetch_rows(connection, JobRow, query + _BY_ID, *arguments)
+
+
 async def cluster(
     connection: Connection,
+    jobs: Sequence[JobRow],
     *,
     min_profile_s: float,
     node_min_on_s: float,
     node_standby_w: float,
     node_boot_w: float,
     with_unpredicted: bool,
-    of_gated: Sequence[str] | None = None,
+    known_version: int | None = None,
 ) -> ClusterRows:
     """Return the live state.
 
     Args:
         connection: In a transaction that sees one state of the database throughout.
+        jobs: The live jobs.
         min_profile_s: How long a gang of one size must have run before its efficiency counts.
         node_min_on_s: How long a node must have been on before plans may power it down.
         node_standby_w, node_boot_w: What nodes draw that are off, and that boot.
         with_unpredicted: Whether jobs whose lengths are not predicted yet are of interest.
-        of_gated: Of the jobs that may have to wait for others, those that hold GPUs or may start; None: all.
+        known_version: As for `rounds.state`.
     """
-    if of_gated is None:
-        jobs = await fetch_rows(connection, JobRow, JOBS)
-    else:
-        jobs = await fetch_rows(connection, JobRow, JOBS_OF_OPEN_GATES, list(of_gated))
     return ClusterRows(
-        state=await rounds.state(connection),
+        state=await rounds.state(connection, known_version),
         jobs=jobs,
         unpredicted=await _unpredicted(connection, jobs) if with_unpredicted else [],
         efficiencies=await fetch_rows(connection, EfficiencyRow, EFFICIENCIES, min_profile_s),

@@ -1,0 +1,239 @@
+"""The rows of live jobs, kept from round to round, so that only those are read again that have changed.
+
+A job's row is made of one row of each of five tables. PostgreSQL numbers each version of a row by the transaction that
+wrote it (``xmin``): where all five numbers are as they were, so is the job's row. The numbers of all live jobs are read
+each time, in the transaction that reads the rest, so that nothing depends on what anybody says has changed.
+``tests/scheduler/test_kept_jobs.py`` compares with what is read in full.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.core.domain.arrays import Bools, Ints
+from services.db.database import Connection
+from services.db.rows import columns_of, fetch_rows
+from services.scheduler.repository import snapshots
+from services.scheduler.repository.snapshots import JobRow
+
+FULL_EVERY_S = 600.0
+"""Everything is read again so often, long before the numbers of transactions come round."""
+FEW = 1_000
+"""So few jobs are read in full sooner than they are compared."""
+CHANGED_SHARE = 0.3
+"""Where more than that has changed, everything is read again."""
+
+_SERVER = "SELECT pg_postmaster_start_time()"
+
+_TABLES = ("j", "a", "f", "p", "q")
+_HEADER, _TRAILER = 19, 2
+"""Bytes before and after the rows of a binary COPY."""
+
+_NOTHING: Any = None
+
+_DTYPES: Mapping[str, type[Any]] = {
+    "bool": np.bool_,
+    "int": np.int64,
+    "int | None": np.float64,
+    "float": np.float64,
+    "float | None": np.float64,
+}
+"""Of a column, by what its field is declared as; others are columns of objects. None is NaN in a column of numbers."""
+
+Column = NDArray[Any]
+
+
+class JobRows(Sequence[JobRow]):
+    """Rows of jobs that are read as columns, too: (n_jobs,) each, which nobody may change."""
+
+    def __init__(self, rows: list[JobRow], columns: Mapping[str, Column] | None = None) -> None:
+        self._rows = rows
+        self._made = columns
+
+    @classmethod
+    def of(cls, rows: Sequence[JobRow]) -> JobRows:
+        """Return rows with their columns."""
+        return rows if isinstance(rows, cls) else cls([*rows])
+
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        """Each column by its name."""
+        return _arrays(self._rows) if self._made is None else self._made
+
+    def have(self, column: str) -> Bools:
+        """Return which jobs have a value in a column of objects: (n_jobs,)."""
+        return np.not_equal(self.columns[column], _NOTHING).astype(np.bool_)
+
+    def where(self, keep: Bools) -> JobRows:
+        """Return some of the rows: (n_jobs,) which."""
+        if keep.all():
+            return self
+        which = np.flatnonzero(keep)
+        kept = {name: _frozen(column[which]) for name, column in self.columns.items()}
+        return JobRows([self._rows[at] for at in which.tolist()], kept)
+
+    def renewed(self, come_from: Ints | None, at: Ints, new: list[JobRow]) -> JobRows:
+        """Return rows of which some are taken over and the others are new.
+
+        Args:
+            come_from: (n_then,) which row of these each is, whatever it is for a new one; None: the same ones.
+            at: (n_new,) where the new ones are.
+            new: Those.
+        """
+        if come_from is None and not new:
+            return self
+        sources: list[int] | range = range(len(self)) if come_from is None else come_from.tolist()
+        rows = [*map(self._rows.__getitem__, sources)]
+        for position, row in zip(at.tolist(), new, strict=True):
+            rows[position] = row
+        patches = _arrays(new)
+        columns: dict[str, Column] = {}
+        for name, column in self.columns.items():
+            column = column.copy() if come_from is None else column[come_from]
+            column[at] = patches[name]
+            columns[name] = _frozen(column)
+        return JobRows(rows, columns)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[JobRow]:
+        return iter(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> JobRow: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[JobRow]: ...
+    def __getitem__(self, at: int | slice) -> JobRow | list[JobRow]:
+        return self._rows[at]
+
+
+def _arrays(rows: Sequence[JobRow]) -> dict[str, Column]:
+    declared: Mapping[str, Any] = JobRow.__annotations__
+    columns = columns_of(JobRow, rows)
+    return {
+        name: _frozen(np.fromiter(column, object, len(rows)).astype(_DTYPES.get(_written(declared[name]), object)))
+        for name, column in columns.items()
+    }
+
+
+def _written(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else annotation.__forward_arg__
+
+
+def _frozen(column: Column) -> Column:
+    column.setflags(write=False)
+    return column
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was read last: the rows, the numbers of their versions, and by when of which start of the server."""
+
+    rows: JobRows
+    versions: Column
+    server: object
+    full_at_s: float
+
+
+class KeptJobs:
+    """Live jobs as they were read last."""
+
+    def __init__(self, few: int = FEW) -> None:
+        self._few = few
+        self._known: _Known | None = None
+        self._last = 0
+        self.read_again = 0
+        """How many rows the last reading had to read."""
+
+    def forget(self) -> None:
+        """Read everything the next time: something was lost sight of."""
+        self._known = None
+
+    async def fetch(self, connection: Connection, of_gated: Sequence[str] | None) -> JobRows:
+        """Return the live jobs as `snapshots.jobs` does.
+
+        Args:
+            connection: In a transaction that sees one state of the database throughout.
+            of_gated: As there.
+        """
+        known, self._known = self._known, None  # whatever goes wrong below, nothing is kept of it
+        if self._last < self._few:
+            rows = JobRows.of(await snapshots.jobs(connection, of_gated))
+            self._last = self.read_again = len(rows)
+            return rows
+        server = await connection.fetchval(_SERVER)
+        versions = await _versions(connection, of_gated)
+        found = None
+        is_sure = known is not None and known.server == server and time.monotonic() < known.full_at_s + FULL_EVERY_S
+        if known is not None and versions is not None and is_sure:
+            found = await self._renewed(connection, known, versions)
+        full_at_s = time.monotonic() if known is None or found is None else known.full_at_s
+        if found is None:
+            found = JobRows.of(await snapshots.jobs(connection, of_gated))
+            self.read_again = len(found)
+        self._last = len(found)
+        if versions is not None and _are_of(versions, found):
+            self._known = _Known(found, versions, server, full_at_s)
+        return found
+
+    async def _renewed(self, connection: Connection, known: _Known, versions: Column) -> JobRows | None:
+        """Return the rows by what is known and what has changed; None where too much has, or nothing was there."""
+        if not known.versions.size:
+            return None
+        come_from, changed = _compare(known.versions, versions)
+        at = np.flatnonzero(changed)
+        if at.size > CHANGED_SHARE * versions.size:
+            return None
+        ids: list[str] = versions["id"][at].astype(str).tolist()
+        new = await fetch_rows(connection, JobRow, snapshots.JOBS_BY_ID, ids) if ids else []
+        if [row.id for row in new] != ids:
+            return None
+        self.read_again = len(new)
+        return known.rows.renewed(come_from, at, new)
+
+
+def _compare(old: Column, new: Column) -> tuple[Ints | None, Bools]:
+    """Return where each of the new was among the old, None: where it is now; and which are new or have changed."""
+    if old.size == new.size and np.array_equal(old["id"], new["id"]):
+        return None, (old["versions"] != new["versions"]).any(axis=1)
+    was = np.minimum(np.searchsorted(old["id"], new["id"]), old.size - 1)
+    same = (old["id"][was] == new["id"]) & (old["versions"][was] == new["versions"]).all(axis=1)
+    return was, ~same
+
+
+def _are_of(versions: Column, rows: JobRows) -> bool:
+    return versions["id"].astype(str).tolist() == rows.columns["id"].tolist()
+
+
+async def _versions(connection: Connection, of_gated: Sequence[str] | None) -> Column | None:
+    """Return id and numbers of each live job, in the order of ids; None where ids are not all of one length."""
+    query, arguments = snapshots.query_of(snapshots.VERSIONS, of_gated)
+    data = bytearray()
+
+    async def take(part: bytes) -> None:
+        data.extend(part)
+
+    await connection.copy_from_query(query, *arguments, output=take, format="binary")
+    size = len(data) - _HEADER - _TRAILER
+    if size < 6:
+        return np.zeros(0, dtype=[("id", "S1"), ("versions", "u4", (len(_TABLES),))])
+    width = int.from_bytes(data[_HEADER + 2 : _HEADER + 6], "big")
+    number = np.dtype([("length", ">i4"), ("value", ">u4")])
+    row = np.dtype([("fields", ">i2"), ("length", ">i4"), ("id", f"S{width}"), ("of", number, (len(_TABLES),))])
+    if size % row.itemsize:
+        return None
+    rows = np.frombuffer(data, row, size // row.itemsize, _HEADER)
+    lengths_hold = (rows["length"] == width).all() and (rows["of"]["length"] == number["value"].itemsize).all()
+    if not (lengths_hold and (rows["fields"] == 1 + len(_TABLES)).all()):
+        return None
+    made = np.empty(rows.size, dtype=[("id", f"S{width}"), ("versions", "u4", (len(_TABLES),))])
+    made["id"], made["versions"] = rows["id"], rows["of"]["value"]
+    return made[np.argsort(made["id"])]
