@@ -28,6 +28,7 @@ from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge, OpenRoutes
 from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.limits import AddressLimiter, RateLimiter
 from services.kit.http import ServiceClient, connector
+from services.kit.overload import OverloadMiddleware
 from services.kit.release import RELEASE
 from services.kit.settings import settings_or_exit
 from services.kit.tokens import outgoing
@@ -70,6 +71,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     dashboard.add_to(app)
     app.add_middleware(EdgeMiddleware, opened=opened)
     app.add_middleware(SessionMiddleware, seals=seals, valid_s=settings.session_s)
+    app.add_middleware(OverloadMiddleware, max_requests=settings.max_requests)
     return app
 
 

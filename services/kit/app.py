@@ -22,6 +22,7 @@ from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import ProblemCode
 from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
+from services.kit.overload import OverloadMiddleware
 from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
 from services.kit.pulse import EVERY_S, Pulse
 from services.kit.settings import SharedSettings
@@ -147,6 +148,7 @@ def create_service(
         open_prefixes=open_prefixes,
         open_paths=open_paths,
     )
+    app.add_middleware(OverloadMiddleware, max_requests=settings.max_requests)
     if not settings.service_credential and settings.service_token and incoming is None:
         log.warning(
             "identity.shared",

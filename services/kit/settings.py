@@ -95,6 +95,13 @@ class SharedSettings(BaseSettings):
         description="What stays free of that disk for what runs already, of a small one a tenth at most.",
     )
     data_dir: Path = Field(Path(".wattshift"), validation_alias="WATTSHIFT_DATA_DIR")
+    max_requests: int = Field(
+        1_000,
+        ge=1,
+        validation_alias="WATTSHIFT_MAX_REQUESTS",
+        description="Requests that a process works on at once, before their answers begin; beyond it, they get 503 "
+        "with Retry-After.",
+    )
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
     log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")
 

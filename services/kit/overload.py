@@ -1,0 +1,65 @@
+"""What a service does when it is asked for more than it can do: it says so at once, and goes on with what it has.
+
+Requests that wait behind others for the database hold memory and connections, and are answered when nobody waits for
+the answer any more. Beyond a number of them, further ones are told to come back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.contracts.problems import ProblemCode
+from services.kit.problems import ProblemError, problem_response
+
+HEALTH = ("/healthz", "/readyz", "/metrics")
+LONGEST_WAIT_S = 5
+
+
+class OverloadMiddleware:
+    """Answer 503 with ``Retry-After`` to requests beyond ``max_requests`` whose answers have not begun.
+
+    A stream that has begun no longer counts, so that followers of logs and events keep nobody out. Those who are told
+    to come back do not do so all at once: they are told different times.
+    """
+
+    def __init__(
+        self, app: ASGIApp, max_requests: int, wait_s: Callable[[int, int], int] = random.SystemRandom().randint
+    ) -> None:
+        self._app = app
+        self._max_requests = max_requests
+        self._wait_s = wait_s
+        self._unanswered = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in HEALTH:
+            await self._app(scope, receive, send)
+            return
+        if self._unanswered >= self._max_requests:
+            error = ProblemError(
+                503,
+                ProblemCode.UNAVAILABLE,
+                "Too many requests at once; nothing was done.",
+                headers={"Retry-After": str(self._wait_s(1, LONGEST_WAIT_S))},
+            )
+            await problem_response(error)(scope, receive, send)
+            return
+        waits = True
+        self._unanswered += 1
+
+        def answered() -> None:
+            nonlocal waits
+            if waits:
+                waits = False
+                self._unanswered -= 1
+
+        async def counted_send(message: Message) -> None:
+            answered()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted_send)
+        finally:
+            answered()
