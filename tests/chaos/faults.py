@@ -11,13 +11,15 @@ from tests.chaos.links import TROUBLES
 SHARES: Mapping[str, float] = {
     "kill": 3.0,
     "freeze": 3.0,
+    "lose": 1.0,
     **dict.fromkeys(TROUBLES, 3.0),
     "repeat": 4.0,
     "reorder": 2.0,
     "wipe": 0.5,
     "fill": 1.0,
 }
-"""How often each kind comes, relative to the others: ``kill`` -9; ``freeze``: SIGSTOP, then SIGCONT; troubles of links;
+"""How often each kind comes, relative to the others: ``kill`` -9; ``freeze``: SIGSTOP, then SIGCONT; ``lose``: an agent
+is frozen until its jobs have begun again elsewhere, while what it runs goes on; troubles of links;
 ``repeat`` and ``reorder``: commands that a node has had already are sent again; ``wipe``: Valkey forgets everything;
 ``fill``: no room is left on a node's disk."""
 
@@ -25,6 +27,8 @@ SHORT_S = (0.1, 1.5)
 LONG_S = (5.0, 9.0)
 """Longer than a lease, so that nodes count as lost."""
 LONG_SHARE = 0.12
+LOST_S = (9.0, 16.0)
+"""So long that, with the margin, a node's jobs are queued again and begin elsewhere before its agent wakes up."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ def draw(dice: random.Random, storm_s: float, pause_s: float, targets: Mapping[s
         (kind,) = dice.choices(kinds, shares)
         target = dice.choice(targets[kind])
         span_s = LONG_S if dice.random() < LONG_SHARE else SHORT_S
+        if kind == "lose":
+            span_s = LOST_S
         lasts_s = dice.uniform(*span_s)
         moment = kind in ("kill", "repeat", "reorder", "wipe")
         faults.append(Fault(at_s, kind, target, 0.0 if moment else lasts_s))

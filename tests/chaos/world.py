@@ -31,8 +31,13 @@ from tests.chaos.faults import Fault
 from tests.chaos.links import TROUBLES, Link, Trouble
 from tests.integration.conftest import QUICK
 
-SETTINGS = QUICK | {"TELEMETRY_LEASE_TTL_S": "4", "GPU_AGENT_DISK_RESERVE_BYTES": "0"}
-"""Leases that long faults outlast, and small disks that count as free until they are full."""
+SETTINGS = QUICK | {
+    "TELEMETRY_LEASE_TTL_S": "4",
+    "SCHEDULER_NODE_RETURN_S": "0.5",
+    "GPU_AGENT_DISK_RESERVE_BYTES": "0",
+}
+"""Leases that long faults outlast, nodes that are given up although the database or the scheduler was away a moment ago,
+and small disks that count as free until they are full."""
 NODES = processes.parse_nodes("2x2,1x4")
 NOT_NEEDED = ("router",)
 DISK_MB = 32
@@ -73,17 +78,26 @@ class World:
         """Return what each kind of fault can hit."""
         running = [process.name for process in self._processes()]
         nodes = [node.node_id for node in NODES]
+        agents = [f"agent-{node}" for node in nodes]
         commands = dict.fromkeys(("repeat", "reorder"), nodes)
         links = {trouble: [*self._links] for trouble in TROUBLES}
         full = [path.name for path in self._disks]
-        return {"kill": running, "freeze": running, **links, **commands, "wipe": ["valkey"], "fill": full}
+        return {
+            "kill": running,
+            "freeze": running,
+            "lose": agents,
+            **links,
+            **commands,
+            "wipe": ["valkey"],
+            "fill": full,
+        }
 
     async def apply(self, fault: Fault) -> None:
         """Let something go wrong for as long as it lasts; what could not be done is not counted."""
         match fault.kind:
             case "kill":
                 happened = self._signal(fault.target, signal.SIGKILL)
-            case "freeze":
+            case "freeze" | "lose":
                 happened = await self._freeze(fault)
             case "repeat" | "reorder" | "wipe":
                 happened = await self._disturb(fault)
