@@ -36,8 +36,8 @@ SETTINGS = QUICK | {
     "SCHEDULER_NODE_RETURN_S": "0.5",
     "GPU_AGENT_DISK_RESERVE_BYTES": "0",
 }
-"""Leases that long faults outlast, nodes that are given up although the database or the scheduler was away a moment ago,
-and small disks that count as free until they are full."""
+"""Leases that long faults outlast, nodes that are given up although the scheduler was away a moment ago, and
+small disks that count as free until they are full."""
 NODES = processes.parse_nodes("2x2,1x4")
 NOT_NEEDED = ("router",)
 DISK_MB = 32
