@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 
 from gateway.dashboard.middleware import SessionMiddleware
+from gateway.dashboard.oidc import Provider
 from gateway.dashboard.pages import Dashboard
 from gateway.dashboard.sessions import PURPOSE, Seals
 from gateway.dispatch import Dispatcher
@@ -53,6 +54,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         valid_s=settings.session_s,
         zone=settings.zone,
         limiter=AddressLimiter(settings.open_requests_per_s, settings.open_burst),
+        provider=None if (given := settings.provider) is None else Provider(given),
     )
 
     @asynccontextmanager
@@ -62,6 +64,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         ) as session:
             dashboard.keys = create_keys(settings, session)
             opened.edge = create_edge(settings, session, urls, dashboard.keys)
+            if dashboard.provider is not None:
+                dashboard.provider.session = session
             readiness.session = session
             yield
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.dashboard.oidc import ProviderSettings, read_keys
 from services.kit.edge.settings import EdgeSettings
 
 
@@ -24,6 +28,14 @@ class GatewaySettings(EdgeSettings):
     session_s: int = Field(
         default=12 * 3600, ge=60, le=31 * 86_400, description="How long after signing in the dashboard asks again."
     )
+    oidc_issuer: str = Field(
+        default="", pattern=r"^(https?://\S+)?$", description="Address of an OpenID Connect provider to sign in by."
+    )
+    oidc_name: str = Field(default="your organisation", description="What people call it.")
+    oidc_client_id: str = ""
+    oidc_client_secret: SecretStr = SecretStr("")
+    oidc_claim: str = Field(default="groups", description="The claim whose values choose the API key.")
+    oidc_keys: Path | None = Field(default=None, description="JSON file: API keys by values of that claim.")
     max_streams_per_tenant: int = Field(default=200, ge=1, description="Event and log streams open at once.")
     group_entries: int = Field(default=128, ge=1, description="Most submissions in one request to admission.")
     group_bytes: int = Field(default=4 * 1024 * 1024, ge=1, description="Their bodies together, unless one is larger.")
@@ -32,3 +44,33 @@ class GatewaySettings(EdgeSettings):
     upstream_timeout_s: float = Field(default=30, gt=0, description="For an answer that is not a stream.")
     connect_timeout_s: float = Field(default=2, gt=0)
     stream_silence_s: float = Field(default=60, gt=0, description="A stream silent for so long is closed.")
+
+    @field_validator("oidc_keys")
+    @classmethod
+    def _holds_keys(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            try:
+                read_keys(value.read_text())
+            except OSError as error:
+                raise ValueError(f"cannot be read: {error.strerror}") from error
+        return value
+
+    @model_validator(mode="after")
+    def _knows_the_provider(self) -> Self:
+        if self.oidc_issuer and not (self.oidc_client_id and self.oidc_keys):
+            raise ValueError("GATEWAY_OIDC_ISSUER needs GATEWAY_OIDC_CLIENT_ID and GATEWAY_OIDC_KEYS")
+        return self
+
+    @property
+    def provider(self) -> ProviderSettings | None:
+        """The provider to sign in by; None where there is none."""
+        if not self.oidc_issuer or self.oidc_keys is None:
+            return None
+        return ProviderSettings(
+            name=self.oidc_name,
+            issuer=self.oidc_issuer,
+            client_id=self.oidc_client_id,
+            client_secret=self.oidc_client_secret,
+            claim=self.oidc_claim,
+            keys=read_keys(self.oidc_keys.read_text()),
+        )

@@ -11,7 +11,7 @@ from services.kit.problems import ProblemError
 
 SCOPE_KEY = "wattshift.session"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-API = ("/v1/", "/emissions/", "/locations")
+API = ("/v1/", "/emissions/", "/locations", "/metrics")
 """Where the paths of the API begin; pages read the session themselves."""
 
 

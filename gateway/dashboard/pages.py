@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
 from gateway.dashboard.middleware import SCOPE_KEY
-from gateway.dashboard.sessions import Seals, Session, set_cookie
+from gateway.dashboard.oidc import Attempt, Provider
+from gateway.dashboard.sessions import Seals, Session, cookie_of, set_cookie
 from services.contracts.identity import ResolvedKey, Role
 from services.contracts.problems import ProblemCode
 from services.kit.edge.keys import KeyCache
@@ -24,6 +26,8 @@ from services.kit.release import RELEASE
 
 HERE = Path(__file__).parent
 LARGEST_FORM_BYTES = 8 * 1024
+ATTEMPT_S = 600
+"""How long a sign-in through a provider may take."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -101,9 +105,12 @@ class Dashboard:
 
     keys: KeyCache
 
-    def __init__(self, seals: Seals, *, valid_s: int, zone: str, limiter: AddressLimiter) -> None:
-        """Take what seals sessions, how long these are valid, and the zone to show first."""
+    def __init__(
+        self, seals: Seals, *, valid_s: int, zone: str, limiter: AddressLimiter, provider: Provider | None
+    ) -> None:
+        """Take what seals sessions, how long these are valid, the zone to show first, and who else knows people."""
         self._seals = seals
+        self.provider = provider
         self._valid_s = valid_s
         self._zone = zone
         self._limiter = limiter
@@ -122,6 +129,9 @@ class Dashboard:
         for page in PAGES:
             app.add_api_route(page.path, self._shown(page), include_in_schema=False, response_class=HTMLResponse)
         app.add_api_route("/sign-in", self._sign_in, methods=["POST"], include_in_schema=False)
+        if self.provider is not None:
+            app.add_api_route("/sign-in/provider", self._to_provider, include_in_schema=False)
+            app.add_api_route("/sign-in/answer", self._from_provider, include_in_schema=False)
         app.add_api_route("/sign-out", self._sign_out, methods=["POST"], include_in_schema=False)
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
@@ -168,8 +178,44 @@ class Dashboard:
         )
 
     def _sign_in_page(self, request: Request, problem: str = "", status: int = 401) -> HTMLResponse:
-        path = request.url.path if request.method == "GET" else "/"
-        return self.render("sign_in", status, problem=problem, then=path, provider="")
+        shown = request.method == "GET" and not request.url.path.startswith("/sign-in")
+        name = "" if self.provider is None else self.provider.settings.name
+        return self.render("sign_in", status, problem=problem, then=request.url.path if shown else "/", provider=name)
+
+    async def _to_provider(self, request: Request) -> Response:
+        assert self.provider is not None
+        attempt = Attempt.begun(_local(request.query_params.get("then", "/")))
+        try:
+            self._limiter.take(request.client.host if request.client else "")
+            address = await self.provider.address(attempt, _answer_address(request))
+        except ProblemError as error:
+            return self._sign_in_page(request, error.detail, error.status)
+        answer = RedirectResponse(address, 303, headers=HEADERS)
+        # It comes back from another site: a stricter cookie would not be sent then.
+        sealed = self._seals.seal(attempt)
+        cookie = set_cookie("provider", request.scope, sealed, max_age_s=ATTEMPT_S, same_site="Lax")
+        answer.headers.append("set-cookie", cookie)
+        return answer
+
+    async def _from_provider(self, request: Request) -> Response:
+        assert self.provider is not None
+        cookie = cookie_of("provider", request.scope, request.headers.get("cookie", "").encode("latin-1"))
+        attempt = self._seals.open(Attempt, cookie, ATTEMPT_S)
+        given = request.query_params
+        if attempt is None or not hmac.compare_digest(attempt.state.encode(), given.get("state", "").encode()):
+            return self._sign_in_page(request, "This sign-in was not begun here, or took too long. Try again.", 400)
+        if "code" not in given:
+            return self._sign_in_page(request, f"The provider refused: {given.get('error', 'no reason given')}.", 401)
+        try:
+            key, name = await self.provider.key(attempt, given["code"], _answer_address(request))
+            session = Session.begun(key, name)
+            await self.keys.caller(session.authorization)
+        except ProblemError as error:
+            return self._sign_in_page(request, error.detail, error.status)
+        # A page, and no redirect: the strict cookie is not sent on a way that began at another site.
+        answer = self.begin(request, session, self.render("signed_in", then=attempt.then))
+        answer.headers.append("set-cookie", set_cookie("provider", request.scope, "", max_age_s=0, same_site="Lax"))
+        return answer
 
     async def _sign_in(self, request: Request) -> Response:
         client = request.client
@@ -212,6 +258,11 @@ async def _read_form(request: Request) -> dict[str, str]:
         if len(body) > LARGEST_FORM_BYTES:
             raise ProblemError(413, ProblemCode.BODY_TOO_LARGE, "The form is too large.")
     return {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
+
+
+def _answer_address(request: Request) -> str:
+    """Return where the provider sends people back to; it knows our addresses and refuses any other."""
+    return f"{request.url.scheme}://{request.headers.get('host', '')}/sign-in/answer"
 
 
 def _local(path: str) -> str:

@@ -62,7 +62,7 @@ export class Chart {
     if (this.plot && width && (this.plot.width !== width)) this.plot.setSize({ width, height: this.height(height) });
   }
 
-  height(all) { return Math.max(120, all - (this.wanted.legend === false ? 0 : 34)); }
+  height(all) { return Math.max(120, all - (this.wanted.legend === false || innerWidth <= 560 ? 0 : 34)); }
 
   /** Draw anew, in the colours of now. */
   draw() {
@@ -77,7 +77,7 @@ export class Chart {
       padding: [12, 12, 0, 0],
       legend: { show: wanted.legend !== false, live: true },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
-      scales: { x: { time: true, ...(wanted.x ?? {}) }, y: { range: wanted.range ?? ((_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.1 : 1]) } },
+      scales: { ...wanted.scales, x: { time: true, ...(wanted.x ?? {}) }, y: { range: wanted.range ?? ((_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.1 : 1]) } },
       axes: [
         { ...axis, size: 38, space: 64, values: timeLabels },
         { ...axis, size: 56, values: (_, values) => values.map((value) => show(value)), label: undefined },

@@ -40,11 +40,16 @@ function when(job) {
   return job.expected_start_at ? ["expected ", at(job.expected_start_at)] : ["expected ", unknown()];
 }
 
+function why(job) {
+  const known = job.ended_at || ["queued", "held"].includes(job.state);
+  return h("td", { class: known ? "why" : "why blank" }, known ? job.detail ?? (words(job.reason) || "not looked at yet") : "–");
+}
+
 const row = (job) => h("tr", {},
   h("td", { class: "name" }, h("a", { href: `/jobs/${job.id}`, "data-focus": job.id }, job.name),
     h("small", {}, [me.isOperator ? job.tenant_id : null, job.project, job.user].filter(Boolean).join(" · "))),
   h("td", {}, badge(job.state, job.state === "queued" ? "waiting" : words(job.state))),
-  h("td", { class: "why" }, job.ended_at || ["queued", "held"].includes(job.state) ? job.detail ?? words(job.reason) : h("span", { class: "unknown" }, "–")),
+  why(job),
   h("td", { class: "time", "data-label": "" }, when(job)),
   h("td", { class: "number", "data-label": "GPUs" }, size(job)),
   h("td", { class: "time", "data-label": "submitted" }, at(job.submitted_at, ago)),

@@ -1,1 +1,163 @@
-import "./shell.js";
+// Nodes and their devices: clock, power, slices, health, and what runs there.
+import { all, get, send } from "./api.js";
+import { meter } from "./charts.js";
+import { by, fill, h, reconcile, table } from "./dom.js";
+import { ago, at, badge, clock, count, digits, duration, energy, percent, power, unknown, words } from "./format.js";
+import { every } from "./live.js";
+import { confirmed, trying } from "./shell.js";
+
+const form = by("filters");
+const open = new Set(location.hash ? [decodeURIComponent(location.hash.slice(1))] : []);
+const opened = new Set(open); // by an address: shown once, when it is there
+let nodes = [];
+let jobs = new Map(); // "node/device" -> jobs
+let body = null;
+
+const isSlice = (device) => device.parent !== undefined && device.parent !== null;
+const place = (node, index) => `${node}/${index}`;
+
+/** Return what is known of each device of a node, slices under their GPU. */
+function devicesOf(node) {
+  const readings = new Map(node.readings.map((each) => [each.index, each]));
+  const health = new Map(node.gpu_health.map((each) => [each.gpu, each]));
+  const found = node.devices.filter((each) => !isSlice(each)).map((device) => ({
+    device, reading: readings.get(device.index), health: health.get(device.index), slices: [],
+    partition: node.partitions.find((each) => each.gpu === device.index), jobs: jobs.get(place(node.id, device.index)) ?? [],
+  }));
+  const gpus = new Map(found.map((each) => [each.device.index, each]));
+  for (const slice of node.devices.filter(isSlice)) {
+    const of = jobs.get(place(node.id, slice.index)) ?? [];
+    gpus.get(slice.parent)?.slices.push({ slice, reading: readings.get(slice.index), jobs: of });
+  }
+  return found;
+}
+
+function kindOf(each) {
+  if (each.health?.cause) return "sick";
+  if (each.health?.drained) return "drained";
+  if (!each.jobs.length && !each.slices.some((slice) => slice.jobs.length)) return "idle";
+  return `used-${1 + Math.min(2, Math.floor((each.reading?.utilization ?? 0) * 3))}`;
+}
+
+/** Return the state of a node in a word, and why. */
+function stateOf(node) {
+  if (node.state === "lost") return ["lost", node.heartbeat_at ? `silent since ${ago(node.heartbeat_at)}` : "never heard"];
+  if (node.state === "asleep") return [node.power.state === "waking" ? "waking" : "asleep", words(node.power.reason)];
+  if (node.closed) return ["draining", node.closed];
+  if (node.draining) return ["draining", "takes no new work"];
+  return ["up", ""];
+}
+
+const limitOf = (each) => each.reading?.enforced_limit_w ?? each.reading?.power_limit_w ?? each.device.power_limit_w;
+const link = (job) => h("a", { href: `/jobs/${job.id}` }, job.name);
+const several = (items) => items.flatMap((each, i) => (i ? [", ", each] : [each]));
+
+function deviceRow(node, each) {
+  const { device, reading, health } = each;
+  const sick = health?.cause ? h("span", { class: "problem" }, `${words(health.cause)}${health.detail ? `: ${health.detail}` : ""}`) : health?.drained ? "out of service" : "well";
+  const act = health && !health.lasts ? "resume" : health ? null : "drain";
+  const gone = node.state !== "up";
+  return [h("tr", {},
+    h("td", {}, `GPU ${device.index}`, h("small", {}, device.model)),
+    h("td", { class: "number" }, gone || !reading ? unknown() : power(reading.power_w), h("small", {}, `of ${power(limitOf(each))}`)),
+    h("td", { class: "number" }, gone || !reading ? unknown() : percent(reading.utilization)),
+    h("td", { class: "number" }, gone || !reading?.clock_mhz ? unknown() : clock(reading.clock_mhz), reading?.locked_clock_mhz ? h("small", {}, `locked to ${clock(reading.locked_clock_mhz)}`) : null),
+    h("td", { class: "number" }, gone || reading?.memory_used_gib === null || !reading ? unknown() : `${digits(reading.memory_used_gib)} GiB`, h("small", {}, `of ${digits(device.memory_gib)} GiB`)),
+    h("td", {}, each.partition?.sizes.length ? each.partition.sizes.map((size) => `${size}g`).join(" + ") : "whole",
+      each.partition && each.partition.state !== "applied" ? h("small", {}, `${words(each.partition.state)}${each.partition.detail ? `: ${each.partition.detail}` : ""}`) : null),
+    h("td", { class: "why" }, sick, health?.since ? h("small", {}, "since ", at(health.since)) : null),
+    h("td", { class: "name" }, each.jobs.length ? several(each.jobs.map(link)) : "–"),
+    h("td", {}, act ? h("button", { type: "button", class: "quiet", "data-focus": `${act}-${device.index}`, onclick: () => change(`/v1/nodes/${node.id}/gpus/${device.index}/${act}`) }, act === "drain" ? "Take out" : "Return") : "")),
+  ...each.slices.map(({ slice, reading: part, jobs: there }) => h("tr", { class: "slice" },
+    h("td", {}, "\u2003", slice.profile ?? `${slice.sevenths}g`),
+    h("td", { class: "number" }, part ? power(part.power_w) : unknown(), h("small", {}, "estimated")),
+    h("td", { class: "number" }, part ? percent(part.utilization) : unknown()), h("td", {}), h("td", { class: "number" }, `${digits(slice.memory_gib)} GiB`),
+    h("td", {}, `${slice.sevenths}/7`), h("td", {}), h("td", { class: "name" }, there.length ? several(there.map(link)) : "–"), h("td", {})))];
+}
+
+function details(node) {
+  const act = (name, text, question) => h("button", { type: "button", "data-focus": name, onclick: async () => {
+    if (!question || await confirmed(question, text)) change(`/v1/nodes/${node.id}/${name}`);
+  } }, text);
+  const lacking = node.protections.filter((each) => !each.holds);
+  return h("div", { class: "node-details" },
+    h("div", { class: "card-head" },
+      h("p", { class: "note" }, `${node.address}, driver ${node.driver}, heartbeat `, node.heartbeat_at ? at(node.heartbeat_at, ago) : unknown(), `, credential ${words(node.credential)}`,
+        node.power.wakes || node.power.off_s ? `, woken ${count(node.power.wakes)} times, off for ${duration(node.power.off_s)} (${energy(node.power.estimated_energy_j)} estimated)` : "",
+        lacking.length ? h("span", { class: "problem" }, `. Jobs are not kept apart by: ${lacking.map((each) => words(each.name)).join(", ")}`) : ""),
+      h("div", { class: "buttons" },
+        node.draining ? act("resume", "Return to service") : act("drain", "Take out of service", `Take ${node.id} out of service? What runs there goes on; nothing new starts.`),
+        node.power.pinned_awake ? act("unpin", "May sleep") : act("pin-awake", "Keep awake"),
+        node.state === "asleep" ? act("wake", "Wake") : act("sleep", "Power down", `Power ${node.id} down? It is refused while something runs there.`))),
+    table(`Devices of ${node.id}`, [["Device"], ["Power", "number"], ["Utilisation", "number"], ["Clock", "number"], ["Memory", "number"], ["Slices"], ["Health"], ["Runs there"], [""]],
+      devicesOf(node).flatMap((each) => deviceRow(node, each))));
+}
+
+function nodeRow(node) {
+  const [state, why] = stateOf(node);
+  const devices = devicesOf(node);
+  const limit = devices.reduce((sum, each) => sum + limitOf(each), 0);
+  const shown = open.has(node.id);
+  const models = [...new Set(devices.map((each) => each.device.model))].join(", ");
+  const toggle = h("button", { type: "button", class: "toggle quiet", "aria-expanded": String(shown), "data-focus": "toggle", onclick: () => {
+    if (shown) open.delete(node.id); else open.add(node.id);
+    draw();
+  } }, node.id);
+  return h("li", { class: "node", id: node.id },
+    h("div", { class: "node-line" },
+      h("div", { class: "node-name" }, toggle, h("span", { class: "sub" }, `${models} · ${node.zone}`)),
+      h("div", {}, badge(state, state === "draining" && node.closed ? "closed" : words(state)), why ? h("span", { class: "sub" }, why) : null),
+      h("div", { class: "gpus", role: "img", "aria-label": `${node.gpus_in_use} of ${node.gpus} GPUs in use` },
+        devices.map((each) => h("span", { class: `gpu ${kindOf(each)}`, title: `GPU ${each.device.index}: ${each.reading ? `${power(each.reading.power_w)}, ${percent(each.reading.utilization)}` : "no reading"}` }))),
+      h("div", { class: "node-power" }, node.state === "lost" ? unknown() : [power(node.power_w), h("span", { class: "sub" }, `of ${power(limit)}`), meter(node.power_w, limit, `${power(node.power_w)} of ${power(limit)}`)])),
+    shown ? details(node) : null);
+}
+
+function matches(node) {
+  const text = form.elements.q.value.trim().toLowerCase();
+  if (text && ![node.id, node.zone, ...node.devices.map((each) => each.model)].some((each) => each.toLowerCase().includes(text))) return false;
+  switch (form.elements.state.value) {
+    case "up": return node.state === "up";
+    case "busy": return node.gpus_in_use > 0;
+    case "free": return node.state === "up" && !node.draining && node.gpus_in_use < node.gpus;
+    case "trouble": return node.state === "lost" || node.closed || node.gpu_health.length > 0 || node.power.state === "failed";
+    case "asleep": return node.state === "asleep";
+    default: return true;
+  }
+}
+
+function draw() {
+  const shown = nodes.filter(matches);
+  const sum = (of) => nodes.reduce((total, node) => total + of(node), 0);
+  fill(by("totals"), `${count(nodes.length)} nodes, ${count(sum((node) => node.gpus_in_use))} of ${count(sum((node) => node.gpus))} GPUs in use, ${power(sum((node) => (node.state === "lost" ? 0 : node.power_w)))}`);
+  if (!shown.length) {
+    body = null;
+    return void fill(by("nodes"), h("p", { class: "card empty" }, nodes.length ? "No node matches the filter." : ["No node has registered yet. ", h("code", {}, "wattshift nodes enroll"), " lets one in."]));
+  }
+  if (!body) body = fill(by("nodes"), h("ul", { class: "nodes" })).firstChild;
+  reconcile(body, shown, { key: (node) => node.id, make: nodeRow, stamp: (node) => JSON.stringify([open.has(node.id), stateOf(node), node.gpus_in_use, Math.round(node.power_w / 10),
+    open.has(node.id) ? [node.readings, node.gpu_health, node.partitions, node.power] : node.readings.map((each) => Math.floor(each.utilization * 3)), devicesOf(node).map((each) => each.jobs.map((job) => job.id))]) });
+  for (const id of opened) {
+    const row = by(id);
+    if (row) { row.scrollIntoView(); opened.delete(id); }
+  }
+}
+
+async function read() {
+  const [found, running] = await Promise.all([get("/v1/nodes"), all("/v1/jobs", { state: ["running", "starting", "preempting"] }, 5000)]);
+  nodes = found.items.sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true }));
+  jobs = new Map();
+  for (const job of running) for (const share of job.placement) for (const index of share.devices) {
+    const key = place(share.node_id, index);
+    jobs.set(key, [...(jobs.get(key) ?? []), { id: job.id, name: job.name }]);
+  }
+  draw();
+}
+
+async function change(path) {
+  if (await trying(() => send("POST", path))) await trying(read);
+}
+
+form.addEventListener("submit", (event) => event.preventDefault());
+form.addEventListener("input", draw);
+every(5000, () => trying(read));

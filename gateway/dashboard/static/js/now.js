@@ -19,7 +19,7 @@ async function showCounts() {
   const running = counts.running + counts.starting + counts.preempting;
   const part = (name, value, states) => h("a", { href: `/jobs?${states.map((state) => `state=${state}`).join("&")}` },
     figure(value, count, { class: "big", id: `count-${name}` }), h("span", {}, name));
-  const reasons = Object.entries(counts.waiting).sort((a, b) => b[1] - a[1]).slice(0, 3);
+  const reasons = Object.entries(counts.waiting).filter(([reason]) => reason !== "held").sort((a, b) => b[1] - a[1]).slice(0, 3);
   fill(by("counts"),
     h("div", { class: "trio" }, part("running", running, ["running", "starting", "preempting"]),
       part("waiting", counts.queued, ["queued"]), part("held", counts.held, ["held"])),
@@ -37,10 +37,9 @@ async function showCarbon() {
   fill(by("carbon"),
     figure(used, carbon, { class: "big", id: "carbon-today" }),
     h("p", { class: "note" },
-      baseline === null ? ["Baseline ", unknown(), "."] : [`Baseline `, figure(baseline, carbon, { id: "carbon-baseline" }),
+      baseline === null ? ["At the mean intensity: ", unknown(), "."] : ["At the mean intensity: ", figure(baseline, carbon, { id: "carbon-baseline" }),
         share === null ? "" : Math.abs(share) < 0.0005 ? ": the same" : h("span", { class: share < 0 ? "up-is-good" : "up-is-bad" }, `: ${percent(Math.abs(share))} ${share < 0 ? "less" : "more"}`), "."]),
-    h("p", { class: "note" }, me.isOperator ? "All tenants and idle GPUs, since midnight. " : "Your tenant, since midnight. ",
-      "Baseline: the same energy at the zone's mean intensity of the day."));
+    h("p", { class: "note" }, h("span", { title: "The baseline is the same energy at its zone's mean intensity since midnight." }, me.isOperator ? "All tenants and idle GPUs since midnight." : "Your tenant since midnight.")));
 }
 
 const history = new Ring(HISTORY);

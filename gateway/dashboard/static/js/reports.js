@@ -1,1 +1,108 @@
-import "./shell.js";
+// Energy and emissions of a period, as the ledger has them.
+import { get } from "./api.js";
+import { by, facts, fill, h, table } from "./dom.js";
+import { carbon, count, digits, energy, figure, gpuHours, intensity, percent, unknown, words } from "./format.js";
+import { meter } from "./charts.js";
+import { busy } from "./forms.js";
+import { notice, trying } from "./shell.js";
+
+const PAGE = 100;
+const form = by("filters");
+let lines = [];
+let cursor = null;
+let asked = {};
+
+/** Return the period as `{start, end}`, days being those of the viewer. */
+function period() {
+  const day = new Date();
+  day.setHours(0, 0, 0, 0);
+  const month = (offset) => new Date(day.getFullYear(), day.getMonth() + offset, 1).toISOString();
+  switch (form.elements.period.value) {
+    case "today": return { start: day.toISOString() };
+    case "month": return { start: month(0) };
+    case "last-month": return { start: month(-1), end: month(0) };
+    case "custom": {
+      const [from, to] = [form.elements.from.value, form.elements.to.value];
+      const after = to ? new Date(`${to}T00:00`) : null;
+      after?.setDate(after.getDate() + 1);
+      return { start: from ? new Date(`${from}T00:00`).toISOString() : null, end: after?.toISOString() };
+    }
+    default: return { start: new Date(day.getTime() - 6 * 86_400_000).toISOString() };
+  }
+}
+
+function showTotal(report) {
+  const { total, idle, total_accounts: accounts } = report;
+  const share = accounts.baseline_gco2 > 0 ? total.carbon_gco2 / accounts.baseline_gco2 - 1 : null;
+  fill(by("total"), facts([
+    ["Emissions, location-based", figure(total.carbon_gco2, carbon, { class: "big", id: "total-carbon" })],
+    ["Energy", figure(total.energy_j, energy, { class: "big", id: "total-energy" })],
+    ["At the mean intensity", figure(accounts.baseline_gco2, carbon), share === null ? null : h("span", { class: `sub ${share <= 0 ? "up-is-good" : "up-is-bad"}` }, Math.abs(share) < 0.0005 ? "the same" : `${percent(Math.abs(share))} ${share < 0 ? "less" : "more"} emitted`)],
+    ["Market-based", figure(accounts.market_gco2, carbon)],
+    ["Embodied", figure(accounts.embodied_gco2, carbon)],
+    ["GPU time", figure(total.gpu_s, gpuHours)],
+    ["Idle", figure(idle.energy_j, energy), total.energy_j ? h("span", { class: "sub" }, `${percent(idle.energy_j / total.energy_j)} of the energy`) : null],
+    ["Rests on estimates", total.carbon_gco2 ? percent(accounts.estimated_gco2 / total.carbon_gco2) : "–"],
+    ["GPUs by their own counters", figure(report.metered_gpu_energy_j, energy), h("span", { class: "sub" }, `ledger ${energy(total.gpu_energy_j)}`)],
+  ]), accounts.unknown.length ? h("p", { class: "note" }, `Unknown: ${accounts.unknown.join(", ")}.`) : null,
+  h("p", { class: "note" }, `Signals: ${report.signals.map(words).join(", ") || "none"}. The baseline is the same energy at its zone's mean intensity in the period.`));
+}
+
+function showGroups() {
+  const most = Math.max(0, ...lines.map((each) => each.footprint.carbon_gco2));
+  fill(by("groups"), lines.length ? table("Energy and emissions by group", [[form.elements.group.value], ["Carbon", "number"], [""], ["At the mean", "number"], ["Energy", "number"], ["GPU time", "number"], ["Jobs", "number"]], lines.map((each) => h("tr", {},
+    h("td", { class: "name" }, form.elements.group.value === "job" ? h("a", { href: `/jobs/${each.group}` }, each.name ?? each.group) : each.group),
+    h("td", { class: "number" }, figure(each.footprint.carbon_gco2, carbon)), h("td", { class: "share" }, meter(each.footprint.carbon_gco2, most, percent(most ? each.footprint.carbon_gco2 / most : 0))),
+    h("td", { class: "number" }, figure(each.accounts.baseline_gco2, carbon)), h("td", { class: "number" }, figure(each.footprint.energy_j, energy)),
+    h("td", { class: "number" }, figure(each.footprint.gpu_s, gpuHours)), h("td", { class: "number" }, count(each.jobs))))) : h("p", { class: "empty" }, "Nothing was used in this period."));
+  by("more").hidden = !cursor;
+  by("csv").disabled = !lines.length;
+}
+
+function showRest(report, requests) {
+  fill(by("zones"), report.zones.length ? table("Zones", [["Zone"], ["Mean", "number"], ["Contracts", "number"]], report.zones.map((each) => h("tr", {}, h("td", {}, each.zone), h("td", { class: "number" }, figure(each.mean_gco2_per_kwh, intensity)), h("td", { class: "number" }, figure(each.market_gco2_per_kwh, intensity))))) : h("p", { class: "empty" }, "No zone."));
+  fill(by("units"), report.units.length ? table("Software carbon intensity", [["Unit"], ["Amount", "number"], ["Jobs", "number"], ["Operational", "number"], ["Per unit (SCI)", "number"]], report.units.map((each) => h("tr", {}, h("td", {}, each.unit), h("td", { class: "number" }, digits(each.amount)), h("td", { class: "number" }, count(each.jobs)),
+    h("td", { class: "number" }, carbon(each.operational_gco2)), h("td", { class: "number" }, figure(each.sci_gco2_per_unit, carbon))))) : h("p", { class: "empty" }, "No job has succeeded wholly in this period."));
+  fill(by("requests"), requests?.lines.length ? table("Requests by model", [["Model"], ["Requests", "number"], ["Input tokens", "number"], ["Output tokens", "number"], ["Energy", "number"], ["Carbon", "number"], ["Per 1,000 tokens", "number"]], requests.lines.map((each) => {
+    const grams = each.carbon_gco2 + each.outside_carbon_gco2;
+    const tokens = each.input_tokens + each.output_tokens;
+    return h("tr", {}, h("td", { class: "name" }, each.group), h("td", { class: "number" }, count(each.requests)), h("td", { class: "number" }, count(each.input_tokens)), h("td", { class: "number" }, count(each.output_tokens)),
+      h("td", { class: "number" }, energy(each.energy_j + each.outside_energy_j)), h("td", { class: "number" }, carbon(grams)), h("td", { class: "number" }, tokens ? carbon((grams / tokens) * 1000) : unknown()));
+  })) : h("p", { class: "empty" }, "No requests in this period."));
+}
+
+async function show() {
+  for (const each of form.querySelectorAll(".custom")) each.hidden = form.elements.period.value !== "custom";
+  asked = { ...period(), group_by: form.elements.group.value, limit: PAGE };
+  const [report, requests] = await Promise.all([get("/v1/reports/footprint", asked), trying(() => get("/v1/reports/requests", { group_by: "model", start: asked.start, end: asked.end }))]);
+  ({ lines, next_cursor: cursor } = report);
+  showTotal(report);
+  showGroups();
+  showRest(report, requests);
+}
+
+async function more() {
+  const page = await get("/v1/reports/footprint", { ...asked, cursor });
+  lines = [...lines, ...page.lines];
+  cursor = page.next_cursor;
+  showGroups();
+}
+
+function download() {
+  const names = ["group", "name", "jobs", "energy_j", "gpu_energy_j", "carbon_gco2", "baseline_gco2", "gpu_s", "estimated_energy_j"];
+  const cell = (value) => { // a spreadsheet would take a text that begins so for a formula
+    const text = value === null || value === undefined ? "" : String(value);
+    return `"${(typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
+  };
+  const rows = lines.map(({ group, name, jobs, footprint, accounts }) => names.map((key) => cell({ group, name, jobs, ...footprint, baseline_gco2: accounts.baseline_gco2 }[key])).join());
+  const url = URL.createObjectURL(new Blob([[names.join(), ...rows].join("\r\n"), "\r\n"], { type: "text/csv" }));
+  h("a", { href: url, download: `wattshift-${asked.group_by}-${(asked.start ?? "all").slice(0, 10)}.csv` }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+  if (cursor) notice("Only the groups that are shown are in the file; press More for the rest.", "good");
+}
+
+form.addEventListener("submit", (event) => event.preventDefault());
+form.addEventListener("change", () => trying(show));
+by("more").addEventListener("click", (event) => busy(event.target, () => trying(more)));
+by("csv").addEventListener("click", download);
+trying(show);

@@ -1,7 +1,7 @@
 // What every page has: the switch of the theme, messages, dialogs that ask.
 import { by, h } from "./dom.js";
 
-const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
+const THEMES = { auto: "system", light: "light", dark: "dark" };
 const button = by("theme");
 
 function theme() {
@@ -11,7 +11,8 @@ function theme() {
 function showTheme(name) {
   if (name === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = name;
-  button.textContent = THEMES[name];
+  button.replaceChildren("◐", h("span", { class: "long" }, ` ${THEMES[name]}`));
+  button.setAttribute("aria-label", `Theme: ${THEMES[name]}. Change it.`);
   document.dispatchEvent(new Event("themechange"));
 }
 

@@ -1,0 +1,216 @@
+"""Sign in through a provider of OpenID Connect: authorization code with PKCE; what it says chooses an API key.
+
+Who signs in gets the key that the operator's file names for the value of one claim, a group or a person. There is no
+second kind of caller: roles, tenants, limits and the audit log are those of the key.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import jwt
+from pydantic import BaseModel, ConfigDict, HttpUrl, SecretStr, TypeAdapter, ValidationError
+
+from services.contracts.problems import ProblemCode
+from services.kit.logging import Log
+from services.kit.problems import ProblemError, unavailable
+
+log = Log(__name__)
+
+ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
+"""Signatures with a public key alone; none by a secret that others share, and never `none`."""
+LEEWAY_S = 60
+TIMEOUT = aiohttp.ClientTimeout(total=10)
+WHO = ("preferred_username", "email", "name", "sub")
+KEYS = TypeAdapter(dict[str, str])
+
+
+class Attempt(BaseModel, frozen=True):
+    """A sign-in under way, sealed in a cookie of the browser that began it."""
+
+    state: str
+    nonce: str
+    verifier: str
+    then: str
+
+    @classmethod
+    def begun(cls, then: str) -> Attempt:
+        """Return a new one, after which the page ``then`` is shown."""
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        return cls(state=state, nonce=nonce, verifier=verifier, then=then)
+
+    @property
+    def challenge(self) -> str:
+        """What the provider is shown of the verifier (RFC 7636)."""
+        return base64.urlsafe_b64encode(hashlib.sha256(self.verifier.encode()).digest()).decode().rstrip("=")
+
+
+class Endpoints(BaseModel):
+    """Where a provider is asked what; as it says itself."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    issuer: str
+    authorization_endpoint: HttpUrl
+    token_endpoint: HttpUrl
+    jwks_uri: HttpUrl
+
+
+@dataclass(frozen=True)
+class ProviderSettings:
+    """How a provider is reached, and whom it lets in.
+
+    Attributes:
+        name: What people call it.
+        issuer: Its address.
+        client_id: By which it knows this installation.
+        client_secret: That proves it.
+        claim: Whose values choose the key.
+        keys: API keys by values of the claim; of several that fit, the first in the file.
+    """
+
+    name: str
+    issuer: str
+    client_id: str
+    client_secret: SecretStr
+    claim: str
+    keys: Mapping[str, str]
+
+
+def read_keys(text: str) -> dict[str, str]:
+    """Return what a file of keys holds; ValueError if it is none."""
+    try:
+        return KEYS.validate_json(text)
+    except ValidationError as error:
+        raise ValueError('must be JSON such as {"research": "ws_..."}') from error
+
+
+class Provider:
+    """Leads people to the provider and finds out who comes back. ``session`` is set once the process has started."""
+
+    session: aiohttp.ClientSession
+
+    def __init__(self, settings: ProviderSettings) -> None:
+        self.settings = settings
+        self._endpoints: Endpoints | None = None
+        self._keys: jwt.PyJWKSet | None = None
+
+    async def address(self, attempt: Attempt, redirect_uri: str) -> str:
+        """Return where to send the browser."""
+        endpoints = await self._discover()
+        query = {
+            "response_type": "code",
+            "client_id": self.settings.client_id,
+            "redirect_uri": redirect_uri,
+            "scope": "openid profile email",
+            "state": attempt.state,
+            "nonce": attempt.nonce,
+            "code_challenge": attempt.challenge,
+            "code_challenge_method": "S256",
+        }
+        address = str(endpoints.authorization_endpoint)
+        return f"{address}{'&' if '?' in address else '?'}{urlencode(query)}"
+
+    async def key(self, attempt: Attempt, code: str, redirect_uri: str) -> tuple[str, str]:
+        """Return the API key of whoever comes back with ``code``, and their name.
+
+        Raises:
+            ProblemError: 401 where the provider or its answer does not prove who they are, 403 where no key is theirs,
+                503 where it does not answer.
+        """
+        endpoints = await self._discover()
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect_uri,
+            "code_verifier": attempt.verifier,
+        }
+        # Both parts are encoded as in a form before they are joined (RFC 6749, section 2.3.1).
+        parts = (self.settings.client_id, self.settings.client_secret.get_secret_value())
+        proof = base64.b64encode(":".join(quote(part, safe="") for part in parts).encode()).decode()
+        headers = {"authorization": f"Basic {proof}"}
+        answer = await self._ask("POST", str(endpoints.token_endpoint), data=form, headers=headers)
+        claims = await self._claims(str(answer.get("id_token", "")), attempt.nonce)
+        name = next((str(claims[each]) for each in WHO if claims.get(each)), "")
+        found = claims.get(self.settings.claim)
+        values = {str(each) for each in (found if isinstance(found, list) else [found])}
+        for value, key in self.settings.keys.items():
+            if value in values:
+                return key, name
+        log.warning("oidc.no_key", name=name, claim=self.settings.claim)
+        detail = f"{name or 'This account'} is known, but no API key is meant for it. Ask your administrator."
+        raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
+
+    async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
+        try:
+            kid = jwt.get_unverified_header(token).get("kid")
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                await self._key(kid),
+                algorithms=ALGORITHMS,
+                audience=self.settings.client_id,
+                issuer=(await self._discover()).issuer,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iat", "aud", "iss", "sub"]},
+            )
+        except (jwt.PyJWTError, KeyError) as error:
+            log.warning("oidc.token_refused", error=repr(error))
+            raise _unproven() from error
+        if not secrets.compare_digest(str(claims.get("nonce", "")), nonce):
+            raise _unproven()
+        return claims
+
+    async def _key(self, kid: str | None) -> jwt.PyJWK:
+        """Return the provider's key of that id; it is asked again for one that is new."""
+        for keys in (self._keys, None):
+            if keys is None:
+                address = str((await self._discover()).jwks_uri)
+                keys = self._keys = jwt.PyJWKSet.from_dict(await self._ask("GET", address))
+            for each in keys.keys:
+                if kid is None or each.key_id == kid:
+                    return each
+        raise KeyError(kid)
+
+    async def _discover(self) -> Endpoints:
+        if self._endpoints is None:
+            issuer = self.settings.issuer.rstrip("/")
+            try:
+                found = Endpoints.model_validate(await self._ask("GET", f"{issuer}/.well-known/openid-configuration"))
+            except ValidationError as error:
+                log.warning("oidc.not_described", error=str(error))
+                raise unavailable("The sign-in provider") from error
+            if found.issuer.rstrip("/") != issuer:
+                log.warning("oidc.another_issuer", expected=issuer, found=found.issuer)
+                raise unavailable("The sign-in provider")
+            self._endpoints = found
+        return self._endpoints
+
+    async def _ask(self, method: str, url: str, **options: Any) -> dict[str, Any]:
+        try:
+            async with self.session.request(method, url, timeout=TIMEOUT, allow_redirects=False, **options) as answer:
+                body = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning("oidc.no_answer", url=url, error=repr(error))
+            raise unavailable("The sign-in provider") from error
+        if answer.status >= 500:
+            raise unavailable("The sign-in provider")
+        try:
+            found = json.loads(body)
+        except ValueError:
+            found = None
+        if answer.status != 200 or not isinstance(found, dict):
+            log.warning("oidc.refused", url=url, status=answer.status)
+            raise _unproven()
+        return found
+
+
+def _unproven() -> ProblemError:
+    return ProblemError(401, ProblemCode.UNAUTHENTICATED, "The sign-in provider did not say who you are. Try again.")
