@@ -13,15 +13,8 @@ from pydantic import Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.schema import Name
-from services.kit.settings import SharedSettings
+from services.kit.settings import SECRET_VARIABLES, SharedSettings
 
-CREDENTIALS = frozenset(
-    (
-        *("DATABASE_URL", "REDIS_URL", "WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN"),
-        *("WATTSHIFT_SERVICE_CREDENTIAL", "WATTSHIFT_SECRETS_KEY", "WATTSHIFT_API_KEY", "GPU_AGENT_ENROLL_TOKEN"),
-    )
-)
-"""Variables of the control plane's own that no job gets, whatever is to be passed on."""
 _LISTS = (
     *("pass_environment", "owner_tenants", "reserved_accounts", "shown_folders", "images"),
     *("health_xids", "health_allowed_processes"),
@@ -220,7 +213,7 @@ class AgentSettings(SharedSettings):
         first, last = self.tenant_uids
         if not 0 < first <= last < 2**32 - 1:
             raise ValueError("tenant_uids must be FIRST-LAST, user ids from 1 to 4294967294")
-        if credentials := sorted(CREDENTIALS & set(self.pass_environment)):
+        if credentials := sorted(SECRET_VARIABLES & set(self.pass_environment)):
             raise ValueError(f"pass_environment must not name {', '.join(credentials)}: jobs get no credentials")
         return self
 

@@ -26,6 +26,19 @@ PUBLIC = ("gateway", "router")
 """Services that users reach."""
 NO_SERVICE_TOKEN = "WATTSHIFT_SERVICE_TOKEN is not set: Secret by which the services recognise each other."
 NOT_POSTGRES = "DATABASE_URL must be the postgresql:// address of a server"
+SECRET_VARIABLES = frozenset(
+    {
+        "DATABASE_URL",
+        "REDIS_URL",
+        "WATTSHIFT_API_KEY",
+        "WATTSHIFT_SERVICE_CREDENTIAL",
+        "WATTSHIFT_SERVICE_TOKEN",
+        "WATTSHIFT_NODE_JOIN_TOKEN",
+        "WATTSHIFT_SECRETS_KEY",
+        "GPU_AGENT_ENROLL_TOKEN",
+    }
+)
+"""Variables of the installation's own that only the process gets which needs them; no job and no command does."""
 SECRET_NAME = re.compile("TOKEN|PASSWORD|SECRET|CREDENTIAL|KEY|URL")
 """Variables whose values are not repeated in messages; an address may contain a password."""
 

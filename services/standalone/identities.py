@@ -6,12 +6,9 @@ from collections.abc import Mapping
 
 from services.kit import redis_users
 from services.kit.credentials import Credential, roots_of, standing_token
+from services.kit.settings import SECRET_VARIABLES
 from services.standalone.data_folder import DataFolder
 
-SECRETS = (
-    *("WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_SERVICE_CREDENTIAL", "WATTSHIFT_NODE_JOIN_TOKEN"),
-    *("WATTSHIFT_SECRETS_KEY", "DATABASE_URL", "REDIS_URL", "GPU_AGENT_ENROLL_TOKEN"),
-)
 WITHOUT_DATABASE = ("gateway", "router")
 WITH_SECRETS_KEY = ("admission", "serving", "telemetry")
 OF_WORKERS = {"worker": "optimizer", "plan-solver": "optimizer", "simulator-worker": "simulator"}
@@ -75,4 +72,4 @@ class Identities:
 
 
 def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in SECRETS}
+    return {name: value for name, value in environment.items() if name not in SECRET_VARIABLES}

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from services.core.domain.errors import DomainError
+from services.kit.settings import SECRET_VARIABLES
 from services.scheduler.power.hooks import (
     CommandHook,
     Controller,
@@ -38,13 +39,16 @@ def sh(line: str, *more: str) -> tuple[str, ...]:
 async def test_a_command_gets_the_node_as_a_word_and_none_of_our_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WATTSHIFT_SERVICE_TOKEN", "a-token-of-the-services")
+    for name in SECRET_VARIABLES:
+        monkeypatch.setenv(name, "a-secret-of-ours")
+    monkeypatch.setenv("RACK", "r7")
     out = tmp_path / "out"
     hook = CommandHook(sh('env > "$0"; echo "$1" >> "$0"', str(out), "{node};{address} $(id)"), sh("true"), 5)
     await hook.set_power(NODE, on=True)
     said = out.read_text()
     assert said.endswith("n1;10.0.0.1 $(id)\n")
-    assert "a-token-of-the-services" not in said
+    assert "RACK=r7\n" in said
+    assert "a-secret-of-ours" not in said
 
 
 async def test_a_command_that_fails_is_quoted_and_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -23,19 +23,10 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.core.domain.errors import DomainError
+from services.kit.settings import SECRET_VARIABLES
 from services.scheduler.settings import SchedulerSettings
 
 PLACEHOLDERS = frozenset({"node", "address"})
-SECRETS = frozenset(
-    {
-        "DATABASE_URL",
-        "REDIS_URL",
-        "WATTSHIFT_SERVICE_TOKEN",
-        "WATTSHIFT_SERVICE_CREDENTIAL",
-        "WATTSHIFT_NODE_JOIN_TOKEN",
-    }
-)
-"""Environment variables that an operator's command does not get."""
 SAID = 300
 """Characters kept of a hook's last output."""
 
@@ -257,7 +248,7 @@ async def run_process(words: Sequence[str], time_limit_s: float, said: bytes = b
     Raises:
         HookError: it cannot be started, fails, or takes longer than it may.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     try:
         process = await asyncio.create_subprocess_exec(
             *words,
