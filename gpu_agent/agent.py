@@ -19,6 +19,8 @@ import orjson
 from redis.asyncio import Redis
 
 from gpu_agent import files, logs, retention, shim
+from gpu_agent.checkpoint_store import Store, StoreError
+from gpu_agent.checkpoints import Checkpoints, CopyRules
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import find_engine
 from gpu_agent.controls import Controls
@@ -32,7 +34,7 @@ from gpu_agent.git import GitRules, remove_keys
 from gpu_agent.health import GpuHealth, HealthRules
 from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
-from gpu_agent.inputs import Fetcher
+from gpu_agent.inputs import Fetcher, Inputs
 from gpu_agent.intervals import Intervals
 from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox, Measured
 from gpu_agent.launch import Launcher
@@ -43,6 +45,7 @@ from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import SourceLimits, Sources, remove_sources
 from gpu_agent.spool import Spool
+from services.contracts.commands import StartGang
 from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
 from services.contracts.routing import LatencyReport
 from services.core.accounting.host_power import CpuPowerModel
@@ -53,6 +56,7 @@ from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.kit.settings import exit_with
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
@@ -96,7 +100,10 @@ class Agent:
         simulated = self.driver.name == "simulated"
         engine = find_engine(with_gpus=not simulated) if settings.containers == "auto" else None
         launcher = Launcher(
-            checkpoint_folders=[settings.data_folder / "checkpoints", settings.state_folder / "checkpoints"],
+            checkpoint_folders=[
+                *([settings.data_folder / "checkpoints"] if settings.checkpoints == "shared" else []),
+                settings.state_folder / "checkpoints",
+            ],
             # Over TLS, jobs report by their file alone: they do not know the authority of the installation.
             agent_url=""
             if settings.tls_cert
@@ -112,13 +119,24 @@ class Agent:
         self.intervals = Intervals()
         self._launcher = launcher
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
+        self.checkpoints = Checkpoints(
+            settings.state_folder / "checkpoints",
+            settings.node_id,
+            self._open_store(),
+            CopyRules(settings.checkpoint_interval_s, settings.checkpoint_wait_s, settings.checkpoint_max_bytes),
+            is_shared=settings.checkpoints == "shared",
+            account_of=launcher.account_of,
+            on_change=self._tick_due.set,
+            retry_s=settings.retry_s,
+        )
         self.gangs = Gangs(
             settings.state_folder,
             launcher,
             on_change=self._heartbeat_due.set,
             is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
             is_clean=lambda devices: self.controls.is_clean(devices) and not self.partitions.is_open(devices),
-            fetch=lambda start, rank: self._fetcher.fetch(start, rank),
+            fetch=self._fetch,
+            checkpoints=self.checkpoints,
         )
         self.partitions = Partitions(
             self.driver,
@@ -209,6 +227,7 @@ class Agent:
             "health": self._watch_health,
             "delivery": self._deliver,
             "housekeeping": self._keep_house,
+            "checkpoints": partial(self.checkpoints.copy_running, self._gangs_that_run),
         }
         for name, loop in loops.items():
             self._tasks[name] = asyncio.create_task(self._keep_going(name, loop), name=name)
@@ -224,6 +243,7 @@ class Agent:
         else:
             await self.meter.close()
         await self._cancel(*self._tasks)
+        await self.checkpoints.close()
         await self._learned.save(everything=True)
         if self.settings.stop_ranks_on_exit:
             with suppress(ProblemError, TimeoutError):
@@ -275,8 +295,9 @@ class Agent:
         """Return why this node takes no new work; None while it does."""
         if isinstance(self.driver, AbsentDriver):
             return self.driver.why
-        problem = self._disk.problem()
-        return f"Its disk {problem}" if problem else None
+        if problem := self._disk.problem():
+            return f"Its disk {problem}"
+        return f"It does not reach {self.checkpoints.problem}" if self.checkpoints.problem else None
 
     def _running_ranks(self) -> set[str]:
         return {gang.allocation_id for gang in self.gangs if not gang.is_over}
@@ -445,6 +466,8 @@ class Agent:
             disk = self._disk.space()
             lacking = disk.reserve_bytes - disk.free_bytes if disk else 0
             await asyncio.to_thread(retention.clean, self.gangs.folder, generations, limits, lacking)
+            jobs = [gang.start.job_id for gang in self.gangs if gang.start]
+            await asyncio.to_thread(self.checkpoints.clean, jobs, self.settings.retention_s)
             await self._learned.save()
             kept_bytes = self.settings.log_stream_bytes
             for gang in self.gangs:
@@ -549,6 +572,29 @@ class Agent:
             return datetime.fromtimestamp(0, UTC)
         ended = folder.exit()
         return ended.ended_at if ended else None
+
+    async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
+        inputs = await self._fetcher.fetch(start, rank)
+        await self.checkpoints.prepare(start)
+        return inputs
+
+    def _gangs_that_run(self) -> list[tuple[StartGang, RankFolder]]:
+        return [(gang.start, gang.folder) for gang in self.gangs if gang.holding and gang.start and gang.started_at]
+
+    def _open_store(self) -> Store | None:
+        settings = self.settings
+        if settings.checkpoints != "store":
+            return None
+        try:
+            return Store.at(
+                settings.checkpoint_store,
+                endpoint=settings.checkpoint_store_endpoint,
+                region=settings.checkpoint_store_region,
+                key=settings.checkpoint_store_key,
+                secret=settings.checkpoint_store_secret,
+            )
+        except StoreError as error:
+            exit_with(f"GPU_AGENT_CHECKPOINT_STORE: {error}")
 
     def _open_driver(self) -> Driver:
         settings = self.settings

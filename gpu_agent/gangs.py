@@ -21,6 +21,7 @@ import orjson
 from pydantic import ValidationError
 
 from gpu_agent import files, shim
+from gpu_agent.checkpoints import Checkpoints
 from gpu_agent.controls import Order
 from gpu_agent.inputs import Inputs, fetch_nothing
 from gpu_agent.launch import Launcher
@@ -55,6 +56,7 @@ class Gang:
         named: Whether the last answer to a heartbeat that reported it named it; None before any did.
         end_known: Whether the control plane has answered a heartbeat that reported its end.
         holding: Whether it holds its devices: from just before it starts until nothing of it is left.
+        copying: Whether it has ended, and its checkpoint is still being copied.
         launching: The start in progress.
         shim: The shim, if this agent started it.
         settings: Controls for its devices; None if there are none.
@@ -68,6 +70,7 @@ class Gang:
     named: bool | None = None
     end_known: bool = False
     holding: bool = False
+    copying: bool = False
     launching: asyncio.Task[None] | None = None
     shim: subprocess.Popen[bytes] | None = None
     exit_code: int | None = None
@@ -115,6 +118,7 @@ class Gangs:
         is_billed: Callable[[str], bool] = lambda _: True,
         is_clean: Callable[[tuple[int, ...]], bool] = lambda _: True,
         fetch: Callable[[StartGang, Path], Awaitable[Inputs]] = fetch_nothing,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """Create an empty register; ``load`` fills it from disk.
 
@@ -125,6 +129,7 @@ class Gangs:
             is_clean: Whether devices are free of an earlier gang's controls; until then no gang starts there.
             fetch: Fetches what a gang needs before it starts. It may take a while: a gang that is to stop meanwhile
                 never starts.
+            checkpoints: Say what became of a gang's checkpoint before its end is reported.
         """
         self.folder = folder / "allocations"
         self._generations = folder / "generations"
@@ -133,6 +138,7 @@ class Gangs:
         self._is_billed = is_billed
         self._is_clean = is_clean
         self._fetch = fetch
+        self._checkpoints = checkpoints
         self._gangs: dict[str, Gang] = {}
         self._lease_s = 0.0
         self.deadline = float("-inf")
@@ -290,7 +296,7 @@ class Gangs:
         before = self.owners(), self.guests()
         changed = [gang for gang in self if self._observe(gang)]
         for gang in self:
-            if gang.state is RankState.STOPPING and not gang.holding:
+            if gang.state is RankState.STOPPING and not gang.holding and not gang.copying:
                 self._end_unstarted(gang, _SIGTERM_CODE, EndedBy.STOP, gang.detail or "stopped before it started")
             if _is_dead(gang):
                 await asyncio.to_thread(gang.folder.end_after_dead_shim)
@@ -401,8 +407,15 @@ class Gangs:
         if ended is not None:
             if gang.progress is not None:
                 gang.progress.poll()  # it may have written until it ended
+            gang.holding = False
+            copied = self._checkpoints.outcome(gang.start, gang.folder, ended) if self._checkpoints else ""
+            gang.copying = copied is None
+            if copied is None:
+                gang.state = RankState.STOPPING
+                return made_first_progress or gang.state is not before
             gang.state, gang.exit_code, gang.ended_by = RankState.EXITED, ended.code, ended.ended_by
-            gang.detail, gang.ended_at, gang.holding = ended.detail or gang.detail, ended.ended_at, False
+            gang.detail = "; ".join(note for note in (ended.detail or gang.detail, copied) if note)
+            gang.ended_at = ended.ended_at
             log.info("gang.exited", allocation_id=gang.allocation_id, code=ended.code, ended_by=ended.ended_by)
         elif gang.folder.stop_requested():
             gang.state = RankState.STOPPING
@@ -418,9 +431,9 @@ class Gangs:
             return False
         beside = 0
         for other in self:
-            if other.holding and other.start:
-                if other.start.job_id == gang.start.job_id:
-                    return False
+            if (other.holding or other.copying) and other.start and other.start.job_id == gang.start.job_id:
+                return False
+            if other.holding:
                 beside += bool(set(other.devices) & set(gang.devices))
         if beside > gang.start.shares or not (beside or self._is_clean(gang.devices)):  # controls are the owner's
             return False
@@ -487,13 +500,16 @@ class Gangs:
 
     def _forget(self) -> None:
         for gang in self:
-            if gang.end_known and gang.named is False and self._is_billed(gang.allocation_id):
+            is_settled = self._checkpoints is None or self._checkpoints.is_settled(gang.start, gang.folder)
+            if gang.end_known and gang.named is False and is_settled and self._is_billed(gang.allocation_id):
                 try:
                     gang.folder.release()
                 except OSError as error:
                     log.warning("gang.not_released", allocation_id=gang.allocation_id, error=str(error))
                     continue
                 del self._gangs[gang.allocation_id]
+                if self._checkpoints is not None:
+                    self._checkpoints.forget(gang.allocation_id)
                 log.info("gang.released", allocation_id=gang.allocation_id)
 
     def _newest_generation(self, job_id: str) -> int:

@@ -187,6 +187,12 @@ class RankFolder:
         facts = shim.read_facts(str(self.path / shim.STOP))
         return None if facts is None else EndedBy(facts.get("cause", EndedBy.STOP))
 
+    def grace_over_at(self) -> float | None:
+        """Return when the grace period of a requested end is over, UTC seconds; None if none was requested."""
+        path = self.path / shim.STOP
+        facts = shim.read_facts(str(path))
+        return None if facts is None else path.stat().st_mtime + float(facts.get("grace_s", 0.0))
+
     def started(self) -> dict[str, str] | None:
         """Return what the shim wrote before it let the command run."""
         return shim.read_facts(str(self.path / shim.STARTED))

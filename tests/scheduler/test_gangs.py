@@ -99,6 +99,12 @@ def test_the_exit_code_is_that_of_the_part_that_failed_by_itself() -> None:
 
 
 def test_only_a_preemption_counts_as_one_and_only_a_failure_as_a_restart() -> None:
+    alone = ShareReport(RankState.EXITED, 0, EndedBy.STOP, "slow; Its checkpoint was not copied: it is on n1 alone.")
+    for reason in (EndReason.PREEMPTED, EndReason.NODE_LOST, EndReason.SLICE_LOST, EndReason.GPU_LOST):
+        told = fate_of(stopping(reason, alone, STOPPED))
+        assert isinstance(told, End)
+        assert told.detail.endswith("Its checkpoint was not copied: it is on n1 alone.")
+        assert "continue from its checkpoint" not in told.detail
     preempted = fate_of(stopping(EndReason.PREEMPTED, STOPPED))
     lost = fate_of(gang(LOST))
     again = fate_of(gang(FAILED, max_restarts=1))

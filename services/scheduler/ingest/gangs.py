@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.contracts.nodes import SLICE_GONE, EndedBy, RankState
+from services.contracts.nodes import NOT_COPIED, SLICE_GONE, EndedBy, RankState
 from services.core.domain.jobs import JobState
 
 
@@ -182,19 +182,14 @@ def _end_of(gang: Gang) -> End:
         return End(JobState.FAILED, EndReason.TIME_LIMIT, detail, _exit_code(gang))
     match _reason(gang):
         case EndReason.GPU_LOST as reason:
-            detail = f"{gang.gpu_lost} It will continue from its checkpoint on others.".strip()
+            detail = f"{gang.gpu_lost} {_not_copied(gang) or 'It will continue from its checkpoint on others.'}".strip()
             return _paused(gang, reason, detail, preempted=False)
         case EndReason.SLICE_LOST as reason:
-            detail = "Its node no longer has its MIG slice; it will continue from its checkpoint."
-            return _paused(gang, reason, detail, preempted=False)
+            return _paused(gang, reason, _continues(gang, "Its node no longer has its MIG slice"), preempted=False)
         case EndReason.PREEMPTED | EndReason.HELD | EndReason.CANCELLED as reason:
-            return _paused(
-                gang, reason, "Stopped with its grace period; it will continue from its checkpoint.", preempted=True
-            )
+            return _paused(gang, reason, _continues(gang, "Stopped with its grace period"), preempted=True)
         case EndReason.NODE_LOST as reason:
-            return _paused(
-                gang, reason, "A node it ran on was lost; it will continue from its checkpoint.", preempted=False
-            )
+            return _paused(gang, reason, _continues(gang, "A node it ran on was lost"), preempted=False)
         case EndReason.START_FAILED as reason:
             detail = _detail(gang) or "It did not start running in time."
             if gang.failed_starts + 1 < gang.start_attempts:
@@ -211,6 +206,18 @@ def _reason(gang: Gang) -> EndReason:
     if gang.slice_lost and reason in (EndReason.FAILED, EndReason.START_FAILED):
         return EndReason.SLICE_LOST  # a process whose device goes away fails, which is no fault of the job
     return reason
+
+
+def _continues(gang: Gang, why: str) -> str:
+    """Return why a gang was stopped and what it goes on from."""
+    lost = _not_copied(gang)
+    return f"{why}. {lost}" if lost else f"{why}; it will continue from its checkpoint."
+
+
+def _not_copied(gang: Gang) -> str:
+    """Return what a node says of a checkpoint that other nodes do not have; empty if none does."""
+    said = [share.detail for share in gang.shares if share.detail and NOT_COPIED in share.detail]
+    return said[0][said[0].index(NOT_COPIED) :] if said else ""
 
 
 def _paused(gang: Gang, reason: EndReason, detail: str, *, preempted: bool) -> End:

@@ -1,0 +1,294 @@
+"""Copies of jobs' checkpoints in a store that all nodes reach: an S3 API, or a folder.
+
+A copy by node 0 of generation 7 is its files, ``JOB/7/0/KEY`` each, and then a manifest, ``JOB/7/0/manifest.json``,
+that names them with their sizes and hashes. What has no manifest, or not all the files that it names, is no copy. Each
+allocation writes beneath its own generation alone, so that a node that was given up cannot overwrite what a later gang
+has kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+MANIFEST = "manifest.json"
+PIECE_BYTES = 8 * 2**20
+_AT_ONCE = 4
+"""Pieces of a file that are on their way at once."""
+
+
+class StoreError(Exception):
+    """The store did not do what it was asked to; the message contains no secret."""
+
+
+class Entry(BaseModel):
+    """A file, folder or link of a checkpoint.
+
+    Attributes:
+        kind: What it is.
+        key: Name of a file's content in the folder of its copy; empty where another node of the gang keeps it.
+        target: Where a link leads, relative to its own folder.
+        changed: Whether it was written by this gang, and not by those before.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    kind: Literal["file", "folder", "link"]
+    mode: int = Field(default=0o700, ge=0, le=0o777)
+    size_bytes: int = Field(default=0, ge=0)
+    sha256: str = ""
+    key: str = Field(default="", pattern=r"^([a-z0-9-]+)?$")
+    target: str = ""
+    changed: bool = True
+
+
+class Manifest(BaseModel):
+    """What one node of a gang has kept.
+
+    Attributes:
+        nodes: How many nodes the gang has; its copy is whole once each has a manifest.
+        entries: By path, relative to the checkpoint's folder.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    nodes: int = Field(ge=1)
+    entries: dict[str, Entry]
+
+    @model_validator(mode="after")
+    def _stays_inside(self) -> Self:
+        for path, entry in self.entries.items():
+            if not is_inside(path) or (entry.kind == "link" and not leads_inside(path, entry.target)):
+                raise ValueError(f"{path} leads out of its folder")
+            if any(str(above) in self.entries and self.entries[str(above)].kind != "folder" for above in _above(path)):
+                raise ValueError(f"{path} is below something that is no folder")
+        return self
+
+
+class Copy(BaseModel):
+    """The whole copy of one gang: the manifests of its nodes, by their rank."""
+
+    model_config = ConfigDict(frozen=True)
+
+    generation: int
+    manifests: tuple[Manifest, ...]
+
+    def merged(self) -> dict[str, tuple[int, Entry]]:
+        """Return what the gang's nodes had together, as one folder would: by path, the node's rank and the entry.
+
+        What a node has written counts before what it only found; a path that any node has removed is gone.
+        """
+        found: dict[str, tuple[int, Entry]] = {}
+        for path in sorted({path for each in self.manifests for path in each.entries}):
+            entries = [(rank, each.entries.get(path)) for rank, each in enumerate(self.manifests)]
+            written = [(rank, entry) for rank, entry in entries if entry is not None and entry.changed]
+            kept = [(rank, entry) for rank, entry in entries if entry is not None]
+            if written or len(kept) == len(entries):
+                found[path] = (written or kept)[0]
+        return {
+            path: each
+            for path, each in found.items()
+            if all(str(above) in found and found[str(above)][1].kind == "folder" for above in _above(path))
+        }
+
+
+class Store:
+    """A store of checkpoints; its calls block, and each may be repeated."""
+
+    def __init__(self, objects: Any) -> None:
+        """Use an object store of the package obstore."""
+        self._objects = objects
+
+    @classmethod
+    def at(cls, address: str, *, endpoint: str = "", region: str = "", key: str = "", secret: str = "") -> Store:
+        """Open the store at ``s3://BUCKET/PREFIX`` or in a folder.
+
+        Raises:
+            ModuleNotFoundError: The package obstore is not installed.
+            StoreError: The address or a setting is not accepted.
+        """
+        from obstore.exceptions import BaseError
+        from obstore.store import LocalStore, S3Store
+
+        try:
+            if not address.startswith("s3://"):
+                Path(address).mkdir(mode=0o700, parents=True, exist_ok=True)
+                return cls(LocalStore(address))
+            parts = urlsplit(address)
+            given: dict[str, Any] = {"endpoint": endpoint, "access_key_id": key, "secret_access_key": secret}
+            return cls(
+                S3Store(
+                    parts.netloc,
+                    prefix=parts.path.strip("/") or None,
+                    region=region or "us-east-1",
+                    client_options={"allow_http": endpoint.startswith("http://"), "timeout": "60s"},
+                    retry_config={"max_retries": 3},
+                    **{name: value for name, value in given.items() if value},
+                )
+            )
+        except (BaseError, OSError) as error:
+            raise StoreError(f"{address} cannot be opened: {_first_line(error)}") from None
+
+    def check(self) -> None:
+        """Raise StoreError unless the store answers."""
+        self._names("wattshift-asks-whether-this-answers")
+
+    def newest(self, job: str, before: int) -> Copy | None:
+        """Return the newest whole copy of a job, of a generation before ``before``.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        found: dict[int, set[int]] = {}
+        for name in self._names(job):
+            parts = name.split("/")
+            if len(parts) == 4 and parts[3] == MANIFEST and parts[1].isdecimal() and parts[2].isdecimal():
+                found.setdefault(int(parts[1]), set()).add(int(parts[2]))
+        for generation in sorted((number for number in found if number < before), reverse=True):
+            manifests = [self.manifest(job, generation, rank) for rank in range(len(found[generation]))]
+            known = [each for each in manifests if each is not None]
+            if known and len(known) == len(manifests) == known[0].nodes:
+                return Copy(generation=generation, manifests=tuple(known))
+        return None
+
+    def manifest(self, job: str, generation: int, rank: int) -> Manifest | None:
+        """Return the manifest of one node of a gang; None if there is none that can be read.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        try:
+            return Manifest.model_validate_json(b"".join(self.read(job, generation, rank, MANIFEST)))
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def keep(self, job: str, generation: int, rank: int, manifest: Manifest) -> None:
+        """Make what was written a copy: from now on it counts.
+
+        Raises:
+            StoreError: The store did not take it.
+        """
+        self.write(job, generation, rank, MANIFEST, [manifest.model_dump_json().encode()])
+
+    def write(self, job: str, generation: int, rank: int, key: str, content: Sequence[bytes] | Iterator[bytes]) -> None:
+        """Write one file's content, which is there as a whole or not at all.
+
+        Raises:
+            StoreError: The store did not take it.
+        """
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            obstore.put(
+                self._objects,
+                f"{job}/{generation}/{rank}/{key}",
+                iter(content),
+                chunk_size=PIECE_BYTES,
+                max_concurrency=_AT_ONCE,
+            )
+        except (BaseError, OSError) as error:
+            raise StoreError(_first_line(error)) from None
+
+    def read(self, job: str, generation: int, rank: int, key: str) -> Iterator[bytes]:
+        """Yield one file's content in pieces.
+
+        Raises:
+            FileNotFoundError: It is not there.
+            StoreError: The store does not answer.
+        """
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            for piece in obstore.get(self._objects, f"{job}/{generation}/{rank}/{key}").stream(PIECE_BYTES):
+                yield bytes(piece)
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError) as error:
+            raise StoreError(_first_line(error)) from None
+
+    def fetch(self, job: str, generation: int, rank: int, entry: Entry, file: IO[bytes]) -> bool:
+        """Write a file's content into ``file``; False if it is not there, or not what the manifest says.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        digest, size = hashlib.sha256(), 0
+        try:
+            for piece in self.read(job, generation, rank, entry.key):
+                digest.update(piece)
+                size += len(piece)
+                if size > entry.size_bytes:
+                    return False
+                file.write(piece)
+        except FileNotFoundError:
+            return False
+        return size == entry.size_bytes and digest.hexdigest() == entry.sha256
+
+    def forget(self, job: str, generation: int, rank: int, kept: Manifest) -> None:
+        """Remove what a node's own earlier copies of this gang had, and, once the gang's is whole, those before it.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        import obstore
+        from obstore.exceptions import BaseError
+
+        own = {entry.key for entry in kept.entries.values()} | {MANIFEST}
+        whole = self.newest(job, generation + 1)
+        gone: list[str] = []
+        for name in self._names(job):
+            parts = name.split("/")
+            if len(parts) != 4 or not parts[1].isdecimal():
+                continue
+            is_left = parts[1:3] == [str(generation), str(rank)] and parts[3] not in own
+            if is_left or (whole is not None and int(parts[1]) < whole.generation):
+                gone.append(name)
+        manifests = [name for name in gone if name.endswith(MANIFEST)]  # first: what they name may then go
+        try:
+            for names in (manifests, [name for name in gone if name not in manifests]):
+                if names:
+                    obstore.delete(self._objects, names)
+        except (BaseError, OSError) as error:
+            raise StoreError(_first_line(error)) from None
+
+    def _names(self, job: str) -> list[str]:
+        import obstore
+        from obstore.exceptions import BaseError
+
+        try:
+            return [each["path"] for batch in obstore.list(self._objects, f"{job}/") for each in batch]
+        except (BaseError, OSError) as error:
+            raise StoreError(_first_line(error)) from None
+
+
+def is_inside(path: str) -> bool:
+    """Whether a relative path stays inside the folder that it begins in."""
+    found = PurePosixPath(path)
+    return bool(path) and not found.is_absolute() and ".." not in found.parts and "\0" not in path and path != "."
+
+
+def leads_inside(path: str, target: str) -> bool:
+    """Whether a link at ``path`` that leads to ``target`` stays in the folder that ``path`` begins in."""
+    if not target or target.startswith("/") or "\0" in target:
+        return False
+    depth = len(PurePosixPath(path).parts) - 1
+    for part in target.split("/"):
+        depth += -1 if part == ".." else 0 if part in ("", ".") else 1
+        if depth < 0:
+            return False
+    return True
+
+
+def _above(path: str) -> list[PurePosixPath]:
+    return list(PurePosixPath(path).parents)[:-1]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,330 @@
+"""Checkpoints of jobs on nodes that share no file system: copied to a store, and back before a gang starts elsewhere.
+
+A gang's folder is copied while it runs and when it has ended, and the node says that it ended only then, or when the
+time for that is over. Beside each folder is written which gang used it last, and from what, so that a later gang knows
+whether what is here, or what is in the store, is the newest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+
+from gpu_agent import files
+from gpu_agent.account import Account
+from gpu_agent.checkpoint_folders import ChangedError, DamagedError, Seen, UnfitError, listed, pieces, restore, walk
+from gpu_agent.checkpoint_store import Copy, Entry, Manifest, Store, StoreError
+from gpu_agent.ranks import Exit, RankFolder
+from services.contracts.commands import StartGang
+from services.contracts.nodes import NOT_COPIED
+from services.core.domain.errors import DomainError
+from services.kit.logging import Log
+from services.kit.tasks import end_tasks
+
+log = Log(__name__)
+
+OUTCOME = "checkpoint.json"
+"""File in a rank's folder: its checkpoint is settled, and what is to be said of it."""
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True)
+class CopyRules:
+    """How checkpoints are copied.
+
+    Attributes:
+        interval_s: How often that of a gang that runs is.
+        wait_s: How long the end of a gang waits for its copy at least; where it was stopped, its grace period counts.
+        max_bytes: The largest that is copied.
+    """
+
+    interval_s: float
+    wait_s: float
+    max_bytes: int
+
+
+@dataclass
+class _Known:
+    """What this agent has copied of a gang: by path, how the file was then and its entry in the manifest."""
+
+    files: dict[str, tuple[Seen, Entry]] = field(default_factory=dict[str, tuple[Seen, Entry]])
+    copied: dict[str, Seen] | None = None
+    at: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoints of this node's gangs whose jobs name no folder of their own.
+
+    Args:
+        folder: Where they are on this node.
+        node_id: How this node is called in messages.
+        store: Where they are copied; None on nodes without one.
+        is_shared: Whether all nodes share ``folder``; nothing has to be copied then.
+        account_of: Who runs a gang's job, and owns its files.
+        on_change: Called when a gang's end may be told.
+        retry_s: Pause after the store did not answer.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        node_id: str,
+        store: Store | None,
+        rules: CopyRules,
+        *,
+        is_shared: bool,
+        account_of: Callable[[StartGang], Account | None],
+        on_change: Callable[[], None],
+        retry_s: float,
+    ) -> None:
+        self._folder = folder
+        self._node_id = node_id
+        self._store = store
+        self._rules = rules
+        self._is_shared = is_shared
+        self._account_of = account_of
+        self._on_change = on_change
+        self._retry_s = retry_s
+        self._known: dict[str, _Known] = {}
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._last: dict[str, asyncio.Task[None]] = {}
+        self._stopped = threading.Event()
+        self.problem = ""
+
+    # --- before a gang starts
+
+    async def prepare(self, start: StartGang) -> None:
+        """Make the newest checkpoint that is known anywhere the one in the job's folder; return when it is there.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        store = self._store_for(start)
+        while store is not None:
+            try:
+                await asyncio.to_thread(self._prepare, start, store)
+                return
+            except (StoreError, DamagedError) as error:
+                log.warning("checkpoint.not_fetched", allocation_id=start.allocation_id, error=str(error))
+                await asyncio.sleep(self._retry_s)
+
+    def _prepare(self, start: StartGang, store: Store) -> None:
+        with self._locks[start.job_id]:  # a gang that was given up meanwhile may still be at it
+            generation, nodes, _ = self._used_last(start.job_id)
+            if generation < start.generation:
+                has_any = (self._folder / start.job_id).is_dir()
+                self._make_newest(start, store, generation if has_any else -1, nodes)
+
+    def _make_newest(self, start: StartGang, store: Store, generation: int, nodes: int) -> None:
+        folder = self._folder / start.job_id
+        self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        for left in self._folder.glob(f".{start.job_id}.*.draft"):
+            shutil.rmtree(left, ignore_errors=True)
+        newest, base = store.newest(start.job_id, start.generation), dict[str, Seen]()
+        is_here = newest is None or (generation >= newest.generation and nodes == start.nnodes == 1)
+        if newest is not None and not is_here:
+            newest = self._fetch(start, store, newest)
+            if newest is not None and start.nnodes > 1:
+                base = listed(folder, None)
+        written = {path: [seen.size_bytes, seen.changed_ns] for path, seen in base.items() if seen.kind == "file"}
+        self._write_note(start, written)
+
+    def _fetch(self, start: StartGang, store: Store, newest: Copy) -> Copy | None:
+        """Put a copy into the place of what is here; an older one where a file of it is missing or damaged."""
+        folder = self._folder / start.job_id
+        draft = self._folder / f".{start.job_id}.{secrets.token_hex(4)}.draft"
+        found: Copy | None = newest
+        while found is not None:
+            try:
+                restore(store, start.job_id, found, draft, self._account_of(start), self._stopped.is_set)
+                break
+            except DamagedError as error:
+                again = store.newest(start.job_id, start.generation)
+                if again is not None and again.generation > found.generation:  # it was replaced meanwhile
+                    found = again
+                    continue
+                generation = found.generation
+                log.error("checkpoint.damaged", job_id=start.job_id, generation=generation, missing=str(error))
+                found = store.newest(start.job_id, generation)
+        if found is None:
+            return None
+        self._note(start.job_id).unlink(missing_ok=True)  # what is here counts for nothing until it is noted anew
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+        log.info("checkpoint.fetched", allocation_id=start.allocation_id, generation=found.generation)
+        return found
+
+    # --- while gangs run
+
+    async def copy_running(self, gangs: Callable[[], Iterable[tuple[StartGang, RankFolder]]]) -> None:
+        """Copy the checkpoints of gangs of one node that run, now and then, for ever.
+
+        Of wider gangs each node has a part, and parts of different moments would not fit together.
+        """
+        while self._store is not None:
+            try:
+                await asyncio.to_thread(self._store.check)
+                self.problem = ""
+            except StoreError as error:
+                self.problem = f"the store of checkpoints: {error}"
+            for start, rank in gangs():
+                known = self._known.setdefault(start.allocation_id, _Known(at=time.monotonic()))
+                if start.nnodes > 1 or self._store_for(start) is None or rank.exit() is not None:
+                    continue
+                if time.monotonic() - known.at < self._rules.interval_s:
+                    continue
+                known.at = time.monotonic()
+                try:
+                    await asyncio.to_thread(self._copy, start)
+                except (ChangedError, UnfitError, StoreError, DomainError, OSError) as error:
+                    log.info("checkpoint.not_copied", allocation_id=start.allocation_id, error=str(error))
+            await asyncio.sleep(min(_LOOK_S, self._rules.interval_s))
+
+    # --- when a gang has ended
+
+    def outcome(self, start: StartGang | None, rank: RankFolder, ended: Exit) -> str | None:
+        """Return what is to be said of the checkpoint of a gang that has ended; None while that has to wait."""
+        if start is None or start.spec.checkpoint_dir is not None or self._is_shared or rank.started() is None:
+            return ""
+        matters = ended.code != 0 or rank.stop_requested()
+        if self._store is None:
+            return f"{NOT_COPIED}: it is on {self._node_id} alone." if matters else ""
+        if (settled := _read_outcome(rank)) is not None:
+            return settled
+        if start.allocation_id not in self._last:
+            self._last[start.allocation_id] = asyncio.create_task(self._copy_last(start, rank))
+        if not matters:
+            return ""
+        until = max(ended.ended_at.timestamp() + self._rules.wait_s, rank.grace_over_at() or 0.0)
+        if time.time() < until:
+            return None
+        return f"{NOT_COPIED} in time: elsewhere it continues from an earlier one, or from its start."
+
+    def is_settled(self, start: StartGang | None, rank: RankFolder) -> bool:
+        """Whether nothing is still to be done for the checkpoint of a gang that has ended."""
+        return start is None or start.allocation_id not in self._last or _read_outcome(rank) is not None
+
+    def forget(self, allocation_id: str) -> None:
+        """Forget a gang that is settled."""
+        self._known.pop(allocation_id, None)
+        self._last.pop(allocation_id, None)
+
+    async def close(self) -> None:
+        """End what goes on; the next agent continues."""
+        self._stopped.set()
+        await end_tasks(list(self._last.values()))
+
+    async def _copy_last(self, start: StartGang, rank: RankFolder) -> None:
+        detail: str | None = None
+        while detail is None:
+            try:
+                await asyncio.to_thread(self._copy, start, is_last=True)
+                detail = ""
+            except UnfitError as error:
+                detail = f"{NOT_COPIED}: {error}."
+            except (ChangedError, StoreError, DomainError, OSError) as error:
+                log.warning("checkpoint.not_copied", allocation_id=start.allocation_id, error=str(error))
+                await asyncio.sleep(self._retry_s)
+        files.replace(rank.path / OUTCOME, orjson.dumps({"detail": detail}))
+        log.info("checkpoint.settled", allocation_id=start.allocation_id, detail=detail)
+        self._on_change()
+
+    def _copy(self, start: StartGang, *, is_last: bool = False) -> None:
+        """Copy the folder of a gang's job; the copy counts if nothing in it changed meanwhile.
+
+        Raises:
+            UnfitError: It is too large, or has what cannot be copied.
+            ChangedError: It changed.
+            StoreError: The store did not take it.
+        """
+        with self._locks[start.job_id]:
+            generation, _, base = self._used_last(start.job_id)
+            if self._store is not None and generation == start.generation:  # else it is a later gang's folder by now
+                self._copy_to(self._store, start, base)
+                if is_last:
+                    self._write_note(start, base, copied=True)
+
+    def _copy_to(self, store: Store, start: StartGang, base: Mapping[str, Sequence[int]]) -> None:
+        account = self._account_of(start)
+        folder, owner = self._folder / start.job_id, None if account is None else account.user_id
+        known = self._known.setdefault(start.allocation_id, _Known())
+        before = listed(folder, owner)
+        size = sum(seen.size_bytes for seen in before.values())
+        if size > self._rules.max_bytes:
+            raise UnfitError(f"it has {size:,} bytes, and GPU_AGENT_CHECKPOINT_MAX_BYTES is {self._rules.max_bytes:,}")
+        if before == known.copied:
+            return
+        written = {path: each for path, each in known.files.items() if before.get(path) == each[0]}
+        series = secrets.token_hex(4)
+        for number, (path, seen, above) in enumerate(walk(folder, owner)):
+            if self._stopped.is_set():
+                raise StoreError("this agent ends")
+            is_new = base.get(path) != [seen.size_bytes, seen.changed_ns]
+            if seen.kind != "file" or path in written or not (is_new or start.node_rank == 0):
+                continue
+            key, hashes = f"{series}-{number}", list[str]()
+            content = pieces(path.rpartition("/")[2], above, seen, hashes.append)
+            store.write(start.job_id, start.generation, start.node_rank, key, content)
+            entry = seen.entry().model_copy(update={"key": key, "sha256": hashes[0], "changed": is_new})
+            known.files[path] = written[path] = seen, entry
+        if listed(folder, owner) != before:
+            raise ChangedError("it changed while it was copied")
+        fit = {path: seen for path, seen in before.items() if seen.kind != "link" or seen.leads_inside(path)}
+        entries = {path: seen.entry() for path, seen in fit.items()}
+        for path, entry in entries.items():
+            if entry.kind == "file":  # one without a key is what this gang found, and node 0 has it
+                entries[path] = written[path][1] if path in written else entry.model_copy(update={"changed": False})
+        manifest = Manifest(nodes=start.nnodes, entries=entries)
+        store.keep(start.job_id, start.generation, start.node_rank, manifest)
+        known.copied = before
+        with suppress(StoreError):
+            store.forget(start.job_id, start.generation, start.node_rank, manifest)
+        log.info("checkpoint.copied", allocation_id=start.allocation_id, size_bytes=size)
+
+    # --- what they share
+
+    def clean(self, in_use: Iterable[str], older_than_s: float) -> None:
+        """Remove the folders of jobs that have not run here for long, and are in the store."""
+        used = set(in_use)
+        for note in self._folder.glob(".*.json") if self._store is not None else ():
+            job = note.name[1 : -len(".json")]
+            with self._locks[job], suppress(OSError, ValueError):
+                is_old = job not in used and time.time() - note.stat().st_mtime > older_than_s
+                if is_old and orjson.loads(note.read_bytes())["copied"]:
+                    shutil.rmtree(self._folder / job, ignore_errors=True)
+                    note.unlink(missing_ok=True)
+
+    def _store_for(self, start: StartGang) -> Store | None:
+        return None if start.spec.checkpoint_dir is not None else self._store
+
+    def _note(self, job: str) -> Path:
+        return self._folder / f".{job}.json"
+
+    def _write_note(self, start: StartGang, base: Mapping[str, Sequence[int]], *, copied: bool = False) -> None:
+        facts = {"generation": start.generation, "nodes": start.nnodes, "base": base, "copied": copied}
+        files.replace(self._note(start.job_id), orjson.dumps(facts))
+
+    def _used_last(self, job: str) -> tuple[int, int, dict[str, list[int]]]:
+        """Return which gang used a job's folder here last, of how many nodes, and what it found there; -1 for none."""
+        try:
+            found = orjson.loads(self._note(job).read_bytes())
+            return int(found["generation"]), int(found["nodes"]), dict(found["base"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return -1, 0, {}
+
+
+def _read_outcome(rank: RankFolder) -> str | None:
+    try:
+        return str(orjson.loads((rank.path / OUTCOME).read_bytes())["detail"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
