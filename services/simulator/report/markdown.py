@@ -28,6 +28,7 @@ from pathlib import Path
 from services.simulator.report.tables import (
     FIGURES,
     Compared,
+    Place,
     Result,
     above_bounds,
     bound_names,
@@ -62,24 +63,34 @@ ABSOLUTE = {
 
 
 def load(folder: Path, kept: Sequence[Result] = ()) -> tuple[list[Result], list[Result]]:
-    """Return an experiment's cells, the baseline's first, and its bounds.
-
-    A policy some of whose cells under a signal are yet to run is left out there: means would be over other places.
+    """Return an experiment's cells as far as they are there, the baseline's first, and its bounds.
 
     Args:
         folder: Of the experiment's results.
         kept: Cells of earlier runs, which stand in for those that the folder lacks.
     """
-    left_out, others = set(unfinished(folder, kept)), _stand_ins(folder, kept)
-    keys = [key for key, of in _index(folder) if (of[0], of[3]) not in left_out]
     cells, bounds = (
-        [json.loads(file.read_text(encoding="utf-8")) for key in keys for file in sorted(folder.glob(f"{name}/{key}*"))]
+        [
+            json.loads(file.read_text(encoding="utf-8"))
+            for key, _ in _index(folder)
+            for file in sorted(folder.glob(f"{name}/{key}*"))
+        ]
         for name in ("cells", "least")
     )
-    cells.extend(cell for cell in others if (label_of(cell), place_of(cell)[2]) not in left_out)
+    cells.extend(_stand_ins(folder, kept))
     bounds = [bound for pair in bounds for bound in pair]
     cells.sort(key=lambda cell: (label_of(cell) != BASELINE, label_of(cell), *place_of(cell)))
     return cells, bounds
+
+
+def whole(cells: Sequence[Result]) -> list[Result]:
+    """Return the cells less those of policies that have not run everywhere: their means would be over other places."""
+    places = {place_of(cell) for cell in cells}
+    of: dict[tuple[str, str], set[Place]] = {}
+    for cell in cells:
+        of.setdefault((label_of(cell), place_of(cell)[2]), set()).add(place_of(cell))
+    run = {key for key, own in of.items() if own == {place for place in places if place[2] == key[1]}}
+    return [cell for cell in cells if (label_of(cell), place_of(cell)[2]) in run]
 
 
 def unfinished(folder: Path, kept: Sequence[Result] = ()) -> list[tuple[str, str]]:
@@ -115,22 +126,23 @@ def tables(cells: Sequence[Result], bounds: Sequence[Result], which: str = "zone
 
 
 def _zones(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
-    rows, means, least = (
-        compare(cells, BASELINE),
-        compare(cells, BASELINE, by_signal),
-        bound_ratios(bounds, cells, BASELINE),
-    )
+    rows, least = compare(cells, BASELINE), bound_ratios(bounds, cells, BASELINE)
+    run = whole(cells)
+    means = {(mean.label, mean.signal): mean for mean in compare(cells, BASELINE, by_signal)}
     parts: list[str] = []
     for signal in dict.fromkeys(row.signal for row in rows):
         own = [row for row in rows if row.signal == signal]
         zones = list(dict.fromkeys(row.zone for row in own))
         of = {(row.label, row.zone): row.carbon for row in own}
         lines: list[list[str]] = []
-        same = [mean.label for mean in means if mean.signal == signal and mean.label != BASELINE and _is_baseline(mean)]
-        for mean in means:
-            if mean.signal == signal and mean.label not in (BASELINE, *same):
-                carbon = [change(of.get((mean.label, zone), float("nan"))) for zone in zones]
-                lines.append([mean.label, *carbon, *changes(mean)])
+        labels = [label for label in dict.fromkeys(row.label for row in own) if label != BASELINE]
+        same = [label for label in labels if _is_baseline(means[label, signal])]
+        for label in labels:
+            if label not in same:
+                carbon = [change(of.get((label, zone), float("nan"))) for zone in zones]
+                mean, most = means[label, signal], means[BASELINE, signal].cells
+                name = label if mean.cells == most else f"{label} ({mean.cells} of {most} runs)"
+                lines.append([name, *carbon, *changes(mean)])
         for key, name in bound_names(least, signal).items():
             ratios = [least.get((zone, signal, *key), float("nan")) for zone in zones]
             lines.append(
@@ -139,11 +151,11 @@ def _zones(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
         head = ["policy", *(f"carbon {zone}" for zone in zones), *HEAD]
         equal = f" {', '.join(same)}: the same schedule." if same else ""
         parts.append(f"Against {BASELINE}, {signal} intensity:{equal}\n\n{_table(head, lines)}")
-    parts.extend(_above(cells, bounds))
+    parts.extend(_above(run, bounds))
     parts.append(f"{BASELINE} itself, means over traces and seeds:\n\n{_absolute(cells)}")
     for of, at in (("Mean", 2), ("99th percentile of", 3)):
-        parts.append(f"{of} completion time by size of job, against {BASELINE}:\n\n{_sizes(cells, at)}")
-    return [*parts, *_fairness(cells)]
+        parts.append(f"{of} completion time by size of job, against {BASELINE}:\n\n{_sizes(run, at)}")
+    return [*parts, *_fairness(run)]
 
 
 def _fairness(cells: Sequence[Result]) -> list[str]:
@@ -175,23 +187,24 @@ def _above(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
 
 def _means(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
     del bounds
-    rows = [row for row in compare(cells, BASELINE, by_signal) if row.label != BASELINE]
+    run = whole(cells)
+    rows = [row for row in compare(run, BASELINE, by_signal) if row.label != BASELINE]
     made = [
         f"Against {BASELINE}, {signal} intensity, means over zones:\n\n"
         + _table(["policy", *HEAD], [[row.label, *changes(row)] for row in rows if row.signal == signal])
         for signal in dict.fromkeys(row.signal for row in rows)
     ]
-    return [*made, *_fairness(cells)]
+    return [*made, *_fairness(run)]
 
 
 def _traces(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
     del bounds
-    return _settings_by(compare(cells, BASELINE, by_trace), "zones")
+    return _settings_by(compare(whole(cells), BASELINE, by_trace), "zones")
 
 
 def _settings(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
     del bounds
-    return _settings_by(compare(cells, BASELINE, by_setting), "zones and days")
+    return _settings_by(compare(whole(cells), BASELINE, by_setting), "zones and days")
 
 
 def _settings_by(rows: Sequence[Compared], over: str) -> list[str]:
@@ -263,7 +276,7 @@ def fill(text: str, results: Path, before: bytes = b"") -> str:
         kept = kept_cells(match[1], before)
         waiting = ", ".join(f"{label} ({signal})" for label, signal in unfinished(folder, kept))
         made_anew, rest = tables(*load(folder, kept), which.strip() or "zones"), _earlier(_stand_ins(folder, kept))
-        rest += f"\nNot run everywhere yet, and left out: {waiting}.\n" if waiting else ""
+        rest += f"\nNot run everywhere yet, and not among completion times by size: {waiting}.\n" if waiting else ""
         return f"<!-- {match[1]}{which} -->\n{made_anew}{rest}\n<!-- end -->"
 
     return MARK.sub(made, text)

@@ -24,7 +24,7 @@ from services.simulator.experiments.cell import (
 )
 from services.simulator.experiments.plan import load_experiment
 from services.simulator.report.charts import ticks
-from services.simulator.report.markdown import BASELINE, fill, fill_page, load, tables
+from services.simulator.report.markdown import BASELINE, fill, fill_page, load, tables, whole
 from services.simulator.report.page import defaults_of, render
 from services.simulator.report.tables import (
     FIGURES,
@@ -252,29 +252,41 @@ def test_a_page_of_results_is_filled_and_its_cells_lie_beside_it(
 
 
 def half_run(folder: Path) -> None:
-    """Leave four cells of an experiment in a folder, one of which is yet to run: of policy ``a`` in SE, direct."""
+    """Leave cells of an experiment in a folder, one of which is yet to run: of policy ``a`` in SE, direct."""
     named = {
         "k1": ("a", "t", "GB", "direct", 1),
         "k2": ("a", "t", "SE", "direct", 1),
         "k3": ("a", "t", "GB", "lifecycle", 1),
         "k4": ("b", "t", "GB", "direct", 1),
+        "k5": ("b", "t", "SE", "direct", 1),
     }
     (folder / "cells").mkdir(parents=True)
     (folder / "index.json").write_text(json.dumps([[key, *of] for key, of in named.items()]), encoding="utf-8")
     for key, (label, trace, zone, signal, seed) in named.items():
         inputs = {"choice": {"label": label, "policy": "fifo"}, "trace": {"label": trace}, "zone": zone}
         cell = {"inputs": {**inputs, "signal": signal, "seed": seed}, "sizes": []}
-        cell["summary"] = dict.fromkeys(FIGURES, 2.0)
+        cell["summary"] = dict.fromkeys(FIGURES, 2.0) | {"carbon_kg": {"a": 1.0, "b": 2.0}[label]}
         if key != "k2":
             (folder / "cells" / f"{key}.json").write_text(json.dumps(cell), encoding="utf-8")
 
 
-def test_a_policy_that_has_not_run_everywhere_is_left_out_of_a_page(tmp_path: Path) -> None:
+def test_a_policy_that_has_not_run_everywhere_is_not_whole(tmp_path: Path) -> None:
     half_run(tmp_path / "half")
 
-    found = [(cell["inputs"]["choice"]["label"], cell["inputs"]["signal"]) for cell in load(tmp_path / "half")[0]]
+    cells = whole(load(tmp_path / "half")[0])
 
-    assert found == [("a", "lifecycle"), ("b", "direct")]
+    found = [(cell["inputs"]["choice"]["label"], cell["inputs"]["signal"]) for cell in cells]
+    assert found == [("a", "lifecycle"), ("b", "direct"), ("b", "direct")]
+
+
+def test_a_policy_that_has_not_run_everywhere_says_how_often_it_has(tmp_path: Path) -> None:
+    half_run(tmp_path / "half")
+    cells = load(tmp_path / "half")[0]
+    for cell in cells:
+        cell["inputs"]["choice"]["label"] = {"a": "some", "b": BASELINE}[cell["inputs"]["choice"]["label"]]
+
+    direct = [cell for cell in cells if cell["inputs"]["signal"] == "direct"]
+    assert "| some (1 of 2 runs) | -50.0 % | - | -50.0 % |" in tables(direct, [])
 
 
 def test_a_cell_of_an_earlier_run_stands_in_for_one_that_is_missing_and_the_page_says_so(tmp_path: Path) -> None:
@@ -295,6 +307,7 @@ def test_a_cell_of_an_earlier_run_stands_in_for_one_that_is_missing_and_the_page
         ("a", "GB", "lifecycle", "2"),
         ("a", "SE", "direct", "3"),
         ("b", "GB", "direct", "2"),
+        ("b", "SE", "direct", "2"),
     ]
 
 
