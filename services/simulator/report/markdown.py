@@ -22,6 +22,7 @@ import io
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -276,7 +277,7 @@ def fill(text: str, results: Path, before: bytes = b"") -> str:
         kept = kept_cells(match[1], before)
         waiting = ", ".join(f"{label} ({signal})" for label, signal in unfinished(folder, kept))
         made_anew, rest = tables(*load(folder, kept), which.strip() or "zones"), _earlier(_stand_ins(folder, kept))
-        rest += f"\nNot run everywhere yet, and not among completion times by size: {waiting}.\n" if waiting else ""
+        rest += _line(f"Not run everywhere yet, and not among completion times by size: {waiting}.") if waiting else ""
         return f"<!-- {match[1]}{which} -->\n{made_anew}{rest}\n<!-- end -->"
 
     return MARK.sub(made, text)
@@ -288,7 +289,12 @@ def _earlier(cells: Sequence[Result]) -> str:
     for cell in cells:
         zones.setdefault(label_of(cell), []).append(place_of(cell)[1])
     rows = "; ".join(f"{label} in {', '.join(dict.fromkeys(each))}" for label, each in zones.items())
-    return f"\nOf an earlier run, and not among completion times by size: {rows}.\n" if rows else ""
+    return _line(f"Of an earlier run, and not among completion times by size: {rows}.") if rows else ""
+
+
+def _line(text: str) -> str:
+    """Return a paragraph, wrapped as the pages are."""
+    return f"\n{textwrap.fill(text, 120, break_on_hyphens=False)}\n"
 
 
 def kept_cells(experiment: str, before: bytes) -> list[Result]:
