@@ -11,13 +11,14 @@ from optimizer_service.length_model import training_worker
 from optimizer_service.queue import TASK, TRAINING_LIMITS, TRAINING_TASK, optimizer_celery
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.worker import solve_worker
-from services.db.engine import async_url, create_engine
+from services.db.database import plain_url
+from services.db.engine import create_engine
 from services.kit.background.worker import Worker
 from services.kit.celery import prepare_worker
 from services.kit.settings import settings_or_exit
 
 settings = settings_or_exit(OptimizerSettings, database=True)
-async_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
+plain_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
 app = optimizer_celery(settings)
 prepare_worker("optimizer-worker", settings, app)
 

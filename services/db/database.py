@@ -21,6 +21,11 @@ __all__ = ["Connection", "Database", "Record", "connect", "ping", "plain_url", "
 Isolation = Literal["read_committed", "repeatable_read"]
 
 COMMAND_TIMEOUT_S = 30.0
+KEEPALIVE = {
+    **{"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"},
+    "tcp_user_timeout": "25000",
+}
+"""A host that is lost closes no connection: after 25 s PostgreSQL ends its sessions, with all the locks they hold."""
 
 
 def plain_url(database_url: str) -> str:
@@ -35,18 +40,23 @@ def plain_url(database_url: str) -> str:
     return f"postgresql://{rest}"
 
 
+def session_settings(application_name: str) -> dict[str, str]:
+    """Return what every session of the project sets on the server."""
+    return {"application_name": application_name, "timezone": "UTC", **KEEPALIVE}
+
+
 async def prepare(connection: Connection) -> None:
     """Set the project's JSON format on a new connection."""
     await connection.set_type_codec("jsonb", encoder=dumps, decoder=orjson.loads, schema="pg_catalog")
 
 
-async def connect(database_url: str, *, application_name: str, **server_settings: str) -> Connection:
+async def connect(database_url: str, *, application_name: str) -> Connection:
     """Return a separate connection, which the caller closes."""
     connection = await asyncpg.connect(
         plain_url(database_url),
         timeout=5,
         command_timeout=COMMAND_TIMEOUT_S,
-        server_settings={"application_name": application_name, "timezone": "UTC", "jit": "off", **server_settings},
+        server_settings=session_settings(application_name) | {"jit": "off"},
     )
     await prepare(connection)
     return connection
@@ -73,7 +83,7 @@ class Database:
             init=prepare,
             timeout=5,
             command_timeout=COMMAND_TIMEOUT_S,
-            server_settings={"application_name": application_name, "timezone": "UTC", "jit": "off"},
+            server_settings=session_settings(application_name) | {"jit": "off"},
         )
         return cls(connections)
 

@@ -6,7 +6,8 @@ import functools
 
 from redis import Redis
 
-from services.db.engine import async_url, create_engine
+from services.db.database import plain_url
+from services.db.engine import create_engine
 from services.kit.background.worker import Worker
 from services.kit.celery import prepare_worker
 from services.kit.plugins import PluginError
@@ -19,7 +20,7 @@ from services.simulator.settings import SimulatorSettings
 from services.simulator.worker import simulation_worker
 
 settings = settings_or_exit(SimulatorSettings, database=True)
-async_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
+plain_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
 try:
     load_policies()
 except PluginError as error:

@@ -13,8 +13,8 @@ from asyncpg.exceptions import UniqueViolationError
 from sqlalchemy import Connection, text
 
 import services.db.tables  # noqa: F401  (registers every table)
-from services.db.database import connect
-from services.db.engine import async_url, create_engine, is_connection_error
+from services.db.database import connect, plain_url
+from services.db.engine import create_engine, is_connection_error
 from services.db.metadata import metadata
 from tests.support.servers import ROOT, fresh_database
 
@@ -188,7 +188,7 @@ def test_the_history_is_one_line() -> None:
 @pytest.mark.parametrize("url", ["sqlite:///x.db", "mysql://h/db", "nonsense", ""])
 def test_another_database_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="postgresql"):
-        async_url(url)
+        plain_url(url)
 
 
 async def test_a_server_that_is_not_there_is_a_connection_error() -> None:

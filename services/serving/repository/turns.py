@@ -13,9 +13,6 @@ from services.contracts.serving import PoolSpec
 from services.db.database import Connection, connect
 
 NAMESPACE = "serving-plan"
-KEEPALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
-"""A machine that is lost closes no connection; PostgreSQL notices after so many seconds."""
-
 LOCK = "SELECT pg_advisory_lock(hashtextextended($1, 0))"
 
 
@@ -29,7 +26,7 @@ class Turn:
     async def take(self, spec: PoolSpec, within_s: float) -> bool:
         """Wait until it is this planner's turn for all GPUs that a pool may use; return whether it is in time."""
         await self.end()
-        self._connection = await connect(self._database_url, application_name="serving-turn", **KEEPALIVE)
+        self._connection = await connect(self._database_url, application_name="serving-turn")
         try:
             async with asyncio.timeout(within_s):
                 for gpus in shared_gpus(spec):
