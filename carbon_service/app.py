@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from carbon_service import carbon_aware, endpoints
+from carbon_service.figures import show_figures
 from carbon_service.learner import Learner
 from carbon_service.poller import Poller, Retention
 from carbon_service.providers.entry import ProviderContext
@@ -24,6 +25,7 @@ from carbon_service.service import CarbonService
 from carbon_service.settings import Settings
 from carbon_service.zones import Zones, build_zones
 from services.db.engine import create_engine, is_connection_error
+from services.db.figures import pool_of
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.logging import Log
 from services.kit.plugins import PluginError
@@ -66,6 +68,8 @@ def create_app(settings: Settings, now_s: NowS = time.time) -> FastAPI:
             zones = zones_of(replay)
             app.state.zones = zones
             app.state.carbon = CarbonService(zones, repository, now_s)
+            show_figures(app.state.metrics, zones, app.state.carbon)
+            app.state.metrics.add("database", pool_of(engine))
             poller = Poller(repository, _retention(settings), now_s)
             tasks = [asyncio.create_task(poller.run(source)) for source in zones.sources]
             if settings.learn_forecasts:

@@ -19,6 +19,7 @@ from gateway.dashboard.sessions import PURPOSE, Seals
 from gateway.dispatch import Dispatcher
 from gateway.forward import Forwarder
 from gateway.gather import Gatherer
+from gateway.metrics import MetricsGatherer, Places
 from gateway.openapi import describe
 from gateway.reference import render
 from gateway.routes import CARBON_AWARE, ROUTES, Route, Upstream
@@ -29,6 +30,7 @@ from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge, OpenRoutes
 from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.limits import AddressLimiter, RateLimiter
 from services.kit.http import ServiceClient, connector
+from services.kit.metrics import Metrics
 from services.kit.overload import OverloadMiddleware
 from services.kit.release import RELEASE
 from services.kit.settings import settings_or_exit
@@ -116,6 +118,9 @@ def create_edge(
             timeout_s=settings.upstream_timeout_s,
             stream_silence_s=settings.stream_silence_s,
             max_streams_per_tenant=settings.max_streams_per_tenant,
+        ),
+        MetricsGatherer(
+            session, Places(f"{settings.host}:{settings.port}", settings.router_url, urls), tokens, Metrics()
         ),
         max_body_bytes=settings.max_body_bytes,
         max_batch_bytes=settings.max_batch_bytes,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import time
 
 import orjson
 
 from gateway.forward import Forwarder
 from gateway.gather import Entry, Gatherer
-from gateway.routes import SUBMIT, SUBMIT_BATCH, Route
+from gateway.metrics import MetricsGatherer
+from gateway.routes import EVENTS, METRICS, SUBMIT, SUBMIT_BATCH, Route
 from services.contracts.identity import IDEMPOTENCY_HEADER, ResolvedKey
 from services.contracts.problems import MEDIA_TYPE, FieldError, ProblemCode
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import Exchange, Header, check_json_type
+from services.kit.metrics import note_request
 from services.kit.problems import ProblemError
 
 _IDEMPOTENCY_NAME = IDEMPOTENCY_HEADER.encode()
@@ -30,10 +33,12 @@ class Dispatcher:
         bodies: BodyReader,
         gatherer: Gatherer,
         forwarder: Forwarder,
+        metrics: MetricsGatherer,
         *,
         max_body_bytes: int,
         max_batch_bytes: int,
     ) -> None:
+        self._metrics = metrics
         self._bodies = bodies
         self._gatherer = gatherer
         self._forwarder = forwarder
@@ -41,8 +46,20 @@ class Dispatcher:
         self._max_batch_bytes = max_batch_bytes
 
     async def answer(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
-        """Answer a request by the service that owns its route."""
-        if route is SUBMIT or route is SUBMIT_BATCH:
+        """Answer a request by the service that owns its route, and note how long that took."""
+        began_s = time.perf_counter()
+        try:
+            await self._answer(exchange, route, path, key)
+        except ProblemError as problem:
+            note_request(route.method, route.path, problem.status, began_s)
+            raise
+        if route.media != EVENTS:
+            note_request(route.method, route.path, exchange.status, began_s)
+
+    async def _answer(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
+        if route is METRICS:
+            await self._metrics.answer(exchange, key)
+        elif route is SUBMIT or route is SUBMIT_BATCH:
             await self._submit(exchange, route, key)
         elif route.body is None:
             await self._forwarder.forward(exchange, route, path, key, None)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from gateway.examples import ANSWERS, BODIES, PARAMETERS
-from gateway.routes import EVENTS, JSON, ROUTES, SUBMIT, SUBMIT_BATCH, TEXT, Route
+from gateway.routes import EVENTS, JSON, METRICS, ROUTES, SUBMIT, SUBMIT_BATCH, TEXT, Route
 from services.contracts.exec_sessions import ExecEvent
 from services.contracts.identity import IDEMPOTENCY_HEADER, REQUEST_ID_HEADER, Role
 from services.contracts.jobs import JobEvent
@@ -109,6 +109,7 @@ TAGS = {
     "apps": "Applications with variants of different accuracy, on fleets of GPUs cut into slices.",
     "endpoints": "Model servers of others, to which the router sends requests too.",
     "simulations": "What policies would have done with past jobs.",
+    "metrics": "Figures of all processes, for Prometheus.",
     "inputs": "What jobs are given: secrets, and archives of their files.",
     "access": "Tenants, API keys and the audit log.",
     "webhooks": "Messages about jobs, budgets and nodes, posted to an address of yours.",
@@ -352,7 +353,7 @@ def _answer_headers(route: Route) -> Schema:
         headers |= SUBMISSION_HEADERS
     if "if-none-match" in route.headers or (route.answer is Pool and route.status == 200):
         headers["ETag"] = {"description": "Identifies this version of the answer.", "schema": {"type": "string"}}
-    if route.media == TEXT:
+    if route.media == TEXT and route is not METRICS:
         headers |= {name: {"description": text, "schema": {"type": "string"}} for name, text in LOG_HEADERS.items()}
     return headers
 

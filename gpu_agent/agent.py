@@ -51,7 +51,7 @@ from services.contracts.routing import LatencyReport
 from services.core.accounting.host_power import CpuPowerModel
 from services.core.domain.controls import ControlKind
 from services.kit.control_plane import ControlPlane
-from services.kit.disk import DiskWatch
+from services.kit.disk import DiskSpace, DiskWatch
 from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
@@ -290,6 +290,10 @@ class Agent:
             "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
             "readings": [reading.model_dump(mode="json") for reading in self._readings()],
         }
+
+    def disk_space(self) -> DiskSpace | None:
+        """Return how full the disk of the agent's state is; None where it cannot be asked."""
+        return self._disk.space()
 
     def _closed(self) -> str | None:
         """Return why this node takes no new work; None while it does."""

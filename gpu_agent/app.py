@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from gpu_agent import exec_endpoints
 from gpu_agent.agent import Agent
 from gpu_agent.endpoints import PROGRESS_PREFIX, router
+from gpu_agent.figures import show_figures
 from gpu_agent.settings import AgentSettings
 from services.kit.app import create_service, serve
 from services.kit.enrolment import Enrolment, NodeRedis
@@ -43,6 +44,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
             enrolment = callers.enrolment = Enrolment(settings, client)
             redis = NodeRedis(settings, enrolment)
             agent = app.state.agent = Agent(settings, client, redis, enrolment)
+            show_figures(app.state.metrics, agent)
             await agent.start()
             try:
                 yield

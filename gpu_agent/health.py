@@ -91,6 +91,8 @@ class GpuHealth:
         self._began_s: dict[tuple[int, GpuFaultCause], float] = {}
         self._over_s: dict[tuple[int, GpuFaultCause], float] = {}
         self._silent: dict[int, int] = {}
+        self.temperatures_c: dict[int, float | None] = {}
+        """Of the GPUs, as they last said; None for one that does not say."""
         self._uuids: dict[int, str] = {}
         self._accepted_errors: dict[str, int] = {}
         self._written = b""
@@ -172,6 +174,7 @@ class GpuHealth:
                 self._state(gpu, GpuFaultCause.LOST, f"It does not answer ({error}).", now_s, at_once=True)
             return
         self._silent.pop(gpu, None)
+        self.temperatures_c[gpu] = health.temperature_c
         self._state(gpu, GpuFaultCause.LOST, "", now_s)
         self._look_at_memory(gpu, health)
         self._state(gpu, GpuFaultCause.TEMPERATURE, self._heat(health), now_s)

@@ -27,11 +27,13 @@ from optimizer_service.service import OptimizerService
 from optimizer_service.settings import OptimizerSettings
 from optimizer_service.sources import ServiceSources
 from services.db.engine import create_engine, is_connection_error
+from services.db.figures import pool_of, work_of
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
 from services.kit.background.work_queue import WorkQueue
 from services.kit.http import ServiceClient, new_session
+from services.kit.metrics import Metrics
 from services.kit.redis import connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
@@ -66,6 +68,9 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
             work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
             plan_work_queue = WorkQueue("solve", of_plans, plan_queue, MOST_PLAN_SOLVES)
             app.state.optimizer = OptimizerService(work_queue, plan_work_queue, ServiceSources(carbon))
+            metrics: Metrics = app.state.metrics
+            metrics.add("work", work_of({"solve": repository, "plan_solve": of_plans, "training": trainings}))
+            metrics.add("database", pool_of(engine))
             loops = (
                 Sweeper("solve", repository, queue, settings),
                 Sweeper("solve", of_plans, plan_queue, plan_settings),

@@ -15,11 +15,24 @@ from gateway.routes.cluster import NODES, POLICIES, REPORTS
 from gateway.routes.endpoints import ENDPOINTS
 from gateway.routes.inputs import INPUTS
 from gateway.routes.jobs import JOBS, SUBMIT, SUBMIT_BATCH
+from gateway.routes.metrics import METRICS
 from gateway.routes.pools import POOLS
 from gateway.routes.route import EVENTS, JSON, TEXT, Route, Status, Upstream
 from gateway.routes.work import OPTIMIZER, SIMULATIONS
 
-__all__ = ["CARBON_AWARE", "EVENTS", "JSON", "ROUTES", "SUBMIT", "SUBMIT_BATCH", "TEXT", "Route", "Status", "Upstream"]
+__all__ = [
+    "CARBON_AWARE",
+    "EVENTS",
+    "JSON",
+    "METRICS",
+    "ROUTES",
+    "SUBMIT",
+    "SUBMIT_BATCH",
+    "TEXT",
+    "Route",
+    "Status",
+    "Upstream",
+]
 
 ROUTES: tuple[Route, ...] = (
     *JOBS,
@@ -37,4 +50,5 @@ ROUTES: tuple[Route, ...] = (
     *APPS,
     *ENDPOINTS,
     *SIMULATIONS,
+    METRICS,
 )

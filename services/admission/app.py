@@ -12,6 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.admission.access import Access
 from services.admission.access_endpoints import access_routes
+from services.admission.agent_metrics import AgentMetrics, agent_metrics_routes
 from services.admission.agents import AgentTokens
 from services.admission.array_endpoints import array_routes
 from services.admission.arrays import Arrays
@@ -23,6 +24,7 @@ from services.admission.endpoints import job_routes
 from services.admission.exec_endpoints import exec_routes
 from services.admission.exec_sessions import Exec
 from services.admission.feed import EventFeed
+from services.admission.figures import show_figures
 from services.admission.first_start import ensure_first_admin_patiently, show_secret
 from services.admission.hints import JobHints
 from services.admission.jobs import Jobs
@@ -97,6 +99,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         submissions = Submissions(committer, capacity, References(engine), arrays.find, disk)
         app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
         app.include_router(array_routes(arrays))
+        app.include_router(agent_metrics_routes(AgentMetrics(engine, session, agent_tokens)))
         sessions = Exec(
             engine,
             jobs,
@@ -107,6 +110,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         )
         app.include_router(exec_routes(sessions))
         budgets = Budgets(engine, hints.give)
+        show_figures(app.state.metrics, engine, disk)
         app.include_router(access_routes(Access(engine)))
         app.include_router(user_routes(Users(engine)))
         app.include_router(budget_routes(budgets))

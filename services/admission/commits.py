@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from services.admission.figures import COMMITS, SUBMISSIONS
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.submissions import Draft, refused
 from services.contracts.jobs import SubmissionAnswer
@@ -65,9 +66,12 @@ class Committer:
             while True:
                 await self._arrived.wait()
                 parcels = self._next_commit()
-                answers = iter(await self._settle([draft for parcel in parcels for draft in parcel.drafts]))
+                answers = await self._settle([draft for parcel in parcels for draft in parcel.drafts])
+                for answer in answers:
+                    SUBMISSIONS.labels(str(answer.status)).inc()
+                left = iter(answers)
                 for parcel in parcels:
-                    found = [next(answers) for _ in parcel.drafts]
+                    found = [next(left) for _ in parcel.drafts]
                     if not parcel.answers.done():  # the caller may have been cancelled
                         parcel.answers.set_result(found)
         finally:
@@ -90,7 +94,9 @@ class Committer:
         deadline_s = time.monotonic() + self._patience_s
         while True:
             try:
+                began_s = time.perf_counter()
                 answers = await self._repository.commit(drafts)
+                COMMITS.observe(time.perf_counter() - began_s)
                 if any(answer.status == 201 and not answer.replayed for answer in answers):
                     self._on_commit()
                 return answers

@@ -34,6 +34,12 @@ class PageQuery(Message):
     cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
 
 
+class MetricsQuery(Message):
+    """Whose figures."""
+
+    agents: bool = Field(default=False, description="Those of the nodes' agents, in place of the services'.")
+
+
 class AuditQuery(PageQuery):
     """Which entries of the audit log, newest first."""
 

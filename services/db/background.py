@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, RowMapping, Table, and_, case, delete, func, literal, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert
@@ -34,6 +34,14 @@ KEPT = (*LIVE, WorkState.SUCCEEDED)
 
 RECORD = tuple(each.name for each in fields(WorkRecord) if each.name != "columns")
 SHOWN = tuple(name for name in RECORD if name not in ("problem", "result", "claim"))
+
+
+class LiveWork(NamedTuple):
+    """Pieces of work that wait for a worker, those that run, and how long the first of them has waited, seconds."""
+
+    queued: int
+    running: int
+    longest_wait_s: float
 
 
 class WorkRepository:
@@ -64,6 +72,17 @@ class WorkRepository:
         self._summary = (*(work.c[name] for name in SHOWN), *summary)
         self._swept = literal(True) if swept is None else swept
         self._urgency = () if urgent is None else (urgent.desc(),)
+
+    async def live(self) -> LiveWork:
+        """Return how much work waits and runs, of that which the sweeper is limited to."""
+        work = self._work
+        queued, running = (work.c.state == state for state in LIVE)
+        waits = func.extract("epoch", func.now() - func.min(work.c.submitted_at).filter(queued))
+        query = select(func.count().filter(queued), func.count().filter(running), func.coalesce(waits, 0.0))
+        async with self._engine.connect() as connection:
+            found = await connection.execute(query.where(work.c.state.in_(LIVE), self._swept))
+            waiting, busy, longest_s = found.one()
+        return LiveWork(int(waiting), int(busy), float(longest_s))
 
     async def ping(self) -> None:
         """Return once the database has answered."""

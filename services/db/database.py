@@ -105,6 +105,11 @@ class Database:
         async with self.connection() as connection, connection.transaction(isolation=isolation, readonly=readonly):
             yield connection
 
+    def connections_now(self) -> tuple[int, int, int]:
+        """Return how many connections are in use, idle, and may be open at once."""
+        idle = self._connections.get_idle_size()
+        return self._connections.get_size() - idle, idle, self._connections.get_max_size()
+
     async def ping(self) -> None:
         """Return if the database answers."""
         async with self.connection() as connection:

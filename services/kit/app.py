@@ -22,6 +22,8 @@ from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import ProblemCode
 from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
+from services.kit.metrics import Metrics, RequestTimes
+from services.kit.metrics import router as metrics_router
 from services.kit.overload import OverloadMiddleware
 from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
 from services.kit.pulse import EVERY_S, Pulse
@@ -137,10 +139,12 @@ def create_service(
     """Return an internal service's app; everything but the health checks needs the token of another service.
 
     ``incoming`` knows the callers, by default by the credential in ``settings``. There are no pages of documentation:
-    they would be open to everybody.
+    they would be open to everybody. What the process measures is in ``app.state.metrics``, and at ``/metrics``.
     """
     app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    app.state.metrics = Metrics()
     add_basics(app, readiness)
+    app.include_router(metrics_router)
     app.add_middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)
     app.add_middleware(
         ServiceTokenMiddleware,
@@ -149,6 +153,7 @@ def create_service(
         open_paths=open_paths,
     )
     app.add_middleware(OverloadMiddleware, max_requests=settings.max_requests)
+    app.add_middleware(RequestTimes)
     if not settings.service_credential and settings.service_token and incoming is None:
         log.warning(
             "identity.shared",

@@ -37,15 +37,18 @@ _EVERYBODY = (READ_ONLY, USER, OPERATOR, ADMIN)
 _PUBLIC = r"(GET|POST|PUT|PATCH|DELETE) /(v1|emissions)/.*"
 _CARBON = (r"GET /v1/carbon/.*",)
 _KEYS = r"POST /internal/keys/resolve"
+_METRICS = r"GET /metrics"
 
 CALLERS: Mapping[str, Mapping[str, Calls]] = {
     "admission": {
-        "gateway": _calls(_PUBLIC, _KEYS, r"POST /internal/submissions", roles=_EVERYBODY),
+        "gateway": _calls(
+            _PUBLIC, _KEYS, _METRICS, r"POST /internal/submissions", r"GET /internal/agents/metrics", roles=_EVERYBODY
+        ),
         "router": _calls(_KEYS),
         "serving": _calls(r"POST /internal/submissions", r"POST /v1/jobs/[^/]+/cancel", roles=(USER,)),
     },
     "carbon": {
-        "gateway": _calls(_PUBLIC, r"GET /locations", roles=_EVERYBODY),
+        "gateway": _calls(_PUBLIC, _METRICS, r"GET /locations", roles=_EVERYBODY),
         "optimizer": _calls(*_CARBON),
         "scheduler": _calls(*_CARBON),
         "serving": _calls(*_CARBON),
@@ -53,15 +56,15 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
         "telemetry": _calls(*_CARBON),
     },
     "optimizer": {
-        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
         "serving": _calls(r"(GET|POST|DELETE) /v1/optimize/[^/]+", roles=(USER,)),
     },
     "scheduler": {
-        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
         "simulator": _calls(r"GET /internal/live", roles=_EVERYBODY),
     },
     "serving": {
-        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
         "router": _calls(
             r"GET /internal/routing(/keys)?",
             r"POST /internal/routing/held",
@@ -71,11 +74,11 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
         ),
     },
     "simulator": {
-        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
         "scheduler": _calls(r"GET /internal/comparisons/[^/]+"),
     },
     "telemetry": {
-        "gateway": _calls(_PUBLIC, roles=_EVERYBODY),
+        "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
         "router": _calls(r"POST /internal/request-usage"),
         "simulator": _calls(r"GET /v1/reports/history", roles=_EVERYBODY),
     },
@@ -85,6 +88,7 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
             r"POST /v1/allocations/[^/]+/exec/[^/]+",
             r"PUT /v1/exec/[^/]+",
             r"GET /v1/state",
+            _METRICS,
             roles=_EVERYBODY,
         ),
     },

@@ -310,23 +310,26 @@ class Router:
                 await exchange.answer(200, [JSON], b'{"status":"ready"}')
             else:
                 await exchange.answer(503, [JSON], b'{"status":"not ready","detail":"no routing table yet"}')
+        elif path not in ("/metrics", "/status"):
+            await exchange.answer(404, [JSON], error_body(404, "unknown_url", f"There is no {path[:200]}."))
+        elif not await self._is_operator(exchange):
+            return
         elif path == "/metrics":
             await self._show_metrics(exchange)
-        elif path == "/status":
-            await self._status(exchange)
         else:
-            await exchange.answer(404, [JSON], error_body(404, "unknown_url", f"There is no {path[:200]}."))
+            await exchange.answer(200, [JSON], orjson.dumps(self.overview.status()))
 
-    async def _status(self, exchange: Exchange) -> None:
+    async def _is_operator(self, exchange: Exchange) -> bool:
+        """Return whether an operator asks; everybody else is refused."""
         try:
             key = await self.gate.keys.caller(exchange.headers.get(b"authorization"))
         except ProblemError as problem:
             await exchange.answer(problem.status, [JSON], error_body(problem.status, "unauthenticated", str(problem)))
-            return
+            return False
         if not key.identity.role.includes(Role.OPERATOR):
             await exchange.answer(403, [JSON], error_body(403, "forbidden", "This is for operators."))
-            return
-        await exchange.answer(200, [JSON], orjson.dumps(self.overview.status()))
+            return False
+        return True
 
     async def _write_metrics(self) -> None:
         if self._shared_metrics is not None:

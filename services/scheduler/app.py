@@ -22,6 +22,7 @@ from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
 from services.scheduler import endpoints, explaining_endpoints
 from services.scheduler.explaining.explanations import Explanations
+from services.scheduler.figures import show_figures
 from services.scheduler.loop import Scheduler
 from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.planning.dry_run import DryRuns
@@ -67,6 +68,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             )
             app.state.explanations = Explanations(database, view, carbon, simulator)
             app.state.scheduler = Scheduler(settings, database, redis, carbon, hook)
+            show_figures(app.state.metrics, database, redis, app.state.scheduler, settings)
             loop = asyncio.create_task(app.state.scheduler.run())
             yield
             await end_tasks([loop])

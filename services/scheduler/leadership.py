@@ -22,6 +22,11 @@ class Leadership:
         self._database_url = database_url
         self._connection: Connection | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process led when it last looked."""
+        return self._connection is not None
+
     async def hold(self) -> bool:
         """Return whether this process leads, after trying to gain or keep it."""
         try:

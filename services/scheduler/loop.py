@@ -28,7 +28,9 @@ from services.db.driver import CONNECTION_ERRORS
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
+from services.scheduler.counters import FAILURES
 from services.scheduler.engines.ingest import EngineIngest
+from services.scheduler.figures import note_round
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
@@ -109,13 +111,23 @@ class Scheduler:
         self._turned_at_s = time.monotonic()
         self._look_again_at_s = math.inf
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process decides, and no other."""
+        return self._leadership.is_held
+
+    @property
+    def since_turn_s(self) -> float:
+        """How long ago the loop last began a turn."""
+        return time.monotonic() - self._turned_at_s
+
     def check_turns(self) -> None:
         """Return if the loop turns.
 
         Raises:
             RuntimeError: It has not for a minute.
         """
-        if (late_s := time.monotonic() - self._turned_at_s) > LATE_AFTER_S:
+        if (late_s := self.since_turn_s) > LATE_AFTER_S:
             raise RuntimeError(f"the scheduler has made no decision for {late_s:.0f} s")
 
     async def run(self) -> None:
@@ -146,9 +158,11 @@ class Scheduler:
             log.warning("database.waiting", error=str(error) or type(error).__name__)
             await asyncio.sleep(0.2)
         except WattshiftError as error:
+            FAILURES.inc()
             log.error("round.failed", error=str(error), kind=type(error).__name__)
             await asyncio.sleep(self._settings.tick_s)
         except Exception:
+            FAILURES.inc()
             log.exception("turn.failed")
             await asyncio.sleep(self._settings.tick_s)
         self._forget()
@@ -301,6 +315,7 @@ class Scheduler:
 
     def _report(self, done: Round, loaded: Loaded) -> None:
         applied = done.applied
+        note_round(done.trigger, applied, {"load": done.load_ms, "decide": done.decide_ms, "apply": done.apply_ms})
         if done.trigger is Trigger.ACTIVE or applied.starts or applied.preemptions:
             log.info(
                 "round.held",

@@ -23,6 +23,7 @@ from services.serving.carbon import CarbonZones
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
+from services.serving.figures import show_figures
 from services.serving.fleets.intensity import Baselines
 from services.serving.fleets.observations import Observations
 from services.serving.fleets.planner import FleetPlanner
@@ -89,6 +90,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.endpoints = Endpoints(repository, settings, zones.signals)
             intensities = Intensities(carbon)
             app.state.routing = routing = Routing(repository, intensities, settings)
+            show_figures(app.state.metrics, engine, plan_rows)
             loops = (
                 Sweeper("plan", plan_rows, None, settings),
                 traffic,

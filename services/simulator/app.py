@@ -11,11 +11,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from services.db.engine import create_engine, is_connection_error
+from services.db.figures import pool_of, work_of
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
 from services.kit.background.work_queue import WorkQueue
 from services.kit.http import ServiceClient, new_session
+from services.kit.metrics import Metrics
 from services.kit.plugins import PluginError
 from services.kit.policies import load_policies
 from services.kit.redis import connect
@@ -68,6 +70,9 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
                 min_age_s=settings.comparison_min_age_s,
             )
             app.state.comparisons = comparisons
+            metrics: Metrics = app.state.metrics
+            metrics.add("work", work_of({"simulation": repository}))
+            metrics.add("database", pool_of(engine))
             sweeping = asyncio.create_task(Sweeper("simulation", repository, queue, settings).run())
             yield
             await end_tasks([sweeping])

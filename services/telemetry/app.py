@@ -22,6 +22,7 @@ from services.kit.tokens import outgoing
 from services.telemetry import request_endpoints
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.enrolment import Enrolment
+from services.telemetry.figures import show_figures
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
 from services.telemetry.redis_users import LOOK_S, RedisUsers
@@ -52,6 +53,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         users = RedisUsers(database, redis) if settings.node_redis == "own" else None
         enrolment = Enrolment(settings, database, users)
         app.state.telemetry = Telemetry(settings, database, redis, ledger, Sealer(settings.secrets_key), enrolment)
+        show_figures(app.state.metrics, database)
         loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         every_s, keep_days = settings.retention_interval_s, settings.clocks_keep_days
         loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))

@@ -12,6 +12,7 @@ from services.core.accounting.carbon import carbon_gco2
 from services.core.domain.carbon import Signal
 from services.db.database import Connection, Database
 from services.kit.logging import Log
+from services.telemetry.figures import INTERVALS, note_line
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.profiles import GangInterval, Profile, advance
 from services.telemetry.repository import energy
@@ -130,6 +131,8 @@ class Ledger:
         async with self._database.transaction() as connection:
             rows = [_interval_row(distinct[key]) for key in sorted(distinct)]
             keys = sorted(await energy.store_intervals(connection, reporter.node_id, rows))
+            lines: list[Line] = []
+            gangs: dict[str, energy.GangRow] = {}
             fresh = sorted((distinct[key] for key in keys), key=lambda interval: interval.start_at)
             if fresh:
                 gangs = await self._gangs(connection, reporter, fresh)
@@ -140,6 +143,8 @@ class Ledger:
                     )
                 await _add_footprints(connection, [line for line in lines if line.job_id is not None])
                 await _advance_profiles(connection, reporter, lines, gangs)
+        if fresh:
+            _count(reporter, lines, gangs, len(fresh))
         return EnergyReceipt(accepted=len(keys), duplicates=len(intervals) - len(keys))
 
     async def _gangs(
@@ -208,6 +213,16 @@ def _check_sum(reporter: Reporter, interval: EnergyInterval) -> None:
             owners_j=owners_j,
             metered_j=metered_j,
         )
+
+
+def _count(reporter: Reporter, lines: Sequence[Line], gangs: Mapping[str, energy.GangRow], intervals: int) -> None:
+    """Count what was committed, for ``/metrics``."""
+    INTERVALS.inc(intervals)
+    for line in lines:
+        gang = gangs.get(line.owner)
+        tenant, project = (gang.tenant_id, gang.project) if gang else ("", "")
+        zone = reporter.zone_at(line.interval.start_at.timestamp())
+        note_line(tenant, project, zone, line.energy_j, line.carbon_gco2)
 
 
 def _by_zone(reporter: Reporter, lines: Sequence[Line]) -> dict[str, list[energy.UsageRow]]:

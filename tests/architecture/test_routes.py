@@ -24,8 +24,9 @@ import services.simulator.comparison_endpoints
 import services.simulator.endpoints
 import services.telemetry.endpoints
 import services.telemetry.request_endpoints
-from gateway.routes import ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
+from gateway.routes import METRICS, ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
 from services.admission.access_endpoints import access_routes
+from services.admission.agent_metrics import agent_metrics_routes
 from services.admission.array_endpoints import array_routes
 from services.admission.budget_endpoints import budget_routes
 from services.admission.endpoints import job_routes
@@ -52,6 +53,7 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         secret_routes(UNUSED),
         exec_routes(UNUSED),
         upload_routes(UNUSED),
+        agent_metrics_routes(UNUSED),
     ),
     Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
     Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
@@ -66,11 +68,13 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
 }
 NOT_BEHIND_THE_GATEWAY = {
     "gpu_agent/endpoints.py": "an agent is asked by admission and telemetry only",
+    "services/kit/metrics.py": "every process shows its figures, which the gateway gathers",
     "gpu_agent/exec_endpoints.py": "an agent is asked by admission and telemetry only",
 }
 
 NOT_PUBLIC = {
     ("POST", "/internal/submissions"): "the gateway sends it submissions in groups",
+    ("GET", "/internal/agents/metrics"): "the gateway asks for the figures of agents, which answer admission",
     ("POST", "/internal/keys/resolve"): "the gateway and the router ask it whose key a hash is",
     ("POST", "/internal/request-usage"): "routers tell the ledger whose a server's time was",
     ("GET", "/internal/routing"): "routers ask serving where the models are served",
@@ -89,8 +93,9 @@ NOT_PUBLIC = {
     ("POST", "/v1/nodes/{node_id}/secrets"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/upload"): "nodes ask telemetry directly, with their own token",
 }
-GATHERED = {(route.method, route.path) for route in (SUBMIT, SUBMIT_BATCH)}
-"""Sent to ``/internal/submissions``, many in one request."""
+GATHERED = {(route.method, route.path) for route in (SUBMIT, SUBMIT_BATCH, METRICS)}
+"""Answered by the gateway: submissions it sends to ``/internal/submissions``, many in one request; and it asks all
+services for what they measure."""
 
 ANSWERED_ALIKE_FOR_ALL = re.compile(r"/v1/carbon/.*|/emissions/.*|/locations")
 """Grid data: the carbon service's routes read no caller, as services ask them too, on nobody's behalf."""

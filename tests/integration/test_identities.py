@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 import gpu_agent.endpoints
 import gpu_agent.exec_endpoints
+import services.kit.metrics
 from gateway.routes import Upstream
 from services.contracts.identity import Identity, Role
 from services.kit.callers import CALLERS
@@ -75,7 +76,7 @@ class World:
         described["agent"] = (gpu_agent.endpoints.router, gpu_agent.exec_endpoints.router)
         for service, routers in described.items():
             app = FastAPI()
-            for router in routers:
+            for router in (*routers, services.kit.metrics.router):
                 app.include_router(router)
             yield from self.operations_of(service, app.openapi())
 

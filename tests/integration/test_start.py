@@ -162,7 +162,8 @@ def test_the_readmes_commands_lead_to_a_streamed_answer_with_its_grams(home: Pat
     commands = [
         f"cd {ROOT}",
         pools[1],
-        f"until curl -sf {up.urls['router']}/metrics | grep -q 'server_up.*germany.* 1'; do sleep 0.5; done",
+        f'until curl -sf -H "authorization: Bearer $(cat {home}/data/admin.key)" {up.urls["router"]}/metrics'
+        " | grep -q 'server_up.*germany.* 1'; do sleep 0.5; done",
         f"cd {home}",
         curl,
     ]

@@ -25,7 +25,7 @@ from tests.support.app_instances import (
     instance_servers,
     until,
 )
-from tests.support.routers import Running, a_key
+from tests.support.routers import OPERATOR, Running, a_key
 
 
 @dataclass
@@ -353,11 +353,10 @@ async def test_observations_are_reported_in_whole_windows_until_they_are_accepte
 
 async def test_metrics_and_status_know_applications(apps: Apps) -> None:
     await apps.infer()
-    text = (await apps.router.http.get("/metrics")).text
+    text = (await apps.router.http.get("/metrics", headers=OPERATOR)).text
     assert f'wattshift_router_app_requests_total{{app="{APP}",variant="b1",status="200"}} 1' in text
     assert f'wattshift_router_app_instances{{app="{APP}",variant="b1"}} 1' in text
     assert f'wattshift_router_app_latency_seconds_count{{app="{APP}"}} 1' in text
-    key = {"authorization": f"Bearer {a_key('ops', Role.OPERATOR)}"}
-    (app,) = (await apps.router.http.get("/status", headers=key)).json()["apps"]
+    (app,) = (await apps.router.http.get("/status", headers=OPERATOR)).json()["apps"]
     assert app["assigned_by"] == apps.router.router.name
     assert json.dumps(app["instances"][0]["breaker"]) == '"closed"'

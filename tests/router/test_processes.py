@@ -17,7 +17,7 @@ import pytest
 
 from services.standalone.ports import Ports
 from tests.router.conftest import Stage
-from tests.support.routers import MODEL, a_key, chat
+from tests.support.routers import MODEL, OPERATOR, a_key, chat
 from tests.support.servers import ROOT, wait_until
 from tests.support.services import TOKEN
 
@@ -73,7 +73,7 @@ def workers_of(process: psutil.Process) -> list[int]:
 async def test_processes_share_a_port_and_one_that_dies_is_replaced(stage: Stage) -> None:
     async with running(stage, ROUTER_WORKERS="2") as (process, url), httpx.AsyncClient(headers=HEADERS) as http:
         await until(lambda: len(workers_of(process)) == 2)
-        await until(lambda: "wattshift_router_processes 2" in httpx.get(f"{url}/metrics").text)
+        await until(lambda: "wattshift_router_processes 2" in httpx.get(f"{url}/metrics", headers=OPERATOR).text)
         before = workers_of(process)
         os.kill(before[0], signal.SIGKILL)
         await until(lambda: len(set(workers_of(process)) - set(before)) == 1)
@@ -84,7 +84,7 @@ async def test_processes_share_a_port_and_one_that_dies_is_replaced(stage: Stage
 
 async def test_metrics_are_of_all_processes_and_a_killed_one_takes_none_along(stage: Stage) -> None:
     async with running(stage, ROUTER_WORKERS="2") as (process, url):
-        await until(lambda: "wattshift_router_processes 2" in httpx.get(f"{url}/metrics").text)
+        await until(lambda: "wattshift_router_processes 2" in httpx.get(f"{url}/metrics", headers=OPERATOR).text)
         for _ in range(20):
             async with httpx.AsyncClient(headers=HEADERS) as http:  # a connection of its own, to either process
                 assert (await http.post(f"{url}/v1/chat/completions", json=chat())).status_code == 200
@@ -97,7 +97,7 @@ async def test_metrics_are_of_all_processes_and_a_killed_one_takes_none_along(st
 
 
 def requests_in(url: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", headers=OPERATOR).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("wattshift_router_requests_total{"))
 
 

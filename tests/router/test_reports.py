@@ -14,7 +14,7 @@ from services.kit.problems import ProblemError
 from services.router.traffic import TrafficReporter
 from services.router.usage import UsageReporter
 from tests.router.conftest import Stage
-from tests.support.routers import MODEL, Running, a_routed_pool, a_routed_server, chat
+from tests.support.routers import MODEL, OPERATOR, Running, a_routed_pool, a_routed_server, chat
 
 
 def reported_lengths(stage: Stage) -> list[tuple[int, int]]:
@@ -179,13 +179,14 @@ async def test_metrics_and_status_say_what_happened(router: Running, stage: Stag
     await router.ask()
     await router.ask(json=chat(model="nothing"))
     await router.ask(json=chat(stream=True))
-    lines = (await router.http.get("/metrics")).text.splitlines()
+    lines = (await router.http.get("/metrics", headers=OPERATOR)).text.splitlines()
     assert f'wattshift_router_requests_total{{model="{MODEL}",request_class="",status="200"}} 2' in lines
     assert f'wattshift_router_ttft_seconds_count{{model="{MODEL}",request_class=""}} 1' in lines
     assert 'wattshift_router_server_up{server="instance_1",location="here"} 1' in lines
     assert not any("nothing" in line for line in lines)
-    assert (await router.http.get("/status")).status_code == 403
-    assert (await router.http.get("/status", headers={"authorization": "Bearer no"})).status_code == 401
+    for path in ("/status", "/metrics"):
+        assert (await router.http.get(path)).status_code == 403
+        assert (await router.http.get(path, headers={"authorization": "Bearer no"})).status_code == 401
 
 
 async def test_prompts_are_never_logged(router: Running, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,6 +46,10 @@ def a_key(tenant: str = "acme", role: Role = Role.USER) -> str:
     return "ws_" + f"{tenant}-{role.value}".ljust(43, "x")
 
 
+OPERATOR = {"authorization": f"Bearer {a_key('ops', Role.OPERATOR)}"}
+"""Headers of who may see what routers measure."""
+
+
 def chat(text: str = "Hello", **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
 

@@ -228,6 +228,11 @@ class JobRepository:
         query = select(func.count()).where(allocations.c.id == allocation_id, allocations.c.state != "ended")
         return not (await self._connection.execute(query)).scalar_one()
 
+    async def agents_up(self) -> dict[str, Agent]:
+        """Return the agents of the nodes that are up, by node."""
+        known = await self._connection.execute(_AGENTS.where(nodes.c.state == "up").order_by(nodes.c.id))
+        return {node.id: Agent(node.agent_url.rstrip("/"), node.enrolment) for node in known}
+
     async def capacity(self) -> list[DeviceKind]:
         """Return the devices of all registered nodes."""
         return [DeviceKind(*row) for row in await self._connection.execute(_CAPACITY)]

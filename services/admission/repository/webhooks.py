@@ -168,6 +168,11 @@ class WebhookRepository:
         row = (await self._connection.execute(query)).mappings().one_or_none()
         return None if row is None else _webhook(row)
 
+    async def waiting(self) -> int:
+        """Return how many messages are not delivered yet."""
+        query = select(func.count()).select_from(webhook_deliveries).where(webhook_deliveries.c.state == "pending")
+        return (await self._connection.execute(query)).scalar_one()
+
     async def deliveries(self, webhook_id: str) -> list[WebhookDelivery]:
         """Return the last messages of a webhook, newest first."""
         query = select(webhook_deliveries).where(webhook_deliveries.c.webhook_id == webhook_id)

@@ -42,6 +42,7 @@ class Exchange:
     request_id: bytes
     extra: list[Header]
     has_begun: bool = False
+    status: int = 0
 
     @classmethod
     def open(cls, scope: Scope, receive: Receive, send: Send) -> Exchange:
@@ -70,7 +71,7 @@ class Exchange:
 
     async def begin(self, status: int, headers: Iterable[Header]) -> None:
         """Send status and headers; the body follows."""
-        self.has_begun = True
+        self.has_begun, self.status = True, status
         await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *self.extra]})
 
     async def refuse(self, problem: ProblemError) -> None:

@@ -15,6 +15,7 @@ from services.core.domain.jobs import JobState
 from services.db.database import Connection, Database
 from services.kit.logging import Log
 from services.scheduler.commands import set_commands, start_commands, stop_commands
+from services.scheduler.counters import GANGS_ENDED, NODES_LOST
 from services.scheduler.ingest.gangs import (
     FINISHED_BEFORE,
     End,
@@ -169,6 +170,7 @@ class Ingest:
                 await gangs.lose_nodes(connection, lost)
         for node in lost:
             log.warning("node.lost", node=node)
+            NODES_LOST.inc()
         return len(lost)
 
     async def _run(self, gang: LiveGang) -> bool:
@@ -232,6 +234,7 @@ class Ingest:
                 data={"allocation_id": gang.id},
             )
         log.info("gang.ended", allocation=gang.id, reason=end.reason.value, job_state=end.job_state.value)
+        GANGS_ENDED.labels(end.reason.value, end.job_state.value).inc()
         return True
 
     async def _believe(self, job_id: str) -> bool:
@@ -248,6 +251,7 @@ class Ingest:
             )
         if moved:
             log.info("job.had_finished", job=job_id)
+            GANGS_ENDED.labels(EndReason.FINISHED.value, JobState.SUCCEEDED.value).inc()
         return moved
 
     async def _repeat(self, gang: LiveGang, reports: ShareReports, now_s: float) -> int:

@@ -42,7 +42,7 @@ from services.scheduler.power.nodes import WOKEN
 from services.scheduler.reasons import SENTENCES
 from services.scheduler.repository import gangs, jobs, node_power, outbox, rounds
 from services.scheduler.repository.documents import Json, StoredShare
-from services.scheduler.repository.gangs import CONTROL_COLUMNS, NewGang
+from services.scheduler.repository.gangs import CONTROL_COLUMNS, NewGang, StartableJob
 from services.scheduler.repository.jobs import Starting, Waiting
 from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.outbox import Outgoing
@@ -87,7 +87,11 @@ class Decided:
 
 @dataclass(frozen=True)
 class Applied:
-    """What a plan did; ``controls`` counts the controls that it set."""
+    """What a plan did; ``controls`` counts the controls that it set.
+
+    ``first_waits_s`` and ``later_waits_s`` are how long the jobs that it started had waited: for their first gang, and
+    for one after they were stopped.
+    """
 
     round: int
     starts: int
@@ -95,6 +99,8 @@ class Applied:
     holds: int
     controls: int = 0
     nodes: int = 0
+    first_waits_s: tuple[float, ...] = ()
+    later_waits_s: tuple[float, ...] = ()
 
     @property
     def changes(self) -> int:
@@ -132,7 +138,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             theirs = await Theirs.read(connection, decided.snapshot)
             starts, preempts = theirs.carried_out(starts, preempts)
             await _preempt(connection, preempts)
-            await _start(connection, starts, ports, decided.snapshot)
+            started = await _start(connection, starts, ports, decided.snapshot)
             controls = await set_gangs(connection, controls)
             begun = await begin(connection, measurements, measured_values) if measurements else []
             await _hold(connection, holds, decided.said)
@@ -144,12 +150,23 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
         raise StalePlanError(str(error)) from error
     except asyncpg.UniqueViolationError as error:
         raise StalePlanError(f"a device or a job is taken: {error}") from error
-    return Applied(round_number, len(starts), len(preempts), len(holds), len(controls), len(decided.plan.nodes))
+    return Applied(
+        round_number,
+        len(starts),
+        len(preempts),
+        len(holds),
+        len(controls),
+        len(decided.plan.nodes),
+        tuple(job.waited_s for job in started if not job.generation),
+        tuple(job.waited_s for job in started if job.generation),
+    )
 
 
-async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[int, int], seen: Snapshot) -> None:
+async def _start(
+    connection: Connection, starts: Sequence[Start], ports: tuple[int, int], seen: Snapshot
+) -> Sequence[StartableJob]:
     if not starts:
-        return
+        return ()
     startable = {job.id: job for job in await gangs.startable(connection, [start.job_id for start in starts])}
     if len(startable) < len(starts):
         raise StalePlanError("a job no longer waits")
@@ -199,6 +216,7 @@ async def _start(connection: Connection, starts: Sequence[Start], ports: tuple[i
     await gangs.insert(connection, made, hosts, packed)
     await _write_starts(connection, starts, made, asleep)
     await outbox.put(connection, commands)
+    return list(startable.values())
 
 
 def _checked_slices(

@@ -67,7 +67,8 @@ SELECT s.allocation_id, s.node_id, s.settings FROM rank_statuses s JOIN allocati
 """
 
 STARTABLE = f"""
-SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account, j.engine
+SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account, j.engine,
+       extract(epoch FROM now() - coalesce(j.queued_at, j.submitted_at))::float8 AS waited_s
   FROM jobs j LEFT JOIN users u ON u.id = j.user_id
  WHERE j.id = ANY($1::text[]) AND j.state = 'queued' AND NOT j.cancel_requested AND NOT j.hold_requested
  ORDER BY j.id FOR UPDATE OF j
@@ -257,7 +258,7 @@ class ControlsReport(NamedTuple):
 
 
 class StartableJob(NamedTuple):
-    """A job that waits, locked, and the account that its user's jobs run as."""
+    """A job that waits, locked, the account that its user's jobs run as, and since when it was queued last."""
 
     id: str
     tenant_id: str
@@ -265,6 +266,7 @@ class StartableJob(NamedTuple):
     spec: Json
     account: str | None
     engine: str
+    waited_s: float
 
 
 class Host(NamedTuple):

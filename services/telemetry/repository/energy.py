@@ -20,8 +20,9 @@ ON CONFLICT DO NOTHING RETURNING boot_id, sequence
 """
 
 GANGS = """
-SELECT id, job_id, generation, gpus, shares -> 0 ->> 'node_id' AS leader FROM allocations
-WHERE id = ANY($2) AND shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
+SELECT a.id, a.job_id, a.generation, a.gpus, a.shares -> 0 ->> 'node_id' AS leader, j.tenant_id, j.project
+FROM allocations a JOIN jobs j ON j.id = a.job_id
+WHERE a.id = ANY($2) AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
 """
 
 STORE_USAGES = """
@@ -108,6 +109,8 @@ class GangRow(NamedTuple):
     generation: int
     gpus: int
     leader: str
+    tenant_id: str
+    project: str
 
 
 class UsageRow(NamedTuple):

@@ -1,0 +1,67 @@
+"""What an agent shows at ``/metrics``: how far it is with its work, and what only it knows of its GPUs.
+
+What it sends with every heartbeat, such as the power of its GPUs, is shown by telemetry for all nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import Metric
+
+from gpu_agent import shim
+from gpu_agent.agent import Agent
+from services.kit.metrics import Metrics, gauge, single
+
+
+def show_figures(metrics: Metrics, agent: Agent) -> None:
+    """Have everything shown that the agent owns."""
+
+    async def read_agent() -> Iterable[Metric]:
+        state = agent.describe()
+        faults = {fault["gpu"]: fault["cause"] for fault in state["gpu_faults"]}
+        disk = agent.disk_space()
+        lease_s = agent.gangs.deadline - shim.clock() if agent.gangs.deadline > 0 else None
+        return [
+            single("wattshift_agent_registered", "1 once telemetry knows this node.", float(state["registered"])),
+            single("wattshift_agent_gangs", "Gangs that have processes here.", sum(g.holding for g in agent.gangs)),
+            single(
+                "wattshift_agent_lease_seconds",
+                "How long gangs may still run without contact; none before the first heartbeat.",
+                lease_s,
+            ),
+            single(
+                "wattshift_agent_spooled_intervals",
+                "Intervals of energy that telemetry has not accepted yet.",
+                state["energy_intervals_waiting"],
+            ),
+            single(
+                "wattshift_agent_problems",
+                "What the agent cannot do now; its readiness and its log name it.",
+                len(state["problems"]),
+            ),
+            single(
+                "wattshift_agent_disk_free_bytes",
+                "What may still be written to the disk of the agent's state.",
+                disk and disk.free_bytes,
+            ),
+            single(
+                "wattshift_agent_disk_reserve_bytes",
+                "Below so much free space the node takes no new work.",
+                disk and disk.reserve_bytes,
+            ),
+            gauge(
+                "wattshift_agent_device_temperature_celsius",
+                "Temperature of a GPU; none where it does not say.",
+                ["gpu"],
+                [((str(gpu),), celsius) for gpu, celsius in sorted(agent.health.temperatures_c.items())],
+            ),
+            gauge(
+                "wattshift_agent_device_fault",
+                "1 for a GPU with which something is the matter.",
+                ["gpu", "cause"],
+                [((str(gpu), cause), 1.0) for gpu, cause in faults.items()],
+            ),
+        ]
+
+    metrics.add("agent", read_agent)

@@ -1,0 +1,53 @@
+"""The agents' ``/metrics``, gathered: admission is who may ask agents."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+from fastapi import APIRouter, Response
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.admission.agents import Agent, AgentTokens
+from services.admission.repository.jobs import JobRepository
+from services.contracts.identity import Identity
+from services.kit.identity import Operator
+from services.kit.metrics import MEDIA_TYPE
+from services.kit.scraping import SERVICE_UP, merged, scraped
+
+AT_ONCE = 64
+
+
+class AgentMetrics:
+    """Asks the agent of every node that is up."""
+
+    def __init__(self, engine: AsyncEngine, session: aiohttp.ClientSession, tokens: AgentTokens) -> None:
+        self._engine = engine
+        self._session = session
+        self._tokens = tokens
+        self._free = asyncio.Semaphore(AT_ONCE)
+
+    async def text(self, caller: Identity) -> str:
+        """Return what all agents measure; ``wattshift_service_up`` says which did not answer."""
+        async with self._engine.connect() as connection:
+            agents = await JobRepository(connection).agents_up()
+        found = await asyncio.gather(*(self._ask(node, agent, caller) for node, agent in agents.items()))
+        parts = [({"service": "agent", "instance": node}, text) for node, text in zip(agents, found, strict=True)]
+        return await asyncio.to_thread(merged, parts)
+
+    async def _ask(self, node: str, agent: Agent, caller: Identity) -> str:
+        async with self._free:
+            text = await scraped(self._session, f"{agent.url}/metrics", self._tokens.headers(node, agent, caller))
+        return SERVICE_UP.format(int(text is not None)) + (text or "")
+
+
+def agent_metrics_routes(metrics: AgentMetrics) -> APIRouter:
+    """Return the route by which the gateway asks for them."""
+    router = APIRouter(prefix="/internal/agents")
+
+    @router.get("/metrics")
+    async def read_agent_metrics(caller: Operator) -> Response:
+        """Return what the agents of all nodes measure."""
+        return Response(await metrics.text(caller), media_type=MEDIA_TYPE)
+
+    return router

@@ -1,0 +1,73 @@
+"""Several processes' ``/metrics`` as one text: each line gets labels that say whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import aiohttp
+from yarl import URL
+
+SCRAPED_WITHIN_S = 8.0
+"""Less than the ten seconds that Prometheus waits by default."""
+LARGEST_BYTES = 64 * 2**20
+SERVICE_UP = (
+    "# HELP wattshift_service_up 1 for a process that showed its figures, 0 for one that did not.\n"
+    "# TYPE wattshift_service_up gauge\n"
+    "wattshift_service_up {}\n"
+)
+"""Stands before a process's own text; with what it is in place of the braces."""
+
+
+async def scraped(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
+    """Return what is at an address, None where a process does not answer, or does not let the caller in."""
+    timeout = aiohttp.ClientTimeout(total=SCRAPED_WITHIN_S)
+    try:
+        async with session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
+            if answer.status != 200 or (answer.content_length or 0) > LARGEST_BYTES:
+                return None
+            return (await answer.read()).decode()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
+
+
+def place_of(url: str) -> str:
+    """Return host and port of an address, as Prometheus' ``instance`` has them."""
+    found = URL(url)
+    return f"{found.host}:{found.port}"
+
+
+def merged(parts: Iterable[tuple[Mapping[str, str], str]]) -> str:
+    """Return texts in Prometheus' format as one: a family of several parts once, its lines with each part's labels.
+
+    Args:
+        parts: Labels to add, and the text that they are added to. The text has none of these labels.
+    """
+    heads: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
+    for labels, text in parts:
+        added = ",".join(f'{name}="{_quoted(value)}"' for name, value in labels.items())
+        family, is_first = "", False
+        for line in text.splitlines():
+            if line.startswith("#"):
+                name = line.split(" ", 3)[2]
+                if name != family:
+                    family, is_first = name, name not in heads
+                    heads.setdefault(family, [])
+                if is_first:
+                    heads[family].append(line)
+            elif line:
+                lines.setdefault(family, []).append(_with(line, added))
+    return "".join(f"{line}\n" for family, head in heads.items() for line in (*head, *lines.get(family, ())))
+
+
+def _with(line: str, added: str) -> str:
+    """Return a sample with labels put before its own; a name contains neither a brace nor a space."""
+    brace, space = line.find("{"), line.find(" ")
+    if 0 <= brace < space:
+        rest = line[brace + 1 :]
+        return f"{line[:brace]}{{{added}{'' if rest.startswith('}') else ','}{rest}"
+    return f"{line[:space]}{{{added}}}{line[space:]}"
+
+
+def _quoted(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,157 @@
+"""What the scheduler shows at ``/metrics``: rounds as they are held, and the queue, gangs and commands as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, cast
+
+from prometheus_client.metrics_core import Metric
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.contracts.streams import AGENT_GROUP, HINTS_STREAM, command_stream
+from services.core.cycle.snapshot import Trigger
+from services.db.database import Database
+from services.db.figures import pool_of
+from services.kit.metrics import Metrics, gauge, single
+from services.scheduler.counters import ACTIONS, PHASES, ROUNDS, WAITS
+from services.scheduler.planning.apply import Applied
+from services.scheduler.repository import figures
+from services.scheduler.settings import SchedulerSettings
+
+
+class Loop(Protocol):
+    """What is shown of the decision loop."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process decides."""
+        ...
+
+    @property
+    def since_turn_s(self) -> float:
+        """How long ago its last turn began."""
+        ...
+
+
+def note_round(trigger: Trigger, applied: Applied, phases_ms: Mapping[str, float]) -> None:
+    """Note a round that was held, and how long its jobs had waited."""
+    ROUNDS.labels(trigger.value).inc()
+    for phase, took_ms in phases_ms.items():
+        PHASES.labels(phase).observe(took_ms / 1e3)
+    done = {
+        "start": applied.starts,
+        "preempt": applied.preemptions,
+        "hold": applied.holds,
+        "set_control": applied.controls,
+        "power_node": applied.nodes,
+    }
+    for action, count in done.items():
+        ACTIONS.labels(action).inc(count)
+    for gang, waits_s in (("first", applied.first_waits_s), ("later", applied.later_waits_s)):
+        for waited_s in waits_s:
+            WAITS.labels(gang).observe(waited_s)
+
+
+def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop, settings: SchedulerSettings) -> None:
+    """Have everything shown that the scheduler owns."""
+
+    async def read_cluster() -> Iterable[Metric]:
+        async with database.connection() as connection:
+            jobs = await figures.live_jobs(connection)
+            gangs = await figures.live_gangs(connection)
+            nodes = await figures.node_power(connection)
+            state = await figures.state(connection)
+        active_s = state.last_active_at.timestamp() if state and state.last_active_at else None
+        return [
+            gauge(
+                "wattshift_jobs",
+                "Jobs that have not ended, and the reason they are in their state.",
+                ["state", "reason"],
+                [((each.state, each.reason), each.jobs) for each in jobs],
+            ),
+            gauge("wattshift_gangs", "Gangs that hold GPUs.", ["state"], [((g.state,), g.gangs) for g in gangs]),
+            gauge("wattshift_gang_gpus", "GPUs that gangs hold.", ["state"], [((g.state,), g.gpus) for g in gangs]),
+            gauge(
+                "wattshift_nodes_powered",
+                "Nodes that were ever powered down, by what they are now.",
+                ["state"],
+                [((each.state,), each.nodes) for each in nodes],
+            ),
+            single(
+                "wattshift_scheduler_longest_wait_seconds",
+                "How long the job has been queued that has been so for longest; none while nothing is queued.",
+                state and state.longest_wait_s,
+            ),
+            single(
+                "wattshift_outbox_commands", "Commands to nodes that Redis does not have yet.", state and state.commands
+            ),
+            single(
+                "wattshift_outbox_lag_seconds",
+                "How old the oldest of these commands is; 0 while there is none.",
+                state and (state.oldest_command_s or 0.0),
+            ),
+            single(
+                "wattshift_scheduler_last_active_round_timestamp_seconds",
+                "When an active round was last held.",
+                active_s,
+            ),
+            gauge(
+                "wattshift_scheduler_policy_info",
+                "The policy in force.",
+                ["policy"],
+                [((state.policy,), 1.0)] if state else [],
+            ),
+        ]
+
+    async def read_loop() -> Iterable[Metric]:
+        return [
+            single(
+                "wattshift_scheduler_leads", "1 for the scheduler that decides, 0 for one that stands by.", loop.leads
+            ),
+            single(
+                "wattshift_scheduler_turn_age_seconds", "How long ago the loop last began a turn.", loop.since_turn_s
+            ),
+            single(
+                "wattshift_scheduler_round_interval_seconds", "Time between active rounds.", settings.round_interval_s
+            ),
+        ]
+
+    async def read_streams() -> Iterable[Metric]:
+        async with database.connection() as connection:
+            nodes = await figures.nodes_up(connection)
+        hints, unread, unacknowledged = await _streams(redis, nodes)
+        return [
+            single("wattshift_hints_stream_entries", "Messages kept on the stream that wakes the scheduler.", hints),
+            single(
+                "wattshift_command_streams_unread_entries", "Commands on nodes' streams that no agent has read.", unread
+            ),
+            single(
+                "wattshift_command_streams_unacknowledged_entries",
+                "Commands that agents have read, and not yet written down.",
+                unacknowledged,
+            ),
+        ]
+
+    metrics.add("cluster", read_cluster)
+    metrics.add("loop", read_loop)
+    metrics.add("streams", read_streams)
+    metrics.add("database", pool_of(database))
+
+
+async def _streams(redis: Redis, nodes: Iterable[str]) -> tuple[int, int, int]:
+    """Return the entries of the stream of hints, and those of all nodes' streams that are unread, and unacknowledged.
+
+    Raises:
+        RedisError: Redis does not answer.
+    """
+    async with redis.pipeline(transaction=False) as pipeline:
+        pipeline.xlen(HINTS_STREAM)
+        for node in nodes:
+            pipeline.xinfo_groups(command_stream(node))
+        hints, *found = await pipeline.execute(raise_on_error=False)
+    if isinstance(hints, RedisError):
+        raise hints
+    groups = [group for each in found if isinstance(each, list) for group in cast("list[dict[str, Any]]", each)]
+    ours = [group for group in groups if group["name"] == AGENT_GROUP]
+    return hints, sum(group.get("lag") or 0 for group in ours), sum(group["pending"] for group in ours)

@@ -1,0 +1,90 @@
+"""What the scheduler's ``/metrics`` shows of its tables: counts of live rows, each by a partial index."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from services.db.database import Connection
+from services.db.rows import fetch_row, fetch_rows
+
+# Jobs that have ended are counted as they do, not here: there may be millions.
+LIVE_JOBS = """
+SELECT state, coalesce(reason, '') AS reason, count(*) AS jobs FROM jobs
+ WHERE state NOT IN ('succeeded', 'failed', 'cancelled') GROUP BY 1, 2
+"""
+
+LIVE_GANGS = """
+SELECT state, count(*) AS gangs, sum(gpus) AS gpus FROM allocations WHERE state <> 'ended' GROUP BY 1
+"""
+
+STATE = """
+SELECT s.policy, s.last_active_at,
+       (SELECT count(*) FROM outbox) AS commands,
+       (SELECT extract(epoch FROM now() - min(created_at))::float8 FROM outbox) AS oldest_command_s,
+       (SELECT extract(epoch FROM now() - min(coalesce(queued_at, submitted_at)))::float8 FROM jobs
+         WHERE state = 'queued') AS longest_wait_s
+  FROM scheduler_state s WHERE s.id = 1
+"""
+
+NODE_POWER = "SELECT state, count(*) AS nodes FROM node_power GROUP BY 1"
+
+NODES = "SELECT id FROM nodes WHERE state = 'up' ORDER BY id"
+
+
+class LiveJobs(NamedTuple):
+    """Jobs that have not ended, by state and the stable code of its reason."""
+
+    state: str
+    reason: str
+    jobs: int
+
+
+class LiveGangs(NamedTuple):
+    """Gangs that hold GPUs, by state."""
+
+    state: str
+    gangs: int
+    gpus: int
+
+
+class SchedulerState(NamedTuple):
+    """The policy in force, and what waits: commands for nodes, and the job that has waited longest."""
+
+    policy: str
+    last_active_at: datetime | None
+    commands: int
+    oldest_command_s: float | None
+    longest_wait_s: float | None
+
+
+class PoweredNodes(NamedTuple):
+    """Nodes that were ever powered down, by their present state."""
+
+    state: str
+    nodes: int
+
+
+async def live_jobs(connection: Connection) -> list[LiveJobs]:
+    """Return how many jobs are in each state that is not an end, and why."""
+    return await fetch_rows(connection, LiveJobs, LIVE_JOBS)
+
+
+async def live_gangs(connection: Connection) -> list[LiveGangs]:
+    """Return how many gangs hold how many GPUs."""
+    return await fetch_rows(connection, LiveGangs, LIVE_GANGS)
+
+
+async def state(connection: Connection) -> SchedulerState | None:
+    """Return the policy and what waits; None before the scheduler's first turn."""
+    return await fetch_row(connection, SchedulerState, STATE)
+
+
+async def node_power(connection: Connection) -> list[PoweredNodes]:
+    """Return how many nodes are off, waking, going down or failed."""
+    return await fetch_rows(connection, PoweredNodes, NODE_POWER)
+
+
+async def nodes_up(connection: Connection) -> list[str]:
+    """Return the nodes whose agents read commands."""
+    return [record[0] for record in await connection.fetch(NODES)]
