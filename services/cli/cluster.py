@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
@@ -14,12 +15,11 @@ from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.forecast import forecast
 from services.cli.jobs import AsJson, Watch
 from services.cli.output import console
+from services.cli.plots import Piece, greenest, plot
 from services.cli.slices import partition, slice_words
 from services.cli.values import duration_s, parameter_value
 
 OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its GPUs, by its index.")]
-
-BARS = "▁▂▃▄▅▆▇█"
 
 
 def register(app: typer.Typer) -> None:
@@ -195,15 +195,6 @@ def _set_power(node: str, command: str, as_json: bool) -> None:
     console.print(f"{node} is {power['state'].replace('_', ' ')}{pinned}")
 
 
-def sparkline(values: list[float]) -> str:
-    """Return values as a line of bars from their least to their greatest."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    span = (high - low) or 1
-    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in values)
-
-
 def carbon(
     zone: Annotated[str | None, typer.Argument(help="Grid zone; all zones if omitted.")] = None,
     signal: Annotated[str | None, typer.Option(help="average_direct, average_lifecycle or marginal.")] = None,
@@ -228,13 +219,41 @@ def carbon(
     if as_json:
         output.print_json({"current": now, "forecast": forecast})
         return
-    ahead = [point["gco2_per_kwh"] for point in forecast["points"]]
+    outlook = gateway.get(f"/v1/carbon/{zone}/outlook", signal=signal, past_s=DAY_S, ahead_s=2 * DAY_S, clock="grid")
     stale = " [yellow](stale)[/]" if now["is_stale"] else ""
     scale = f", replayed {now['time_scale']:g} times faster than it was recorded" if now["time_scale"] != 1 else ""
     console.print(f"[bold]{zone}[/]  {now['point']['gco2_per_kwh']:.0f} gCO2/kWh now{stale}")
     console.print(f"  {now['signal']} by {now['provider']}{scale}")
-    if ahead:
-        console.print(f"  ahead: {sparkline(ahead[:96])}  {min(ahead):.0f} to {max(ahead):.0f} ({forecast['method']})")
+    _show_curve(curve_of(outlook), forecast["method"], outlook["time_scale"])
+
+
+DAY_S = 86_400.0
+WINDOW_S = 4 * 3_600.0
+"""Of the grid: how long the greenest window is that is named."""
+
+
+def curve_of(outlook: Any) -> list[Piece]:
+    """Return an outlook as a curve: past is what was measured, or would have been."""
+    now = datetime.fromisoformat(outlook["now"])
+    pieces: list[Piece] = []
+    for point in outlook["points"]:
+        start, end = (datetime.fromisoformat(point[name]) for name in ("start_at", "end_at"))
+        pieces.append(Piece(start, end, point["gco2_per_kwh"], start <= now))
+    return pieces
+
+
+def _show_curve(curve: list[Piece], method: str, time_scale: float) -> None:
+    if not curve:
+        return
+    console.print()
+    for line in plot(curve, width=min(console.width, 100), height=8):
+        console.print(line, no_wrap=True, crop=True)
+    console.print(f"  [cyan]█[/] until now   [green]█[/] expected ({method})")
+    if found := greenest(curve, WINDOW_S / time_scale):
+        start, mean = found
+        console.print(
+            f"  greenest four hours of the grid ahead: from {start.astimezone():%a %H:%M}, {mean:.0f} gCO2/kWh"
+        )
 
 
 def list_policies(context: typer.Context, as_json: AsJson = False) -> None:

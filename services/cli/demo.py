@@ -19,9 +19,9 @@ from rich.text import Text
 
 from services.cli import local, output
 from services.cli.client import EXIT_FAILED, CliError, Gateway, data_dir
-from services.cli.cluster import sparkline
 from services.cli.following import FINAL
 from services.cli.output import console
+from services.cli.plots import sparkline
 from services.cli.specs import read_specs
 from services.cli.submit import submit_all
 from services.core.domain.units import J_PER_KWH
@@ -117,7 +117,7 @@ class View:
         if not console.is_terminal:
             yield self._print_changes
             return
-        with Live(console=console, auto_refresh=False, transient=True) as live:
+        with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="visible") as live:
             yield lambda jobs: live.update(self._picture(jobs), refresh=True)
 
     def _print_changes(self, jobs: list[Any]) -> None:
@@ -170,7 +170,7 @@ class View:
                 ProgressBar(total=1, completed=share, width=16),
                 output.energy(job["footprint"]["energy_j"]),
                 output.carbon(job["footprint"]["carbon_gco2"]),
-                "" if job["state"] in FINAL else job.get("reason") or "",
+                "" if job["state"] in FINAL else output.reason(job),
             )
         return shown
 

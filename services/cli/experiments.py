@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from services.cli.bars import bar
 from services.cli.client import EXIT_UNAVAILABLE, EXIT_USAGE, CliError, data_dir
 from services.cli.output import console, print_json, table
 from services.cli.plugins import add_plugins
@@ -73,16 +72,14 @@ def _run(plan: Experiment, out: Path, processes: int, quiet: bool) -> list[Compa
     from services.simulator.report.page import render
     from services.simulator.report.tables import compare, write_csv
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
-        task = bar.add_task(plan.name, total=None)
+    with bar(plan.name, quiet=quiet) as advance:
 
         def report(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what or plan.name)
+            advance(what, done, total)
 
         elsewhere = None if processes else _celery()
         results = run_experiment(plan, out, workers=processes, elsewhere=elsewhere, report=report)
-        bar.update(task, description="bounds")
+        advance("bounds", len(results), None)
         bounds = run_bounds(plan, out, results)
     write_csv(out / "results.csv", results)
     (out / "report.html").write_text(render(plan.name, plan.baseline, results, bounds), encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from services.cli.bars import bar
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.core.domain.errors import DomainError
@@ -92,7 +93,8 @@ def _fit_file(kind: str, file: Path, form: Form | None, *, residuals: bool, as_j
         form = Form.CAPPED if limited and points.with_energy.all() else Form.PAPER
     paper = fit_throughput if kind == "throughput" else fit_energy
     try:
-        model = (paper if form is Form.PAPER else fit_capped)(points, held_out=True, residuals=residuals)
+        with bar("fitting", quiet=as_json):
+            model = (paper if form is Form.PAPER else fit_capped)(points, held_out=True, residuals=residuals)
     except DomainError as error:
         raise _refusal(file, lines, error) from None
     _tell(kind, model, as_json, residuals=residuals)

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 
 from services.cli import output
+from services.cli.bars import bar
 from services.cli.client import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
 from services.cli.jobs import AsJson
 from services.cli.output import console
@@ -165,8 +166,8 @@ def backup(
     """
     backups = _backups()
     try:
-        with console.status("writing"):
-            made = backups.back_up(DataFolder(folder or data_dir()), file, os.environ)
+        with bar("writing") as advance:
+            made = backups.back_up(DataFolder(folder or data_dir()), file, os.environ, advance)
     except StackError as error:
         raise _as_cli_error(error) from error
     console.print(f"{file}: release {made.release}, {made.made_at}; it contains secrets", soft_wrap=True)

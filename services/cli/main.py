@@ -30,6 +30,7 @@ from services.cli import (
     serving,
     shell,
     simulate,
+    top,
     users,
     webhooks,
 )
@@ -46,7 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ROOMS = (
-    *(local, certificates, jobs, exec, shell, cluster, clusters, access, users, budgets, secrets, report, serving),
+    *(local, certificates, jobs, top, exec, shell, cluster, clusters, access, users, budgets, secrets, report, serving),
     *(apps, fleets),
     *(webhooks, endpoints, export, simulate, fit, profile_inference, plan, demo),
 )

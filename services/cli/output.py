@@ -79,6 +79,11 @@ def state(name: str) -> str:
     return f"[{style}]{name}[/]" if style else name
 
 
+def reason(job: dict[str, Any]) -> str:
+    """Return why a job is in its state, as words that a narrow column can break between."""
+    return (job.get("reason") or "").replace("_", " ")
+
+
 def energy(energy_j: float) -> str:
     """Return joules as people read them."""
     if energy_j < 1_000:

@@ -14,7 +14,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from services.cli import closed_loop, output
+from services.cli.bars import bar
 from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
 from services.cli.following import FINAL
 from services.cli.jobs import AsJson
@@ -125,16 +125,16 @@ def inference(
             EXIT_USAGE,
         )
     rows: list[Row] = []
-    with _left_as_it_was(bench, out), _bar(len(wanted), quiet=as_json) as report:
-        report(len(wanted) - len(missing), "")
+    with _left_as_it_was(bench, out), bar(quiet=as_json) as advance:
+        advance("", len(wanted) - len(missing), len(wanted))
         for number, (sizes, variant) in enumerate(missing, len(wanted) - len(missing)):
-            report(number, f"{variant.name} on {_names(sizes)}")
+            advance(f"{variant.name} on {_names(sizes)}", number, len(wanted))
             if not mps:
                 bench.cut([] if _is_whole(sizes) else list(sizes))
             measured = bench.measure(family, variant, sizes)
             profile.add(measured)
             rows += measured
-        report(len(wanted), family.family)
+        advance(family.family, len(wanted), len(wanted))
     count = sum(len(sizes) for sizes, _ in wanted)
     if as_json:
         output.print_json({"file": str(out), "rows": count, "measured": [row.__dict__ for row in rows]})
@@ -408,15 +408,3 @@ def _left_as_it_was(bench: Bench, out: Path) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
     bench.end()
-
-
-@contextmanager
-def _bar(total: int, *, quiet: bool) -> Iterator[Callable[[int, str], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
-        task = bar.add_task("", total=total)
-
-        def report(done: int, what: str) -> None:
-            bar.update(task, completed=done, description=what)
-
-        yield report

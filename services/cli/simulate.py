@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from services.cli import experiments
+from services.cli.bars import bar
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.cluster import parameters_of
 from services.cli.output import console, duration, print_json, table
@@ -140,7 +138,7 @@ def training(
     except OptionError as error:
         raise CliError(str(error), EXIT_USAGE) from None
     results: list[SimulationResult] = []
-    with _bar(len(run.workload), quiet=as_json) as advance:
+    with bar(quiet=as_json, each_its_own=True) as advance:
         results.extend(run.results(advance))
     if report is not None:
         from services.simulator.run_report import page_of
@@ -182,23 +180,6 @@ def _check_files(sources: dict[str, str]) -> None:
     ):
         if sources[what] not in known and not Path(sources[what]).is_file():
             raise CliError(words.format(sources[what], ", ".join(known)), EXIT_NOT_FOUND)
-
-
-@contextmanager
-def _bar(jobs: int, *, quiet: bool) -> Iterator[Any]:
-    if quiet:
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, Any] = {}
-
-        def report(name: str, done: int, of: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=jobs)
-            bar.update(tasks[name], completed=done, total=of)
-
-        yield report
 
 
 def _show(results: Sequence[SimulationResult], workload: Workload, trace: CarbonTrace) -> None:

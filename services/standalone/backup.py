@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -55,13 +55,21 @@ class Manifest:
     made_at: str
 
 
-def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str]) -> Manifest:
+Advance = Callable[[str, int, int], None]
+"""Is told what is being done, and how many steps of how many are done."""
+
+
+def _untold(what: str, done: int, of: int) -> None: ...
+
+
+def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advance: Advance = _untold) -> Manifest:
     """Write a backup of an installation to `to`, complete or not at all; it may run meanwhile.
 
     Args:
         folder: Its data folder; without one, only the database is backed up.
         to: A file that does not exist.
         environment: Where it has DATABASE_URL, that is the database; otherwise the folder's own.
+        advance: Told of each step.
 
     Raises:
         BadInputError: there is no installation, or `to` exists.
@@ -73,7 +81,7 @@ def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str]) -> Man
         raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
     try:
         with tempfile.TemporaryDirectory(dir=to.absolute().parent, prefix=".backup-") as scratch:
-            return asyncio.run(_back_up(folder, to, Path(scratch), environment))
+            return asyncio.run(_back_up(folder, to, Path(scratch), environment, advance))
     except OSError as error:
         raise StackError(f"cannot write {to}: {error.strerror}") from error
 
@@ -137,7 +145,12 @@ def read_manifest(source: Path) -> Manifest:
     return manifest
 
 
-async def _back_up(folder: DataFolder, to: Path, scratch: Path, environment: Mapping[str, str]) -> Manifest:
+async def _back_up(
+    folder: DataFolder, to: Path, scratch: Path, environment: Mapping[str, str], advance: Advance
+) -> Manifest:
+    kept = _kept(folder.path)
+    steps = len(kept) + 2
+    advance("database", 0, steps)
     async with _database(folder, environment) as url:
         schema = await repository.schema(url)
         await _run("pg_dump", ["--format=custom", "--no-owner", "--no-privileges", f"--file={scratch / DUMP}"], url)
@@ -148,10 +161,12 @@ async def _back_up(folder: DataFolder, to: Path, scratch: Path, environment: Map
         with tarfile.open(fileobj=file, mode="w") as archive:
             for name in (MANIFEST, DUMP):
                 archive.add(scratch / name, name)
-            for path in _kept(folder.path):
+            for done, path in enumerate(kept, start=1):
+                advance(str(path.relative_to(folder.path)), done, steps)
                 archive.add(path, str(path.relative_to(folder.path)))
         file.flush()
         os.fsync(file.fileno())
+    advance(to.name, steps - 1, steps)
     os.link(draft, to)  # refuses what another has written meanwhile
     return manifest
 

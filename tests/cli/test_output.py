@@ -4,7 +4,8 @@ import pytest
 
 from services.cli import output
 from services.cli.client import CliError
-from services.cli.cluster import parameters_of, power_words, sparkline
+from services.cli.cluster import parameters_of, power_words
+from services.cli.plots import sparkline
 
 
 @pytest.mark.parametrize(("energy_j", "words"), [(0, "0 J"), (999, "999 J"), (3_600, "1.00 Wh"), (3.6e6, "1.000 kWh")])

@@ -1,0 +1,40 @@
+"""The progress bar of commands that take long: on standard error, and full once the work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Advance = Callable[[str, int, int | None], None]
+"""Says how much is done, of how much in all where that is known, and what of."""
+
+
+@contextmanager
+def bar(title: str = "", *, quiet: bool = False, each_its_own: bool = False) -> Iterator[Advance]:
+    """Yield what moves a bar; one that is left without an error is shown full.
+
+    Args:
+        title: What stands beside it until the work says what it does.
+        quiet: Show nothing, for a program.
+        each_its_own: Everything that is named gets a bar of its own.
+    """
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        *(TimeElapsedColumn(), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as shown:
+        tasks = {} if each_its_own else {"": shown.add_task(title, total=None)}
+
+        def advance(what: str, done: int, of: int | None = None) -> None:
+            name = what if each_its_own else ""
+            if name not in tasks:
+                tasks[name] = shown.add_task(what, total=of)
+            shown.update(tasks[name], completed=done, total=of, description=what or title)
+
+        yield advance
+        for task in shown.tasks:
+            total = task.total if task.total is not None else max(task.completed, 1)
+            shown.update(task.id, completed=total, total=total)
