@@ -230,7 +230,8 @@ class JobRepository:
 
     async def agents_up(self) -> dict[str, Agent]:
         """Return the agents of the nodes that are up, by node."""
-        known = await self._connection.execute(_AGENTS.where(nodes.c.state == "up").order_by(nodes.c.id))
+        reached = _AGENTS.where(nodes.c.state == "up", nodes.c.agent_url != "")  # a bridge to another engine has none
+        known = await self._connection.execute(reached.order_by(nodes.c.id))
         return {node.id: Agent(node.agent_url.rstrip("/"), node.enrolment) for node in known}
 
     async def capacity(self) -> list[DeviceKind]:
