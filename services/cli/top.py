@@ -199,7 +199,7 @@ def _keys() -> Iterator[Any]:
     def pressed(within_s: float) -> str:
         if not select.select([descriptor], [], [], within_s)[0]:
             return ""
-        return os.read(descriptor, 16).decode("ascii", "ignore")
+        return os.read(descriptor, 16).decode("ascii", "ignore") or "q"  # the end of input: the terminal is gone
 
     tty.setcbreak(descriptor)
     try:

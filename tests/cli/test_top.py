@@ -114,7 +114,9 @@ class Terminal:
         """Return everything shown so far once ``pattern`` is in what came since the last call."""
         fresh, deadline_s = "", time.monotonic() + 60
         while not re.search(pattern, fresh):
-            assert time.monotonic() < deadline_s, (pattern, fresh)
+            if time.monotonic() > deadline_s:
+                self.process.kill()
+                raise TimeoutError(f"{pattern} is not in {fresh}")
             if select.select([self.master], [], [], 0.2)[0]:
                 fresh += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(self.master, 65_536).decode("utf-8", "ignore"))
         self.shown += fresh
@@ -159,6 +161,15 @@ def test_top_scrolls(url: str) -> None:
     assert terminal.end() == 130
     assert "train-000" in first
     assert "train-000" not in later
+
+
+def test_top_ends_with_its_terminal(url: str) -> None:
+    terminal = Terminal(url, "top", "--every", "60")
+    terminal.until(r"train-008")
+    os.close(terminal.slave)
+    os.close(terminal.master)
+
+    assert terminal.process.wait(60) != 0
 
 
 def test_top_leaves_out_what_a_user_may_not_see(url: str) -> None:
