@@ -59,10 +59,10 @@ Advance = Callable[[str, int, int], None]
 """Is told what is being done, and how many steps of how many are done."""
 
 
-def _untold(what: str, done: int, of: int) -> None: ...
+def _no_report(what: str, done: int, of: int) -> None: ...
 
 
-def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advance: Advance = _untold) -> Manifest:
+def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advance: Advance = _no_report) -> Manifest:
     """Write a backup of an installation to `to`, complete or not at all; it may run meanwhile.
 
     Args:
