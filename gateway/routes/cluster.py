@@ -19,6 +19,7 @@ NODES = (
         "nodes",
         "List nodes",
         operation="list_nodes",
+        query=queries.NodeQuery,
         answer=nodes.NodeList,
     ),
     Route(

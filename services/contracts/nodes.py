@@ -626,6 +626,7 @@ class Node(Message):
 
 
 class NodeList(Message):
-    """The cluster's nodes."""
+    """The cluster's nodes, or one page of them, by name."""
 
     items: list[Node]
+    next_cursor: str | None = None

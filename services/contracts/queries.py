@@ -123,6 +123,14 @@ class LogQuery(Message):
     follow: bool = Field(default=False, description="Keep the connection open for new output until the gang has ended.")
 
 
+class NodeQuery(Message):
+    """Which page of the nodes, by name."""
+
+    limit: int | None = Field(default=None, ge=1, le=500, description="By default, all nodes in one page.")
+    cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
+    clocks: bool = Field(default=True, description="`false` leaves out `clocks_mhz` of devices, which are long lists.")
+
+
 class PlanQuery(Message):
     """Which rounds to list, newest first."""
 

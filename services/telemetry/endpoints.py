@@ -26,7 +26,7 @@ from services.contracts.nodes import (
     NodeRegistration,
 )
 from services.contracts.problems import FieldError, Problem, ProblemCode
-from services.contracts.queries import FootprintQuery, LedgerQuery, PastJobsQuery, RequestQuery
+from services.contracts.queries import FootprintQuery, LedgerQuery, NodeQuery, PastJobsQuery, RequestQuery
 from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs, RequestReport
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
@@ -121,9 +121,9 @@ async def open_chunk(node_id: Name, body: ChunkWanted, token: Token, service: Se
 
 
 @router.get("/nodes", tags=["nodes"])
-async def list_nodes(_: Operator, service: Service) -> NodeList:
+async def list_nodes(_: Operator, service: Service, query: Annotated[NodeQuery, Query()]) -> NodeList:
     """List the nodes."""
-    return await service.list_nodes()
+    return await service.list_nodes(query)
 
 
 @router.get("/nodes/{node_id}", tags=["nodes"], responses={404: {"model": Problem}})

@@ -25,11 +25,14 @@ from services.contracts.nodes import (
     PowerState,
 )
 from services.contracts.problems import ProblemCode
+from services.contracts.queries import NodeQuery
+from services.contracts.schema import NAME_PATTERN
 from services.contracts.secrets import OpenedSecrets
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.core.domain.mig import is_gpu, slice_name
 from services.db.database import Database
 from services.db.sealing import Sealer
+from services.kit.cursors import read_cursor, write_cursor
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
@@ -169,9 +172,19 @@ class Telemetry:
             raise not_found("gang on this node")
         return job
 
-    async def list_nodes(self) -> NodeList:
-        """Return every node."""
-        return NodeList(items=[_as_node(*found) for found in await nodes.nodes(self.database)])
+    async def list_nodes(self, query: NodeQuery) -> NodeList:
+        """Return every node, or one page of them."""
+        after, limit = read_cursor(query.cursor, NAME_PATTERN), query.limit
+        found = await nodes.nodes(self.database, after=after, limit=None if limit is None else limit + 1)
+        shown = found[:limit]
+        if not query.clocks:
+            for row, _ in shown:
+                for device in row.devices:
+                    device.pop("clocks_mhz", None)
+        more = len(found) > len(shown)
+        return NodeList(
+            items=[_as_node(*each) for each in shown], next_cursor=write_cursor(shown[-1][0].id) if more else None
+        )
 
     async def node(self, node_id: str) -> Node:
         """Return one node.

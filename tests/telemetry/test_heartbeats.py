@@ -45,6 +45,24 @@ async def test_a_node_registers_and_is_seen_by_operators(plane) -> None:
     assert (await plane.http.get("/v1/nodes", headers=service_headers(USER))).status_code == 403
 
 
+async def test_nodes_are_listed_in_pages_and_without_their_clocks(plane) -> None:
+    for name in ("p1", "p2", "p3"):
+        await plane.agent(name)
+    names: list[str] = []
+    cursor: str | None = None
+    while not names or cursor:
+        asked = {"limit": 2, "clocks": "false"} | ({"cursor": cursor} if cursor else {})
+        page = (await plane.http.get("/v1/nodes", params=asked, headers=service_headers(OPERATOR))).json()
+        assert all(device["clocks_mhz"] == [] for node in page["items"] for device in node["devices"])
+        assert len(page["items"]) <= 2
+        names, cursor = names + [node["id"] for node in page["items"]], page["next_cursor"]
+    everything = (await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))).json()
+    assert names == [node["id"] for node in everything["items"]]
+    assert everything["next_cursor"] is None
+    wrong = await plane.http.get("/v1/nodes", params={"cursor": "x"}, headers=service_headers(OPERATOR))
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_cursor")
+
+
 @pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/n0", "/v1/reports/footprint", "/v1/invariants"])
 async def test_without_the_services_token_nobody_is_believed(plane, path) -> None:
     headers = service_headers(OPERATOR) | {"authorization": f"Bearer {JOIN_TOKEN}"}

@@ -156,7 +156,9 @@ SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.dr
     n.heartbeat_at, n.lease_until, coalesce(n.lease_until > now(), false) AS leased,
     CASE WHEN k.node_id IS NULL THEN 'shared' WHEN k.revoked_at IS NULL THEN 'own' ELSE 'revoked' END AS credential,
     coalesce(k.revoked_at, k.enrolled_at) AS credential_since
-FROM nodes n LEFT JOIN node_credentials k ON k.node_id = n.id WHERE $1::text IS NULL OR n.id = $1 ORDER BY n.id
+FROM nodes n LEFT JOIN node_credentials k ON k.node_id = n.id
+WHERE ($1::text IS NULL OR n.id = $1) AND ($2::text IS NULL OR n.id > $2)
+ORDER BY n.id LIMIT $3
 """
 
 # How far a node is with what is wanted of its GPUs; what it says of an earlier revision is out of date.
@@ -427,11 +429,15 @@ async def known_node(database: Database, node_id: str, token: str) -> KnownNode 
         return await fetch_row(connection, KnownNode, _KNOWN, node_id, token_sha256(token))
 
 
-async def nodes(database: Database, node_id: str | None = None) -> list[tuple[NodeRow, PowerRow | None]]:
-    """Return every node, or one, with its power state, by name."""
+async def nodes(
+    database: Database, node_id: str | None = None, *, after: str | None = None, limit: int | None = None
+) -> list[tuple[NodeRow, PowerRow | None]]:
+    """Return every node, or one, or at most ``limit`` after that of a name, with its power state, by name."""
     async with database.connection() as connection:
         power = {row.node_id: row for row in await fetch_rows(connection, PowerRow, NODE_POWER, node_id)}
-        return [(row, power.get(row.id)) for row in await fetch_rows(connection, NodeRow, _NODES, node_id)]
+        return [
+            (row, power.get(row.id)) for row in await fetch_rows(connection, NodeRow, _NODES, node_id, after, limit)
+        ]
 
 
 async def set_draining(database: Database, node_id: str, draining: bool, operator: Identity) -> bool:

@@ -846,9 +846,10 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeList:
-    """The cluster's nodes."""
+    """The cluster's nodes, or one page of them, by name."""
 
     items: list[Node]
+    next_cursor: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ export async function all(path, query = {}, most = 1000) {
   const items = [];
   let cursor = null;
   do {
-    const page = await get(path, { ...query, limit: Math.min(500, most), cursor });
+    const page = await get(path, { ...query, limit: Math.min(200, most), cursor });
     items.push(...page.items);
     cursor = page.next_cursor;
   } while (cursor && items.length < most);

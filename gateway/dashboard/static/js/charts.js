@@ -22,13 +22,16 @@ export const stepped = uPlot?.paths.stepped({ align: 1 });
 const HOUR = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
-function timeLabels(_, splits) {
+const SECOND = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+
+function timeLabels(_, splits, _axis, _space, step) {
+  const clock = step < 60 ? SECOND : HOUR;
   let day = null;
   return splits.map((s) => {
     const date = new Date(s * 1000);
     const same = DAY.format(date) === day;
     day = DAY.format(date);
-    return same ? HOUR.format(date) : `${HOUR.format(date)}\n${day}`;
+    return same ? clock.format(date) : `${clock.format(date)}\n${day}`;
   });
 }
 

@@ -16,7 +16,7 @@ export function digits(value) {
 
 function scaled(value, steps) {
   if (isUnknown(value)) return UNKNOWN;
-  const [size, unit] = steps.find(([least]) => Math.abs(value) >= least) ?? steps.at(-1);
+  const [least, unit, size = least] = steps.find(([from]) => Math.abs(value) >= from) ?? steps.at(-1);
   return `${digits(value / size)} ${unit}`;
 }
 
@@ -24,7 +24,7 @@ export const power = (w) => scaled(w, [[1e6, "MW"], [1e3, "kW"], [1, "W"]]);
 export const energy = (j) => scaled(j, [[3.6e12, "GWh"], [3.6e9, "MWh"], [3.6e6, "kWh"], [3.6e3, "Wh"]]);
 export const carbon = (g) => scaled(g, [[1e6, "t"], [1e3, "kg"], [1, "g"], [1e-3, "mg"]]) + (isUnknown(g) ? "" : " CO₂");
 export const intensity = (value) => (isUnknown(value) ? UNKNOWN : `${Math.round(value)} gCO₂/kWh`);
-export const gpuHours = (s) => (isUnknown(s) ? UNKNOWN : `${digits(s / 3600)} GPU h`);
+export const gpuHours = (s) => scaled(s, [[360, "GPU h", 3600], [1, "GPU s"]]);
 export const percent = (share) => (isUnknown(share) ? UNKNOWN : `${digits(share * 100)} %`);
 export const count = (value) => (isUnknown(value) ? UNKNOWN : value.toLocaleString("en"));
 export const clock = (mhz) => (isUnknown(mhz) ? UNKNOWN : `${mhz.toLocaleString("en")} MHz`);

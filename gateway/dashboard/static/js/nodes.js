@@ -1,5 +1,5 @@
 // Nodes and their devices: clock, power, slices, health, and what runs there.
-import { all, get, send } from "./api.js";
+import { all, send } from "./api.js";
 import { meter } from "./charts.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
 import { ago, at, badge, clock, count, digits, duration, energy, percent, power, unknown, words } from "./format.js";
@@ -144,8 +144,8 @@ function draw() {
 }
 
 async function read() {
-  const [found, running] = await Promise.all([get("/v1/nodes"), all("/v1/jobs", { state: ["running", "starting", "preempting"] }, 5000)]);
-  nodes = found.items.sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true }));
+  const [found, running] = await Promise.all([all("/v1/nodes", { clocks: false }, 100_000), all("/v1/jobs", { state: ["running", "starting", "preempting"] }, 5000)]);
+  nodes = found.sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true }));
   jobs = new Map();
   for (const job of running) for (const share of job.placement) for (const index of share.devices) {
     const key = place(share.node_id, index);

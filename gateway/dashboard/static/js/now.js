@@ -1,5 +1,5 @@
 // The first page: the grid, the power, the jobs and the carbon of now.
-import { get } from "./api.js";
+import { all, get } from "./api.js";
 import { Chart, colour, faded, meter } from "./charts.js";
 import { by, fill, h, reconcile } from "./dom.js";
 import { at, badge, carbon, count, figure, intensity, percent, power, time, unknown, words } from "./format.js";
@@ -50,7 +50,7 @@ const powerChart = me.isOperator ? new Chart(by("power-chart"), () => ({
 })) : null;
 
 async function showPower() {
-  const { items } = await get("/v1/nodes");
+  const items = await all("/v1/nodes", { clocks: false }, 100_000);
   const up = items.filter((node) => node.state !== "lost");
   const drawn = up.reduce((sum, node) => sum + node.power_w, 0);
   let limit = 0;

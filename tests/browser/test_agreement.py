@@ -1,0 +1,87 @@
+"""What a page shows is what the API and the ledger say, to the last digit."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.browser.conftest import ZONE, OpenPage
+from tests.integration.conftest import Installation
+
+
+def value(shown: Locator) -> float:
+    """Return the exact value behind a figure."""
+    expect(shown).to_be_visible()
+    return float(shown.get_attribute("value") or "nan")
+
+
+@pytest.fixture(scope="module")
+def ended(site: Installation) -> str:
+    """A job that has run and whose last energy has arrived."""
+    spec = {"name": "counted", "command": ["sleep", "4"], "project": "agreement"}
+    job_id = site.gateway.call("POST", "/v1/jobs", body=spec)["id"]
+    site.wait_for_ends([job_id], 60)
+    site.wait_for(job_id, lambda job: job["footprint"]["energy_j"] > 0)
+    return job_id
+
+
+def test_a_jobs_footprint_is_the_sum_of_its_lines_in_the_ledger(
+    open_page: OpenPage, site: Installation, ended: str
+) -> None:
+    page = open_page(f"/jobs/{ended}")
+    energy, carbon = value(page.locator("#job-energy")), value(page.locator("#job-carbon"))
+
+    lines = site.gateway.get(f"/v1/jobs/{ended}/footprint")["intervals"]
+    assert lines
+    assert energy == pytest.approx(sum(line["energy_j"] for line in lines), rel=1e-9)
+    assert carbon == pytest.approx(sum(line["carbon_gco2"] for line in lines), rel=1e-9)
+    for line in lines:  # location-based: energy times intensity, at a PUE of 1
+        assert line["carbon_gco2"] == pytest.approx(line["energy_j"] / 3.6e6 * line["intensity_gco2_per_kwh"], rel=1e-6)
+
+
+def test_the_report_is_that_of_the_ledger(open_page: OpenPage, site: Installation, ended: str) -> None:
+    page = open_page("/reports")
+    row = page.locator("#groups tr", has_text="agreement")
+
+    report = site.gateway.get("/v1/reports/footprint", group_by="project")
+    line = next(each for each in report["lines"] if each["group"] == "agreement")
+    assert line["footprint"]["energy_j"] == site.job(ended)["footprint"]["energy_j"]
+    assert value(row.locator("data").first) == pytest.approx(line["footprint"]["carbon_gco2"], rel=1e-9)
+
+
+def test_counts_of_now_are_those_of_the_api(open_page: OpenPage, site: Installation) -> None:
+    batch = {"jobs": [{"name": f"counted-{i}", "command": ["true"], "hold": True} for i in range(3)]}
+    site.gateway.call("POST", "/v1/jobs:batch", body=batch)
+    page = open_page("/")
+    expect(page.locator("#count-held")).to_be_visible()
+    counts = site.gateway.get("/v1/jobs:counts")
+
+    assert counts["held"] >= 3
+    expect(page.locator("#count-held")).to_have_attribute("value", str(counts["held"]))
+    expect(page.locator("#policy-name")).to_have_text(site.gateway.get("/v1/policies/active")["name"])
+    now = site.gateway.get("/v1/carbon/US-CAL-CISO/current")["point"]["gco2_per_kwh"]
+    assert value(page.locator("#intensity-now")) == pytest.approx(now)
+
+
+def test_times_are_those_of_the_viewers_zone(open_page: OpenPage, site: Installation, ended: str) -> None:
+    page = open_page(f"/jobs/{ended}")
+    shown = page.locator("#summary time").first
+    expect(shown).to_be_visible()
+    submitted = datetime.fromisoformat(site.job(ended)["submitted_at"])
+
+    assert datetime.fromisoformat(shown.get_attribute("datetime") or "") == submitted
+    assert submitted.astimezone(ZoneInfo(ZONE)).strftime("%H:%M:%S") in (shown.get_attribute("title") or "")
+    assert shown.inner_text().endswith(submitted.astimezone(ZoneInfo(ZONE)).strftime("%H:%M"))
+
+
+def test_what_is_unknown_is_called_unknown(open_page: OpenPage, site: Installation, ended: str) -> None:
+    """Without stated factors, market-based and embodied emissions are not known, and not 0."""
+    assert ended
+    assert site.gateway.get("/v1/reports/footprint")["total_accounts"]["market_gco2"] is None
+    page = open_page("/reports")
+    fact = page.locator(".facts > div", has=page.get_by_text("Market-based", exact=True))
+
+    expect(fact.locator("dd")).to_have_text("unknown")
