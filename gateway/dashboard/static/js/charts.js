@@ -129,8 +129,9 @@ export function mark(plot, s, text, stroke) {
   ctx.stroke();
   ctx.setLineDash([]);
   ctx.font = `${11 * ratio}px system-ui, sans-serif`;
-  ctx.textAlign = "left";
-  ctx.fillText(text, x + 5 * ratio, bbox.top + 12 * ratio);
+  const fits = x + 5 * ratio + ctx.measureText(text).width < bbox.left + bbox.width;
+  ctx.textAlign = fits ? "left" : "right";
+  ctx.fillText(text, x + (fits ? 5 : -5) * ratio, bbox.top + 12 * ratio);
 }
 
 /** Return a bar of `value` of `most`, with its meaning in words. */

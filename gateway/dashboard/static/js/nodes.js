@@ -109,7 +109,7 @@ function nodeRow(node) {
       h("div", {}, badge(state, state === "draining" && node.closed ? "closed" : words(state)), why ? h("span", { class: "sub" }, why) : null),
       h("div", { class: "gpus", role: "img", "aria-label": `${node.gpus_in_use} of ${node.gpus} GPUs in use` },
         devices.map((each) => h("span", { class: `gpu ${kindOf(each)}`, title: `GPU ${each.device.index}: ${each.reading ? `${power(each.reading.power_w)}, ${percent(each.reading.utilization)}` : "no reading"}` }))),
-      h("div", { class: "node-power" }, node.state === "lost" ? unknown() : [power(node.power_w), h("span", { class: "sub" }, `of ${power(limit)}`), meter(node.power_w, limit, `${power(node.power_w)} of ${power(limit)}`)])),
+      h("div", { class: "node-power" }, node.state === "lost" ? unknown() : [power(node.power_w), h("span", { class: "sub" }, ` of ${power(limit)}`), meter(node.power_w, limit, `${power(node.power_w)} of ${power(limit)}`)])),
     shown ? details(node) : null);
 }
 

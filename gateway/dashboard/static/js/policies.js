@@ -64,7 +64,7 @@ function choose(name) {
   showList();
   const fair = active.name === `fair+${name}`;
   const form = h("form", { novalidate: true },
-    h("p", {}, chosen.summary), h("p", { class: "note" }, `Source: ${chosen.source}`),
+    h("p", {}, chosen.summary), chosen.source ? h("p", { class: "note" }, `Source: ${chosen.source}`) : null,
     h("div", { class: "fields" },
       h("div", { class: "field" }, h("label", { for: "fair" }, "Share between tenants"), h("select", { id: "fair", name: "fair", disabled: !me.isOperator }, PREFIXES.map(([prefix, word]) => h("option", { value: prefix, selected: fair === (prefix !== "") }, word)))),
       chosen.parameters.map((each) => h("div", { class: "field" }, h("label", { for: `parameter-${each.name}` }, each.name), inputOf(each),
