@@ -50,13 +50,13 @@ async def prepare(connection: Connection) -> None:
     await connection.set_type_codec("jsonb", encoder=dumps, decoder=orjson.loads, schema="pg_catalog")
 
 
-async def connect(database_url: str, *, application_name: str) -> Connection:
+async def connect(database_url: str, *, application_name: str, **server_settings: str) -> Connection:
     """Return a separate connection, which the caller closes."""
     connection = await asyncpg.connect(
         plain_url(database_url),
         timeout=5,
         command_timeout=COMMAND_TIMEOUT_S,
-        server_settings=session_settings(application_name) | {"jit": "off"},
+        server_settings=session_settings(application_name) | {"jit": "off"} | server_settings,
     )
     await prepare(connection)
     return connection
