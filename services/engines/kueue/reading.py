@@ -1,0 +1,261 @@
+"""Kueue's resources as the bridge needs them. Pure.
+
+Fields are those of the published schemas ``kueue.x-k8s.io/v1beta1`` and ``v1beta2``; what is missing in an object, or
+of another kind than it should be, is read as if it were not there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from services.contracts.engines import EngineJobState
+from services.engines.kueue.settings import KueueSettings
+
+Json = dict[str, Any]
+
+DEADLINE, FLEXIBLE, STEER, STOPPABLE = (
+    f"wattshift.io/{name}" for name in ("deadline", "flexible-s", "steer", "stoppable")
+)
+"""What users write on their jobs' pods: by when they are to be done, or for how long they may be delayed; ``off`` for
+those that are to be left alone; and whether they may be evicted, to start again from a checkpoint."""
+
+ZONE = "wattshift.io/zone"
+"""What operators write on a ResourceFlavor: the grid zone of its nodes."""
+
+MOST_GPUS = 1_024
+_QUANTITY = re.compile(r"(\d+)([kMG]?)")
+_FACTORS = {"": 1, "k": 1_000, "M": 10**6, "G": 10**9}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A workload that asks for GPUs.
+
+    Attributes:
+        queue: The LocalQueue.
+        checks: All states of admission checks, as Kueue has them.
+        reserved: Whether its ClusterQueue has reserved quota for it.
+        flavors: How many GPUs of which flavor it was given.
+        since_s: When it was admitted, or ended; UTC.
+        retry_at: When Kueue queues it again that was evicted.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    version: str
+    queue: str
+    gpus: int
+    state: EngineJobState
+    active: bool
+    reserved: bool
+    cluster_queue: str
+    flavors: Mapping[str, int]
+    checks: tuple[Json, ...]
+    annotations: Mapping[str, str]
+    own_annotations: Mapping[str, str]
+    submitted_at: datetime
+    since: datetime | None
+    time_limit_s: float | None
+    detail: str
+
+    @property
+    def key(self) -> str:
+        """``NAMESPACE/NAME``."""
+        return f"{self.namespace}/{self.name}"
+
+    def check(self, names: Iterable[str]) -> Json | None:
+        """Return the state of the first of these checks that it has."""
+        wanted = set(names)
+        return next((each for each in self.checks if each.get("name") in wanted), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Flavored:
+    """The quota of one flavor in one ClusterQueue, and the grid zone that its ResourceFlavor names."""
+
+    cluster_queue: str
+    flavor: str
+    gpus: int
+    model: str
+    closed: str | None
+    zone: str | None = None
+
+
+@dataclass(frozen=True)
+class Queues:
+    """What there is beside the workloads.
+
+    Attributes:
+        clusters: The ClusterQueue of each LocalQueue, by namespace and name.
+        checks: The AdmissionChecks that are ours.
+        checked: The ClusterQueues that have one of them, and which.
+        flavored: Quotas of GPUs.
+    """
+
+    clusters: Mapping[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    checks: tuple[str, ...] = ()
+    checked: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
+    flavored: tuple[Flavored, ...] = ()
+
+
+def workload_of(document: Json, resource: str) -> Workload | None:
+    """Return a workload; None if it asks for no GPUs, or cannot be read."""
+    meta, spec, status = (_dict(document.get(name)) for name in ("metadata", "spec", "status"))
+    sets = [_dict(each) for each in _list(spec.get("podSets"))]
+    gpus = sum(_count(each) * _gpus_of(_dict(each.get("template")), resource) for each in sets)
+    try:
+        submitted_at = datetime.fromisoformat(meta["creationTimestamp"])
+        uid, name, version = str(meta["uid"]), str(meta["name"]), str(meta["resourceVersion"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not 1 <= gpus <= 65_536:
+        return None
+    conditions = {each.get("type"): each for each in map(_dict, _list(status.get("conditions")))}
+    state, since = _state_of(conditions, active=spec.get("active") is not False)
+    admission = _dict(status.get("admission"))
+    templates = [_dict(_dict(_dict(each.get("template")).get("metadata")).get("annotations")) for each in sets]
+    own = _dict(meta.get("annotations"))
+    limit_s = spec.get("maximumExecutionTimeSeconds")
+    return Workload(
+        uid=uid,
+        namespace=str(meta.get("namespace", "")),
+        name=name,
+        version=version,
+        queue=str(spec.get("queueName") or ""),
+        gpus=gpus,
+        state=state,
+        active=spec.get("active") is not False,
+        reserved=_is_true(conditions, "QuotaReserved"),
+        cluster_queue=str(admission.get("clusterQueue") or ""),
+        flavors=_flavors_of(admission, resource),
+        checks=tuple(_dict(each) for each in _list(status.get("admissionChecks"))),
+        annotations={str(key): str(value) for each in (*templates, own) for key, value in each.items()},
+        own_annotations={str(key): str(value) for key, value in own.items()},
+        submitted_at=submitted_at,
+        since=since,
+        time_limit_s=float(limit_s) if isinstance(limit_s, int) and limit_s > 0 else None,
+        detail=str(_dict(conditions.get("Finished") or conditions.get("Evicted")).get("message") or ""),
+    )
+
+
+def queues_of(
+    cluster_queues: Iterable[Json],
+    local_queues: Iterable[Json],
+    flavors: Iterable[Json],
+    checks: Iterable[Json],
+    settings: KueueSettings,
+) -> Queues:
+    """Return what there is beside the workloads, of Kueue's objects."""
+    ours = frozenset(
+        _name(each) for each in checks if _dict(each.get("spec")).get("controllerName") == settings.controller
+    )
+    labels, zones = dict[str, Json](), dict[str, str]()
+    for each in flavors:
+        labels[_name(each)] = _dict(_dict(each.get("spec")).get("nodeLabels"))
+        if zone := _dict(_dict(each.get("metadata")).get("annotations")).get(ZONE):
+            zones[_name(each)] = str(zone)
+    checked: dict[str, frozenset[str]] = {}
+    flavored: list[Flavored] = []
+    for each in cluster_queues:
+        spec, name = _dict(each.get("spec")), _name(each)
+        strategy = _list(_dict(spec.get("admissionChecksStrategy")).get("admissionChecks"))
+        wanted = {str(_dict(rule).get("name")) for rule in strategy} | set(map(str, _list(spec.get("admissionChecks"))))
+        if wanted & ours:
+            checked[name] = ours & wanted
+        stopped = str(spec.get("stopPolicy") or "None")
+        closed = None if stopped == "None" else f"Its queue is stopped ({stopped})."
+        for flavor, gpus in _quotas(spec, settings.resource):
+            label = str(labels.get(flavor, {}).get(settings.model_label) or flavor)
+            model = settings.gpu_models.get(flavor) or settings.gpu_models.get(label) or label
+            flavored.append(Flavored(name, flavor, gpus, model[:63], closed, zones.get(flavor)))
+    clusters = {
+        (str(_dict(each.get("metadata")).get("namespace")), _name(each)): str(_dict(each["spec"]).get("clusterQueue"))
+        for each in local_queues
+        if each.get("spec")
+    }
+    return Queues(clusters, tuple(sorted(ours)), checked, tuple(flavored))
+
+
+def _state_of(conditions: Mapping[Any, Json], *, active: bool) -> tuple[EngineJobState, datetime | None]:
+    if _is_true(conditions, "Finished"):
+        failed = "fail" in str(conditions["Finished"].get("reason", "")).lower()
+        return EngineJobState.FAILED if failed else EngineJobState.SUCCEEDED, _since(conditions["Finished"])
+    if _is_true(conditions, "Admitted"):
+        return EngineJobState.RUNNING, _since(conditions["Admitted"])
+    return EngineJobState.PENDING if active else EngineJobState.CANCELLED, None
+
+
+def _is_true(conditions: Mapping[Any, Json], kind: str) -> bool:
+    return _dict(conditions.get(kind)).get("status") == "True"
+
+
+def _since(condition: Json) -> datetime | None:
+    try:
+        return datetime.fromisoformat(condition["lastTransitionTime"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _flavors_of(admission: Json, resource: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in map(_dict, _list(admission.get("podSetAssignments"))):
+        flavor, gpus = (
+            _dict(each.get("flavors")).get(resource),
+            quantity(_dict(each.get("resourceUsage")).get(resource)),
+        )
+        if isinstance(flavor, str) and gpus:
+            found[flavor] = found.get(flavor, 0) + gpus
+    return found
+
+
+def _quotas(spec: Json, resource: str) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    for group in map(_dict, _list(spec.get("resourceGroups"))):
+        for flavor in map(_dict, _list(group.get("flavors"))):
+            for each in map(_dict, _list(flavor.get("resources"))):
+                gpus = quantity(each.get("nominalQuota"))
+                if each.get("name") == resource and gpus:
+                    found.append((_name({"metadata": flavor}), gpus))
+    return found
+
+
+def _gpus_of(template: Json, resource: str) -> int:
+    """Return the GPUs of a pod: those of its containers together, which run at once."""
+    total = 0
+    for container in map(_dict, _list(_dict(template.get("spec")).get("containers"))):
+        resources = _dict(container.get("resources"))
+        wanted = _dict(resources.get("requests")).get(resource, _dict(resources.get("limits")).get(resource))
+        total += quantity(wanted)
+    return total
+
+
+def quantity(value: object) -> int:
+    """Return a whole quantity as Kubernetes writes it; 0 for what is none.
+
+    >>> [quantity(each) for each in ("8", 2, "1k", "500m", None)]
+    [8, 2, 1000, 0, 0]
+    """
+    found = _QUANTITY.fullmatch(str(value))
+    return int(found[1]) * _FACTORS[found[2]] if found else 0
+
+
+def _count(pod_set: Json) -> int:
+    count = pod_set.get("count")
+    return count if isinstance(count, int) and count > 0 else 0
+
+
+def _name(document: Json) -> str:
+    return str(_dict(document.get("metadata")).get("name") or "")
+
+
+def _dict(value: object) -> Json:
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]

@@ -1,0 +1,67 @@
+"""The bridge's settings: `ENGINE_KUEUE_...`, and what the whole installation shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from services.contracts.engines import EngineMode
+from services.contracts.schema import Name
+from services.kit.settings import SharedSettings
+
+
+class KueueSettings(SharedSettings):
+    """What the operator of the bridge may choose."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="ENGINE_KUEUE_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True
+    )
+
+    node_id: Name = Field("kueue", description="The name of the bridge, and of its cluster; its nodes are NAME.NODE.")
+    enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME`.")
+    join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
+    state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
+    own_zone: Name | None = Field(
+        None, validation_alias="ENGINE_KUEUE_ZONE", description="Grid zone of the nodes; by default the installation's."
+    )
+
+    mode: EngineMode = Field(
+        EngineMode.DRY_RUN, description="dry_run admits every workload at once and counts what it would do."
+    )
+    controller: str = Field("wattshift.io/carbon", description="The controllerName of the AdmissionChecks to answer.")
+    resource: str = Field("nvidia.com/gpu", description="The resource that GPUs are.")
+    model_label: str = Field("nvidia.com/gpu.product", description="The node label of a flavor that names its GPUs.")
+    gpu_models: dict[str, str] = Field(
+        default_factory=dict[str, str], description="GPU models by that label or by flavor, as JSON; else the label."
+    )
+    gpu_memory_gib: float = Field(80.0, gt=0, description="Memory of a GPU; flavors do not say.")
+    interval_s: float = Field(1.0, gt=0, le=600, description="How often workloads are compared with what is decided.")
+    queues_interval_s: float = Field(10.0, gt=0, le=600, description="How often queues and flavors are read.")
+    silence_s: float = Field(
+        60.0, gt=0, description="Without an answer of the control plane for so long, all workloads are admitted."
+    )
+    lease_namespace: str = Field("wattshift", description="Where the bridge's Lease is.")
+    release_after_s: float = Field(
+        600.0, ge=60, description="A bridge whose Lease is older is dead: `--release` then admits in its place."
+    )
+    kubeconfig: Path | None = Field(None, description="By default that of the pod's service account, else the user's.")
+
+    @model_validator(mode="after")
+    def _has_a_credential(self) -> Self:
+        """Need none of the services' secrets: the bridge's own is in its state folder, once it has enrolled."""
+        return self
+
+    @property
+    def state_folder(self) -> Path:
+        """The folder of this bridge."""
+        if self.state_dir:
+            return self.state_dir.expanduser().absolute()
+        return self.data_dir.expanduser().absolute() / "nodes" / self.node_id
+
+    @property
+    def shared(self) -> SharedSettings:
+        """These settings."""
+        return self

@@ -1,0 +1,295 @@
+"""What the states of our admission checks are to be. Pure: levels are compared, and only differences are written.
+
+A workload that is held is *Pending* and keeps its quota; if one that is released waits for quota of the same
+ClusterQueue, it gives that back by *Retry*. A running one that is to stop is evicted by *Retry* as well. Kueue knows no
+answer that expires: without a control plane all workloads are *Ready*, and without this process ``--release`` sees to
+that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from services.contracts.engines import (
+    EngineAction,
+    EngineDecision,
+    EngineJob,
+    EngineJobState,
+    EngineMode,
+    EngineNode,
+    EngineShare,
+)
+from services.engines.kueue.reading import (
+    DEADLINE,
+    FLEXIBLE,
+    MOST_GPUS,
+    STEER,
+    STOPPABLE,
+    Json,
+    Queues,
+    Workload,
+)
+from services.engines.kueue.settings import KueueSettings
+
+PENDING, READY, RETRY = "Pending", "Ready", "Retry"
+NOTE, START = "wattshift.io/note", "wattshift.io/expected-start"
+"""Annotations that users read."""
+_SHORTEST_RETRY_S, _LONGEST_RETRY_S = 30.0, 600.0
+"""For how long Kueue is asked not to try a workload again: plans change, and it cannot be called back earlier."""
+
+Slot = tuple[str, int]
+"""A node of ours, and one of its GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is written to one workload.
+
+    Attributes:
+        checks: All states of its checks, ours changed; None to leave them.
+        annotations: Those to set.
+        deactivate: Whether it is taken out of its queue, for good.
+    """
+
+    workload: Workload
+    checks: tuple[Json, ...] | None
+    annotations: Mapping[str, str]
+    deactivate: bool = False
+
+
+def why_not(workload: Workload, queues: Queues) -> str:
+    """Return why a workload is left alone; empty if it is steered."""
+    if not queues.checked.get(cluster_queue_of(workload, queues)):
+        return "its queue has no check of ours"
+    return "its user opted out" if workload.annotations.get(STEER) == "off" else ""
+
+
+def cluster_queue_of(workload: Workload, queues: Queues) -> str:
+    """Return the ClusterQueue that a workload is in."""
+    return workload.cluster_queue or queues.clusters.get((workload.namespace, workload.queue), "")
+
+
+def changes_of(
+    workloads: Sequence[Workload],
+    queues: Queues,
+    decisions: Mapping[str, EngineDecision],
+    settings: KueueSettings,
+    now: datetime,
+    *,
+    heard: bool,
+) -> list[Change]:
+    """Return what to change so that workloads are as decided.
+
+    Args:
+        workloads: Those that are not over.
+        queues: What there is beside them.
+        decisions: What is decided, by the workloads' uids.
+        settings: Of the bridge.
+        now: UTC.
+        heard: Whether the control plane has answered lately; if not, all are admitted.
+    """
+    free = settings.mode is not EngineMode.CONTROL or not heard
+    hungry = {
+        cluster_queue_of(each, queues)
+        for each in workloads
+        if not each.reserved and each.active and _is_released(decisions.get(each.uid))
+    }
+    found: list[Change] = []
+    for each in workloads:
+        if each.state not in (EngineJobState.PENDING, EngineJobState.RUNNING):
+            continue
+        left_alone = free or bool(why_not(each, queues))
+        decision = None if left_alone else decisions.get(each.uid)
+        if decision and decision.action is EngineAction.CANCEL:
+            found.append(Change(each, None, {}, deactivate=True))
+            continue
+        yields = cluster_queue_of(each, queues) in hungry
+        checks = _checks(each, queues.checks, decision, now, left_alone=left_alone, yields=yields)
+        notes = _notes(decision) if decision else {}
+        notes = {name: text for name, text in notes.items() if each.own_annotations.get(name) != text}
+        if checks is not None or notes:
+            found.append(Change(each, checks, notes))
+    return found
+
+
+def report_of(
+    workload: Workload, queues: Queues, decision: EngineDecision | None, slots: Sequence[Slot], settings: KueueSettings
+) -> EngineJob:
+    """Return what the control plane is told of a workload; ``slots`` is what it holds."""
+    reason = why_not(workload, queues)
+    shares: dict[str, list[int]] = {}
+    for node, device in slots:
+        shares.setdefault(node, []).append(device)
+    models = {each.model for each in queues.flavored if each.flavor in workload.flavors}
+    return EngineJob(
+        external_id=workload.uid,
+        number=workload.key[:100],
+        name=workload.name[:200],
+        user=workload.namespace[:100],
+        account=workload.queue[:200],
+        queue=cluster_queue_of(workload, queues)[:200],
+        state=workload.state,
+        steered=not reason,
+        why_not=reason,
+        stoppable=workload.annotations.get(STOPPABLE) == "true",
+        gpus=workload.gpus,
+        gpu_model=next(iter(models)) if len(models) == 1 else None,
+        time_limit_s=workload.time_limit_s,
+        deadline=_deadline_of(workload),
+        submitted_at=workload.submitted_at,
+        started_at=workload.since if workload.state is EngineJobState.RUNNING else None,
+        ended_at=workload.since if workload.state.is_over else None,
+        shares=[EngineShare(node=node, devices=sorted(devices)) for node, devices in sorted(shares.items())],
+        detail=workload.detail[:500] if workload.state.is_over else "",
+        revision=decision.revision if decision and _is_followed(workload, decision, queues.checks) else 0,
+    )
+
+
+def nodes_of(queues: Queues, settings: KueueSettings) -> list[EngineNode]:
+    """Return quotas as nodes: of each ClusterQueue and flavor as many as it takes, with 1,024 GPUs at most."""
+    return [
+        EngineNode(
+            name=name,
+            gpus=gpus,
+            gpu_model=each.model,
+            memory_gib=settings.gpu_memory_gib,
+            queues=[each.cluster_queue],
+            closed=each.closed,
+            zone=each.zone,
+        )
+        for each in queues.flavored
+        for name, gpus in _parts(each.cluster_queue, each.flavor, each.gpus)
+    ]
+
+
+def slots_of(
+    workloads: Sequence[Workload], queues: Queues, held: Mapping[str, Sequence[Slot]]
+) -> dict[str, list[Slot]]:
+    """Return which GPUs the running workloads count as holding; those of before stay with theirs.
+
+    Kueue counts quota and names no devices. Of quota borrowed from another ClusterQueue there is none left: that part
+    of a workload holds nothing here.
+
+    Args:
+        workloads: All that run.
+        queues: What there is beside them.
+        held: The answer of before, by uid.
+    """
+    free = {
+        (each.cluster_queue, each.flavor): [
+            (name, device)
+            for name, gpus in _parts(each.cluster_queue, each.flavor, each.gpus)
+            for device in range(gpus)
+        ]
+        for each in queues.flavored
+    }
+    found: dict[str, list[Slot]] = {}
+    for again in (True, False):
+        for each in sorted(workloads, key=lambda each: (each.since or each.submitted_at, each.uid)):
+            if (each.uid in held) is not again or each.state is not EngineJobState.RUNNING:
+                continue
+            mine: list[Slot] = []
+            for flavor, gpus in each.flavors.items():
+                left = free.get((each.cluster_queue, flavor), [])
+                kept = [slot for slot in held.get(each.uid, ()) if slot in left][:gpus]
+                taken = kept + [slot for slot in left if slot not in kept][: gpus - len(kept)]
+                mine += taken
+                left[:] = [slot for slot in left if slot not in set(taken)]
+            found[each.uid] = mine
+    return found
+
+
+def _parts(cluster_queue: str, flavor: str, gpus: int) -> list[tuple[str, int]]:
+    base = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in f"{cluster_queue}.{flavor}")[
+        :40
+    ]
+    sizes = [min(MOST_GPUS, gpus - start) for start in range(0, gpus, MOST_GPUS)]
+    return [(base if number == 0 else f"{base}-{number + 1}", size) for number, size in enumerate(sizes)]
+
+
+def _is_released(decision: EngineDecision | None) -> bool:
+    return decision is not None and decision.action is EngineAction.RELEASE
+
+
+def _is_followed(workload: Workload, decision: EngineDecision, ours: Collection[str]) -> bool:
+    state = (workload.check(ours) or {}).get("state")
+    match decision.action:
+        case EngineAction.RELEASE:
+            return state == READY or workload.state is not EngineJobState.PENDING
+        case EngineAction.HOLD:
+            return state != READY or workload.state is not EngineJobState.PENDING
+        case EngineAction.REQUEUE:
+            return workload.state is not EngineJobState.RUNNING
+        case EngineAction.CANCEL:
+            return workload.state.is_over
+
+
+def _checks(
+    workload: Workload,
+    ours: Collection[str],
+    decision: EngineDecision | None,
+    now: datetime,
+    *,
+    left_alone: bool,
+    yields: bool,
+) -> tuple[Json, ...] | None:
+    """Return the states of all its checks with ours as they are to be; None if they are so."""
+    if not any(each.get("name") in ours for each in workload.checks):
+        return None
+    runs = workload.state is EngineJobState.RUNNING
+    retry_s: int | None = None
+    if left_alone:
+        state, message = (None if runs else READY), "Wattshift leaves it alone, or does not answer."
+    elif decision is None:
+        state, message = (None if runs else PENDING), "It waits for Wattshift's next plan."
+    elif decision.action is EngineAction.RELEASE:
+        state, message = READY, decision.note
+    elif runs:
+        state, message = (RETRY if decision.action is EngineAction.REQUEUE else None), decision.note
+        retry_s = _wait_s(decision, now)
+    elif yields and workload.reserved:
+        state, message, retry_s = RETRY, f"{decision.note}; another one takes its quota", _wait_s(decision, now)
+    else:
+        state, message = PENDING, decision.note
+    changed = [
+        _changed(each, state, message, retry_s, now) if each.get("name") in ours else each for each in workload.checks
+    ]
+    return tuple(changed) if state and changed != list(workload.checks) else None
+
+
+def _changed(check: Json, state: str | None, message: str, retry_s: int | None, now: datetime) -> Json:
+    """Return the state of a check as it is to be; the moment of its last transition changes with the state alone."""
+    same = check.get("state") == state
+    if same and (state == RETRY or check.get("message") == message):
+        return check
+    wanted = {name: value for name, value in check.items() if name != "requeueAfterSeconds"}
+    at = check.get("lastTransitionTime") if same else f"{now.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    wanted |= {"state": state, "message": message, "lastTransitionTime": at}
+    return wanted | ({"requeueAfterSeconds": retry_s} if retry_s is not None and state == RETRY else {})
+
+
+def _wait_s(decision: EngineDecision, now: datetime) -> int:
+    """Return for how long Kueue does not try a workload again."""
+    left_s = (decision.until - now).total_seconds() if decision.until else 0.0
+    return round(min(max(left_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S))
+
+
+def _notes(decision: EngineDecision) -> dict[str, str]:
+    start = {START: f"{decision.until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"} if decision.until else {}
+    return ({NOTE: decision.note} if decision.note else {}) | start
+
+
+def _deadline_of(workload: Workload) -> datetime | None:
+    """Return by when its user wants it done; annotations that cannot be read count as none."""
+    try:
+        if DEADLINE in workload.annotations:
+            at = datetime.fromisoformat(workload.annotations[DEADLINE])
+            return at if at.tzinfo else None
+        if FLEXIBLE in workload.annotations and workload.time_limit_s:
+            delay_s = min(max(float(workload.annotations[FLEXIBLE]), 0.0), 1e8)
+            return workload.submitted_at + timedelta(seconds=workload.time_limit_s + delay_s)
+    except (ValueError, OverflowError):
+        pass
+    return None

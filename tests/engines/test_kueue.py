@@ -1,0 +1,275 @@
+"""The bridge to Kueue, by the official client, against a stand-in that checks its objects by Kueue's schemas."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from services.contracts.engines import EngineAction, EngineDecision, EngineMode, EngineReply, EngineReport
+from services.engines.kueue.bridge import Bridge
+from services.engines.kueue.cluster import Cluster
+from services.engines.kueue.settings import KueueSettings
+from services.kit.ids import utc_now
+from services.kit.problems import ProblemError
+from services.telemetry.repository.engines import mirror
+from services.telemetry.repository.nodes import token_sha256
+from tests.engines.kueue_cluster import CHECK, KueueCluster, a_workload, furnish
+from tests.scheduler.world import World
+
+HELD_FOR = timedelta(hours=3)
+
+
+class Plane:
+    """A control plane that says what the test wants said."""
+
+    def __init__(self) -> None:
+        self.reports: list[EngineReport] = []
+        self.wanted: dict[str, tuple[EngineAction, dict[str, Any]]] = {}
+        self.silent = False
+
+    async def call(self, what: str, report: EngineReport, answer: type[EngineReply], timeout_s: float) -> EngineReply:
+        if self.silent:
+            raise ProblemError(503, "unavailable", "It does not answer.")
+        self.reports.append(report)
+        known = {each.number: each.external_id for report in self.reports for each in report.jobs}
+        decisions = [
+            EngineDecision(external_id=known[number], revision=revision, action=action, **fields)
+            for revision, (number, (action, fields)) in enumerate(self.wanted.items(), start=1 + 10 * len(self.reports))
+            if number in known
+        ]
+        live = {each.external_id for report in self.reports for each in report.jobs if not each.state.is_over}
+        over = {each.external_id for report in self.reports for each in report.jobs if each.state.is_over}
+        unreported = [] if report.present is None else sorted(live - over - set(report.present))
+        return EngineReply(decisions=decisions, unreported=unreported)
+
+    def last(self, number: str) -> Any:
+        return [each for report in self.reports for each in report.jobs if each.number == number][-1]
+
+    def decide(self, number: str, action: EngineAction, **fields: Any) -> None:
+        self.wanted[number] = (action, fields)
+
+
+class Site:
+    """Kueue, the bridge, and what the control plane wants."""
+
+    def __init__(self, kueue: KueueCluster, bridge: Bridge, plane: Any) -> None:
+        self.kueue, self.bridge, self.plane = kueue, bridge, plane
+
+    async def settle(self, is_so: Callable[[], bool]) -> None:
+        """Let everybody do their part until it is so."""
+        async with asyncio.timeout(30):
+            while not is_so():
+                await self.kueue.step()
+                with contextlib.suppress(ProblemError):
+                    await self.bridge.look()
+                await asyncio.sleep(0.02)
+
+    def check(self, name: str) -> dict[str, Any]:
+        found = self.kueue.at("workloads", f"team/{name}").get("status", {}).get("admissionChecks")
+        return found[0] if found else {}
+
+    def state(self, name: str) -> str | None:
+        return self.check(name).get("state")
+
+    def runs(self, name: str) -> bool:
+        conditions = self.kueue.at("workloads", f"team/{name}").get("status", {}).get("conditions", [])
+        return {"Admitted"} <= {each["type"] for each in conditions}
+
+
+def kubeconfig(folder: Path, url: str) -> Path:
+    path = folder / "kubeconfig"
+    document = {
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@contextlib.asynccontextmanager
+async def a_site(folder: Path, plane: Any, **options: Any) -> AsyncIterator[Site]:
+    kueue = KueueCluster(options.pop("version", "v1beta2"))
+    await furnish(kueue)
+    async with kueue.listening() as url:
+        settings = KueueSettings(
+            kubeconfig=kubeconfig(folder, url),
+            state_dir=folder,
+            mode=options.pop("mode", EngineMode.CONTROL),
+            **options,
+        )
+        async with Cluster.connected(settings) as cluster:
+            bridge = Bridge(settings, cluster, plane)
+            watching = asyncio.create_task(bridge._watch())
+            yield Site(kueue, bridge, plane)
+            watching.cancel()
+            await asyncio.wait([watching])
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+async def test_a_workload_waits_for_its_hour_runs_is_evicted_and_ends(tmp_path: Path, version: str) -> None:
+    async with a_site(tmp_path, Plane(), version=version) as site:
+        await site.kueue.put("workloads", a_workload("train", 4))
+        until = utc_now() + HELD_FOR
+        site.plane.decide("team/train", EngineAction.HOLD, note="waits:greener_hours", until=until)
+        await site.settle(lambda: site.check("train").get("message") == "waits:greener_hours")
+        annotations = site.kueue.at("workloads", "team/train")["metadata"]["annotations"]
+        assert site.state("train") == "Pending"
+        assert annotations["wattshift.io/expected-start"] == f"{until:%Y-%m-%dT%H:%M:%SZ}"
+
+        site.plane.decide("team/train", EngineAction.RELEASE, note="released", rank=1)
+        await site.settle(lambda: site.runs("train") and site.plane.last("team/train").state == "running")
+        (share,) = site.plane.last("team/train").shares
+        assert (share.node, len(share.devices)) == ("research.h100", 4)
+
+        site.plane.decide("team/train", EngineAction.REQUEUE, note="stopped:greener_hours", until=until)
+        await site.settle(lambda: not site.runs("train") and site.plane.last("team/train").state == "pending")
+        site.plane.decide("team/train", EngineAction.RELEASE, note="released", rank=2)
+        site.kueue.ahead_s = 600.0
+        await site.settle(lambda: site.runs("train"))
+        await site.kueue.finish("team/train")
+        await site.settle(lambda: site.plane.last("team/train").state == "succeeded")
+        (active,) = site.kueue.at("admissionchecks", CHECK)["status"]["conditions"]
+        assert (active["type"], active["status"]) == ("Active", "True")
+
+
+async def test_what_is_held_gives_its_quota_to_what_is_released(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane()) as site:
+        await site.kueue.put("workloads", a_workload("a-first", 8))
+        site.plane.decide("team/a-first", EngineAction.HOLD, note="waits:greener_hours", until=utc_now() + HELD_FOR)
+        await site.settle(lambda: site.check("a-first").get("message") == "waits:greener_hours")
+        await site.kueue.put("workloads", a_workload("b-second", 8))
+        site.plane.decide("team/b-second", EngineAction.RELEASE, note="released", rank=1)
+        await site.settle(lambda: site.runs("b-second"))
+        assert not site.runs("a-first")
+        asked = [
+            check.get("requeueAfterSeconds", 0)
+            for _, _, plural, document in site.kueue.events
+            if plural == "workloads" and document["metadata"]["name"] == "a-first"
+            for check in document.get("status", {}).get("admissionChecks", ())
+        ]
+        assert max(asked) == 600, "Kueue does not try it again at once, nor so late that a new plan would not matter"
+
+
+@pytest.mark.parametrize("why", ["dry_run", "opted_out", "silent"])
+async def test_whom_nobody_steers_is_admitted(tmp_path: Path, why: str) -> None:
+    options: dict[str, Any] = {"mode": EngineMode.DRY_RUN} if why == "dry_run" else {"silence_s": 0.2}
+    async with a_site(tmp_path, Plane(), **options) as site:
+        site.plane.silent = why == "silent"
+        annotations = {"wattshift.io/steer": "off"} if why == "opted_out" else {}
+        site.plane.decide("team/train", EngineAction.HOLD, note="waits:greener_hours", until=utc_now() + HELD_FOR)
+        await site.kueue.put("workloads", a_workload("train", 2, **annotations))
+        await site.settle(lambda: site.runs("train"))
+
+
+async def test_answers_to_another_version_are_refused_and_given_again(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane()) as site:
+        await site.kueue.put("workloads", a_workload("train", 2))
+        await site.settle(lambda: site.state("train") == "Pending" and bool(site.plane.reports))
+        uid = site.kueue.at("workloads", "team/train")["metadata"]["uid"]
+        seen = site.bridge._workloads[uid]
+        await site.kueue.merge("workloads", "team/train", {"metadata": {"labels": {"touched": "yes"}}}, None)
+        site.bridge._workloads[uid] = seen
+        site.bridge.take([EngineDecision(external_id=uid, revision=1, action=EngineAction.RELEASE, note="released")])
+        await site.bridge.look()
+        assert (site.kueue.conflicts, site.state("train")) == (1, "Pending")
+        site.plane.decide("team/train", EngineAction.RELEASE, note="released")
+        await site.settle(lambda: site.runs("train"))
+
+
+async def test_a_cancelled_job_leaves_its_queue_and_a_deleted_one_is_over(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane()) as site:
+        for name in ("one", "two"):
+            await site.kueue.put("workloads", a_workload(name, 2))
+            site.plane.decide(f"team/{name}", EngineAction.RELEASE, note="released")
+        await site.settle(lambda: site.runs("one") and site.runs("two"))
+        site.plane.decide("team/one", EngineAction.CANCEL)
+        await site.settle(lambda: site.plane.last("team/one").state == "cancelled")
+        assert site.kueue.at("workloads", "team/one")["spec"]["active"] is False
+        await site.kueue.delete("workloads", "team/two")
+        await site.settle(lambda: site.plane.last("team/two").state == "cancelled")
+        assert site.plane.last("team/two").detail == "Its workload was deleted."
+
+
+async def test_an_api_server_that_forgets_or_is_away_is_listed_anew(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane()) as site:
+        await site.kueue.put("workloads", a_workload("train", 2))
+        await site.settle(lambda: bool(site.plane.reports) and site.plane.last("team/train").state == "pending")
+        site.kueue.down = True
+        await asyncio.sleep(0.5)
+        site.kueue.oldest = 10**9
+        site.kueue.events.clear()
+        site.kueue.down = False
+        await site.kueue.put("workloads", a_workload("later", 2))
+        await asyncio.sleep(0.1)
+        site.kueue.oldest = 0
+        site.plane.decide("team/later", EngineAction.RELEASE, note="released")
+        await site.settle(lambda: site.runs("later"))
+
+
+async def test_garbage_in_workloads_is_left_alone(tmp_path: Path) -> None:
+    async with a_site(tmp_path, Plane()) as site:
+        site.kueue.objects["workloads"]["team/odd"] = {
+            "metadata": {"namespace": "team", "name": "odd", "uid": 3, "resourceVersion": "1"},
+            "spec": {"podSets": [None, {"count": "x"}], "queueName": 7},
+            "status": {"conditions": "none", "admissionChecks": [4]},
+        }
+        site.plane.decide("team/train", EngineAction.RELEASE, note="released")
+        del site.kueue.objects["workloads"]["team/odd"]["spec"]["queueName"]
+        await site.kueue.put("workloads", a_workload("train", 2))
+        odd = site.kueue.objects["workloads"].pop("team/odd")
+        site.bridge._take_event("ADDED", odd)
+        await site.settle(lambda: site.runs("train"))
+
+
+class Scheduling:
+    """The real control plane: reports are mirrored, the scheduler turns, and its commands reach the bridge."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bridge: Bridge | None = None
+        self._read = 0
+
+    async def call(self, what: str, report: EngineReport, answer: type[EngineReply], timeout_s: float) -> EngineReply:
+        found = await mirror(self.world.database, "kueue", "token", report, 60, "Z")
+        assert found is not None
+        await self.world.scheduler.turn()
+        rows = await self.world.fetch(
+            "SELECT id, payload FROM outbox WHERE payload ->> 'type' = 'direct' AND id > $1 ORDER BY id", self._read
+        )
+        for row in rows:
+            self._read = row["id"]
+            assert self.bridge is not None
+            self.bridge.take([EngineDecision.model_validate(each) for each in row["payload"]["decisions"]])
+        return found[0]
+
+
+async def test_a_policy_admits_workloads_as_it_would_start_jobs(world: World, tmp_path: Path) -> None:
+    await world.fetch(
+        "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices) "
+        "VALUES ('kueue', $1, '', '', 'Z', 'engine', false, 'modelled', '[]')",
+        token_sha256("token"),
+    )
+    plane = Scheduling(world)
+    async with a_site(tmp_path, plane) as site:
+        plane.bridge = site.bridge
+        await site.kueue.put("workloads", a_workload("train", 4))
+        await site.settle(lambda: site.runs("train"))
+        await site.bridge.look()
+        (job,) = await world.fetch("SELECT state, engine, spec FROM jobs")
+        assert (job["state"], job["engine"], job["spec"]["gpus"]["min"]) == ("running", "kueue", 4)
+        claims = await world.fetch("SELECT node_id, device FROM device_claims ORDER BY device")
+        assert [tuple(row) for row in claims] == [("kueue.research.h100", device) for device in range(4)]
+        await site.kueue.finish("team/train")
+        await asyncio.sleep(0.2)
+        await site.bridge.look()
+        assert [row["state"] for row in await world.fetch("SELECT state FROM jobs")] == ["succeeded"]
+        assert not await world.fetch("SELECT FROM device_claims")
