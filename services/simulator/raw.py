@@ -15,6 +15,8 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
 
+TOO_LARGE = 2.0**53
+"""From here on, floats are not exact whole numbers."""
 LINES_NAMED = 5
 """Lines named per reason; the others are only counted."""
 
@@ -173,8 +175,12 @@ class Collector:
         unknown = math.isnan(job.duration_s) and not self._needs_duration
         if not unknown and not (math.isfinite(job.duration_s) and job.duration_s > 0):
             return self.drop(line, "no duration above 0 s")
+        if max(job.gpus, job.batch_size) >= TOO_LARGE:
+            return self.drop(line, "a number that is too large")
         if job.gpus < 0:
             return self.drop(line, "a negative number of GPUs")
+        if math.isinf(job.energy_j) or job.energy_j < 0:
+            return self.drop(line, "an energy that cannot be")
         seen = self._ids.get(job.id, 0)
         self._ids[job.id] = seen + 1
         if seen:

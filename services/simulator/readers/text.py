@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import math
+import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from services.kit.extras import missing_extra
-from services.simulator.raw import ReadReport, TraceFormatError
+from services.simulator.raw import TOO_LARGE, ReadReport, TraceFormatError
 
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
@@ -42,7 +43,7 @@ def open_text(path: Path) -> Generator[IO[str], None, None]:
                 yield text
     except FileNotFoundError as error:
         raise TraceFormatError(f"there is no file {path}") from error
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, IsADirectoryError) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, csv.Error, EOFError, IsADirectoryError) as error:
         raise TraceFormatError(f"{path} is not readable text: {error}") from error
 
 
@@ -69,10 +70,13 @@ def first_lines(path: Path, count: int = 50) -> list[str]:
 
 
 def header_of(lines: Sequence[str], delimiter: str = ",") -> tuple[str, ...]:
-    """Return the cells of the first line that is not empty, trimmed; none for an empty file."""
+    """Return the cells of the first line that is not empty, trimmed; none for an empty file or an overlong cell."""
     for line in lines:
         if line.strip():
-            return tuple(cell.strip() for cell in next(csv.reader([line], delimiter=delimiter)))
+            try:
+                return tuple(cell.strip() for cell in next(csv.reader([line], delimiter=delimiter)))
+            except csv.Error:
+                return ()
     return ()
 
 
@@ -127,6 +131,8 @@ def whole(text: str, column: str) -> int:
     value = number(text, column)
     if not value.is_integer():
         raise ValueError(f"{column} is not a whole number")
+    if abs(value) >= TOO_LARGE:
+        raise ValueError(f"{column} is too large")
     return int(value)
 
 
