@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -85,12 +86,17 @@ async def campaign(
 
 
 async def _settle(user: User, using: asyncio.Task[None], folder: Path, notes: Path) -> list[str]:
-    """Wait until all jobs are over, or too long, and return what does not hold."""
+    """Wait until all jobs are over, or for too long none has ended, and return what does not hold."""
+    loop, ended = asyncio.get_running_loop(), dict[str, Any]()
     try:
-        async with asyncio.timeout(SETTLED_WITHIN_S):
+        async with asyncio.timeout(SETTLED_WITHIN_S) as patience:
             await using
-            while len(ended := await user.ended()) < len(user.jobs):  # noqa: ASYNC110, no event tells of it
+            while len(found := await user.ended()) < len(user.jobs):
+                if len(found) > len(ended):
+                    patience.reschedule(loop.time() + SETTLED_WITHIN_S)
+                ended = found
                 await asyncio.sleep(LOOK_S)
+            ended = found
     except TimeoutError:
         using.cancel()
         ended = await user.ended()

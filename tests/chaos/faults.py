@@ -27,7 +27,7 @@ SHORT_S = (0.1, 1.5)
 LONG_S = (5.0, 9.0)
 """Longer than a lease, so that nodes count as lost."""
 LONG_SHARE = 0.12
-LOST_S = (9.0, 16.0)
+LOST_S = (12.0, 24.0)
 """So long that, with the margin, a node's jobs are queued again and begin elsewhere before its agent wakes up."""
 
 
