@@ -35,7 +35,8 @@ def sources() -> Iterator[Path]:
     """Every module, and every document that is kept up to date."""
     yield from (path for _, path in modules())
     for pattern in DOCUMENTS:
-        yield from (path for path in ROOT.glob(pattern) if path.is_file() and path.name not in OTHERS)
+        found = (path for path in ROOT.glob(pattern) if path.is_file() and path.suffix != ".pyc")
+        yield from (path for path in found if path.name not in OTHERS)
 
 
 def test_every_file_that_is_named_exists() -> None:
