@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.route import Route, Status, Upstream
-from services.contracts import nodes, policies, predictions, queries, reports
+from services.contracts import engines, nodes, policies, predictions, queries, reports
 from services.contracts.identity import Role
 
 _NOT_POWERED = Status(
@@ -11,6 +11,17 @@ _NOT_POWERED = Status(
 )
 
 NODES = (
+    Route(
+        "GET",
+        "/v1/engines",
+        Role.OPERATOR,
+        Upstream.SCHEDULER,
+        "nodes",
+        "List engines",
+        "What else runs jobs on the site, such as Slurm, and what was decided of its jobs, day by day.",
+        operation="list_engines",
+        answer=engines.EngineList,
+    ),
     Route(
         "GET",
         "/v1/nodes",

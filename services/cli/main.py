@@ -17,6 +17,7 @@ from services.cli import (
     clusters,
     demo,
     endpoints,
+    engines,
     exec,
     export,
     fit,
@@ -47,8 +48,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ROOMS = (
-    *(local, certificates, jobs, top, exec, shell, cluster, clusters, access, users, budgets, secrets, report, serving),
-    *(apps, fleets),
+    *(local, certificates, jobs, top, exec, shell, cluster, engines, clusters, access, users, budgets, secrets, report),
+    *(serving, apps, fleets),
     *(webhooks, endpoints, export, simulate, fit, profile_inference, plan, demo),
 )
 for room in ROOMS:

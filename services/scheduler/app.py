@@ -20,7 +20,7 @@ from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
-from services.scheduler import endpoints, explaining_endpoints
+from services.scheduler import endpoints, engine_endpoints, explaining_endpoints
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.figures import show_figures
 from services.scheduler.loop import Scheduler
@@ -85,6 +85,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
     app.state.power_hook = hook
     app.include_router(endpoints.router)
     app.include_router(explaining_endpoints.router)
+    app.include_router(engine_endpoints.router)
     answer_unavailable(app, "The database", (*CONNECTION_ERRORS, TimeoutError, asyncpg.TooManyConnectionsError))
     return app
 

@@ -16,6 +16,7 @@ import carbon_service.carbon_aware
 import carbon_service.endpoints
 import optimizer_service.endpoints
 import services.scheduler.endpoints
+import services.scheduler.engine_endpoints
 import services.scheduler.explaining_endpoints
 import services.serving.app_endpoints
 import services.serving.endpoints
@@ -62,7 +63,11 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         services.serving.routing_endpoints.router,
         services.serving.app_endpoints.router,
     ),
-    Upstream.SCHEDULER: (services.scheduler.endpoints.router, services.scheduler.explaining_endpoints.router),
+    Upstream.SCHEDULER: (
+        services.scheduler.endpoints.router,
+        services.scheduler.explaining_endpoints.router,
+        services.scheduler.engine_endpoints.router,
+    ),
     Upstream.SIMULATOR: (services.simulator.endpoints.router, services.simulator.comparison_endpoints.router),
     Upstream.TELEMETRY: (services.telemetry.endpoints.router, services.telemetry.request_endpoints.router),
 }

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "slurmctld",
     "slurmd",
@@ -59,6 +60,7 @@ MaxJobCount=20000
 MinJobAge=300
 MessageTimeout=60
 GresTypes=gpu
+JobSubmitPlugins=lua
 ReturnToService=2
 KillWait=3
 JobRequeue=1
@@ -150,6 +152,7 @@ class SlurmLab:
         )
         gres = f"NodeName=gpu[1-{self.nodes}] Name=gpu Type={MODEL} File={self.folder}/dev/nvidia[0-7]\n"
         (self.folder / "gres.conf").write_text("AutoDetect=off\n" + gres)
+        shutil.copy(ROOT / "deploy" / "slurm" / "job_submit.lua", self.folder)
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
         self._munge()
         self.start_controller("-i")
@@ -199,7 +202,7 @@ class SlurmLab:
         """Submit a script as an ordinary user; return Slurm's number of the job."""
         text = f"#!/bin/sh\n{script}\n"
         gres = [f"--gres=gpu:{MODEL}:{gpus}"] if gpus else []
-        output = [f"--output={self.folder}/log/job-%j.out", "--open-mode=append", "--chdir=/tmp", "--cpus-per-task=1"]
+        output = ["--output=/dev/null", "--chdir=/tmp", "--cpus-per-task=1"]
         answer = self.run("sbatch", "--parsable", *gres, *output, "--mem=10", *options, user=user, input=text)
         return answer.split(";")[0]
 
@@ -248,8 +251,8 @@ class SlurmLab:
             {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
         )
         path = shutil.which(program) or f"/usr/sbin/{program}"
-        log = (self.folder / "log" / f"{name}.out").open("ab")
         command: Sequence[str] = [path, *options]
-        self.processes[name] = subprocess.Popen(
-            command, env=self.environment, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_user
-        )
+        with (self.folder / "log" / f"{name}.out").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, env=self.environment, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_user
+            )

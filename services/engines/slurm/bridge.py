@@ -86,7 +86,7 @@ class Bridge:
             known = self._decisions.get(decision.external_id)
             if known is None or known.revision < decision.revision:
                 self._decisions[decision.external_id] = decision
-        self._woken.set()
+                self._woken.set()
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -261,5 +261,9 @@ class Bridge:
         """Book the energy of the minutes that are over."""
         for node, intervals in self._energy.due(self._nodes, live, now_s).items():
             report = EngineEnergyReport(node=node, intervals=intervals)
-            await self._control_plane.call("engine-energy", report, EnergyReceipt, 10.0)
+            try:
+                await self._control_plane.call("engine-energy", report, EnergyReceipt, 10.0)
+            except ProblemError as error:  # no intensity is known yet: it is kept, and sent with the next interval
+                log.warning("energy.not_booked", node=node, error=error.detail)
+                return
             self._energy.booked(node)

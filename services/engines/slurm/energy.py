@@ -35,10 +35,11 @@ class Energy:
         """Return what is to be booked, by node: also what was not acknowledged yet."""
         end_s = now_s // self._length_s * self._length_s
         start_s, self._since_s = self._since_s, end_s
-        if start_s and end_s > start_s:
-            for node in nodes:
-                interval = self._interval(node, live, start_s, end_s)
-                self._due[node.name] = [*self._due.get(node.name, []), interval][-_MOST:]
+        if not start_s or end_s <= start_s:
+            return {}
+        for node in nodes:
+            interval = self._interval(node, live, start_s, end_s)
+            self._due[node.name] = [*self._due.get(node.name, []), interval][-_MOST:]
         return {node: list(intervals) for node, intervals in self._due.items() if intervals}
 
     def booked(self, node: str) -> None:

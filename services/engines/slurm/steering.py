@@ -16,6 +16,8 @@ from services.contracts.engines import EngineAction, EngineDecision, EngineJob, 
 from services.engines.slurm.reading import NOTE, TAG, SlurmJob
 from services.engines.slurm.settings import SlurmSettings
 
+FIRST_HOLD_S = 120
+"""New jobs may be given a begin time so far ahead by ``deploy/slurm/job_submit.lua``, so that there is time to plan."""
 REQUEUE_DELAY_S = 300
 """Slurm itself lets a requeued job wait for a while; a begin time further ahead was asked for by somebody."""
 _SIZES = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
@@ -77,7 +79,7 @@ def why_not(job: SlurmJob, settings: SlurmSettings, now_s: float) -> str:
     if job.waits and job.priority == 0:
         return "it is held in Slurm"
     ahead_s = job.eligible_s - now_s
-    ours_s = settings.hold_s + 60 if job.tag else REQUEUE_DELAY_S if job.restarts else 0
+    ours_s = settings.hold_s + 60 if job.tag else REQUEUE_DELAY_S if job.restarts else FIRST_HOLD_S
     if job.waits and (ahead_s > ours_s or not job.eligible_s):
         return "it has a begin time of its own" if job.eligible_s else "it is not eligible yet"
     return ""

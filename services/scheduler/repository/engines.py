@@ -144,6 +144,23 @@ FORGET = """
 DELETE FROM engine_jobs e WHERE over AND NOT unfolded AND reported_at < now() - interval '7 days'
 """
 
+ENGINES = """
+SELECT e.name, e.kind, e.version, e.places, e.mode, to_jsonb(e.queues) AS queues, e.problem, e.reported_at,
+       coalesce((SELECT n.lease_until > now() FROM nodes n WHERE n.id = e.name), false) AS heard,
+       (SELECT count(*) FROM nodes n WHERE n.engine = e.name) AS nodes,
+       (SELECT coalesce(sum(jsonb_array_length(n.devices)), 0) FROM nodes n WHERE n.engine = e.name) AS gpus,
+       (SELECT count(*) FROM device_claims c JOIN nodes n ON n.id = c.node_id WHERE n.engine = e.name) AS gpus_in_use,
+       (SELECT coalesce(jsonb_object_agg(s.state, s.count), '{}') FROM (
+            SELECT j.state, count(*) AS count FROM jobs j WHERE j.engine = e.name AND j.ended_at IS NULL GROUP BY 1) s
+       ) AS jobs,
+       (SELECT count(*) FROM engine_jobs k WHERE k.engine = e.name AND e.mode = 'control' AND NOT k.over
+           AND k.decision IS NOT NULL AND (k.report ->> 'revision')::bigint < k.revision) AS unfollowed,
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('day', d.day, 'what', d.what, 'count', d.count)
+                                  ORDER BY d.day DESC, d.what), '[]')
+          FROM engine_days d WHERE d.engine = e.name AND d.day > (now() AT TIME ZONE 'UTC')::date - 7) AS days
+  FROM engines e ORDER BY e.name
+"""
+
 LOSE_NODES = """
 UPDATE nodes SET state = 'lost' WHERE state = 'up' AND engine <> 'wattshift'
    AND lease_until < now() - make_interval(secs => $1)
@@ -211,6 +228,26 @@ class HeldRow(NamedTuple):
     shares: list[StoredShare]
     engine: str
     started_s: float
+
+
+class EngineRow(NamedTuple):
+    """An engine, as ``contracts.engines.Engine`` has it; ``days`` are counts by day and name."""
+
+    name: str
+    kind: str
+    version: str
+    places: str
+    mode: str
+    queues: list[str]
+    problem: str | None
+    reported_at: datetime
+    heard: bool
+    nodes: int
+    gpus: int
+    gpus_in_use: int
+    jobs: dict[str, int]
+    unfollowed: int
+    days: list[Json]
 
 
 class DecidedRow(NamedTuple):
@@ -351,3 +388,8 @@ async def forget(connection: Connection) -> None:
 async def lose_nodes(connection: Connection, margin_s: float) -> None:
     """Note which nodes of engines are not reported any more; what runs there is their engine's business."""
     await connection.execute(LOSE_NODES, margin_s)
+
+
+async def engines(connection: Connection) -> list[EngineRow]:
+    """Return the engines that were ever reported."""
+    return await fetch_rows(connection, EngineRow, ENGINES)

@@ -1,0 +1,183 @@
+"""A Slurm that hangs, fails, answers half or changes its mind: a stated problem, and no job lost or doubled."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import BaseModel
+
+from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineReply, EngineReport
+from services.engines.slurm.bridge import Bridge
+from services.engines.slurm.commands import Commands
+from services.engines.slurm.settings import SlurmSettings
+
+NOW_S = 4_000_000_000
+JOB: dict[str, Any] = {
+    **{"job_id": 7, "name": "train", "user_name": "ann", "partition": "batch", "job_state": "PENDING", "requeue": True},
+    **{"batch_flag": True, "tres_per_node": "gres:gpu:h200:2", "node_count": 1, "submit_time": 1_000, "priority": 9},
+    **{"eligible_time": 1_000, "time_limit": 60, "comment": "", "admin_comment": "", "gres_detail": [], "nodes": ""},
+}
+NODE = {"name": "gpu1", "gres": "gpu:h200:8", "state": "idle", "partitions": ["batch"]}
+
+
+class Told:
+    """A control plane that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, EngineJob] = {}
+        self.problems: list[str] = []
+        self.present: list[str] = []
+        self.decisions: list[EngineDecision] = []
+
+    async def call(self, what: str, body: BaseModel, answer: type[EngineReply], timeout_s: float) -> EngineReply:
+        if not isinstance(body, EngineReport):
+            return answer.model_construct()
+        self.jobs |= {job.external_id: job for job in body.jobs}
+        self.problems += [body.problem] if body.problem else []
+        live = [name for name, job in self.jobs.items() if not job.state.is_over]
+        missing = [] if body.present is None else [name for name in live if name not in body.present]
+        return EngineReply(unreported=missing, decisions=self.decisions if body.wants_decisions else [])
+
+
+@pytest.fixture
+def lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder that says what Slurm's commands answer."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name in ("squeue", "sinfo", "scontrol", "scancel", "sacct"):
+        shutil.copy(Path(__file__).with_name("lying_slurm.py"), commands / name)
+        (tmp_path / name).write_text("")
+    monkeypatch.setenv("PATH", str(commands), prepend=":")
+    monkeypatch.setenv("LIES", str(tmp_path))
+    (tmp_path / "calls").touch()
+    (tmp_path / "sinfo").write_bytes(orjson.dumps({"nodes": [NODE]}))
+    return tmp_path
+
+
+def say(lies: Path, *jobs: dict[str, Any]) -> None:
+    (lies / "squeue").write_bytes(orjson.dumps({"jobs": [JOB | job for job in jobs]}))
+
+
+def a_bridge(told: Told, **settings: Any) -> Bridge:
+    options = {"mode": "control", "energy": False, "missing_after_s": 0, "nodes_interval_s": 0.001, **settings}
+    return Bridge(SlurmSettings(**options), Commands(timeout_s=5), told)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "says"),
+    [
+        ("squeue", "fail: Unable to contact slurm controller", "Unable to contact"),
+        ("squeue", '{"jobs": [', "no JSON"),
+        ("squeue", "{}", "has no jobs"),
+        ("squeue", '{"jobs": [{"job_id": 1}]}', "cannot be read"),
+        ("squeue", '{"jobs": [], "errors": [{"error": "half of it is missing"}]}', "half of it"),
+        ("squeue", '{"jobs": "none"}', "has no jobs"),
+        ("sinfo", "fail: no", "sinfo failed"),
+        ("sinfo", '{"nodes": [{"gres": "gpu:1"}]}', "cannot be read"),
+    ],
+)
+async def test_what_cannot_be_read_is_a_stated_problem_and_changes_nothing(
+    lies: Path, command: str, answer: str, says: str
+) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    say(lies, {})
+    await bridge.look()
+    (lies / command).write_text(answer)
+    (lies / "calls").write_text("")
+
+    for _ in range(3):
+        await bridge.look()
+
+    assert says in told.problems[-1]
+    assert list(told.jobs) == ["7@1000"]
+    assert not told.jobs["7@1000"].state.is_over
+    assert "scontrol" not in (lies / "calls").read_text()
+
+
+async def test_a_command_that_hangs_is_killed_and_said(lies: Path) -> None:
+    told = Told()
+    (lies / "squeue").write_text("hang")
+    bridge = Bridge(SlurmSettings(mode="control"), Commands(timeout_s=0.5), told)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    await bridge.look()
+
+    assert told.problems == ["squeue did not end within 0.5 s"]
+
+
+async def test_a_number_that_is_used_again_is_another_job(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    say(lies, {"admin_comment": "wattshift:7@1000"})
+    await bridge.look()
+    say(lies, {"submit_time": 2_000, "user_name": "bob"})
+    for _ in range(3):
+        bridge._present_at_s = 0
+        await bridge.look()
+
+    assert told.jobs["7@1000"].state == "missing"
+    assert told.jobs["7@2000"].user == "bob"
+
+
+async def test_a_requeued_job_is_still_the_same(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    for state, submit, restarts in (("RUNNING", 1_000, 0), ("COMPLETING", 1_000, 0), ("PENDING", 2_000, 1)):
+        say(lies, {"job_state": state, "submit_time": submit, "restart_cnt": restarts, "nodes": "gpu1"})
+        await bridge.look()
+    assert list(told.jobs) == ["7@1000"]
+
+    say(lies, {"submit_time": 3_000, "restart_cnt": 2, "admin_comment": "a note wattshift:7@1000"})
+    await a_bridge(told).look()  # a new bridge knows it by its comment
+    assert list(told.jobs) == ["7@1000"]
+
+
+async def test_a_job_that_vanishes_ended_as_accounting_says_or_is_missing(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    say(lies, {}, {"job_id": 8})
+    await bridge.look()
+    say(lies)
+    (lies / "sacct").write_text("7|1000|COMPLETED|0:0\n7|900|FAILED|1:0\nnonsense\n")
+    for _ in range(3):
+        bridge._present_at_s = 0
+        await bridge.look()
+
+    assert told.jobs["7@1000"].state == "succeeded"
+    assert told.jobs["8@1000"].state == "missing"
+
+
+async def test_a_refusal_is_repeated_three_times_and_then_said(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    say(lies, {"job_state": "RUNNING", "nodes": "gpu1", "gres_detail": ["gpu:h200:2(IDX:0-1)"]})
+    await bridge.look()
+    bridge.take([EngineDecision(external_id="7@1000", revision=4, action=EngineAction.REQUEUE)])
+    _refuse(lies, "Requested operation is presently disabled for job 7")
+    for _ in range(6):
+        await bridge.look()
+
+    assert (told.jobs["7@1000"].revision, told.jobs["7@1000"].state) == (4, "running")
+    assert "presently disabled" in told.jobs["7@1000"].refused
+    assert (lies / "calls").read_text().count("requeue 7") == 3
+
+
+def _refuse(lies: Path, words: str) -> None:
+    script = lies / "bin" / "scontrol"
+    script.write_text(script.read_text() + f"\nsys.stderr.write({words!r})\n")
+
+
+async def test_old_decisions_do_not_follow_newer_ones(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    say(lies, {"eligible_time": NOW_S, "admin_comment": "wattshift:7@1000"})
+    newer = EngineDecision(external_id="7@1000", revision=9, action=EngineAction.CANCEL)
+    older = EngineDecision(external_id="7@1000", revision=8, action=EngineAction.RELEASE)
+
+    bridge.take([newer, older])
+
+    assert bridge._decisions == {"7@1000": newer}
