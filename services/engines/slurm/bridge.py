@@ -40,7 +40,7 @@ PRESENT_EVERY_S = 30.0
 
 
 class Slurm(Protocol):
-    """Slurm, by its commands or by slurmrestd; errors of all are ``SlurmSilentError``."""
+    """Slurm, by its commands; errors of all are ``SlurmSilentError``."""
 
     async def jobs(self) -> tuple[list[SlurmJob], str]:
         """Return all jobs that ask for GPUs, and Slurm's version."""

@@ -61,11 +61,6 @@ class SlurmSettings(SharedSettings):
     )
     energy: bool = Field(True, description="Whether it is; false where agents on the nodes measure it.")
     command_timeout_s: float = Field(30.0, gt=0, le=600, description="How long one of Slurm's commands may take.")
-    rest_url: str = Field(
-        "", description="slurmrestd, as http://HOST:PORT or unix:///PATH; by default Slurm's commands are used."
-    )
-    rest_user: str = Field("", description="Whom requests are made as.")
-    rest_token: str = Field("", description="The token of that user, of `scontrol token`.")
 
     @field_validator("partitions", "leave_partitions", "leave_qos", mode="before")
     @classmethod
