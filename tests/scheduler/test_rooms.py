@@ -20,9 +20,9 @@ ROOMS = {
     "planning": {"repository", "power", "learning", "ingest", "engines"},
     "explaining": {"repository", "power", "learning", "ingest", "planning"},
 }
-"""Per room the others that it may import; ``commands``, ``reasons`` and ``settings`` are free to all."""
+"""Per room the others that it may import; ``FREE`` ones are free to all."""
 
-FREE = {"commands", "reasons", "settings"}
+FREE = {"commands", "counters", "reasons", "settings"}
 
 
 def imported_rooms(path: Path) -> set[str]:

@@ -68,6 +68,7 @@ _LIVE = """
        SELECT FROM budgets b
         WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded AND b.action = 'hold'))
 """
+_OF_GATED = " AND (NOT j.gated OR j.id = ANY($1::text[]))"
 _BY_ID = ' ORDER BY j.id COLLATE "C"'
 JOBS = f"{_COLUMNS} {_LIVE}"
 JOBS_BY_ID = f"{JOBS} AND j.id = ANY($1::text[]) {_BY_ID}"
@@ -334,13 +335,14 @@ def query_of(query: str, of_gated: Sequence[str] | None) -> tuple[str, list[list
         query: `JOBS` or `VERSIONS`.
         of_gated: Of the jobs that may have to wait for others, those that hold GPUs or may start; None: all.
     """
-    return (query, []) if of_gated is None else (f"{query} AND (NOT j.gated OR j.id = ANY($1::text[]))", [[*of_gated]])
+    return (query, []) if of_gated is None else (query + _OF_GATED, [[*of_gated]])
 
 
 async def jobs(connection: Connection, of_gated: Sequence[str] | None = None) -> list[JobRow]:
     """Return the live jobs, in the order of their ids; ``of_gated`` as for `query_of`."""
-    query, arguments = query_of(JOBS, of_gated)
-    return await fetch_rows(connection, JobRow, query + _BY_ID, *arguments)
+    if of_gated is None:
+        return await fetch_rows(connection, JobRow, JOBS + _BY_ID)
+    return await fetch_rows(connection, JobRow, JOBS + _OF_GATED + _BY_ID, [*of_gated])
 
 
 async def cluster(
