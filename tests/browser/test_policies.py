@@ -53,7 +53,7 @@ def test_policies_are_compared_in_place_with_their_front(open_page: OpenPage, si
         checked.first.uncheck()
     page.get_by_label("fifo", exact=True).check()
     page.get_by_label("Vary a parameter").select_option("green.mu")
-    page.get_by_label("Its values").fill("0 2 3")
+    page.get_by_label("Its values").fill("1 2 3")
     page.get_by_role("button", name="Compare").click()
 
     rows = page.locator("#results tbody tr")
