@@ -5,36 +5,53 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, Self
 
 import orjson
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 from redis.asyncio import Redis
 
 from services.contracts.engines import EngineDecision, EngineMode, direct_adapter
 from services.contracts.nodes import EnergySource, NodeRegistration
+from services.contracts.schema import Name
 from services.kit.command_stream import CommandStream
 from services.kit.control_plane import ControlPlane
-from services.kit.enrolment import Enrolment, NodeRedis, NodeSettings
+from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log
+from services.kit.settings import SharedSettings
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
 
-class BridgeSettings(NodeSettings, Protocol):
-    """What the settings of every bridge have."""
+class BridgeSettings(SharedSettings):
+    """What the settings of every bridge have; an engine's own give ``node_id`` a default and ``own_zone`` an alias."""
+
+    node_id: Name
+    enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME`.")
+    join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
+    state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
+    own_zone: Name | None = None
+    mode: EngineMode = EngineMode.DRY_RUN
+
+    @model_validator(mode="after")
+    def _has_a_credential(self) -> Self:
+        """Need none of the services' secrets: the bridge's own is in its state folder, once it has enrolled."""
+        return self
 
     @property
-    def own_zone(self) -> str | None:
-        """The grid zone of its engine's nodes."""
-        ...
+    def state_folder(self) -> Path:
+        """The folder of this bridge."""
+        if self.state_dir:
+            return self.state_dir.expanduser().absolute()
+        return self.data_dir.expanduser().absolute() / "nodes" / self.node_id
 
     @property
-    def mode(self) -> EngineMode:
-        """Whether decisions are carried out."""
-        ...
+    def shared(self) -> SharedSettings:
+        """These settings."""
+        return self
 
 
 class SomeBridge(Protocol):
@@ -83,9 +100,8 @@ async def run_bridge(settings: BridgeSettings, bridge_to: Callable[[ControlPlane
         driver="engine",
         host_power=EnergySource.MODELLED,
     )
-    shared = settings.shared
-    async with new_session(tls=shared.tls) as session:
-        client = ServiceClient(session, shared.telemetry_url, "telemetry")
+    async with new_session(tls=settings.tls) as session:
+        client = ServiceClient(session, settings.telemetry_url, "telemetry")
         enrolment = Enrolment(settings, client)
         redis = NodeRedis(settings, enrolment)
         bridge = bridge_to(ControlPlane(client, enrolment, registration))

@@ -46,9 +46,12 @@ def find_chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """The browser; root needs it without its sandbox."""
+    """The browser; root needs it without its sandbox.
+
+    No longer than these tests: Playwright's event loop runs in this thread until then, and no other's can.
+    """
     path = find_chromium()
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []

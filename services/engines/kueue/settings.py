@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.contracts.engines import EngineMode
 from services.contracts.schema import Name
-from services.kit.settings import SharedSettings
+from services.kit.bridges import BridgeSettings
 
 
-class KueueSettings(SharedSettings):
+class KueueSettings(BridgeSettings):
     """What the operator of the bridge may choose."""
 
     model_config = SettingsConfigDict(
@@ -21,9 +20,6 @@ class KueueSettings(SharedSettings):
     )
 
     node_id: Name = Field("kueue", description="The name of the bridge, and of its cluster; its nodes are NAME.NODE.")
-    enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME`.")
-    join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
-    state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
     own_zone: Name | None = Field(
         None, validation_alias="ENGINE_KUEUE_ZONE", description="Grid zone of the nodes; by default the installation's."
     )
@@ -48,20 +44,3 @@ class KueueSettings(SharedSettings):
         600.0, ge=60, description="A bridge whose Lease is older is dead: `--release` then admits in its place."
     )
     kubeconfig: Path | None = Field(None, description="By default that of the pod's service account, else the user's.")
-
-    @model_validator(mode="after")
-    def _has_a_credential(self) -> Self:
-        """Need none of the services' secrets: the bridge's own is in its state folder, once it has enrolled."""
-        return self
-
-    @property
-    def state_folder(self) -> Path:
-        """The folder of this bridge."""
-        if self.state_dir:
-            return self.state_dir.expanduser().absolute()
-        return self.data_dir.expanduser().absolute() / "nodes" / self.node_id
-
-    @property
-    def shared(self) -> SharedSettings:
-        """These settings."""
-        return self

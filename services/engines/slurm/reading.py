@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 TAG = re.compile(r"wattshift:(?P<id>\S+)")
 """In the admin comment: our name for the job."""
@@ -122,11 +124,7 @@ def read_jobs(document: Any) -> list[SlurmJob]:
     Raises:
         UnreadableError: It is no such answer, or says that it is incomplete.
     """
-    rows = _rows(document, "jobs")
-    try:
-        return [job for job in map(_job, rows) if job.gpus]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableError(f"a job of Slurm's answer cannot be read: {error!r}") from error
+    return [job for job in _read(document, "jobs", _job) if job.gpus]
 
 
 def read_nodes(document: Any) -> list[SlurmNode]:
@@ -135,19 +133,18 @@ def read_nodes(document: Any) -> list[SlurmNode]:
     Raises:
         UnreadableError: It is no such answer, or says that it is incomplete.
     """
-    rows = _rows(document, "nodes")
-    try:
-        return [node for node in map(_node, rows) if node.gpus]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableError(f"a node of Slurm's answer cannot be read: {error!r}") from error
+    return [node for node in _read(document, "nodes", _node) if node.gpus]
 
 
-def _rows(document: Any, name: str) -> list[Any]:
+def _read(document: Any, name: str, read: Callable[[Any], T]) -> list[T]:
     if not isinstance(document, dict) or not isinstance(document.get(name), list):
         raise UnreadableError(f"Slurm's answer has no {name}")
     if errors := document.get("errors"):
         raise UnreadableError(f"Slurm says: {str(errors)[:300]}")
-    return document[name]
+    try:
+        return [read(row) for row in document[name]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableError(f"one of the {name} in Slurm's answer cannot be read: {error!r}") from error
 
 
 def number_of(value: Any) -> float | None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.engines import EngineMode
 from services.contracts.schema import Name
-from services.kit.settings import SharedSettings
+from services.kit.bridges import BridgeSettings
 
 
-class SlurmSettings(SharedSettings):
+class SlurmSettings(BridgeSettings):
     """What the operator of the bridge may choose."""
 
     model_config = SettingsConfigDict(
@@ -21,9 +20,6 @@ class SlurmSettings(SharedSettings):
     )
 
     node_id: Name = Field("slurm", description="The name of the bridge, and of its Slurm; its nodes are NAME.NODE.")
-    enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME`.")
-    join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
-    state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
     own_zone: Name | None = Field(
         None, validation_alias="ENGINE_SLURM_ZONE", description="Grid zone of the nodes; by default the cluster's."
     )
@@ -66,20 +62,3 @@ class SlurmSettings(SharedSettings):
     @classmethod
     def _read_names(cls, value: object) -> object:
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _has_a_credential(self) -> Self:
-        """Need none of the services' secrets: the bridge's own is in its state folder, once it has enrolled."""
-        return self
-
-    @property
-    def state_folder(self) -> Path:
-        """The folder of this bridge."""
-        if self.state_dir:
-            return self.state_dir.expanduser().absolute()
-        return self.data_dir.expanduser().absolute() / "nodes" / self.node_id
-
-    @property
-    def shared(self) -> SharedSettings:
-        """These settings."""
-        return self

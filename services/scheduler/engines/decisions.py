@@ -11,12 +11,12 @@ from services.contracts.engines import EngineAction, EngineMode
 from services.contracts.streams import command_stream
 from services.core.cycle.plan import Hold, Start
 from services.core.cycle.snapshot import Snapshot
-from services.core.domain.jobs import JobState
 from services.core.domain.units import J_PER_KWH
 from services.core.profiles.boards import board_of
 from services.db.database import Connection
 from services.scheduler.ingest.gangs import EndReason
-from services.scheduler.repository import engines, gangs, jobs, outbox
+from services.scheduler.ingest.reports import mark_stopping
+from services.scheduler.repository import engines, outbox
 from services.scheduler.repository.documents import Json
 from services.scheduler.repository.gangs import StoppableGang
 from services.scheduler.repository.outbox import Outgoing
@@ -118,17 +118,8 @@ async def stop_run(
     connection: Connection, gang: StoppableGang, reason: EndReason, *, detail: str, code: str | None = None
 ) -> bool:
     """Begin to stop a run of an engine's job, and have its bridge told; return whether it was running."""
-    if not await gangs.stop(connection, gang.id, reason.value):
+    if not await mark_stopping(connection, gang, reason, detail=detail, code=code):
         return False
-    await jobs.move(
-        connection,
-        gang.job_id,
-        [JobState.STARTING, JobState.RUNNING],
-        JobState.PREEMPTING,
-        reason=code or reason.value,
-        detail=detail,
-        data={"allocation_id": gang.id},
-    )
     stopped = CANCELLED if reason is EndReason.CANCELLED else requeued(gang.grace_s, f"stopped:{code or reason.value}")
     await decide(connection, {gang.job_id: stopped})
     return True

@@ -328,6 +328,24 @@ STOP_SENTENCES: dict[EndReason, str] = {
 }
 
 
+async def mark_stopping(
+    connection: Connection, gang: LiveGang | StoppableGang, reason: EndReason, *, detail: str, code: str | None = None
+) -> bool:
+    """Write that a gang is being stopped, and its job; whoever runs it is told by the caller, as `stop_gang` does."""
+    if not await gangs.stop(connection, gang.id, reason.value):
+        return False
+    await jobs.move(
+        connection,
+        gang.job_id,
+        [JobState.STARTING, JobState.RUNNING],
+        JobState.PREEMPTING,
+        reason=code or reason.value,
+        detail=detail,
+        data={"allocation_id": gang.id},
+    )
+    return True
+
+
 async def stop_gang(
     connection: Connection,
     gang: LiveGang | StoppableGang,
@@ -345,17 +363,8 @@ async def stop_gang(
         detail: For the user.
         code: The job's reason code in the meantime, where it is not ``reason``.
     """
-    if not await gangs.stop(connection, gang.id, reason.value):
+    if not await mark_stopping(connection, gang, reason, detail=detail, code=code):
         return False
-    await jobs.move(
-        connection,
-        gang.job_id,
-        [JobState.STARTING, JobState.RUNNING],
-        JobState.PREEMPTING,
-        reason=code or reason.value,
-        detail=detail,
-        data={"allocation_id": gang.id},
-    )
     asleep = await gangs.give_up_asleep(connection, gang.id, [share["node_id"] for share in gang.shares])
     awake = [share for share in gang.shares if share["node_id"] not in asleep]
     await outbox.put(connection, stop_commands(gang.id, awake, gang.grace_s, code or reason.value))
