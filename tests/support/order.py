@@ -8,6 +8,9 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 SHARED = {
+    **dict.fromkeys(
+        [f"tests/browser/test_{name}.py" for name in ("agreement", "jobs", "pages", "policies", "sign_in")], "browser"
+    ),
     "tests/integration/test_export.py": "installation",
     "tests/integration/test_kills.py": "installation",
     "tests/integration/test_services.py": "installation",
@@ -16,7 +19,7 @@ SHARED = {
     "tests/integration/test_power.py": "installation with rare rounds",
 }
 """To start an installation takes some 25 CPU seconds: files that share a fixture of the session stay together."""
-FIRST = ("integration", "fuzz", "serving", "optimizer", "standalone", "agent", "simulator", "scheduler")
+FIRST = ("integration", "browser", "fuzz", "serving", "optimizer", "standalone", "agent", "simulator", "scheduler")
 """Folders whose files take long; a worker that starts one last would be left alone with it."""
 
 
