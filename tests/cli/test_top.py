@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -91,6 +92,12 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
+def _take_terminal() -> None:
+    """Have Ctrl-C reach the command, also where these tests are a shell's background job, which ignores it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Terminal:
     """A command on a terminal of its own."""
 
@@ -106,7 +113,7 @@ class Terminal:
             command,
             **{"cwd": ROOT, "env": environment, "stdin": slave, "stdout": slave, "stderr": slave},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it
+            preexec_fn=_take_terminal,
         )
         self.shown = ""
 
