@@ -1,6 +1,6 @@
 """Charts as SVG: grouped bars, stacks of causes, and lines over time with the grid's intensity behind them.
 
-They stand inline in a page; ``picture`` makes a file of lines, with everything in the drawing.
+They stand inline in a page; ``picture`` and ``dots_picture`` make files, with everything in the drawing.
 """
 
 from __future__ import annotations
@@ -171,31 +171,45 @@ def dots(points: Sequence[Dot], x_unit: str, y_unit: str, line: float | None = N
     """
     if not points:
         return "<p>nothing to draw</p>"
-    right = max(point.x for point in points) * 1.12 or 1.0
+    drawn = _svg(_dots(points, 0.0, x_unit, line, what))
+    return f'<p class="unit">{escape(y_unit)}</p>{drawn}{legend([point.name for point in points])}'
+
+
+def dots_picture(points: Sequence[Dot], x_unit: str, y_unit: str) -> str:
+    """Return a file of at least two points with their names, those joined that no other one is below and left of.
+
+    The horizontal axis begins at the leftmost point, so that names have room.
+    """
+    left = min(point.x for point in points)
+    parts = [*_dots(points, left - 0.05 * (max(point.x for point in points) - left), x_unit)]
+    return _file([*parts, _text(LEFT, 9, y_unit, "start", 12)], HEIGHT)
+
+
+def _dots(points: Sequence[Dot], left: float, x_unit: str, line: float | None = None, what: str = "") -> list[str]:
+    right = left + (max(point.x for point in points) - left) * 1.12 or 1.0
     heights = [point.y for point in points] + ([] if line is None else [line])
     margin = 0.15 * (max(heights) - min(heights)) or 0.1 * abs(heights[0]) or 1.0
     low, top = min(heights) - margin, max(heights) + margin
     parts = [_frame(low, top)]
 
-    def place(point: Dot) -> tuple[float, float]:
-        return LEFT + point.x / right * (WIDTH - LEFT - RIGHT), _y(point.y, low, top)
+    def along(value: float) -> float:
+        return LEFT + (value - left) / (right - left) * (WIDTH - LEFT - RIGHT)
 
-    for value in ticks(0.0, right):
-        x = LEFT + value / right * (WIDTH - LEFT - RIGHT)
-        parts.append(_text(x, HEIGHT - BOTTOM + 16, f"{value:g}", "middle"))
+    for value in ticks(left, right):
+        parts.append(_text(along(value), HEIGHT - BOTTOM + 16, f"{round(value, 9):g}", "middle"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_unit, "middle"))
     if line is not None:
         y = _y(line, low, top)
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{GRID_COLOUR}" stroke-dasharray="6 3"/>')
         parts.append(_text(LEFT + 4, y - 4, what, "start", 11, GRID_COLOUR))
-    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front(points)))
+    joined = " ".join(f"{along(point.x):.1f},{_y(point.y, low, top):.1f}" for point in front(points))
     parts.append(f'<polyline points="{joined}" fill="none" stroke="{INK}" stroke-width="1.2"/>')
     for index, point in enumerate(points):
-        x, y = place(point)
+        x, y = along(point.x), _y(point.y, low, top)
         title = f"<title>{escape(point.name)}: {point.x:.3g}, {point.y:.4g}</title>"
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour(index)}">{title}</circle>')
         parts.append(_text(x + 8, y - 6 if index % 2 else y + 14, point.name, "start"))
-    return f'<p class="unit">{escape(y_unit)}</p>' + _svg(parts) + legend([point.name for point in points])
+    return parts
 
 
 def front(points: Sequence[Dot]) -> list[Dot]:
@@ -223,7 +237,11 @@ def picture(charts: Sequence[tuple[str, Sequence[Line]]]) -> str:
             x = LEFT + hours / last * (WIDTH - LEFT - RIGHT)
             parts.append(_text(x, HEIGHT - BOTTOM + 18, f"{hours:g} h", "middle"))
         parts.append("</g>")
-    size = f'viewBox="0 0 {WIDTH} {len(charts) * (HEIGHT + 24)}"'
+    return _file(parts, len(charts) * (HEIGHT + 24))
+
+
+def _file(parts: Sequence[str], height: int) -> str:
+    size = f'viewBox="0 0 {WIDTH} {height}"'
     ground = '<rect width="100%" height="100%" fill="#fff"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">{ground}{"".join(parts)}</svg>\n'
 
