@@ -1,0 +1,35 @@
+"""The page of all results is what its program makes of the figures beside the other pages."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from reproductions.overview import year, year_picture, year_table
+from tests.support.published import PAGES, body, tables
+
+
+def test_the_table_of_the_year_is_that_of_the_figures() -> None:
+    assert body(tables("README")["year"]) == body(year_table(year(PAGES)))
+
+
+def test_the_picture_of_the_year_is_that_of_the_figures() -> None:
+    assert (PAGES / "year.svg").read_text(encoding="utf-8") == year_picture(year(PAGES))
+
+
+def test_the_readme_says_what_the_table_says() -> None:
+    """Its figures are rounded from the same."""
+    said = (PAGES.parents[1] / "README.md").read_text(encoding="utf-8")
+    rows = {
+        "the same scheduler on nodes that sleep": "Tiresias (LAS), nodes sleep",
+        "... with power limits by Zeus, never asleep": "Zeus + Tiresias",
+        "**`joint`, the default**": "joint",
+        "**`joint`, jobs may end up to 12 h later**": "joint, 12 h slack",
+    }
+    of = year(PAGES)
+    for row, policy in rows.items():
+        (line,) = (line for line in said.splitlines() if line.startswith(f"| {row}"))
+        shown = [cell.strip(" *%") for cell in line.split("|")[2:4]]
+        changes = [100 * (fmean(of[policy][figure]) - 1) for figure in ("carbon_kg", "avg_jct_s")]
+        assert [float(cell) for cell in shown] == pytest.approx(changes, abs=0.51), row
