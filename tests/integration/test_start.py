@@ -1,4 +1,7 @@
-"""docs/start.md is what happens: its session is replayed on a terminal, line by line; so are README's commands."""
+"""docs/start.md and docs/recipes.md are what happens: both sessions are replayed, line by line, on a terminal.
+
+So are the README's commands.
+"""
 
 from __future__ import annotations
 
@@ -114,8 +117,18 @@ def test_the_session_of_the_page_is_what_happens(home: Path) -> None:
     assert [step.command.split()[0] for step in steps[:3]] == ["git", "cd", "./run"]
     assert bootstrap.VENV == ROOT / ".venv"
     # This checkout stands for the clone: tests/standalone/test_bootstrap.py makes one, and sets it up.
-    commands = [f"cd {ROOT}", "true", "true", *(step.command for step in steps[3:])]
+    replay(steps, [f"cd {ROOT}", "true", "true", *(step.command for step in steps[3:])], home)
 
+
+def test_the_recipes_are_what_happens(home: Path) -> None:
+    steps = steps_of((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8"))
+    there = f"export PATH={bootstrap.VENV}/bin:$PATH; {steps[0].command}"
+
+    replay(steps, [there, *(step.command for step in steps[1:])], home)
+
+
+def replay(steps: list[Step], commands: list[str], home: Path) -> None:
+    """Run a page's session, and compare what each command prints with what the page says."""
     printed = on_a_terminal(commands, home, environment_of(home))
 
     assert len(printed) == len(steps)
