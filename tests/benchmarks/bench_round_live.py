@@ -1,4 +1,4 @@
-"""A live round over 10,000 jobs and 5,000 GPUs, and over 100,000 and 10,000: load from PostgreSQL, decide, apply.
+"""A live round over 10,000 jobs and 5,000 GPUs, and 100,000 and 10,000 or 80,000: load from PostgreSQL, decide, apply.
 
     ./test --bench round_live
 
@@ -20,7 +20,7 @@ from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database, postgres_server, valkey_server
 
 NODES, GPUS_PER_NODE, ROUNDS, NEW = 625, 8, 5, 100
-SIZES = ((10_000, NODES), (100_000, 1_250))
+SIZES = ((10_000, NODES), (100_000, 1_250), (100_000, 10_000))
 """Jobs and nodes."""
 
 FILL = """
@@ -40,7 +40,7 @@ ON CONFLICT (job_id) DO UPDATE SET energy_j = job_footprints.energy_j + 1
 
 NODES_SQL = """
 INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices, lease_until)
-SELECT 'node-' || lpad(n::text, 4, '0'), '', '10.0.0.1', '', 'Z', 'simulated', false, 'modelled',
+SELECT 'node-' || lpad(n::text, 5, '0'), '', '10.0.0.1', '', 'Z', 'simulated', false, 'modelled',
        (SELECT jsonb_agg(jsonb_build_object('index', d, 'model', 'A100', 'memory_gib', 40.0))
           FROM generate_series(0, $2 - 1) AS d), now() + interval '1 hour'
   FROM generate_series(1, $1) AS n
@@ -51,7 +51,7 @@ WITH made AS (
     INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port)
     SELECT j.id || '.1', j.id, 1, 'running', (j.spec #>> '{gpus,min}')::int,
            jsonb_build_array(jsonb_build_object(
-               'node_id', 'node-' || lpad((1 + n / 2)::text, 4, '0'),
+               'node_id', 'node-' || lpad((1 + n / 2)::text, 5, '0'),
                'devices', (SELECT jsonb_agg(4 * (n % 2) + d)
                              FROM generate_series(0, (j.spec #>> '{gpus,min}')::int - 1) AS d))),
            29500
