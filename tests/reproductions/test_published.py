@@ -51,6 +51,9 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
     ("joint", "joint-untuned"): ("joint, 12 h slack, 130 Wh per hour", "July", "GB", "direct"),
     ("joint", "joint-cloud-bound"): ("joint, 24 h, carbon alone", "a week from July 1", "GB", "direct"),
     ("joint", "joint-cloud"): ("joint, 24 h, carbon alone", "a week from July 1", "GB", "direct"),
+    ("joint", "joint-quantiles"): (
+        *("joint, 12 h slack, lengths by the 0.9 quantile", "A-SRPT's trace, 2.4 h, 80x8 V100", "GB", "direct"),
+    ),
     ("joint", "joint-day"): ("joint", "August 8", "GB", "direct"),
     ("joint", "joint-users"): ("joint", "August 8", "GB", "direct"),
     ("joint", "joint-powerflow-day"): ("joint, 300 Wh per hour", "day", "GB", "direct"),
