@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cache
 
 import aiohttp
@@ -24,16 +27,21 @@ from gateway.openapi import describe
 from gateway.reference import render
 from gateway.routes import CARBON_AWARE, ROUTES, Route, Upstream
 from gateway.settings import GatewaySettings
+from services.contracts.streams import GATEWAY_LIMITS_HASH
 from services.kit.app import DegradedError, add_basics, serve
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.edge import Edge, EdgeMiddleware, OpenedEdge, OpenRoutes
 from services.kit.edge.keys import KeyCache, resolve_at
-from services.kit.edge.limits import AddressLimiter, RateLimiter
+from services.kit.edge.limits import AddressLimiter, ConcurrencyLimiter, RateLimiter
+from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
 from services.kit.http import ServiceClient, connector
 from services.kit.metrics import Metrics
 from services.kit.overload import OverloadMiddleware
+from services.kit.redis import connect
 from services.kit.release import RELEASE
+from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
+from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
 
 
@@ -65,11 +73,13 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             connector=connector(0, settings.tls), auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
             dashboard.keys = create_keys(settings, session)
-            opened.edge = create_edge(settings, session, urls, dashboard.keys)
+            limits = Limits(RateLimiter(), ConcurrencyLimiter(settings.max_streams_per_tenant, "streams"))
+            opened.edge = create_edge(settings, session, urls, dashboard.keys, limits)
             if dashboard.provider is not None:
                 dashboard.provider.session = session
             readiness.session = session
-            yield
+            async with shared(limits, settings):
+                yield
 
     app = FastAPI(title="Wattshift", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     add_basics(app, readiness.check)
@@ -93,8 +103,36 @@ def create_keys(settings: GatewaySettings, session: aiohttp.ClientSession) -> Ke
     )
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What this process counts of tenants, and shares with other gateways."""
+
+    requests: RateLimiter
+    streams: ConcurrencyLimiter
+
+
+@asynccontextmanager
+async def shared(limits: Limits, settings: GatewaySettings) -> AsyncIterator[None]:
+    """Have other gateways know what this one lets through, and the other way round, until the end of the block."""
+    redis = connect(settings.redis_url, settings)
+    ours = SharedLimits(
+        redis, GATEWAY_LIMITS_HASH, limits.requests, limits.streams, f"gateway-{secrets.token_hex(4)}", time.time()
+    )
+    task = asyncio.create_task(repeat(ours.look, LIMITS_S, failed="limits.not_shared"))
+    try:
+        yield
+    finally:
+        await end_tasks([task])
+        await ours.leave()
+        await redis.aclose()
+
+
 def create_edge(
-    settings: GatewaySettings, session: aiohttp.ClientSession, urls: dict[Upstream, str], keys: KeyCache
+    settings: GatewaySettings,
+    session: aiohttp.ClientSession,
+    urls: dict[Upstream, str],
+    keys: KeyCache,
+    limits: Limits,
 ) -> Edge[Route]:
     """Return the edge with everything it needs."""
     tokens = {upstream: outgoing(settings.credential, upstream.name.lower()) for upstream in urls}
@@ -117,7 +155,7 @@ def create_edge(
             connect_timeout_s=settings.connect_timeout_s,
             timeout_s=settings.upstream_timeout_s,
             stream_silence_s=settings.stream_silence_s,
-            max_streams_per_tenant=settings.max_streams_per_tenant,
+            streams=limits.streams,
         ),
         MetricsGatherer(
             session, Places(f"{settings.host}:{settings.port}", settings.router_url, urls), tokens, Metrics()
@@ -127,7 +165,7 @@ def create_edge(
     )
     limiter = AddressLimiter(settings.open_requests_per_s, settings.open_burst)
     open_routes = OpenRoutes[Route](CARBON_AWARE.__contains__, limiter) if settings.open_emissions else None
-    return Edge(ROUTES, keys, RateLimiter(), dispatcher.answer, open_routes)
+    return Edge(ROUTES, keys, limits.requests, dispatcher.answer, open_routes)
 
 
 class Readiness:

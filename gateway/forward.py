@@ -45,14 +45,14 @@ class Forwarder:
         connect_timeout_s: float,
         timeout_s: float,
         stream_silence_s: float,
-        max_streams_per_tenant: int,
+        streams: ConcurrencyLimiter,
     ) -> None:
         self._session = session
         self._urls = {name: url.rstrip("/") for name, url in urls.items()}
         self._tokens = tokens
         self._whole = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s)
         self._streamed = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s, sock_read=stream_silence_s)
-        self._streams = ConcurrencyLimiter(max_streams_per_tenant, "streams")
+        self._streams = streams
 
     async def forward(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey, body: bytes | None) -> None:
         """Send the request to the service and its answer to the client.

@@ -36,7 +36,9 @@ class GatewaySettings(EdgeSettings):
     oidc_client_secret: SecretStr = SecretStr("")
     oidc_claim: str = Field(default="groups", description="The claim whose values choose the API key.")
     oidc_keys: Path | None = Field(default=None, description="JSON file: API keys by values of that claim.")
-    max_streams_per_tenant: int = Field(default=200, ge=1, description="Event and log streams open at once.")
+    max_streams_per_tenant: int = Field(
+        default=200, ge=1, description="Event and log streams open at once, at all gateways."
+    )
     group_entries: int = Field(default=128, ge=1, description="Most submissions in one request to admission.")
     group_bytes: int = Field(default=4 * 1024 * 1024, ge=1, description="Their bodies together, unless one is larger.")
     groups_in_flight: int = Field(default=2, ge=1, description="Requests with submissions on their way at once.")

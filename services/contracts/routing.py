@@ -255,7 +255,7 @@ class RouterState(Message):
 
 
 class LimitsState(Message):
-    """What a router process tells the others of its tenants' limits."""
+    """What a router process tells other routers of its tenants' limits, and a gateway other gateways."""
 
     at_s: float = Field(description="When it was written, UTC seconds.")
     started_at_s: float = Field(description="When the process was started, UTC seconds.")

@@ -24,6 +24,10 @@ ROUTER_LIMITS_HASH = "wattshift:router-limits"
 """What router processes have let through: by id, `LimitsState` as JSON."""
 
 
+GATEWAY_LIMITS_HASH = "wattshift:gateway-limits"
+"""The same of gateways."""
+
+
 def latency_stream(node_id: str) -> str:
     """Return the stream of what routers saw of the servers on one node: a `LatencyReport` a second as `report`."""
     return f"wattshift:node:{node_id}:latency"

@@ -17,6 +17,7 @@ _QUEUES = (
 )
 
 RULES: Mapping[str, str] = {
+    "gateway": "~wattshift:gateway-limits +hset +hgetall +hdel",
     "admission": "~wattshift:hints +xadd",
     "telemetry": "~wattshift:hints +xadd +acl|setuser +acl|deluser +acl|users",
     "scheduler": "~wattshift:hints ~wattshift:node:*:commands +xadd +xread",

@@ -22,9 +22,11 @@ from starlette.types import Receive, Scope, Send
 
 from services.contracts.identity import Role
 from services.contracts.routing import RoutingTable
+from services.contracts.streams import ROUTER_LIMITS_HASH
 from services.kit.app import end_with_parent
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
+from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log, configure_logging
 from services.kit.networks import read_networks
@@ -57,7 +59,6 @@ from services.router.overview import Overview
 from services.router.peers import Peers
 from services.router.probes import probe
 from services.router.settings import RouterSettings
-from services.router.shared_limits import LIMITS_S, SharedLimits
 from services.router.shared_metrics import MetricsFolder
 from services.router.streams import Footprint
 from services.router.table import TableReader
@@ -145,7 +146,10 @@ class Router:
             self.limits,
         )
         self.gate = Gate(settings, keys)
-        self.shared_limits = SharedLimits(redis, self.gate, self.name, self.coordinator.started_at_s)
+        gate, started_at_s = self.gate, self.coordinator.started_at_s
+        self.shared_limits = SharedLimits(
+            redis, ROUTER_LIMITS_HASH, gate.limiter, gate.at_once, self.name, started_at_s
+        )
         self.overview = Overview(
             self.name, self.peers, self.fleet, self.lanes, self.apps, self.assigner, self.coordinator, self.gate
         )
@@ -170,7 +174,7 @@ class Router:
             (self._check, CHECK_S, "connections.not_checked"),
             (self.probe_servers, settings.probe_s, "servers.not_probed"),
             (self.peers.look, PEERS_S, "peers.not_read"),
-            (self._share_limits, LIMITS_S, "limits.not_shared"),
+            (self.shared_limits.look, LIMITS_S, "limits.not_shared"),
             (self.traffic.send, TRAFFIC_S, "traffic.not_reported"),
             (self._send_observations, TRAFFIC_S, "observations.not_reported"),
             (self.usage.send, USAGE_S, "usage.not_reported"),
@@ -194,7 +198,7 @@ class Router:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(1):
                 await self.peers.leave()
-                await self.shared_limits.leave()
+        await self.shared_limits.leave()
         await self.coordinator.stop()
         for server in (*self.fleet.every_server(), *self.apps.every_instance()):
             server.origin.close()
@@ -218,9 +222,6 @@ class Router:
 
     async def _renew_keys(self) -> None:
         await self.upstream_keys.renew(self.fleet.servers.values())
-
-    async def _share_limits(self) -> None:
-        await self.shared_limits.look(self.peers.processes)
 
     async def _check(self) -> None:
         now_s = time.monotonic()

@@ -19,6 +19,7 @@ from tests.gateway.peer import Handler, a_peer
 from tests.support.services import TOKEN
 
 KEYS = {role: f"ws_{role}{'-' * (43 - len(role))}" for role in Role}
+AWAY = "redis://127.0.0.1:1/0"
 _HASHES = {hashlib.sha256(key.encode()).hexdigest(): role for role, key in KEYS.items()}
 
 
@@ -57,7 +58,13 @@ async def a_gateway(
         telemetry = await stack.enter_async_context(a_peer(handler)) if telemetry_is_up else away
         app = create_app(
             GatewaySettings(
-                **{"service_token": TOKEN, "data_dir": Path("/nonexistent"), "admission_url": admission} | settings,
+                **{
+                    "service_token": TOKEN,
+                    "data_dir": Path("/nonexistent"),
+                    "admission_url": admission,
+                    "redis_url": AWAY,
+                }
+                | settings,
                 telemetry_url=telemetry,
                 carbon_url=away,
                 scheduler_url=away,

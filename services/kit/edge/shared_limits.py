@@ -1,0 +1,136 @@
+"""Limits of tenants over all processes of a kind: each counts by itself, and charges what the others have let through.
+
+Nothing is asked for a request. A process that has not heard of the others' requests yet may let through what the tenant
+had left. In any time ``t``, ``n`` processes therefore let through at most ``burst + rate * t`` requests, and ``n - 1``
+times ``burst + rate * D`` more, where ``D`` is the time of an exchange, twice ``LIMITS_S``; a process that was started
+in that time counts as one more. What was too much is paid off: the mean rate holds. While Redis does not answer, limits
+hold for each process alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from pydantic import ValidationError
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from services.contracts.routing import LimitsState
+from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+LIMITS_S = 0.25
+ANSWERS_S = 2.0
+"""A Redis that is silent for so long does not answer."""
+ALIVE_S = 3.0
+"""What a process that has not written for so long said to have open does not count."""
+FORGOTTEN_S = 60.0
+TOLD_S = 600.0
+"""A tenant that has sent nothing for so long is left out."""
+
+
+class SharedLimits:
+    """This process's counts among the others'."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        key: str,
+        limiter: RateLimiter,
+        at_once: ConcurrencyLimiter,
+        process: str,
+        started_at_s: float,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        """Take what this process counts, and where the others' counts are.
+
+        Args:
+            redis: A client of the server that all have.
+            key: The hash of all processes of this kind.
+            limiter: This process's requests per second of tenants.
+            at_once: What tenants have open at this process.
+            process: Its name, another one after each start.
+            started_at_s: When it was started, UTC seconds.
+            clock_s: Returns UTC seconds.
+        """
+        self._redis = redis
+        self._key = key
+        self._limiter = limiter
+        self._at_once = at_once
+        self._process = process
+        self._started_at_s = started_at_s
+        self._clock_s = clock_s
+        self._known: dict[str, dict[str, int]] = {}
+        self._is_away = False
+
+    async def look(self) -> None:
+        """Write what this process has let through, and charge what the others have; log once that Redis is away."""
+        try:
+            async with asyncio.timeout(ANSWERS_S):
+                await self._look()
+        except (RedisError, TimeoutError, OSError) as error:
+            if not self._is_away:
+                log.warning("limits.not_shared", error=str(error) or type(error).__name__)
+            self._is_away = True
+            self._at_once.elsewhere = {}
+        else:
+            self._is_away = False
+
+    async def _look(self) -> None:
+        now_s = self._clock_s()
+        own = LimitsState(
+            at_s=now_s,
+            started_at_s=self._started_at_s,
+            taken=self._limiter.taken(TOLD_S),
+            open=self._at_once.open,
+        )
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.hset(self._key, self._process, own.model_dump_json())
+        pipeline.hgetall(self._key)
+        _, found = await pipeline.execute()
+        elsewhere: dict[str, int] = {}
+        known: dict[str, dict[str, int]] = {}
+        forgotten: list[str] = []
+        for given, document in found.items():
+            name = str(given)
+            try:
+                state = LimitsState.model_validate_json(document)
+            except ValidationError:  # of another release
+                continue
+            if name == self._process:
+                continue
+            if now_s - state.at_s > FORGOTTEN_S:
+                forgotten.append(name)
+                continue
+            known[name] = self._charge(name, state, now_s)
+            if now_s - state.at_s <= ALIVE_S:
+                for tenant, count in state.open.items():
+                    elsewhere[tenant] = elsewhere.get(tenant, 0) + count
+        self._known = known
+        self._at_once.elsewhere = elsewhere
+        if forgotten:
+            await self._redis.hdel(self._key, *forgotten)
+
+    def _charge(self, process: str, state: LimitsState, now_s: float) -> dict[str, int]:
+        """Charge what a process has let through since it was last heard of; return all that it has."""
+        before = self._known.get(process)
+        if before is None:
+            # What it had let through before it was first heard of is another time's, unless it was started just now:
+            # one that runs for long is new to an older one where Redis was away, or has lost what was in it.
+            is_new = state.started_at_s > self._started_at_s and now_s - state.started_at_s <= ALIVE_S
+            before = {} if is_new else state.taken
+        for tenant, total in state.taken.items():
+            if (added := total - before.get(tenant, 0)) > 0:
+                self._limiter.charge(tenant, added)
+        return state.taken
+
+    async def leave(self) -> None:
+        """Have the others count this process no more; where Redis does not answer, they forget it by themselves."""
+        with contextlib.suppress(RedisError, TimeoutError, OSError):
+            async with asyncio.timeout(1):
+                await self._redis.hdel(self._key, self._process)

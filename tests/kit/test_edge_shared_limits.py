@@ -1,0 +1,148 @@
+"""Limits that processes share by way of Valkey, with clocks that the tests set."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from services.contracts.identity import TenantLimits
+from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
+from services.kit.edge.shared_limits import ALIVE_S, FORGOTTEN_S, SharedLimits
+from services.kit.problems import ProblemError
+from services.kit.redis import connect
+
+LIMITS = TenantLimits(requests_per_s=10, burst=20)
+KEY = "limits-of-tests"
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    found = connect(redis_url)
+    await found.delete(KEY)
+    yield found
+    await found.aclose()
+
+
+class One:
+    """What one process counts, and shares."""
+
+    def __init__(self, redis: Redis, clock: Clock, name: str) -> None:
+        self.limiter = RateLimiter(clock)
+        self.at_once = ConcurrencyLimiter(3, "requests")
+        clock.now_s += 0.001
+        self.shared = SharedLimits(redis, KEY, self.limiter, self.at_once, name, clock(), clock)
+
+    def taken(self, times: int) -> int:
+        """Return how many of so many requests are let through."""
+        passed = 0
+        for _ in range(times):
+            try:
+                self.limiter.take("t", LIMITS)
+                passed += 1
+            except ProblemError:
+                break
+        return passed
+
+
+async def tell(*processes: One) -> None:
+    for _ in range(2):
+        for each in processes:
+            await each.shared.look()
+
+
+async def test_a_tenant_has_one_limit_at_all_processes_but_for_what_they_have_not_told_yet(redis: Redis) -> None:
+    clock = Clock()
+    all_three = [One(redis, clock, f"p{at}") for at in range(3)]
+    start_s = clock.now_s
+
+    await tell(*all_three)
+    assert [each.taken(5) for each in all_three] == [5, 5, 5]
+    await tell(*all_three)
+    assert [each.taken(100) for each in all_three] == [5, 5, 5]  # what was left of 20, by three that had not told yet
+    await tell(*all_three)
+    assert [each.taken(100) for each in all_three] == [0, 0, 0]
+    total = 0
+    while clock.now_s < start_s + 60:  # a minute, in which the mean rate holds
+        clock.now_s += 0.1
+        total += sum(each.taken(100) for each in all_three)
+        await tell(*all_three)
+    assert 600 - 3 * LIMITS.burst <= total <= 600 + LIMITS.burst
+
+
+async def test_what_is_open_at_others_counts_and_a_late_comer_charges_no_history(redis: Redis) -> None:
+    clock = Clock()
+    older = One(redis, clock, "older")
+    older.taken(20)
+    older.at_once.enter("t")
+    older.at_once.enter("t")
+    newer = One(redis, clock, "newer")
+    await older.shared.look()
+    assert newer.taken(1) == 1
+    await newer.shared.look()
+    assert newer.taken(30) == 19
+    newer.at_once.enter("t")
+    with pytest.raises(ProblemError, match="3 requests open"):
+        newer.at_once.enter("t")
+    await newer.shared.look()
+    clock.now_s += 1
+    await older.shared.look()  # the newer one's 20, of which 10 are paid off
+    assert older.taken(20) == 0
+    await newer.shared.leave()
+    assert await redis.hkeys(KEY) == ["older"]  # pyright: ignore[reportGeneralTypeIssues]
+
+
+async def test_a_killed_process_has_nothing_open_soon_and_is_forgotten(redis: Redis) -> None:
+    clock = Clock()
+    killed, left = One(redis, clock, "killed"), One(redis, clock, "left")
+    for _ in range(3):
+        killed.at_once.enter("t")
+    await tell(killed, left)
+    with pytest.raises(ProblemError, match="3 requests open"):
+        left.at_once.enter("t")
+    clock.now_s += ALIVE_S + 0.1
+    await left.shared.look()
+    left.at_once.enter("t")
+    clock.now_s += FORGOTTEN_S
+    await left.shared.look()
+    assert await redis.hkeys(KEY) == ["left"]  # pyright: ignore[reportGeneralTypeIssues]
+
+
+async def test_what_was_charged_is_not_charged_again_where_redis_lost_it(redis: Redis) -> None:
+    clock = Clock()
+    one, two = One(redis, clock, "one"), One(redis, clock, "two")
+    one.taken(1)
+    two.taken(19)
+    await tell(one, two)
+    assert one.taken(1) == 0
+    clock.now_s += FORGOTTEN_S
+    await redis.delete(KEY)
+    await tell(one, two)
+    assert one.taken(30) == 20
+
+
+async def test_without_redis_the_limits_hold_for_each_process(redis: Redis) -> None:
+    clock = Clock()
+    one, two = One(redis, clock, "one"), One(redis, clock, "two")
+    for _ in range(3):
+        two.at_once.enter("t")
+    await tell(two, one)
+    away = connect("redis://127.0.0.1:1/0")
+    one.shared._redis = two.shared._redis = away
+    await tell(one, two)
+    one.at_once.enter("t")
+    assert (one.taken(30), two.taken(30)) == (20, 20)
+    one.shared._redis = two.shared._redis = redis
+    await tell(one, two)
+    assert (one.taken(30), two.taken(30)) == (0, 0)
+    clock.now_s += 2.1  # 21 requests, of which each owes 20
+    assert one.taken(30) == 1
+    await away.aclose()
