@@ -13,6 +13,7 @@ from gateway.metrics import MetricsGatherer
 from gateway.routes import EVENTS, METRICS, SUBMIT, SUBMIT_BATCH, Route
 from services.contracts.identity import IDEMPOTENCY_HEADER, ResolvedKey
 from services.contracts.problems import MEDIA_TYPE, FieldError, ProblemCode
+from services.kit import traces
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import Exchange, Header, check_json_type
 from services.kit.metrics import note_request
@@ -48,6 +49,7 @@ class Dispatcher:
     async def answer(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
         """Answer a request by the service that owns its route, and note how long that took."""
         began_s = time.perf_counter()
+        traces.name_request(route.method, route.path)
         try:
             await self._answer(exchange, route, path, key)
         except ProblemError as problem:
@@ -96,12 +98,16 @@ class Dispatcher:
                 "user_id": key.identity.user_id,
                 "project": key.identity.project,
             }
+            if (traceparent := traces.current()) is not None:
+                entry["traceparent"] = traceparent
             answer = await self._gatherer.submit(entry)
         finally:
             body.release()
         content = answer["body"].encode()
         if answer["status"] >= 400:
             document = {**orjson.loads(content), "request_id": exchange.request_id.decode()}
+            if (trace_id := traces.trace_id()) is not None:
+                document["trace_id"] = trace_id
             await exchange.answer(answer["status"], [_PROBLEM], orjson.dumps(document))
             return
         headers: list[Header] = [_JSON]

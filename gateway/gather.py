@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import aiohttp
 import orjson
 
+from services.kit import traces
 from services.kit.logging import Log
 from services.kit.problems import unavailable
 from services.kit.tokens import Outgoing
@@ -35,6 +36,7 @@ class Entry(TypedDict):
     body: str
     user_id: str | None
     project: str | None
+    traceparent: NotRequired[str | None]
 
 
 class Answer(TypedDict):
@@ -113,7 +115,8 @@ class Gatherer:
 
     async def _carry(self, group: list[_Waiting]) -> None:
         try:
-            answers = await self._send(group)  # may shorten the group
+            with traces.within(group[0].entry.get("traceparent")):  # a group is noted in the trace of its first
+                answers = await self._send(group)  # may shorten the group
             for waiting, answer in zip(group, answers, strict=True):
                 if not waiting.answer.done():
                     waiting.answer.set_result(answer)

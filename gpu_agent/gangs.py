@@ -32,6 +32,7 @@ from services.contracts.commands import SetDevices, StartGang, StopGang, command
 from services.contracts.nodes import DeviceControls, EndedBy, RankState, RankStatus
 from services.core.domain.mig import parent_of
 from services.core.profiles.sharing import pace_beside
+from services.kit import traces
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -60,6 +61,7 @@ class Gang:
         launching: The start in progress.
         shim: The shim, if this agent started it.
         settings: Controls for its devices; None if there are none.
+        traceparent: The span of which its start is a child, where traces are on.
     """
 
     allocation_id: str
@@ -82,6 +84,7 @@ class Gang:
     progress: ProgressReader | None = None
     devices: tuple[int, ...] = field(default=())
     settings: DeviceControls | None = None
+    traceparent: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -188,7 +191,8 @@ class Gangs:
             return
         files.replace(self._generations / start.job_id, str(start.generation).encode())
         token = secrets.token_urlsafe(18)
-        folder.create(orjson.dumps({"command": command_document(start), "token": token}))
+        written = {"command": command_document(start), "token": token, "traceparent": traces.current()}
+        folder.create(orjson.dumps({name: value for name, value in written.items() if value is not None}))
         gang = self._gangs[start.allocation_id] = _read_gang(folder)
         log.info("gang.accepted", **known, devices=start.devices)
         refusal = self._launcher.refuses(start)
@@ -448,9 +452,10 @@ class Gangs:
             if inputs is None:
                 return
             prepare = self._launcher.prepare
-            launch = await asyncio.to_thread(prepare, gang.start, gang.folder, gang.token, inputs)
-            gang.shim = gang.folder.launch(launch, self.deadline, self._lease_s)
-            log.info("gang.started", allocation_id=gang.allocation_id, shim=gang.shim.pid)
+            with traces.span("gang.start", gang.traceparent, allocation_id=gang.allocation_id):
+                launch = await asyncio.to_thread(prepare, gang.start, gang.folder, gang.token, inputs)
+                gang.shim = gang.folder.launch(launch, self.deadline, self._lease_s)
+                log.info("gang.started", allocation_id=gang.allocation_id, shim=gang.shim.pid)
         except InputError as error:
             log.warning("gang.lacks_input", allocation_id=gang.allocation_id, error=str(error))
             self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, str(error))
@@ -524,11 +529,11 @@ def _read_gang(folder: RankFolder) -> Gang:
     try:
         written = orjson.loads((folder.path / COMMAND).read_bytes())
         start = read_accepted_start(written["command"]) if written["command"] else None
-        token = str(written["token"])
+        token, traceparent = str(written["token"]), written.get("traceparent")
     except (OSError, orjson.JSONDecodeError, KeyError, ValidationError) as error:
         log.error("gang.unreadable", folder=folder.path.name, error=str(error))
-        start, token = None, ""
-    gang = Gang(folder.path.name, folder, start, token)
+        start, token, traceparent = None, "", None
+    gang = Gang(folder.path.name, folder, start, token, traceparent=traceparent)
     if start is not None:
         gang.devices = tuple(start.devices)
         gang.settings = _read_settings(folder)

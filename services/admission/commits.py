@@ -20,6 +20,7 @@ from services.admission.submissions import Draft, refused
 from services.contracts.jobs import SubmissionAnswer
 from services.contracts.problems import ProblemCode
 from services.db.engine import is_connection_error
+from services.kit import traces
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 
@@ -95,7 +96,8 @@ class Committer:
         while True:
             try:
                 began_s = time.perf_counter()
-                answers = await self._repository.commit(drafts)
+                with traces.within(drafts[0].traceparent):  # a commit is noted in the trace of its first submission
+                    answers = await self._repository.commit(drafts)
                 COMMITS.observe(time.perf_counter() - began_s)
                 if any(answer.status == 201 and not answer.replayed for answer in answers):
                     self._on_commit()

@@ -11,6 +11,7 @@ from services.admission.references import References
 from services.admission.submissions import Draft, check_capacity, read_submission, refused
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from services.db.engine import is_connection_error
+from services.kit import traces
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, as_problem, unavailable
@@ -52,11 +53,24 @@ class Submissions:
 
     async def submit(self, entries: Sequence[SubmissionEntry]) -> list[SubmissionAnswer]:
         """Return the answers in the order of the entries, once the accepted jobs are on disk."""
+        spans = [traces.begin("job.submit", entry.traceparent) for entry in entries]
+        try:
+            return await self._submit(entries, [span.traceparent for span in spans])
+        finally:
+            for span in spans:
+                span.end()
+
+    async def _submit(
+        self, entries: Sequence[SubmissionEntry], traceparents: Sequence[str | None]
+    ) -> list[SubmissionAnswer]:
         try:
             self._disk.check(DATABASE_DISK)
         except ProblemError as full:
             return [refused(full) for _ in entries]
         read = [self._read(entry) for entry in entries]
+        for item, traceparent in zip(read, traceparents, strict=True):
+            if isinstance(item, Draft):
+                item.traceparent = traceparent
         checked = await self._check(read)
         drafts = [draft for draft in checked if isinstance(draft, Draft)]
         await self._name(drafts)

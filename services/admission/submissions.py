@@ -62,6 +62,7 @@ class Draft:
     """A valid submission on its way to a commit.
 
     ``problem``: why it is refused unless it repeats one that was accepted; jobs that it names may have changed since.
+    ``traceparent``: the span of which the starts of its jobs are children; None while traces are off.
     """
 
     entry: SubmissionEntry
@@ -69,6 +70,7 @@ class Draft:
     body_sha256: bytes
     submitted_at: datetime = field(default_factory=utc_now)
     problem: ProblemError | None = None
+    traceparent: str | None = None
 
     @property
     def count(self) -> int:

@@ -58,3 +58,4 @@ class Problem(Message):
     code: ProblemCode
     errors: list[FieldError] = Field(default_factory=list[FieldError])
     request_id: str | None = None
+    trace_id: str | None = Field(default=None, description="The trace of the request, where traces are on.")

@@ -9,6 +9,8 @@ HINTS_MAX_LENGTH = 10_000
 
 AGENT_GROUP = "agent"
 COMMAND_FIELD = "command"
+TRACEPARENT_FIELD = "traceparent"
+"""The span that a command is a child of, as W3C Trace Context has it; only where traces are on."""
 
 
 def command_stream(node_id: str) -> str:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import ProblemCode
+from services.kit import traces
 from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
 from services.kit.metrics import Metrics, RequestTimes
@@ -212,8 +213,9 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
     """Run ``app`` until SIGTERM."""
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
+    traces.start(process, settings)
     config = uvicorn.Config(
-        app,
+        traces.traced(app),
         host=host,
         port=port,
         log_config=None,
@@ -228,6 +230,7 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
     server = uvicorn.Server(config)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
+    traces.stop()
     if not server.started:  # the log says why
         sys.exit(EXIT_NOT_STARTED)
 

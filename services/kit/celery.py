@@ -25,8 +25,9 @@ from billiard.pool import EX_RECYCLE
 from billiard.util import get_logger
 from celery import Celery
 from celery.exceptions import SecurityWarning
-from celery.signals import setup_logging, worker_init
+from celery.signals import setup_logging, worker_init, worker_process_init, worker_process_shutdown
 
+from services.kit import traces
 from services.kit.logging import configure_logging
 from services.kit.settings import SharedSettings
 
@@ -128,6 +129,14 @@ def prepare_worker(process: str, settings: SharedSettings, app: Celery) -> None:
         from services.kit.app import end_with_parent
 
         end_with_parent()
+
+    @worker_process_init.connect(weak=False)
+    def note_spans(**_: Any) -> None:
+        traces.start(process, settings)  # in the process that runs tasks: a thread of its parent's is not there
+
+    @worker_process_shutdown.connect(weak=False)
+    def send_spans(**_: Any) -> None:
+        traces.stop()
 
 
 def _is_news(record: logging.LogRecord) -> bool:

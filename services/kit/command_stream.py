@@ -8,7 +8,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from services.contracts.streams import AGENT_GROUP, COMMAND_FIELD, command_stream
+from services.contracts.streams import AGENT_GROUP, COMMAND_FIELD, TRACEPARENT_FIELD, command_stream
+from services.kit import traces
 from services.kit.enrolment import NodeRedis
 from services.kit.logging import Log
 
@@ -78,7 +79,8 @@ class CommandStream:
     async def _carry_out(self, entries: list[tuple[str, dict[str, str] | None]]) -> None:
         for entry_id, fields in entries:
             if fields is not None:
-                self.obey(fields.get(COMMAND_FIELD, ""))
+                with traces.within(fields.get(TRACEPARENT_FIELD)):
+                    self.obey(fields.get(COMMAND_FIELD, ""))
             async with self._redis.pipeline(transaction=True) as pipeline:
                 pipeline.xack(self._stream, AGENT_GROUP, entry_id)
                 pipeline.xdel(self._stream, entry_id)

@@ -28,6 +28,7 @@ EXTRA_OF = {
     "kubernetes": "kueue",
     "networkx": "graphs",
     "obstore": "s3",
+    "opentelemetry": "traces",
     "pyarrow": "parquet",
     "pyghmi": "ipmi",
     "tokenizers": "tokenizers",
@@ -45,6 +46,15 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     """Return the hint for a failed import, or None if no extra brings what was imported."""
     package = (error.name or "").split(".")[0]
     return install_hint(package) if package in EXTRA_OF else None
+
+
+def traces_missing() -> str | None:
+    """Return the hint for traces, of which other packages bring a part; None if all is installed."""
+    try:
+        parts = [find_spec(f"opentelemetry.{part}") for part in ("sdk", "exporter.otlp.proto.http", "instrumentation")]
+    except ModuleNotFoundError:
+        parts = [None]
+    return install_hint("opentelemetry") if None in parts else None
 
 
 def first_missing(*packages: str) -> str | None:

@@ -10,6 +10,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from services.kit import traces
+
 
 class Log:
     """A logger whose messages are event names and whose arguments are fields."""
@@ -50,6 +52,8 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
+        if (trace_id := traces.trace_id()) is not None:
+            fields = {**fields, "trace_id": trace_id}
         at = datetime.fromtimestamp(record.created, UTC)
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
         if self._as_json:

@@ -15,6 +15,7 @@ from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.invalid import explained
 from services.contracts.problems import MEDIA_TYPE, FieldError, Problem, ProblemCode
 from services.core.domain.errors import PlanError, PolicyConfigError, TransitionError, WattshiftError
+from services.kit import traces
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -62,6 +63,7 @@ class ProblemError(WattshiftError):
             code=self.problem_code,
             errors=self.errors,
             request_id=request_id,
+            trace_id=traces.trace_id(),
         )
 
 

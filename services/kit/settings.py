@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from services.kit.credentials import SHORTEST_SECRET, Credential, roots_of
+from services.kit.extras import traces_missing
 from services.kit.networks import read_networks
 from services.kit.tls import Tls
 from services.kit.tls import check as check_tls
@@ -117,8 +118,20 @@ class SharedSettings(BaseSettings):
         description="Requests that a process works on at once, before their answers begin; beyond it, they get 503 "
         "with Retry-After.",
     )
+    traces: Literal["off", "otlp"] = Field(
+        "off",
+        validation_alias="WATTSHIFT_TRACES",
+        description="otlp: spans of requests and jobs go to the collector at OTEL_EXPORTER_OTLP_ENDPOINT.",
+    )
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
     log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")
+
+    @field_validator("traces")
+    @classmethod
+    def _traces_are_installed(cls, value: str) -> str:
+        if value != "off" and (hint := traces_missing()):
+            raise ValueError(hint)
+        return value
 
     @field_validator("service_token")
     @classmethod

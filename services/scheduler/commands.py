@@ -31,6 +31,7 @@ def start_commands(
     uuids: Mapping[tuple[str, int], str] | None = None,
     batch_size: int | None = None,
     packed: bool = False,
+    traceparent: str | None = None,
 ) -> list[Outgoing]:
     """Return one start command per share of a gang; the order of the shares is the order of the node ranks.
 
@@ -66,7 +67,7 @@ def start_commands(
             base_batch=None if batch_size is None else base_batch(spec),
         )
         offset += len(share["devices"])
-        commands.append(Outgoing(command_stream(share["node_id"]), command_document(command)))
+        commands.append(Outgoing(command_stream(share["node_id"]), command_document(command), traceparent))
     return commands
 
 

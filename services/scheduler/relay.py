@@ -8,7 +8,7 @@ import contextlib
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from services.contracts.streams import COMMAND_FIELD
+from services.contracts.streams import COMMAND_FIELD, TRACEPARENT_FIELD
 from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS, dumps
 from services.kit.logging import Log
@@ -56,6 +56,8 @@ class Relay:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for row in rows:
                     command = {COMMAND_FIELD: dumps(row.payload)}
+                    if row.traceparent is not None:
+                        command[TRACEPARENT_FIELD] = row.traceparent
                     pipeline.xadd(row.stream, command, maxlen=STREAM_LENGTH, approximate=True)  # pyright: ignore[reportArgumentType]
                 await pipeline.execute()
             await outbox.delete(connection, [row.id for row in rows])

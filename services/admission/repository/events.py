@@ -6,6 +6,7 @@ read up to a position never misses an event before it (see the docstring of ``jo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.jobs import JobEvent
+from services.kit import traces
 
 PAGE = 500
 LAST = 2**63 - 1
@@ -35,6 +37,12 @@ _READ_PROJECT = text(
     _READ.format(condition="AND tenant_id = :tenant_id AND (SELECT project FROM jobs WHERE id = job_id) = :project")
 )
 _READ_JOB = text(_READ.format(condition="AND job_id = :job_id"))
+
+
+_READ_TRACES = text("""
+SELECT job_id, data ->> 'traceparent' AS traceparent FROM job_events
+WHERE job_id = ANY(:job_ids) AND type = 'job.submitted' AND data ->> 'traceparent' IS NOT NULL
+""")
 
 
 class Position(NamedTuple):
@@ -121,4 +129,16 @@ async def read_events(connection: AsyncConnection, scope: Scope, after: Position
         for r in rows
         if r.job_id is not None
     ]
+    if events and traces.is_on():
+        await _name_traces(connection, events)
     return EventPage(events, len(events) < PAGE, Position(rows[0].horizon - 1, LAST))
+
+
+async def _name_traces(connection: AsyncConnection, events: Iterable[StoredEvent]) -> None:
+    """Add to events of jobs the trace of their submission, where one is known."""
+    ids = list({event.job_id for event in events})
+    rows = (await connection.execute(_READ_TRACES, {"job_ids": ids})).all()
+    known: dict[str, str] = {row.job_id: traces.id_of(row.traceparent) for row in rows}
+    for event in events:
+        if event.job_id in known:
+            event.data["trace_id"] = known[event.job_id]

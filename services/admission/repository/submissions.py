@@ -58,7 +58,9 @@ announced AS (
     INSERT INTO job_events (job_id, tenant_id, at, type, data)
     SELECT id, tenant_id, submitted_at, 'job.submitted',
            CASE WHEN held THEN '{"state": "held"}'::jsonb ELSE '{"state": "queued"}'::jsonb END
-    FROM unnest($1::text[], $2::text[], $7::bool[], $8::timestamptz[]) AS draft (id, tenant_id, held, submitted_at)
+               || CASE WHEN traceparent IS NULL THEN '{}' ELSE jsonb_build_object('traceparent', traceparent) END
+    FROM unnest($1::text[], $2::text[], $7::bool[], $8::timestamptz[], $18::text[])
+         AS draft (id, tenant_id, held, submitted_at, traceparent)
 ),
 kept AS (
     INSERT INTO submissions (tenant_id, idempotency_key, body_sha256, job_ids, batch, created_at)
@@ -94,7 +96,9 @@ made AS (
     FROM tasks CROSS JOIN document
 )
 INSERT INTO job_events (job_id, tenant_id, at, type, data)
-SELECT id, $2, $11, 'job.submitted', jsonb_build_object('state', CASE WHEN $13 THEN 'held' ELSE 'queued' END) FROM tasks
+SELECT id, $2, $11, 'job.submitted', jsonb_build_object('state', CASE WHEN $13 THEN 'held' ELSE 'queued' END)
+       || CASE WHEN $18::text IS NULL THEN '{}' ELSE jsonb_build_object('traceparent', $18::text) END
+FROM tasks
 """
 
 INSERT_NEEDS = """
@@ -284,12 +288,13 @@ def _array_arguments(draft: Draft, array: DraftJob, tasks: ArrayTasks) -> tuple[
         spec.model_copy(update={"array": None}).stored(),
         tasks.max_running is not None or bool(array.needs),
         draft.entry.user_id,
+        draft.traceparent,
     )
 
 
 def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list[object], ...]:
     """Return the arguments of ``INSERT``: jobs column by column, then keyed submissions, then what tenants took,
-    then the jobs' users."""
+    then the jobs' users and what they were asked for by."""
     jobs = [(draft, job) for draft in drafts for job in draft.jobs if job.tasks is None]
     keyed = [draft for draft in drafts if draft.key]
     taken = [account for account in accounts if account.taken]
@@ -312,4 +317,5 @@ def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list
         [account.tenant_id for account in taken],
         [account.taken for account in taken],
         [draft.entry.user_id for draft, _ in jobs],
+        [draft.traceparent for draft, _ in jobs],
     )

@@ -372,6 +372,7 @@ async def stop_gang(
 
 
 async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str]) -> list[Outgoing]:
+    parents = await gangs.traceparents(connection, [gang.job_id])
     commands = start_commands(
         allocation_id=gang.id,
         job_id=gang.job_id,
@@ -385,6 +386,7 @@ async def _start_again(connection: Connection, gang: LiveGang, node_ids: set[str
         uuids=await gangs.uuids(connection, gang.id),
         batch_size=gang.batch_size,
         packed=gang.packed,
+        traceparent=parents.get(gang.job_id),
     )
     return [command for command, share in zip(commands, gang.shares, strict=True) if share["node_id"] in node_ids]
 

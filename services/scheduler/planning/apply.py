@@ -31,6 +31,8 @@ from services.core.cycle.plan import (
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import JobId, allocation_id
 from services.db.database import Connection, Database
+from services.kit import traces
+from services.kit.logging import Log
 from services.scheduler.commands import base_batch, free_port, start_commands
 from services.scheduler.engines.decisions import stop_run
 from services.scheduler.engines.directing import Theirs
@@ -48,6 +50,8 @@ from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.outbox import Outgoing
 from services.scheduler.repository.rounds import NewPlan
 from services.scheduler.repository.snapshots import JobRow
+
+log = Log(__name__)
 
 
 class StalePlanError(Exception):
@@ -180,6 +184,7 @@ async def _start(
     taken: dict[str, set[int]] = {}
     for port in await gangs.ports_in_use(connection):
         taken.setdefault(port.address, set()).add(port.master_port)
+    parents = await gangs.traceparents(connection, [start.job_id for start in starts])
     made: list[NewGang] = []
     commands: list[Outgoing] = []
     for start in starts:
@@ -198,20 +203,24 @@ async def _start(
             continue
         if any(share["node_id"] in asleep for share in shares):
             continue  # `Ingest` sends its commands when all of its nodes are awake, so that no rank waits for another
-        commands += start_commands(
-            allocation_id=name,
-            job_id=start.job_id,
-            generation=generation,
-            tenant_id=job.tenant_id,
-            spec=job.spec,
-            shares=shares,
-            master_addr=address,
-            master_port=port,
-            account=job.account,
-            uuids=uuids,
-            batch_size=batch_size,
-            packed=start.shares,
-        )
+        with traces.span("job.start", parents.get(start.job_id), job_id=start.job_id, allocation_id=name) as span:
+            commands += start_commands(
+                allocation_id=name,
+                job_id=start.job_id,
+                generation=generation,
+                tenant_id=job.tenant_id,
+                spec=job.spec,
+                shares=shares,
+                master_addr=address,
+                master_port=port,
+                account=job.account,
+                uuids=uuids,
+                batch_size=batch_size,
+                packed=start.shares,
+                traceparent=span.traceparent,
+            )
+            if traces.is_on():
+                log.info("job.start", job_id=start.job_id, allocation_id=name)
     packed = {gang.id for gang, start in zip(made, starts, strict=True) if start.shares}
     await gangs.insert(connection, made, hosts, packed)
     await _write_starts(connection, starts, made, asleep)

@@ -11,6 +11,7 @@ from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
 from services.db.job_specs import GRACE_S, MAX_RESTARTS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
+from services.kit import traces
 from services.scheduler.repository.documents import Json, StoredIdentity, StoredShare
 
 CONTROL_COLUMNS = {ControlKind.POWER_LIMIT: "power_limit_w", ControlKind.CLOCK: "clock_mhz"}
@@ -72,6 +73,11 @@ SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account, j.engi
   FROM jobs j LEFT JOIN users u ON u.id = j.user_id
  WHERE j.id = ANY($1::text[]) AND j.state = 'queued' AND NOT j.cancel_requested AND NOT j.hold_requested
  ORDER BY j.id FOR UPDATE OF j
+"""
+
+TRACEPARENTS = """
+SELECT job_id, data ->> 'traceparent' AS traceparent FROM job_events
+ WHERE job_id = ANY($1::text[]) AND type = 'job.submitted' AND data ->> 'traceparent' IS NOT NULL
 """
 
 ACCOUNT = "SELECT u.account FROM jobs j JOIN users u ON u.id = j.user_id WHERE j.id = $1"
@@ -377,6 +383,13 @@ def by_gang(rows: Iterable[ControlsReport]) -> ControlsByNode:
 async def startable(connection: Connection, job_ids: Sequence[str]) -> list[StartableJob]:
     """Lock and return those of these jobs that still wait."""
     return await fetch_rows(connection, StartableJob, STARTABLE, list(job_ids))
+
+
+async def traceparents(connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:
+    """Return the spans in which jobs were submitted, by job, where traces were on then, and are now."""
+    if not traces.is_on():
+        return {}
+    return {record[0]: record[1] for record in await connection.fetch(TRACEPARENTS, list(job_ids))}
 
 
 async def account(connection: Connection, job_id: str) -> str | None:

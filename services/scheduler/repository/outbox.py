@@ -11,16 +11,29 @@ from services.scheduler.repository.documents import Json
 
 PUT = "INSERT INTO outbox (stream, payload) SELECT * FROM unnest($1::text[], $2::jsonb[])"
 
-NEXT = "SELECT id, stream, payload FROM outbox ORDER BY id LIMIT $1"
+TRACEPARENT = "traceparent"
+"""Where a payload keeps the trace of its command. Agents do not find it there: those of an earlier release would refuse
+a command with a field that they do not know."""
+
+NEXT = f"""
+SELECT id, stream, payload - '{TRACEPARENT}' AS payload, payload ->> '{TRACEPARENT}' AS traceparent
+  FROM outbox ORDER BY id LIMIT $1
+"""
 
 UNSENT_GANGS = "SELECT DISTINCT payload ->> 'allocation_id' FROM outbox"
 
 
 class Outgoing(NamedTuple):
-    """A stream of Redis, and the command to put on it."""
+    """A stream of Redis, the command to put on it, and the span that it is a child of, if there is one."""
 
     stream: str
     payload: Json
+    traceparent: str | None = None
+
+    @property
+    def kept(self) -> Json:
+        """The payload as the outbox has it."""
+        return self.payload if self.traceparent is None else {**self.payload, TRACEPARENT: self.traceparent}
 
 
 class OutboxRow(NamedTuple):
@@ -29,12 +42,13 @@ class OutboxRow(NamedTuple):
     id: int
     stream: str
     payload: Json
+    traceparent: str | None
 
 
 async def put(connection: Connection, commands: Sequence[Outgoing]) -> None:
     """Put commands into the outbox; they go out if this transaction commits."""
     if commands:
-        await connection.execute(PUT, [each.stream for each in commands], [each.payload for each in commands])
+        await connection.execute(PUT, [each.stream for each in commands], [each.kept for each in commands])
 
 
 async def oldest(connection: Connection, limit: int) -> list[OutboxRow]:
