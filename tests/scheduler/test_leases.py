@@ -264,5 +264,5 @@ async def test_the_trace_of_a_command_is_beside_it(world: World) -> None:
         await outbox.put(connection, [Outgoing(stream, {"type": "a"}, given), Outgoing(stream, {"type": "b"})])
     await Relay(world.database, world.redis).publish()
 
-    sent = [fields for _, fields in await world.redis.xrange(stream)]
+    sent = [fields for _, fields in await world.redis.xrange(stream) or ()]
     assert sent == [{"command": '{"type":"a"}', "traceparent": given}, {"command": '{"type":"b"}'}]
