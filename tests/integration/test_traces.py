@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.examples import BODIES
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from tests.support.collector import Collector, Received, collector
 from tests.support.control_plane import eventually
 from tests.support.servers import fresh_database, scratch_folder
 
-NEEDED = {"gateway", "admission", "scheduler", "telemetry", "carbon"}
+NEEDED = {"gateway", "admission", "scheduler", "telemetry", "carbon", "optimizer"}
 CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLERS_SPAN = "00f067aa0ba902b7"
 
@@ -66,7 +67,7 @@ async def traced(postgres_url: str, redis_url: str) -> AsyncIterator[Traced]:
             "TELEMETRY_HEARTBEAT_INTERVAL_S": "0.5",
         }
         services = [each for each in SERVICES if each.name in NEEDED]
-        async with Stack(data, nodes="1x2@DE", env=env, services=services, workers=()) as stack:
+        async with Stack(data, nodes="1x2@DE", env=env, services=services, workers=("worker",)) as stack:
             key = (stack.folder.path / "admin.key").read_text().strip()
             headers = {"authorization": f"Bearer {key}"}
             async with httpx.AsyncClient(timeout=30, base_url=stack.gateway_url, headers=headers) as http:
@@ -121,6 +122,23 @@ async def test_the_log_of_each_process_names_the_trace(traced: Traced) -> None:
         assert answer.json()["id"] in line["allocation_id"]
     request = next(span for span in traced.collector.of(CALLER) if span.name == "POST /v1/jobs")
     assert request.parent_id == CALLERS_SPAN
+
+
+async def test_a_task_of_a_worker_is_part_of_the_request_that_gave_it(traced: Traced) -> None:
+    trace_id = "8" * 32
+    sent = {"traceparent": f"00-{trace_id}-{CALLERS_SPAN}-01"}
+    answer = await traced.http.post("/v1/optimize/partition", json=BODIES["solve_partition"], headers=sent)
+    assert answer.is_success, answer.text
+
+    async def is_run() -> bool:
+        found = {span.name for span in traced.collector.of(trace_id)}
+        return found >= {"apply_async/optimizer.solve", "run/optimizer.solve"}
+
+    await eventually(is_run)
+    spans = traced.collector.of(trace_id)
+    (given,) = [span for span in spans if span.name == "apply_async/optimizer.solve"]
+    (run,) = [span for span in spans if span.name == "run/optimizer.solve"]
+    assert (given.process, run.process, run.parent_id) == ("optimizer", "optimizer-worker", given.span_id)
 
 
 @pytest.mark.parametrize("path", ["/v1/jobs/job_00000000000000000000000000", "/v1/nowhere"])
