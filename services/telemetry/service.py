@@ -67,11 +67,16 @@ class Telemetry:
         """Register a node and give it a token, which invalidates any earlier one.
 
         Raises:
-            ProblemError: 401, the secret is not this node's.
+            ProblemError: 401, the secret is not this node's; 409, a bridge to an engine would be a node, or a node one.
         """
         token = secrets.token_urlsafe(32)
         admit = self.enrolment.admit
-        await nodes.register(self.database, registration, secret, token, self.settings.zone, admit)
+        try:
+            await nodes.register(self.database, registration, secret, token, self.settings.zone, admit)
+        except nodes.OtherKindError:
+            was = "a node with an agent" if registration.driver == "engine" else "the bridge to an engine"
+            detail = f"{registration.node_id} is known as {was}. Enrol under another name."
+            raise ProblemError(409, ProblemCode.CONFLICT, detail) from None
         log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
         await hint(self.redis, "node", node=registration.node_id)
         return NodeCredentials(

@@ -81,6 +81,24 @@ async def test_a_token_lets_one_host_in_as_one_node_once(plane) -> None:
     assert found["credential"] == "own"
 
 
+async def test_a_node_with_an_agent_speaks_for_no_engine_and_becomes_none(plane) -> None:
+    http, agent = plane.http, FakeAgent(plane.http, "n1")
+    bridge = {**FakeAgent(http, "slurm").registration, "driver": "engine", "devices": []}
+    report = {"boot_id": "b", "kind": "slurm", "mode": "control", "nodes": []}
+    for node in ("n1", "slurm"):
+        assert (await sent(http, node, "enroll", await allowed(http, node), keys(node)))[0] == 200
+    at_node = (await sent(http, "n1", "register", "n1", agent.registration))[1]["token"]
+    at_bridge = (await sent(http, "slurm", "register", "slurm", bridge))[1]["token"]
+
+    assert (await sent(http, "slurm", "engine", at_bridge, report))[0] == 200
+    assert (await sent(http, "n1", "engine", at_node, report))[0] == 401
+    turned = await sent(http, "n1", "register", "n1", {**agent.registration, "driver": "engine"})
+    assert (turned[0], turned[1]["detail"]) == (409, "n1 is known as a node with an agent. Enrol under another name.")
+    turned = await sent(http, "slurm", "register", "slurm", {**bridge, "driver": "simulated"})
+    assert turned[0] == 409
+    assert (await sent(http, "slurm", "engine", at_bridge, report))[0] == 200, "a refused registration changes nothing"
+
+
 async def test_a_token_ends(plane) -> None:
     token = await allowed(plane.http, "n1", lifetime_s=5)
     async with plane.database.connection() as connection:

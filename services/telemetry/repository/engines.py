@@ -14,7 +14,9 @@ from services.db.rows import fetch_rows
 from services.telemetry.repository.nodes import token_sha256
 
 _RENEW = """
-WITH before AS (SELECT id, state, boot_id, closed FROM nodes WHERE id = $1 AND token_sha256 = $2 FOR UPDATE)
+WITH before AS (
+    SELECT id, state, boot_id, closed FROM nodes WHERE id = $1 AND token_sha256 = $2 AND driver = 'engine' FOR UPDATE
+)
 UPDATE nodes SET state = 'up', boot_id = $3, closed = $5::text, heartbeat_at = now(),
        lease_until = greatest(lease_until, now() + make_interval(secs => $4))
   FROM before WHERE nodes.id = before.id
@@ -87,7 +89,7 @@ async def mirror(
 ) -> tuple[EngineReply, bool] | None:
     """Store a report in one transaction; return the answer, and whether the scheduler has something to look at.
 
-    None if the token is not that of the engine's bridge.
+    None if the token is not that of the engine's bridge; that of a node with an agent is none.
     """
     async with database.transaction() as connection:
         row = await connection.fetchrow(

@@ -198,7 +198,7 @@ SELECT n.zone, n.host_power, coalesce((
 FROM nodes n WHERE n.id = $1 AND n.token_sha256 = $2
 """
 
-_ZONE_BEFORE = "SELECT zone, registered_at FROM nodes WHERE id = $1 FOR UPDATE"
+_BEFORE = "SELECT zone, registered_at, driver FROM nodes WHERE id = $1 FOR UPDATE"
 
 # The first change also records where the node was until then.
 _CHANGE_ZONE = """
@@ -289,6 +289,10 @@ class Renewal:
     returned_faults: list[str]
 
 
+class OtherKindError(Exception):
+    """A node with an agent would become an engine's bridge, which may report jobs of others, or the other way round."""
+
+
 def token_sha256(token: str) -> bytes:
     """Return the stored hash of a node's token."""
     return hashlib.sha256(token.encode()).digest()
@@ -307,12 +311,17 @@ async def register(
     Registering renews no lease and restores no gang: only a heartbeat does, under the node's row lock. A new node
     counts as lost until its first heartbeat. A node that comes back in another grid zone is recorded in the audit log,
     and its energy from now on is that of the new zone.
+
+    Raises:
+        OtherKindError: It is known as an engine's bridge and would be a node with an agent, or the other way round.
     """
     devices = [device.model_dump(mode="json") for device in registration.devices]
     zone = registration.zone or default_zone
     async with database.transaction() as connection:
         await admit(connection, registration.node_id, secret)
-        before = await connection.fetchrow(_ZONE_BEFORE, registration.node_id)
+        before = await connection.fetchrow(_BEFORE, registration.node_id)
+        if before is not None and (before["driver"] == "engine") != (registration.driver == "engine"):
+            raise OtherKindError(registration.node_id)
         if before is not None and before["zone"] != zone:
             known = before["registered_at"], before["zone"]
             await connection.execute(_CHANGE_ZONE, registration.node_id, *known, zone)
