@@ -275,7 +275,9 @@ def _sleepers() -> list[psutil.Process]:
 
 
 def _groups() -> list[Path]:
-    return [path for path in Path("/sys/fs/cgroup").glob("**/wattshift-*/*") if path.is_dir()]
+    """Return those of all agents; others' come and go meanwhile, which a glob would not bear."""
+    found = ((Path(folder), names) for folder, names, _ in os.walk("/sys/fs/cgroup"))
+    return [folder / name for folder, names in found if folder.name.startswith("wattshift-") for name in names]
 
 
 def _is_of(node: Node, group: Path) -> bool:

@@ -156,8 +156,11 @@ async def test_the_environment_tells_the_gang_and_no_secret(node: Node) -> None:
     assert os.path.isdir(told["WATTSHIFT_CHECKPOINT_DIR"])
     secrets = [node.environment[name] for name in node.environment if "TOKEN" in name or name == "REDIS_URL"]
     assert not [secret for secret in [*secrets, "db-password"] if secret in printed]
-    shim_environments = [process.environ() for process in node.processes("shim")]
-    assert not [e for e in shim_environments if set(e) - {"PATH", "LC_CTYPE"}]
+    sleeping = await node.run(*SLEEP)
+    await eventually(lambda: node.plane.state(sleeping) == "running")
+    shims = [shim for shim in node.processes("shim") if sleeping in " ".join(shim.cmdline())]
+    assert shims
+    assert not [shim for shim in shims if set(shim.environ()) - {"PATH", "LC_CTYPE"}]
 
 
 async def test_the_state_folder_is_nobody_elses_to_read(node: Node) -> None:

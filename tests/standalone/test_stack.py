@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -65,7 +66,8 @@ async def test_processes_are_told_where_the_others_are(folder: Path) -> None:
         assert told["WATTSHIFT_GATEWAY_URL"] == stack.gateway_url
         assert told["WATTSHIFT_DATA_DIR"] == str(folder)
         assert Credential.parsed(told["WATTSHIFT_SERVICE_CREDENTIAL"]).name == "gateway"
-        assert not {"WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN", "DATABASE_URL", "REDIS_URL"} & set(told)
+        assert not {"WATTSHIFT_SERVICE_TOKEN", "WATTSHIFT_NODE_JOIN_TOKEN", "DATABASE_URL"} & set(told)
+        assert urlsplit(told["REDIS_URL"]).username == "gateway", "a user of its own"
         status = read_status(folder)
         assert (status.state, status.gateway_url, status.pid) == ("running", stack.gateway_url, os.getpid())
         assert [process.name for process in status.processes] == ["postgres", "valkey", "gateway"]
