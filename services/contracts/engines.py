@@ -91,6 +91,13 @@ class EngineJob(NodeMessage):
     submitted_at: Instant
     started_at: Instant | None = None
     ended_at: Instant | None = None
+    requeues: int | None = Field(
+        default=None, ge=0, description="How often it has begun to wait again; null where its engine does not count."
+    )
+    rolled_back: bool = Field(
+        default=False,
+        description="Set here: after this end its engine showed the same run as waiting or running once more.",
+    )
     exit_code: int | None = None
     shares: list[EngineShare] = Field(default_factory=list[EngineShare], max_length=16_384)
     detail: Text = Field(default="", max_length=500)
@@ -165,6 +172,10 @@ class EngineReply(NodeMessage):
     """The answer to a report: it is on disk."""
 
     unreported: list[str] = Field(default_factory=list[str], description="Jobs not over that `present` did not name.")
+    ended: list[str] = Field(
+        default_factory=list[str],
+        description="Jobs of the report that wait or run, of which that very run has ended already.",
+    )
     decisions: list[EngineDecision] = Field(default_factory=list[EngineDecision])
 
 

@@ -177,6 +177,35 @@ async def test_a_job_that_the_engine_has_lost_has_failed_and_if_it_returns_it_is
     assert again["state"] in ("queued", "starting")
 
 
+async def test_an_end_stands_when_a_crashed_engine_shows_an_older_state(world: World) -> None:
+    """The same run waits or runs again, and is named as ended, once in the day's counts; a later run is a new job."""
+    bridge = Bridge(world)
+    await bridge.enrol()
+    run = a_job("1", "running", shares=[on("g1", 0)], started_at=SUBMITTED, requeues=1)
+    end = a_job("1", "succeeded", ended_at=SUBMITTED + timedelta(seconds=60), requeues=1)
+    await bridge.say(run)
+    await bridge.say(end)
+    done = await bridge.job("1")
+    for older in (run, a_job("1", requeues=1), a_job("1", requeues=0), run):
+        assert (await bridge.say(older, present=["1"])).ended == ["1"]
+    assert await bridge.job("1") == done
+    assert done["state"] == "succeeded"
+    assert await bridge.claims() == {}
+    query = "SELECT what, count FROM engine_days WHERE what = 'deviation_rolled_back'"
+    assert [tuple(row) for row in await world.fetch(query)] == [("deviation_rolled_back", 1)]
+    assert (await world.fetch("SELECT count(*) FROM engine_jobs WHERE unfolded"))[0][0] == 0
+
+    later = run.model_copy(update={"started_at": SUBMITTED + timedelta(seconds=61)})
+    assert (await bridge.say(later)).ended == []
+    again = await bridge.job("1")
+    assert (again["state"], again["id"] != done["id"]) == ("running", True)
+    await bridge.say(end.model_copy(update={"ended_at": SUBMITTED + timedelta(seconds=90)}))
+
+    assert (await bridge.say(a_job("1", requeues=2))).ended == []
+    states = [row["state"] for row in await world.fetch("SELECT state FROM jobs ORDER BY submitted_at, id")]
+    assert sorted(states) == ["starting", "succeeded", "succeeded"]
+
+
 async def test_a_bridge_that_falls_silent_loses_no_job(world: World) -> None:
     bridge = Bridge(world)
     await bridge.enrol(nodes=1)

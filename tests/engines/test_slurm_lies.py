@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Told:
         self.problems: list[str] = []
         self.present: list[str] = []
         self.decisions: list[EngineDecision] = []
+        self.ended: list[str] = []
 
     async def call(self, what: str, body: BaseModel, answer: type[EngineReply], timeout_s: float) -> EngineReply:
         if not isinstance(body, EngineReport):
@@ -39,8 +41,9 @@ class Told:
         self.jobs |= {job.external_id: job for job in body.jobs}
         self.problems += [body.problem] if body.problem else []
         live = [name for name, job in self.jobs.items() if not job.state.is_over]
+        ended = [job.external_id for job in body.jobs if not job.state.is_over and job.external_id in self.ended]
         missing = [] if body.present is None else [name for name in live if name not in body.present]
-        return EngineReply(unreported=missing, decisions=self.decisions if body.wants_decisions else [])
+        return EngineReply(unreported=missing, ended=ended, decisions=self.decisions if body.wants_decisions else [])
 
 
 @pytest.fixture
@@ -134,6 +137,34 @@ async def test_a_requeued_job_is_still_the_same(lies: Path) -> None:
     say(lies, {"submit_time": 3_000, "restart_cnt": 2, "admin_comment": "a note wattshift:7@1000"})
     await a_bridge(told).look()  # a new bridge knows it by its comment
     assert list(told.jobs) == ["7@1000"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "cancelled"),
+    [({}, 1), ({"mode": "dry_run"}, 0), ({"cancel_ended": False}, 0), ({"partitions": "x"}, 0)],
+)
+async def test_what_has_ended_and_waits_again_after_a_crash_is_cancelled_and_not_started(
+    lies: Path, settings: dict[str, Any], cancelled: int
+) -> None:
+    told = Told()
+    bridge = a_bridge(told, **settings)
+    told.decisions = [EngineDecision(external_id="7@1000", revision=1, action=EngineAction.RELEASE)]
+    say(lies, {"job_state": "COMPLETED", "admin_comment": "wattshift:7@1000", "eligible_time": NOW_S})
+    await bridge.look()
+    bridge.take(told.decisions)
+    told.ended = ["7@1000"]
+    say(lies, {"eligible_time": int(time.time()) + 60})
+    for _ in range(2):
+        await bridge.look()
+
+    calls = (lies / "calls").read_text()
+    assert calls.count("scancel 7") == cancelled
+    assert "starttime=now" not in calls
+
+    say(lies, {"admin_comment": "wattshift:7@1000", "restart_cnt": 1})  # its user has requeued it
+    told.ended = []
+    await bridge.look()
+    assert (lies / "calls").read_text().count("scancel") == cancelled
 
 
 async def test_a_job_that_vanishes_ended_as_accounting_says_or_is_missing(lies: Path) -> None:

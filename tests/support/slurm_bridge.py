@@ -94,7 +94,8 @@ class Site:
     async def policy(self, name: str, **parameters: Any) -> None:
         """Put a policy in force; the next round is an active one."""
         query = (
-            "UPDATE scheduler_state SET policy = $1, parameters = $2, memory = '{}', last_active_at = NULL RETURNING 1"
+            "UPDATE scheduler_state SET policy = $1, parameters = $2, memory = '{}', last_active_at = NULL, "
+            "version = version + 1 RETURNING 1"
         )
         await self.until(lambda: self.rows(query, name, parameters), "the scheduler has a policy to change")
 

@@ -28,7 +28,7 @@ from services.engines.slurm.energy import Energy
 from services.engines.slurm.identities import Identities
 from services.engines.slurm.reading import SlurmJob, SlurmNode
 from services.engines.slurm.settings import SlurmSettings
-from services.engines.slurm.steering import Changes, Memory, changes_of, report_of
+from services.engines.slurm.steering import Changes, Memory, changes_of, is_same_run, report_of
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -71,6 +71,7 @@ class Bridge:
         self._memories: dict[str, Memory] = {}
         self._decisions: dict[str, EngineDecision] = {}
         self._sent: dict[str, EngineJob] = {}
+        self._ended: dict[str, EngineJob] = {}
         self._nodes: list[SlurmNode] = []
         self._nodes_at_s = self._present_at_s = self._heard_at_s = -1e9
         self._gone_since_s: dict[str, float] = {}
@@ -127,11 +128,13 @@ class Bridge:
         for job, name in live:
             memory = self._memories.setdefault(name, Memory())
             memory.natural = memory.natural or job.priority
+            if name in self._sent and self._sent[name].state.is_over:
+                self._decisions.pop(name, None)  # what was decided of a run that has ended says nothing of another
         changes = await self._change(live, now_s)
         await self._report(named, live, now_s)
         self._forget({name for _, name in named})
         if self._settings.energy:
-            await self._book(live, now_s)
+            await self._book([each for each in live if each[1] not in self._ended], now_s)
         return changes
 
     async def _complain(self, problem: str) -> None:
@@ -144,7 +147,8 @@ class Bridge:
 
     async def _change(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> Changes:
         heard = now_s - self._heard_at_s < self._settings.silence_s
-        changes = changes_of(live, self._decisions, self._memories, self._settings, now_s, heard=heard)
+        ended = {name for job, name in live if is_same_run(job, self._ended.get(name))}
+        changes = changes_of(live, self._decisions, self._memories, self._settings, now_s, heard=heard, ended=ended)
         if not changes.size:
             return changes
         names = {job.number: name for job, name in live}
@@ -180,8 +184,11 @@ class Bridge:
         changed = [report for name, report in reports.items() if self._sent.get(name) != report]
         for at in range(0, len(changed), MAX_JOBS_OF_A_REPORT):
             part = changed[at : at + MAX_JOBS_OF_A_REPORT]
-            await self._say(self._report_with(jobs=part))
+            reply = await self._say(self._report_with(jobs=part))
             self._sent |= {report.external_id: report for report in part}
+            for report in part:
+                self._ended.pop(report.external_id, None)
+            self._ended |= {name: self._sent[name] for name in reply.ended}
         fields: dict[str, object] = {}
         if now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
             fields["nodes"] = [self._node(node) for node in self._nodes]
@@ -251,7 +258,7 @@ class Bridge:
 
     def _forget(self, seen: set[str]) -> None:
         """Forget jobs that Slurm has forgotten and that were told to be over."""
-        for known in (self._memories, self._decisions, self._sent):
+        for known in (self._memories, self._decisions, self._sent, self._ended):
             kept: Mapping[str, object] = known
             for name in [name for name in kept if name not in seen and name not in self._gone_since_s]:
                 if name not in self._sent or self._sent[name].state.is_over:

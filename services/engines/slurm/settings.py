@@ -47,6 +47,11 @@ class SlurmSettings(BridgeSettings):
     missing_after_s: float = Field(
         30.0, ge=0, description="How long a job must be gone, and unknown to accounting, before it counts as lost."
     )
+    cancel_ended: bool = Field(
+        True,
+        description="Whether a steered job that has ended, and that slurmctld shows waiting or running again after a "
+        "crash, is cancelled there; otherwise Slurm runs it again, and that run is a job of its own.",
+    )
     gpu_models: dict[str, str] = Field(
         default_factory=dict[str, str],
         description='GPU models by GRES type, as JSON: `{"h200": "H200-SXM5-141GB"}`; by default the type itself.',

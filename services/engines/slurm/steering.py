@@ -8,7 +8,7 @@ pass nobody whom they would not have passed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -120,6 +120,7 @@ def report_of(
         deadline=deadline_of(job, external_id),
         submitted_at=_instant(job.submit_s),
         started_at=_instant(job.start_s) if job.state == "running" else None,
+        requeues=job.restarts,
         ended_at=_instant(job.end_s) if job.end_s and job.state not in ("running", "pending") else None,
         exit_code=job.exit_code,
         shares=[EngineShare(node=node, devices=list(numbers)) for node, numbers in sorted(job.shares.items())],
@@ -166,6 +167,13 @@ def is_followed(job: SlurmJob, decision: EngineDecision, now_s: float) -> bool:
             return not job.waits or job.eligible_s > now_s
 
 
+def is_same_run(job: SlurmJob, report: EngineJob | None) -> bool:
+    """Return whether a job waits or runs as it was reported, and not once more since."""
+    if report is None or (job.state, job.restarts) != (report.state, report.requeues):
+        return False
+    return job.waits or report.started_at == _instant(job.start_s)
+
+
 def changes_of(
     jobs: Sequence[tuple[SlurmJob, str]],
     decisions: Mapping[str, EngineDecision],
@@ -174,6 +182,7 @@ def changes_of(
     now_s: float,
     *,
     heard: bool,
+    ended: Collection[str] = (),
 ) -> Changes:
     """Return what to change so that jobs are as decided.
 
@@ -184,6 +193,7 @@ def changes_of(
         settings: Of the bridge.
         now_s: UTC seconds.
         heard: Whether the control plane has answered lately; if not, no hold is begun or renewed.
+        ended: Of these jobs the very run has ended that Slurm shows; they are cancelled, or at least not steered.
     """
     if settings.mode is not EngineMode.CONTROL:
         return Changes()
@@ -195,6 +205,9 @@ def changes_of(
     for job, name in steered:
         decision = decisions.get(name)
         memory = memories[name]
+        if name in ended:
+            cancels += [job.number] if settings.cancel_ended else []
+            continue
         if decision and memory.refusals.get(decision.revision, 0) >= 3:
             continue
         if decision and decision.action is EngineAction.CANCEL:

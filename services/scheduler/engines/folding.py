@@ -32,6 +32,7 @@ class Deviation(StrEnum):
     NOT_STARTED = "not_started"
     REFUSED = "refused"
     AGAIN = "ran_again"
+    ROLLED_BACK = "rolled_back"
     MISSING = "missing"
 
 
@@ -65,6 +66,13 @@ class Admit:
     """It is new to us; ``again``: it runs again after what we know as its end."""
 
     again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """It is over, and stays so, whatever its engine has shown after that."""
+
+    deviation: Deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,7 @@ class Ends:
     deviation: Deviation | None = None
 
 
-Fate = Admit | Runs | RunsOn | Waits | Ends
+Fate = Admit | Stays | Runs | RunsOn | Waits | Ends
 
 
 def fate_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
@@ -127,7 +135,7 @@ def fate_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
 
 def _after_the_end(known: Known, report: EngineJob) -> Fate | None:
     if report.state.is_over:
-        return None
+        return Stays(Deviation.ROLLED_BACK) if report.rolled_back else None
     if known.cancel_requested and known.controls and report.steered:
         return None  # cancelled here; its engine is told until it is gone there
     return Admit(again=True)

@@ -51,10 +51,22 @@ UPDATE nodes SET state = 'up', heartbeat_at = now(), lease_until = now() + make_
  WHERE engine = $1 AND lease_until > now()
 """
 
+# An engine that crashed and has come back with an older state shows runs that have ended as waiting or running: their
+# ends stand. What was requeued since, or has begun after that end, really runs again.
 _JOBS = """
+WITH told AS (
+    SELECT * FROM unnest($2::text[], $3::jsonb[], $4::bool[]) AS j (external_id, report, over)
+), ended AS (
+    SELECT external_id, e.report || '{"rolled_back": true}' AS report
+      FROM engine_jobs e JOIN told t USING (external_id)
+     WHERE e.engine = $1 AND e.over AND NOT t.over AND e.report ->> 'state' <> 'missing'
+       AND (t.report ->> 'requeues')::bigint <= (e.report ->> 'requeues')::bigint
+       AND (t.report ->> 'state' = 'pending'
+            OR (t.report ->> 'started_at')::timestamptz < (e.report ->> 'ended_at')::timestamptz)
+)
 INSERT INTO engine_jobs AS known (engine, external_id, report, over)
-SELECT $1, j.external_id, j.report, j.over
-  FROM unnest($2::text[], $3::jsonb[], $4::bool[]) AS j (external_id, report, over) ORDER BY 2
+SELECT $1, t.external_id, coalesce(e.report, t.report), e.report IS NOT NULL OR t.over
+  FROM told t LEFT JOIN ended e USING (external_id) ORDER BY 2
 ON CONFLICT (engine, external_id) DO UPDATE SET
     report = excluded.report, over = excluded.over, unfolded = true, reported_at = now()
  WHERE known.report IS DISTINCT FROM excluded.report
@@ -64,6 +76,8 @@ RETURNING external_id
 _UNREPORTED = """
 SELECT external_id FROM engine_jobs WHERE engine = $1 AND NOT over AND NOT external_id = ANY($2::text[]) ORDER BY 1
 """
+
+_ENDED = "SELECT external_id FROM engine_jobs WHERE engine = $1 AND over AND external_id = ANY($2::text[]) ORDER BY 1"
 
 _DECISIONS = """
 SELECT decision FROM engine_jobs WHERE engine = $1 AND NOT over AND decision IS NOT NULL ORDER BY external_id
@@ -165,12 +179,15 @@ async def _store(connection: Connection, engine: str, jobs: Sequence[EngineJob])
 async def _answer(connection: Connection, engine: str, report: EngineReport) -> EngineReply:
     unreported: list[str] = []
     decisions: list[EngineDecision] = []
+    ended: list[str] = []
+    if live := [job.external_id for job in report.jobs if not job.state.is_over]:
+        ended = [record[0] for record in await connection.fetch(_ENDED, engine, live)]
     if report.present is not None:
         unreported = [record[0] for record in await connection.fetch(_UNREPORTED, engine, list(report.present))]
     if report.wants_decisions:
         found = await connection.fetch(_DECISIONS, engine)
         decisions = [EngineDecision.model_validate(record[0]) for record in found]
-    return EngineReply(unreported=unreported, decisions=decisions)
+    return EngineReply(unreported=unreported, ended=ended, decisions=decisions)
 
 
 def _node_row(engine: str, node: EngineNode) -> dict[str, Any]:
