@@ -6,7 +6,8 @@ sizes: the year (146,000 jobs on 64 GPUs) under GREEN and every baseline; 20,000
 and with ``--pai`` (GAIA's ``pai_100k.csv.gz``) the first of Alibaba's as the peer was given them: one GPU each, lengths
 times 0.62, a thousand a minute; 5,000 on 2,048 under LAS; two weeks of the year under ``joint``, as
 ``examples/experiments/joint-weeks.toml`` has it; and jobs of the year at a load of 1.2 until the last is submitted,
-when a long queue waits: the time per job says whether it grows with that.
+when a long queue waits: the time per job says whether it grows with that, and the time per start (of jobs that ended
+or were stopped) how much of it is that jobs are stopped more often.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def timed(
         "cpu_s": round(cpu_s, 2),
         "jobs_per_s": round(len(workload) / cpu_s),
         "us_per_job": round(1e6 * cpu_s / len(workload)),
+        "us_per_start": round(1e6 * cpu_s / max(result.completed + result.preemptions, 1)),
         "us_per_round": round(1e6 * cpu_s / max(result.rounds, 1)),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }

@@ -112,13 +112,41 @@ def _sorted(keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
     if first.size < MANY or first.dtype != np.float64:  # of queues and the like there are few, and most jobs tie
         return np.lexsort(keys[::-1])
     order = np.argsort(first)
+    if len(keys) == 1:
+        return order
     ranked = first[order]
     tied = np.append(False, ranked[1:] == ranked[:-1])
     positions = np.flatnonzero(tied | np.append(tied[1:], False))
     involved = order[positions]
+    runs = np.cumsum(~tied[positions])
+    if runs.size and runs[0] == runs[-1]:  # one value that many share, such as zero of those that never ran
+        order[positions] = involved[_sorted(tuple(key[involved] for key in keys[1:]))]
+        return order
     others = [key[involved] for key in keys[:0:-1]]
-    order[positions] = involved[np.lexsort((*others, np.cumsum(~tied[positions])))]
+    order[positions] = involved[np.lexsort((*others, runs))]
     return order
+
+
+def among_first(count: int, *keys: Floats | Ints | Bools) -> Ints:
+    """Return the positions of all that may be among the first ``count`` by these keys, those that tie with the last
+    included; they are found without sorting the rest.
+
+    Args:
+        count: At least 1.
+        keys: At least one (n,) column without NaN; the first counts most.
+    """
+    some = np.arange(keys[0].size)
+    found: list[Ints] = []
+    for key in keys:
+        if some.size <= count:
+            break
+        values = key[some]
+        last = np.partition(values, count - 1)[count - 1]
+        before = some[values < last]
+        found.append(before)
+        count -= before.size
+        some = some[values == last]
+    return np.concatenate((*found, some))
 
 
 def gives_reasons(snapshot: Snapshot) -> bool:

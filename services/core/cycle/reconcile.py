@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +33,8 @@ from services.core.domain.ids import JobId
 
 FEW = 16
 """Fewer jobs are visited one by one sooner than sifted."""
+MANY = 256
+"""So many jobs more than GPUs are sifted before they are looked at."""
 KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.OVER_QUOTA)
 
 
@@ -72,6 +75,8 @@ def reconcile(
     capacity = Capacity(snapshot)
     if sifted:
         ranking = _waiting_only(snapshot, ranking, capacity, backfill)
+    elif not explained and backfill:
+        ranking = _without_the_hopeless(snapshot, ranking)
     ranked = Ranked(snapshot, ranking, capacity)
     if preemption is Preemption.NOW:
         filler = _fill_all(snapshot, ranked, capacity, backfill)
@@ -126,6 +131,23 @@ def _waiting_only(snapshot: Snapshot, ranking: Ranking, capacity: Capacity, back
         if single.size > room:
             order, gpus = order[: single[room]], gpus[: single[room]]
     return Ranking(order, gpus)
+
+
+def _without_the_hopeless(snapshot: Snapshot, ranking: Ranking) -> Ranking:
+    """Return the ranking of an active round without waiting jobs that get nothing, whatever it stops.
+
+    Those rank below as many waiting one-GPU jobs as there are GPUs, where there is one GPU model and no quota.
+    """
+    order, jobs = ranking.order, snapshot.jobs
+    if order.size - snapshot.total_gpus <= MANY or has_tenants(snapshot) or not is_uniform(snapshot):
+        return ranking
+    waits = jobs.phase[order] == QUEUED
+    single = np.flatnonzero(waits & (ranking.gpus == 1) & jobs.eligible[order, 0])
+    if single.size <= snapshot.total_gpus:
+        return ranking
+    below = single[snapshot.total_gpus]
+    kept = np.concatenate((np.arange(below), below + np.flatnonzero(~waits[below:])))
+    return replace(ranking, order=order[kept], gpus=ranking.gpus[kept])
 
 
 def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:

@@ -9,7 +9,7 @@ import pytest
 
 from services.core.cycle import ranking
 from services.core.cycle.plan import Start
-from services.core.cycle.ranking import Ranking, order_by, wishes_first
+from services.core.cycle.ranking import Ranking, among_first, order_by, wishes_first
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sizes import model_gpus, possible_sizes
 from services.core.cycle.snapshot import RoundHints, Trigger
@@ -42,6 +42,32 @@ def test_it_sorts_as_python_does(seed: int, kind: type, monkeypatch: pytest.Monk
     expected = sorted(range(50), key=lambda at: (first[at], second[at], names[at]))
 
     assert order_by(names, first, second).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_one_value_that_most_share_is_sorted_by_the_other_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "MANY", 10)
+    rng = np.random.default_rng(seed)
+    names = ids(*(f"j{at}" for at in rng.permutation(50)))
+    first = np.where(np.arange(50) % 3 == 0, rng.permutation(50), 0.0)
+    second = np.where(rng.random(50) < 0.6, 7.0, rng.random(50))
+
+    expected = sorted(range(50), key=lambda at: (first[at], second[at], names[at]))
+
+    assert order_by(names, first, second).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_those_among_the_first_are_found_with_all_that_tie(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    first, second = rng.integers(0, 4, 40), rng.integers(0, 4, 40).astype(float)
+    keys = list(zip(first.tolist(), second.tolist(), strict=True))
+    count = int(rng.integers(1, 45))
+
+    found = among_first(count, first, second)
+
+    last = sorted(keys)[min(count, 40) - 1]
+    assert sorted(found.tolist()) == [at for at in range(40) if keys[at] <= last]
 
 
 def test_nobody_and_one_job_have_an_order() -> None:

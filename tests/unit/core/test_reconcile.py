@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Plan
+from services.core.cycle import reconcile as reconciling
+from services.core.cycle.plan import Hold, Plan
 from services.core.cycle.ranking import Preemption, Ranking
 from services.core.cycle.reconcile import reconcile
-from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.cycle.snapshot import Phase, RoundHints, Snapshot, Trigger
 from services.core.cycle.validate import check_plan
 from tests.support.builders import a_job, a_node, a_snapshot, story
 
@@ -276,3 +278,23 @@ def test_a_gang_the_placer_declines_waits_and_keeps_its_claim() -> None:
     plan = reconcile(snapshot, ranking, preemption=NOW, place=lambda *_: None)
 
     assert story(plan) == {"a": "hold waiting_for_release", "b": "hold not_enough_free_gpus"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_active_round_over_a_long_queue_decides_as_one_that_looks_at_all(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciling, "MANY", 0)
+    random = np.random.default_rng(seed)
+    jobs = [
+        a_job(f"r{at}", gpus=int(random.integers(1, 3)), preemptible=bool(random.random() < 0.7)) for at in range(3)
+    ]
+    jobs += [a_job(f"w{at}", min_gpus=int(random.choice([1, 1, 1, 2, 3]))) for at in range(57)]
+    snapshot = a_snapshot(jobs, [a_node("n0", gpus=4), a_node("n1", gpus=4)])
+    order = random.permutation(60)
+    ranking = Ranking(order, snapshot.jobs.min_gpus[order])
+
+    whole = reconcile(snapshot, ranking, preemption=NOW).actions
+    sifted = reconcile(replace(snapshot, hints=RoundHints(reasons=False)), ranking, preemption=NOW).actions
+
+    assert sifted == tuple(action for action in whole if not isinstance(action, Hold))

@@ -24,7 +24,16 @@ import numpy as np
 from services.core.cycle.grids import present_curves
 from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.policy import StandingOrder
-from services.core.cycle.ranking import Preemption, Ranking, contenders, every_job, last_index, order_by, wishes_first
+from services.core.cycle.ranking import (
+    Preemption,
+    Ranking,
+    among_first,
+    contenders,
+    every_job,
+    last_index,
+    order_by,
+    wishes_first,
+)
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot
@@ -263,7 +272,7 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
 
 
 def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float) -> tuple[Ints, Ints]:
-    """Return the upper queue's jobs in rank order: those ahead of the lower queue, and those theta keeps out of it.
+    """Return the upper queue's jobs ahead of the lower queue, in rank order, and those theta keeps out, in any.
 
     While all their gangs together keep within ``theta`` of the cluster, all are ahead, in order of submission.
     Otherwise they are taken by degradation, best first (unmeasured: 1), until their gangs exceed it; the job that
@@ -272,15 +281,20 @@ def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float
 
     Source: GREEN section 6.4, Algorithm 1 lines 3-8.
     """
-    queue = _by_submission(snapshot, upper)
     limit = theta * snapshot.total_gpus
+    queue = np.flatnonzero(upper)
     if int(scaling.gangs[queue].sum()) <= limit:
+        queue = _in_order_of_submission(snapshot, queue)
         return queue, queue[:0]
-    by_degradation = np.where(np.isnan(scaling.degradation), 1.0, scaling.degradation)[queue]
-    queue = queue[np.argsort(-by_degradation, kind="stable")]
-    gangs = scaling.gangs[queue]
-    ahead = np.cumsum(gangs) - gangs <= limit
-    return queue[ahead], queue[~ahead]
+    jobs = snapshot.jobs
+    keys = np.where(np.isnan(scaling.degradation), -1.0, -scaling.degradation)[queue], jobs.submitted_s[queue]
+    some = among_first(int(limit) + 1, *keys)  # no gang is smaller than one GPU
+    some = some[order_by(jobs.ids, *(key[some] for key in keys), which=queue[some])]
+    gangs = scaling.gangs[queue[some]]
+    ahead = queue[some[np.cumsum(gangs) - gangs <= limit]]
+    kept_out = upper.copy()
+    kept_out[ahead] = False
+    return ahead, np.flatnonzero(kept_out)
 
 
 def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
@@ -336,7 +350,7 @@ def _counted_from(snapshot: Snapshot, memory: GreenMemory, rank: Ints, starves: 
     """Return what each job had emitted, gCO2, and held, GPU seconds, when it last starved; 0 if never: (2, n_jobs)."""
     jobs, counted = snapshot.jobs, None
     if memory.counted_from is not None:
-        counted = np.where(rank < 0, 0.0, memory.counted_from[:, rank])
+        counted = np.where(rank < 0, 0.0, np.take(memory.counted_from, rank, axis=1))
     which = np.flatnonzero(starves)
     if which.size:
         counted = np.zeros((2, len(jobs))) if counted is None else counted
