@@ -145,8 +145,9 @@ def _without_the_hopeless(snapshot: Snapshot, ranking: Ranking) -> Ranking:
     single = np.flatnonzero(waits & (ranking.gpus == 1) & jobs.eligible[order, 0])
     if single.size <= snapshot.total_gpus:
         return ranking
-    below = single[snapshot.total_gpus]
-    kept = np.concatenate((np.arange(below), below + np.flatnonzero(~waits[below:])))
+    goes_on = ~waits
+    goes_on[: single.item(snapshot.total_gpus)] = True
+    kept = np.flatnonzero(goes_on)
     return replace(ranking, order=order[kept], gpus=ranking.gpus[kept])
 
 
