@@ -5,6 +5,7 @@ links       connections between processes that can be cut, held up and slowed do
 world       the installation: servers, services and agents, joined by links
 client      a careful user: submits, cancels, switches policies, and remembers what was accepted
 job         the job that is submitted: it counts its work, and notices a twin
+watch       what really runs: the processes of jobs, as the kernel has them
 checks      what must hold once the faults are over
 campaign    storms and calms, until the time is up
 

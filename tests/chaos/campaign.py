@@ -13,9 +13,11 @@ from typing import Any
 
 import httpx
 
+from services.kit.tasks import end_tasks
 from tests.chaos.checks import breaches_of
 from tests.chaos.client import User
 from tests.chaos.faults import draw
+from tests.chaos.watch import Watch
 from tests.chaos.world import World, install_job
 
 STORM_S = 40.0
@@ -54,6 +56,8 @@ async def campaign(
     outcome, began = Outcome(), time.monotonic()
     async with World(folder) as world:
         program = install_job(folder)
+        watch = Watch(program)
+        watching = asyncio.create_task(watch.keep_looking())
         headers = {"authorization": f"Bearer {world.key}"}
         async with httpx.AsyncClient(base_url=world.gateway_url, headers=headers, timeout=5) as http:
             for number in _numbers(began + 60 * minutes):
@@ -72,7 +76,7 @@ async def campaign(
                 over.set()
                 calm_since = time.monotonic()
                 late = [f"{name} does not run again" for name in await world.calm()]
-                outcome.breaches += late or await _settle(user, using, folder, world.notes)
+                outcome.breaches += late or await _settle(user, using, folder, world.notes, watch)
                 outcome.jobs += len(user.jobs)
                 outcome.faults = +world.done
                 settled_s = time.monotonic() - calm_since
@@ -82,10 +86,11 @@ async def campaign(
                 )
                 if outcome.breaches:
                     break
+        await end_tasks([watching])
     return outcome
 
 
-async def _settle(user: User, using: asyncio.Task[None], folder: Path, notes: Path) -> list[str]:
+async def _settle(user: User, using: asyncio.Task[None], folder: Path, notes: Path, watch: Watch) -> list[str]:
     """Wait until all jobs are over, or for too long none has ended, and return what does not hold."""
     loop, ended = asyncio.get_running_loop(), dict[str, Any]()
     try:
@@ -100,7 +105,9 @@ async def _settle(user: User, using: asyncio.Task[None], folder: Path, notes: Pa
     except TimeoutError:
         using.cancel()
         ended = await user.ended()
-    return await breaches_of(user, ended, folder / "data" / "checkpoints", notes)
+    found = [f"two gangs of {job} were alive at once: {gangs}" for job, gangs in watch.twins.items()]
+    found += [f"{job} is over, and has processes" for job in await watch.left(ended.keys())]
+    return found + await breaches_of(user, ended, folder / "data" / "checkpoints", notes)
 
 
 def _numbers(until: float) -> Iterator[int]:

@@ -19,6 +19,10 @@ PAUSE_S = 0.3
 FIRST = 12
 """So many jobs are submitted at once, to have some at work when the faults begin; then one every second."""
 BETWEEN_S = 1.0
+LASTING = 4
+"""So many of the first jobs outlive the longest absence of a node, on one GPU each. They go before all others, so that
+what a lost node ran begins again elsewhere at once."""
+LASTING_TICKS, LASTING_TICK_S = (120, 160), 0.3
 RUNNING = 3
 
 
@@ -95,11 +99,15 @@ class User:
             number = len(self.jobs)
             name, fails = f"{self.storm}-{number}", self.dice.random() < 0.1
             ticks, tick_s = self.dice.randint(5, 100), self.dice.choice((0.05, 0.1, 0.3))
+            lasts = number < LASTING
+            if lasts:
+                fails, ticks, tick_s = False, self.dice.randint(*LASTING_TICKS), LASTING_TICK_S
             command = [sys.executable, "-I", "-S", str(self.program), str(ticks), str(tick_s)]
             body = {
                 "name": name,
                 "command": [*command, str(FAILS if fails else 0), str(self.notes)],
-                "gpus": self.dice.choice(GANGS),
+                "gpus": {"min": 1} if lasts else self.dice.choice(GANGS),
+                "priority": 100 if lasts else 0,
                 "processes": "per_node",
                 "work": {"total": ticks},
                 "grace_s": 2,

@@ -19,8 +19,9 @@ from tests.chaos.__main__ import summary
 from tests.chaos.campaign import Outcome, campaign
 from tests.chaos.checks import breaches_of
 from tests.chaos.client import Accepted, User
-from tests.chaos.faults import SHARES, draw
+from tests.chaos.faults import AWAY, SHARES, draw
 from tests.chaos.links import Link
+from tests.chaos.watch import Watch
 from tests.support.forked import forked_by_the_supervisor
 from tests.support.servers import scratch_folder
 
@@ -40,6 +41,18 @@ def test_a_seed_draws_the_same_storm_again() -> None:
     assert storms[0] == storms[1] != storms[2]
     assert {fault.kind for fault in storms[0]} == set(SHARES)
     assert all(0 <= fault.at_s < 60 for fault in storms[0])
+
+
+def test_one_node_is_away_at_a_time_and_nobody_wakes_it() -> None:
+    targets = TARGETS | dict.fromkeys(("kill", "freeze", "lose"), ("agent-one", "agent-two"))
+    storm = draw(random.Random(3), 600, 0.25, targets)
+    absences = [fault for fault in storm if fault.kind in AWAY]
+    assert {fault.kind for fault in absences} == set(AWAY)
+    for absence in absences:
+        agent = f"agent-{absence.target.removeprefix('agent-')}"
+        meanwhile = [each for each in storm if 0 < each.at_s - absence.at_s < absence.lasts_s]
+        assert len(meanwhile) > 10
+        assert not [each for each in meanwhile if each.kind in AWAY or each.target == agent]
 
 
 def test_what_cannot_be_had_here_is_not_drawn() -> None:
@@ -109,6 +122,30 @@ def test_a_job_notices_its_twin_and_a_device_that_is_taken(tmp_path: Path) -> No
         first.wait()
     assert " job.2 on node-1 rank-0.lock" in (notes / "twin").read_text()
     assert len((notes / "device-held-twice").read_text().splitlines()) == 2
+
+
+async def test_the_watch_sees_two_gangs_of_a_job_and_what_outlives_it(tmp_path: Path) -> None:
+    notes, watch = tmp_path / "notes", Watch(Path(job_program.__file__))
+    notes.mkdir()
+    first = run_job(tmp_path / "one", notes, 10_000)
+    try:
+        while not watch.look():
+            assert first.poll() is None
+        assert watch.twins == {}
+        assert await watch.left({"job", "another"}, within_s=0.5) == ["job"]
+        second = run_job(tmp_path / "two", notes, 10_000, generation=2)
+        try:
+            while not watch.twins:
+                assert second.poll() is None
+                watch.look()
+        finally:
+            second.kill()
+            second.wait()
+        assert watch.twins == {"job": "job.1 and job.2"}
+    finally:
+        first.kill()
+        first.wait()
+    assert await watch.left({"job"}) == []
 
 
 def test_a_job_goes_on_where_it_was_and_ends_once(tmp_path: Path) -> None:

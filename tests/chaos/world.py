@@ -27,6 +27,7 @@ from services.standalone.identities import Identities
 from services.standalone.ports import Ports
 from services.standalone.stack import Stack
 from services.standalone.supervisor import Supervisor
+from tests.chaos.clocks import Clocks
 from tests.chaos.faults import Fault
 from tests.chaos.links import TROUBLES, Link, Trouble
 from tests.integration.conftest import QUICK
@@ -42,6 +43,8 @@ NODES = processes.parse_nodes("2x2,1x4")
 NOT_NEEDED = ("router",)
 DISK_MB = 32
 PASSWORD = "chaos"
+CONTROL = "control"
+"""The host of the control plane, as one that has a clock."""
 REPEATED = 8
 """How many of a node's last commands are sent again at once."""
 
@@ -60,6 +63,7 @@ class World:
         self._links: dict[str, Link] = {}
         self._valkey_url = ""
         self._disks: list[Path] = []
+        self._clocks = Clocks(folder / "clocks", (CONTROL, *(node.node_id for node in NODES)))
         self._heard: dict[str, deque[dict[Any, Any]]] = {node.node_id: deque(maxlen=REPEATED) for node in NODES}
         self._listeners: list[asyncio.Task[None]] = []
         self._open = AsyncExitStack()
@@ -86,10 +90,12 @@ class World:
             "kill": running,
             "freeze": running,
             "lose": agents,
+            "part": nodes,
             **links,
             **commands,
             "wipe": ["valkey"],
             "fill": full,
+            "jump": self._clocks.hosts,
         }
 
     async def apply(self, fault: Fault) -> None:
@@ -103,14 +109,18 @@ class World:
                 happened = await self._disturb(fault)
             case "fill":
                 happened = await self._fill(fault)
-            case _:
-                link, trouble = self._links[fault.target], cast(Trouble, fault.kind)
-                link.begin(trouble)
+            case "jump":
+                self._clocks.move(fault.target, fault.by_s)
                 try:
                     await asyncio.sleep(fault.lasts_s)
                 finally:
-                    link.end(trouble)
+                    self._clocks.move(fault.target, 0)
                 happened = True
+            case "part":
+                links = [link for name, link in self._links.items() if name.startswith(f"{fault.target}-")]
+                happened = await _trouble(links, "cut", fault.lasts_s)
+            case _:
+                happened = await _trouble([self._links[fault.target]], cast(Trouble, fault.kind), fault.lasts_s)
         self.done[fault.kind] += happened
 
     async def calm(self, within_s: float = 90.0) -> list[str]:
@@ -140,10 +150,12 @@ class World:
         at, asked = self._ports.take(21_000), self._ports.take(27_000)
         database = replace(postgres.prepare(self.folder / "postgres", password=PASSWORD, port=at), stop_within_s=5)
         cache = valkey.prepare(self.folder / "valkey", password=PASSWORD, port=asked)
+        clock = self._clocks.environment(CONTROL)
+        database, cache = (replace(each, environment={**each.environment, **clock}) for each in (database, cache))
         await self._servers.start([database, cache])
         self._valkey_url = valkey.url(PASSWORD, asked)
         to_database, to_cache = await self._link("services-postgres", at), await self._link("services-valkey", asked)
-        self.stack.environment |= {
+        self.stack.environment |= clock | {
             "DATABASE_URL": postgres.url(PASSWORD, to_database.port),
             "REDIS_URL": valkey.url(PASSWORD, to_cache.port),
         }
@@ -161,7 +173,7 @@ class World:
             own = {
                 "WATTSHIFT_TELEMETRY_URL": f"http://127.0.0.1:{reports.port}",
                 "REDIS_URL": valkey.url(PASSWORD, commands.port),
-            }
+            } | self._clocks.environment(node.node_id)
             port = self._ports.take(28_000)
             environment = secrets.of_node(node.node_id, self.stack.environment) | own
             agents.append(processes.agent_process(node, port, environment, folder))
@@ -177,6 +189,7 @@ class World:
         await self._servers.stop()
         await self._open.aclose()
         self._ports.release()
+        self._clocks.close()
         for disk in self._disks:
             subprocess.run(["umount", "--lazy", str(disk)], check=False)  # noqa: ASYNC221, at the very end
 
@@ -265,6 +278,17 @@ class World:
         finally:
             balloon.unlink(missing_ok=True)
         return True
+
+
+async def _trouble(links: Sequence[Link], trouble: Trouble, lasts_s: float) -> bool:
+    for link in links:
+        link.begin(trouble)
+    try:
+        await asyncio.sleep(lasts_s)
+    finally:
+        for link in links:
+            link.end(trouble)
+    return True
 
 
 def _services() -> list[processes.Service]:

@@ -11,10 +11,11 @@ from redis.exceptions import RedisError
 
 from services.contracts.streams import command_stream
 from services.kit.redis import connect
+from services.scheduler.ingest.database_clock import DatabaseClock
 from services.scheduler.ingest.reports import Ingest
 from services.scheduler.leadership import Leadership
 from services.scheduler.relay import Relay
-from services.scheduler.repository import outbox
+from services.scheduler.repository import gangs, outbox
 from services.scheduler.repository.outbox import Outgoing
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
@@ -266,3 +267,47 @@ async def test_the_trace_of_a_command_is_beside_it(world: World) -> None:
 
     sent = [fields for _, fields in await world.redis.xrange(stream) or ()]
     assert sent == [{"command": '{"type":"a"}', "traceparent": given}, {"command": '{"type":"b"}'}]
+
+
+async def test_a_share_that_stops_when_its_lost_node_returns_has_not_failed(world: World) -> None:
+    await world.node("n1")
+    job = await world.running(max_restarts=0)
+    allocation = await world.allocation(job)
+    async with world.database.transaction() as connection:
+        await gangs.lose_nodes(connection, ["n1"])
+    await world.report(allocation, "exited", exit_code=143, ended_by="stop")
+    await world.scheduler.turn()
+    (row,) = await world.fetch("SELECT state, restarts, reason FROM jobs WHERE id = $1", job)
+    assert (row["state"], row["restarts"]) == ("queued", 0), row["reason"]
+
+
+async def test_leases_are_not_over_because_the_clock_was_set(world: World) -> None:
+    await world.node("n1")
+    steady_s, margin_s = 1_000.0, world.settings.lease_margin_s
+    clock = DatabaseClock(margin_s, lambda: steady_s)
+
+    async def is_steady_after(passed_s: float) -> bool:
+        nonlocal steady_s
+        steady_s += passed_s
+        async with world.database.transaction() as connection:
+            return await clock.is_steady(connection)
+
+    await world.fetch("UPDATE nodes SET heartbeat_at = now() - interval '1 s', lease_until = now() + interval '19 s'")
+    assert await is_steady_after(0)
+    assert await is_steady_after(0)
+    assert await is_steady_after(50), "one that falls behind ends no lease early"
+    assert not await is_steady_after(-3_600), "set forward by an hour, for all that the process can tell"
+    assert not await is_steady_after(19 + margin_s), "a lease of 20 s may not be over"
+    assert await is_steady_after(1.1)
+
+
+async def test_a_lease_that_was_given_before_the_clock_was_set_back_ends_as_it_would_have(world: World) -> None:
+    await world.node("n1")
+    job = await world.running()
+    await world.fetch(
+        "UPDATE nodes SET heartbeat_at = now() + interval '1 h', lease_until = now() + interval '1 h 20 s'"
+    )
+    await world.scheduler.turn()
+    (row,) = await world.fetch("SELECT extract(epoch FROM lease_until - now())::float8 AS left_s FROM nodes")
+    assert 0 < row["left_s"] <= 20
+    assert await world.state(job) == "running"

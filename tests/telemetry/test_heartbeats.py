@@ -322,3 +322,14 @@ async def test_a_node_says_why_it_takes_no_new_work(plane) -> None:
         await agent.beat(closed=closed)
         shown = (await plane.http.get("/v1/nodes/n0", headers=service_headers(OPERATOR))).json()
         assert (shown["state"], shown["closed"]) == ("up", closed)
+
+
+async def test_a_lease_counts_from_now_though_the_clock_was_set_back(plane) -> None:
+    agent = await plane.agent("n1")
+    await agent.beat()
+    async with plane.database.transaction() as connection:
+        await connection.execute("UPDATE nodes SET lease_until = now() + interval '1 h'")
+    reply = await agent.beat()
+    async with plane.database.transaction(readonly=True) as connection:
+        left_s = await connection.fetchval("SELECT extract(epoch FROM lease_until - now())::float8 FROM nodes")
+    assert 0 < left_s <= reply.lease_ttl_s

@@ -16,6 +16,7 @@ from services.db.database import Connection, Database
 from services.kit.logging import Log
 from services.scheduler.commands import set_commands, start_commands, stop_commands
 from services.scheduler.counters import GANGS_ENDED, NODES_LOST
+from services.scheduler.ingest.database_clock import DatabaseClock
 from services.scheduler.ingest.gangs import (
     FINISHED_BEFORE,
     End,
@@ -72,6 +73,7 @@ class Ingest:
         self._repeated_at_s: dict[str, float] = {}
         self._unacknowledged_since_s: dict[str, float] = {}
         self._looks_since_s = self._looked_at_s = -math.inf
+        self._clock = DatabaseClock(settings.lease_margin_s)
 
     async def look(self, now_s: float) -> Ingested:
         """Fold everything reported so far; return what changed.
@@ -165,6 +167,8 @@ class Ingest:
     async def _lose_nodes(self) -> int:
         """Give up nodes whose lease has certainly expired; a heartbeat that locks the row first keeps its node."""
         async with self._database.transaction() as connection:
+            if not await self._clock.is_steady(connection):
+                return 0
             lost = await node_power.lock_expired(connection, self._settings.lease_margin_s)
             if lost:
                 await gangs.lose_nodes(connection, lost)
@@ -395,7 +399,8 @@ def share_reports(reports: Iterable[RankReport], lost: Iterable[LostShare]) -> S
     """Return the last reports on shares.
 
     One that was lost with its node cannot run any more. If it was over before that, it ended as its node said, whether
-    the node said so before it was lost or when it came back.
+    the node said so before it was lost or when it came back. One that was told to stop did not fail: a node that comes
+    back stops what it is no longer to run, and may say so before the gang has ended.
     """
     found = {
         (row.allocation_id, row.node_id): ShareReport(
@@ -408,6 +413,7 @@ def share_reports(reports: Iterable[RankReport], lost: Iterable[LostShare]) -> S
     }
     for row in lost:
         place = row.allocation_id, row.node_id
-        if place not in found or found[place].state is not RankState.EXITED:
+        said = found.get(place, ShareReport())
+        if said.state is not RankState.EXITED or (said.ended_by is EndedBy.STOP and said.exit_code):
             found[place] = ShareReport(lost=True, detail="The node was lost.")
     return found

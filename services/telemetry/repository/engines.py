@@ -18,7 +18,8 @@ WITH before AS (
     SELECT id, state, boot_id, closed FROM nodes WHERE id = $1 AND token_sha256 = $2 AND driver = 'engine' FOR UPDATE
 )
 UPDATE nodes SET state = 'up', boot_id = $3, closed = $5::text, heartbeat_at = now(),
-       lease_until = greatest(lease_until, now() + make_interval(secs => $4))
+       lease_until = least(greatest(lease_until, now() + make_interval(secs => $4)),
+            clock_timestamp() + make_interval(secs => $4))
   FROM before WHERE nodes.id = before.id
 RETURNING before.state <> 'up' OR before.boot_id IS DISTINCT FROM $3 OR before.closed IS DISTINCT FROM $5::text
           AS changed

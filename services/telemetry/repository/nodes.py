@@ -51,7 +51,8 @@ WITH before AS (
 )
 UPDATE nodes SET
     state = 'up', boot_id = $3, readings = $4, closed = $6::text, heartbeat_at = now(),
-    lease_until = greatest(lease_until, now() + make_interval(secs => $5))
+    lease_until = least(greatest(lease_until, now() + make_interval(secs => $5)),
+        clock_timestamp() + make_interval(secs => $5))
 FROM before WHERE nodes.id = before.id
 RETURNING before.state <> 'up' OR before.boot_id IS DISTINCT FROM $3 OR (before.closed IS NULL) <> ($6::text IS NULL)
     AS changed
