@@ -74,14 +74,6 @@ async def told(redis: Redis, gateways: int = 2) -> None:
         await eventually(have_written)
 
 
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    found = connect(redis_url)
-    await found.delete(GATEWAY_LIMITS_HASH)
-    yield found
-    await found.aclose()
-
-
 async def test_two_gateways_let_through_as_much_as_one(redis: Redis, redis_url: str) -> None:
     async with two_gateways(redis_url) as (one, two):
         await told(redis)

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
 import pytest
+from redis.asyncio import Redis
 
+from services.kit.redis import connect
 from services.standalone import postgres, valkey
 from services.standalone.ports import Ports
 from services.standalone.process import Process
@@ -106,6 +108,15 @@ def redis_url() -> Iterator[str]:
     """The address of a Valkey of this test process's own; a test that needs it empty says FLUSHDB."""
     with valkey_server() as url:
         yield url
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    """A client of that Valkey, in which there is nothing."""
+    client = connect(redis_url)
+    await client.flushdb()  # pyright: ignore[reportUnknownMemberType]
+    yield client
+    await client.aclose()
 
 
 @pytest.fixture(scope="module")
