@@ -180,12 +180,9 @@ class Telemetry:
     async def list_nodes(self, query: NodeQuery) -> NodeList:
         """Return every node, or one page of them."""
         after, limit = read_cursor(query.cursor, NAME_PATTERN), query.limit
-        found = await nodes.nodes(self.database, after=after, limit=None if limit is None else limit + 1)
+        most = None if limit is None else limit + 1
+        found = await nodes.nodes(self.database, after=after, limit=most, clocks=query.clocks)
         shown = found[:limit]
-        if not query.clocks:
-            for row, _ in shown:
-                for device in row.devices:
-                    device.pop("clocks_mhz", None)
         more = len(found) > len(shown)
         return NodeList(
             items=[_as_node(*each) for each in shown], next_cursor=write_cursor(shown[-1][0].id) if more else None

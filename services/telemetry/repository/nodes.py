@@ -148,7 +148,10 @@ RETURNING s.allocation_id
 
 _NODES = f"""
 SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.driver, n.containers, n.protections,
-    n.devices, n.readings,
+    CASE WHEN $4 THEN n.devices ELSE (
+        SELECT coalesce(jsonb_agg(d - 'clocks_mhz' ORDER BY place), '[]')
+        FROM jsonb_array_elements(n.devices) WITH ORDINALITY AS listed (d, place)) END AS devices,
+    n.readings,
     (SELECT coalesce(jsonb_agg(to_jsonb(p) - 'node_id' ORDER BY p.gpu), '[]') FROM gpu_partitions p
      WHERE p.node_id = n.id) AS partitions,
     (SELECT coalesce(jsonb_agg(to_jsonb(h) - 'node_id' - 'fault_id' - 'returned_fault_id' ORDER BY h.gpu), '[]')
@@ -440,14 +443,21 @@ async def known_node(database: Database, node_id: str, token: str) -> KnownNode 
 
 
 async def nodes(
-    database: Database, node_id: str | None = None, *, after: str | None = None, limit: int | None = None
+    database: Database,
+    node_id: str | None = None,
+    *,
+    after: str | None = None,
+    limit: int | None = None,
+    clocks: bool = True,
 ) -> list[tuple[NodeRow, PowerRow | None]]:
-    """Return every node, or one, or at most ``limit`` after that of a name, with its power state, by name."""
+    """Return every node, or one, or at most ``limit`` after that of a name, with its power state, by name.
+
+    Without ``clocks``, which are most of what there is to read, devices do not name theirs.
+    """
     async with database.connection() as connection:
         power = {row.node_id: row for row in await fetch_rows(connection, PowerRow, NODE_POWER, node_id)}
-        return [
-            (row, power.get(row.id)) for row in await fetch_rows(connection, NodeRow, _NODES, node_id, after, limit)
-        ]
+        found = await fetch_rows(connection, NodeRow, _NODES, node_id, after, limit, clocks)
+    return [(row, power.get(row.id)) for row in found]
 
 
 async def set_draining(database: Database, node_id: str, draining: bool, operator: Identity) -> bool:
