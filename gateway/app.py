@@ -15,6 +15,7 @@ import orjson
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 
+from gateway.dashboard.ended import TELL_S, EndedSessions
 from gateway.dashboard.middleware import SessionMiddleware
 from gateway.dashboard.oidc import Provider
 from gateway.dashboard.pages import Dashboard
@@ -59,8 +60,10 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     opened = OpenedEdge[Route]()
     readiness = Readiness(urls)
     seals = Seals(settings.credential.own_keys(PURPOSE))
+    ended = EndedSessions(settings.session_s)
     dashboard = Dashboard(
         seals,
+        ended,
         valid_s=settings.session_s,
         zone=settings.zone,
         limiter=AddressLimiter(settings.open_requests_per_s, settings.open_burst),
@@ -78,7 +81,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             if dashboard.provider is not None:
                 dashboard.provider.session = session
             readiness.session = session
-            async with shared(limits, settings):
+            async with shared(limits, ended, settings):
                 yield
 
     app = FastAPI(title="Wattshift", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
@@ -86,7 +89,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     add_reference(app)
     dashboard.add_to(app)
     app.add_middleware(EdgeMiddleware, opened=opened)
-    app.add_middleware(SessionMiddleware, seals=seals, valid_s=settings.session_s)
+    app.add_middleware(SessionMiddleware, seals=seals, ended=ended, valid_s=settings.session_s)
     app.add_middleware(OverloadMiddleware, max_requests=settings.max_requests)
     return app
 
@@ -112,17 +115,20 @@ class Limits:
 
 
 @asynccontextmanager
-async def shared(limits: Limits, settings: GatewaySettings) -> AsyncIterator[None]:
-    """Have other gateways know what this one lets through, and the other way round, until the end of the block."""
-    redis = connect(settings.redis_url, settings)
+async def shared(limits: Limits, ended: EndedSessions, settings: GatewaySettings) -> AsyncIterator[None]:
+    """Have other gateways know what this one lets through and who signed out, and the other way round, in the block."""
+    redis = ended.redis = connect(settings.redis_url, settings)
     ours = SharedLimits(
         redis, GATEWAY_LIMITS_HASH, limits.requests, limits.streams, f"gateway-{secrets.token_hex(4)}", time.time()
     )
-    task = asyncio.create_task(repeat(ours.look, LIMITS_S, failed="limits.not_shared"))
+    tasks = [
+        asyncio.create_task(repeat(ours.look, LIMITS_S, failed="limits.not_shared")),
+        asyncio.create_task(repeat(ended.tell, TELL_S, failed="sessions.not_shared")),
+    ]
     try:
         yield
     finally:
-        await end_tasks([task])
+        await end_tasks(tasks)
         await ours.leave()
         await redis.aclose()
 
@@ -137,6 +143,8 @@ def create_edge(
     """Return the edge with everything it needs."""
     tokens = {upstream: outgoing(settings.credential, upstream.name.lower()) for upstream in urls}
     of_admission = tokens[Upstream.ADMISSION]
+    own_place = f"{settings.host}:{settings.port}"
+    places = Places(own_place, settings.router_url, urls, settings.metrics_instances)
     dispatcher = Dispatcher(
         BodyReader(settings.max_buffered_bytes),
         Gatherer(
@@ -157,9 +165,7 @@ def create_edge(
             stream_silence_s=settings.stream_silence_s,
             streams=limits.streams,
         ),
-        MetricsGatherer(
-            session, Places(f"{settings.host}:{settings.port}", settings.router_url, urls), tokens, Metrics()
-        ),
+        MetricsGatherer(session, places, tokens, Metrics()),
         max_body_bytes=settings.max_body_bytes,
         max_batch_bytes=settings.max_batch_bytes,
     )

@@ -1,20 +1,24 @@
 """``GET /metrics``: what all processes measure, gathered for an operator's Prometheus.
 
 Services show themselves to the gateway alone, so that one address and one key suffice. Every line says whose it is, by
-``service`` and ``instance``; ``wattshift_service_up`` is 0 for those that do not answer.
+``service`` and ``instance``; ``wattshift_service_up`` is 0 for those that do not answer. A service that runs several
+times has several addresses, by its name or by a setting, and all of them are asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from urllib.parse import parse_qs
 
 import aiohttp
 from pydantic import ValidationError
+from yarl import URL
 
-from gateway.routes import Upstream
+from gateway.routes import METRICS, Upstream
 from services.contracts.identity import ResolvedKey
 from services.contracts.queries import MetricsQuery
 from services.kit.edge.exchange import Exchange
@@ -23,16 +27,43 @@ from services.kit.problems import validation_problem
 from services.kit.scraping import SERVICE_UP, merged, place_of, scraped
 from services.kit.tokens import Outgoing
 
+GATEWAY = "gateway"
 ROUTER = "router"
+SERVICES = frozenset({GATEWAY, ROUTER, *(upstream.name.lower() for upstream in Upstream)})
+RESOLVED_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the processes are: this gateway, the router, and the services."""
+    """Where the processes are: this gateway, the router, and the services; and all of those that an operator named."""
 
     gateway: str
     router_url: str
     urls: Mapping[Upstream, str]
+    instances: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One process: where it answers, and by which name its certificate knows it where that is another."""
+
+    service: str
+    url: URL
+    host: str | None = None
+
+
+async def instances_at(service: str, url: str) -> list[Instance]:
+    """Return a process for each address that the host's name has, in one family; one where it has one or none."""
+    place = URL(url)
+    try:
+        async with asyncio.timeout(RESOLVED_WITHIN_S):
+            found = await asyncio.get_running_loop().getaddrinfo(place.host or "", place.port, type=socket.SOCK_STREAM)
+    except (TimeoutError, OSError):
+        found = []
+    hosts = list(dict.fromkeys(str(address[0]) for family, _, _, _, address in found if family == found[0][0]))
+    if len(hosts) < 2:
+        return [Instance(service, place)]
+    return [Instance(service, place.with_host(host), place.host) for host in sorted(hosts)]
 
 
 class MetricsGatherer:
@@ -57,7 +88,10 @@ class MetricsGatherer:
             ProblemError: 422 for a query that is not valid.
         """
         query = _query(exchange.scope["query_string"])
-        text = await (self._of_agents(key) if query.agents else self._of_services(exchange, key))
+        if query.own:
+            text = (await self._own.text()).decode()
+        else:
+            text = await (self._of_agents(key) if query.agents else self._of_services(exchange, key))
         await exchange.answer(200, [(b"content-type", MEDIA_TYPE.encode())], text.encode())
 
     async def _of_agents(self, key: ResolvedKey) -> str:
@@ -66,22 +100,32 @@ class MetricsGatherer:
         return found or ""
 
     async def _of_services(self, exchange: Exchange, key: ResolvedKey) -> str:
-        asked = {
-            upstream.name.lower(): (url, self._tokens[upstream].headers(key.identity))
-            for upstream, url in self._places.urls.items()
-        }
-        # The router knows keys itself.
-        authorization = exchange.headers.get(b"authorization", b"").decode("latin-1")
-        asked[ROUTER] = self._places.router_url, {"authorization": authorization}
-        found = await asyncio.gather(
-            *(scraped(self._session, url.rstrip("/") + "/metrics", headers) for url, headers in asked.values())
-        )
-        own = (await self._own.text()).decode()
-        parts = [({"service": "gateway", "instance": self._places.gateway}, SERVICE_UP.format(1) + own)]
-        for (service, (url, _)), text in zip(asked.items(), found, strict=True):
+        # The router and other gateways know keys themselves.
+        by_key = {"authorization": exchange.headers.get(b"authorization", b"").decode("latin-1")}
+        headers = {up.name.lower(): tokens.headers(key.identity) for up, tokens in self._tokens.items()}
+        asked = await self._instances()
+        found = await asyncio.gather(*(self._scraped(each, headers.get(each.service, by_key)) for each in asked))
+        parts: list[tuple[Mapping[str, str], str]] = []
+        if GATEWAY not in self._places.instances:
+            own = (await self._own.text()).decode()
+            parts.append(({"service": GATEWAY, "instance": self._places.gateway}, SERVICE_UP.format(1) + own))
+        for each, text in zip(asked, found, strict=True):
             up = SERVICE_UP.format(int(text is not None))
-            parts.append(({"service": service, "instance": place_of(url)}, up + (text or "")))
+            parts.append(({"service": each.service, "instance": place_of(each.url)}, up + (text or "")))
         return await asyncio.to_thread(merged, parts)
+
+    async def _instances(self) -> list[Instance]:
+        """Return all processes to ask: those that were named, and of other services all that their names lead to."""
+        named = self._places.instances
+        urls = {up.name.lower(): url for up, url in self._places.urls.items()} | {ROUTER: self._places.router_url}
+        found = [Instance(service, URL(url)) for service, given in named.items() for url in given]
+        resolved = (instances_at(service, url) for service, url in urls.items() if service not in named)
+        return [*found, *chain.from_iterable(await asyncio.gather(*resolved))]
+
+    async def _scraped(self, instance: Instance, headers: Mapping[str, str]) -> str | None:
+        path = METRICS.path.lstrip("/")
+        url = instance.url / path if instance.service != GATEWAY else (instance.url / path) % {"own": "true"}
+        return await scraped(self._session, url, headers, instance.host)
 
 
 def _query(query_string: bytes) -> MetricsQuery:

@@ -92,7 +92,8 @@ LOG_HEADERS = {
 }
 EVENT_STREAMS: dict[type[BaseModel], str] = {
     JobEvent: "Server-sent events. Each has an `id`, which a client sends back as `Last-Event-ID` to continue after "
-    "it, an `event` (`job.submitted`, `job.running`, ...), and as its `data` a `JobEvent` in JSON.",
+    "it, an `event` (`job.submitted`, `job.running`, ...), and as its `data` a `JobEvent` in JSON. With `changes` "
+    'there are `changed`, too, without an id, whose `data` is `{"kinds": [...]}`: what to read again.',
     ExecEvent: "Server-sent events. Each has an `event` (`started`, `output`, `notice`, `exit`), and as its `data` an "
     "`ExecEvent` in JSON. A stream that ends without `exit` has lost its command.",
 }

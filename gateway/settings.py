@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from gateway.dashboard.oidc import ProviderSettings, read_keys
+from gateway.metrics import SERVICES
 from services.kit.edge.settings import EdgeSettings
+
+Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+/?$")]
 
 
 class GatewaySettings(EdgeSettings):
@@ -46,6 +49,18 @@ class GatewaySettings(EdgeSettings):
     upstream_timeout_s: float = Field(default=30, gt=0, description="For an answer that is not a stream.")
     connect_timeout_s: float = Field(default=2, gt=0)
     stream_silence_s: float = Field(default=60, gt=0, description="A stream silent for so long is closed.")
+
+    metrics_instances: dict[str, tuple[Address, ...]] = Field(
+        default_factory=dict[str, tuple[Address, ...]],
+        description="JSON: all addresses of services that run several times behind one, by service, for `/metrics`.",
+    )
+
+    @field_validator("metrics_instances")
+    @classmethod
+    def _names_services(cls, value: dict[str, tuple[Address, ...]]) -> dict[str, tuple[Address, ...]]:
+        if unknown := sorted(value.keys() - SERVICES):
+            raise ValueError(f"{unknown[0]} is no service; there are {', '.join(sorted(SERVICES))}")
+        return value
 
     @field_validator("oidc_keys")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.dashboard.ended import EndedSessions
 from gateway.dashboard.sessions import CSRF_HEADER, Seals, Session, cookie_of
 from services.contracts.problems import ProblemCode
 from services.kit.edge.exchange import Exchange
@@ -22,9 +23,10 @@ class SessionMiddleware:
     read. Requests with an ``Authorization`` header are passed on as they are: a browser adds none by itself.
     """
 
-    def __init__(self, app: ASGIApp, seals: Seals, valid_s: int) -> None:
+    def __init__(self, app: ASGIApp, seals: Seals, ended: EndedSessions, valid_s: int) -> None:
         self._app = app
         self._seals = seals
+        self._ended = ended
         self._valid_s = valid_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,7 +35,7 @@ class SessionMiddleware:
             return
         headers = dict(scope["headers"])
         session = self._seals.open(Session, cookie_of("session", scope, headers.get(b"cookie")), self._valid_s)
-        if session is None:
+        if session is None or await self._ended.has_ended(session):
             await self._app(scope, receive, send)
             return
         scope = {**scope, SCOPE_KEY: session}

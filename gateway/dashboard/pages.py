@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
+from gateway.dashboard.ended import EndedSessions
 from gateway.dashboard.middleware import SCOPE_KEY
 from gateway.dashboard.oidc import Attempt, Provider
 from gateway.dashboard.sessions import Seals, Session, cookie_of, set_cookie
@@ -106,10 +107,19 @@ class Dashboard:
     keys: KeyCache
 
     def __init__(
-        self, seals: Seals, *, valid_s: int, zone: str, limiter: AddressLimiter, provider: Provider | None
+        self,
+        seals: Seals,
+        ended: EndedSessions,
+        *,
+        valid_s: int,
+        zone: str,
+        limiter: AddressLimiter,
+        provider: Provider | None,
     ) -> None:
-        """Take what seals sessions, how long these are valid, the zone to show first, and who else knows people."""
+        """Take what seals sessions and which have ended, how long they are valid, the zone to show first, and who else
+        knows people."""
         self._seals = seals
+        self._ended_sessions = ended
         self.provider = provider
         self._valid_s = valid_s
         self._zone = zone
@@ -235,6 +245,8 @@ class Dashboard:
         form = await _read_form(request)
         if session is not None and not session.has_token(form.get("csrf")):
             raise ProblemError(403, ProblemCode.FORBIDDEN, "The form does not repeat the token of its page.")
+        if session is not None:
+            await self._ended_sessions.end(session)
         return self._ended(request, RedirectResponse("/", 303, headers=HEADERS))
 
     @staticmethod

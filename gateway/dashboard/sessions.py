@@ -1,8 +1,9 @@
-"""Sessions in sealed cookies: nothing is stored, and every gateway of the installation can open them."""
+"""Sessions in sealed cookies: nothing of them is stored, and every gateway of the installation can open them."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import hmac
 import secrets
 from collections.abc import Sequence
@@ -35,6 +36,11 @@ class Session(BaseModel, frozen=True):
     def begun(cls, key: str, name: str | None = None) -> Session:
         """Return a new session."""
         return cls(key=key, csrf=secrets.token_urlsafe(24), name=name)
+
+    @property
+    def id(self) -> str:
+        """What tells it from other sessions, of which nothing else follows."""
+        return hashlib.sha256(self.csrf.encode()).hexdigest()
 
     @property
     def authorization(self) -> bytes:

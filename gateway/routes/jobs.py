@@ -156,7 +156,7 @@ JOBS = (
         "A user follows its tenant's jobs, an operator those of all tenants.",
         operation="follow_events",
         for_projects=True,
-        query=queries.EventQuery,
+        query=queries.EventsQuery,
         event=jobs.JobEvent,
         media=EVENTS,
         headers=("last-event-id",),

@@ -19,6 +19,7 @@ from services.admission.arrays import Arrays
 from services.admission.budget_endpoints import budget_routes
 from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
+from services.admission.changes import Changes
 from services.admission.commits import Committer
 from services.admission.endpoints import job_routes
 from services.admission.exec_endpoints import exec_routes
@@ -79,6 +80,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         jobs = Jobs(engine, hints.give)
         arrays = Arrays(engine, hints.give)
         feed = EventFeed(engine, poll_s=settings.event_poll_s, buffer=settings.event_buffer)
+        changes = Changes(engine, poll_s=settings.change_poll_s)
+        streams = EventStreams(feed, changes, jobs, settings.keep_alive_s)
         committer = Committer(
             SubmissionRepository(settings.database_url),
             hints.give,
@@ -97,7 +100,7 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
         disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
         submissions = Submissions(committer, capacity, References(engine), arrays.find, disk)
-        app.include_router(job_routes(submissions, jobs, EventStreams(feed, jobs, settings.keep_alive_s), logs))
+        app.include_router(job_routes(submissions, jobs, streams, logs))
         app.include_router(array_routes(arrays))
         app.include_router(agent_metrics_routes(AgentMetrics(engine, session, agent_tokens)))
         sessions = Exec(

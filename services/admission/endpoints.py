@@ -15,7 +15,7 @@ from services.admission.service import Submissions
 from services.admission.steering import Command
 from services.admission.streaming import EventStreams, read_last_event_id
 from services.contracts.jobs import Job, JobCounts, JobList, SubmissionAnswers, SubmissionRequest
-from services.contracts.queries import EventQuery, JobQuery, LogQuery
+from services.contracts.queries import EventQuery, EventsQuery, JobQuery, LogQuery
 from services.kit.identity import ProjectCaller
 
 LastEventId = Annotated[str | None, Header(alias="Last-Event-ID")]
@@ -75,11 +75,11 @@ def job_routes(submissions: Submissions, jobs: Jobs, streams: EventStreams, logs
 
     @router.get("/v1/events")
     async def all_events(
-        caller: ProjectCaller, query: Annotated[EventQuery, Query()], last_event_id: LastEventId = None
+        caller: ProjectCaller, query: Annotated[EventsQuery, Query()], last_event_id: LastEventId = None
     ) -> Response:
         after = read_last_event_id(last_event_id)
         scope = Scope(tenant_id=visible_tenant(caller), project=caller.project)
-        stream = await streams.of_all(scope, after, follow=query.follow)
+        stream = await streams.of_all(scope, after, follow=query.follow, changes=query.changes)
         return StreamingResponse(stream, media_type="text/event-stream", headers=UNBUFFERED)
 
     @router.get("/v1/jobs/{job_id}/logs")

@@ -69,6 +69,9 @@ class AdmissionSettings(SealingSettings):
     event_poll_s: float = Field(
         default=0.15, gt=0, description="How often new events are read while clients follow them."
     )
+    change_poll_s: float = Field(
+        default=1.0, gt=0, description="How often pages that are open are told what else than jobs has changed."
+    )
     event_buffer: int = Field(default=10_000, ge=1, description="Events kept in memory for clients that follow them.")
     keep_alive_s: float = Field(
         default=15, gt=0, description="An event stream without events gets a comment this often."

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from services.admission.changes import OPERATORS_ONLY, Changes
 from services.admission.feed import EventFeed
 from services.admission.jobs import Jobs
 from services.admission.repository.events import BEGINNING, Position, Scope, StoredEvent
+from services.contracts.changes import Changed, ChangeKind
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
 from services.core.domain.jobs import JobState
 from services.kit.problems import ProblemError
+from services.kit.tasks import merged
 
 FINAL_EVENTS = frozenset(f"job.{state}" for state in JobState if state.is_final)
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -45,18 +48,27 @@ def as_sse(event: StoredEvent) -> bytes:
 class EventStreams:
     """Opens streams of events."""
 
-    def __init__(self, feed: EventFeed, jobs: Jobs, keep_alive_s: float) -> None:
+    def __init__(self, feed: EventFeed, changes: Changes, jobs: Jobs, keep_alive_s: float) -> None:
         self._feed = feed
+        self._changes = changes
         self._jobs = jobs
         self._keep_alive_s = keep_alive_s
 
-    async def of_all(self, scope: Scope, after: Position | None, *, follow: bool) -> AsyncIterator[bytes]:
+    async def of_all(
+        self, scope: Scope, after: Position | None, *, follow: bool, changes: bool = False
+    ) -> AsyncIterator[bytes]:
         """Return the events in ``scope`` after ``after``, without end or, unless ``follow``, as far as there are any.
 
-        By default, they begin now if they are followed, and otherwise with the first.
+        By default, they begin now if they are followed, and otherwise with the first. With ``changes``, those who
+        follow are told what else has changed.
         """
         start = after if after is not None else BEGINNING if not follow else await self._feed.now()
-        return self._follow_all(scope, start) if follow else self._replay(scope, start)
+        if not follow:
+            return self._replay(scope, start)
+        if not changes:
+            return self._follow_all(scope, start)
+        hidden = frozenset[ChangeKind]() if scope.tenant_id is None else OPERATORS_ONLY
+        return merged(self._follow_all(scope, start), self._follow_changes(frozenset(ChangeKind) - hidden))
 
     async def of_job(
         self, identity: Identity, job_id: str, after: Position | None, *, follow: bool
@@ -87,6 +99,10 @@ class EventStreams:
         yield HELLO
         async for event in self._feed.follow(scope, start, self._keep_alive_s):
             yield KEEP_ALIVE if event is None else as_sse(event)
+
+    async def _follow_changes(self, kinds: frozenset[ChangeKind]) -> AsyncIterator[bytes]:
+        async for found in self._changes.follow(kinds):
+            yield b"event: changed\ndata: %b\n\n" % Changed(kinds=sorted(found)).model_dump_json().encode()
 
     async def _follow_job(self, identity: Identity, job_id: str, start: Position) -> AsyncIterator[bytes]:
         yield HELLO

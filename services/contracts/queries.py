@@ -38,6 +38,7 @@ class MetricsQuery(Message):
     """Whose figures."""
 
     agents: bool = Field(default=False, description="Those of the nodes' agents, in place of the services'.")
+    own: bool = Field(default=False, description="Those of the gateway that answers alone.")
 
 
 class AuditQuery(PageQuery):
@@ -105,6 +106,16 @@ class EventQuery(Message):
 
     follow: bool = Field(
         default=True, description="Keep the connection open for new events; `false` ends it after the existing ones."
+    )
+
+
+class EventsQuery(EventQuery):
+    """How to read the events of all jobs."""
+
+    changes: bool = Field(
+        default=False,
+        description="Also tell, by `changed` without an id, what else has changed: nodes, policies, pools, apps, "
+        "carbon intensities, footprints. Only while events are followed.",
     )
 
 

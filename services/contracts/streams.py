@@ -30,6 +30,11 @@ GATEWAY_LIMITS_HASH = "wattshift:gateway-limits"
 """The same of gateways."""
 
 
+def ended_session(session_id: str) -> str:
+    """Return the key that is there for as long as the cookie of a session that has ended would be valid."""
+    return f"wattshift:ended-session:{session_id}"
+
+
 def latency_stream(node_id: str) -> str:
     """Return the stream of what routers saw of the servers on one node: a `LatencyReport` a second as `report`."""
     return f"wattshift:node:{node_id}:latency"

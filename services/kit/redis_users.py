@@ -17,7 +17,7 @@ _QUEUES = (
 )
 
 RULES: Mapping[str, str] = {
-    "gateway": "~wattshift:gateway-limits +hset +hgetall +hdel",
+    "gateway": "~wattshift:gateway-limits ~wattshift:ended-session:* +hset +hgetall +hdel +set +exists",
     "admission": "~wattshift:hints +xadd",
     "telemetry": "~wattshift:hints +xadd +acl|setuser +acl|deluser +acl|users",
     "scheduler": "~wattshift:hints ~wattshift:node:*:commands +xadd +xread",

@@ -18,11 +18,18 @@ SERVICE_UP = (
 """Stands before a process's own text; with what it is in place of the braces."""
 
 
-async def scraped(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
-    """Return what is at an address, None where a process does not answer, or does not let the caller in."""
+async def scraped(
+    session: aiohttp.ClientSession, url: str | URL, headers: Mapping[str, str], host: str | None = None
+) -> str | None:
+    """Return what is at an address, None where a process does not answer, or does not let the caller in.
+
+    ``host`` is the name in the process's certificate, where that of the address is another.
+    """
     timeout = aiohttp.ClientTimeout(total=SCRAPED_WITHIN_S)
     try:
-        async with session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
+        async with session.get(
+            url, headers=headers, timeout=timeout, allow_redirects=False, server_hostname=host
+        ) as answer:
             if answer.status != 200 or (answer.content_length or 0) > LARGEST_BYTES:
                 return None
             return (await answer.read()).decode()
@@ -30,7 +37,7 @@ async def scraped(session: aiohttp.ClientSession, url: str, headers: Mapping[str
         return None
 
 
-def place_of(url: str) -> str:
+def place_of(url: str | URL) -> str:
     """Return host and port of an address, as Prometheus' ``instance`` has them."""
     found = URL(url)
     return f"{found.host}:{found.port}"

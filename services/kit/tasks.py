@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -20,3 +22,25 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=0.2)
+
+
+async def merged(*sources: AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield what any of ``sources`` yields, in the order of its coming, until all have ended."""
+
+    async def next_of(source: AsyncIterator[T]) -> T:
+        return await anext(source)
+
+    waiting = {asyncio.create_task(next_of(source)): source for source in sources}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                source = waiting.pop(task)
+                try:
+                    found = task.result()
+                except StopAsyncIteration:
+                    continue
+                waiting[asyncio.create_task(next_of(source))] = source
+                yield found
+    finally:
+        await end_tasks(waiting)

@@ -27,7 +27,7 @@ async def _echo(request: web.Request) -> web.StreamResponse:
     return web.json_response({"method": request.method, "path": request.path, "cookie": request.headers.get("cookie")})
 
 
-async def _sign_in(client: httpx.AsyncClient, role: Role = Role.USER) -> str:
+async def sign_in(client: httpx.AsyncClient, role: Role = Role.USER) -> str:
     """Sign in; return the token that the pages hold."""
     answer = await client.post("/sign-in", data={"key": KEYS[role], "then": "/jobs"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/jobs"), answer.text
@@ -70,7 +70,7 @@ async def test_over_tls_the_cookie_is_tied_to_the_host_and_to_tls() -> None:
 
 async def test_a_change_must_repeat_the_token_of_its_page() -> None:
     async with a_gateway(_echo) as client:
-        token = await _sign_in(client)
+        token = await sign_in(client)
 
         for headers in ({}, {"x-csrf-token": "another"}, {"x-csrf-token": ""}):
             refused = await client.post("/v1/jobs/job_1/cancel", headers=headers)
@@ -82,7 +82,7 @@ async def test_a_change_must_repeat_the_token_of_its_page() -> None:
 async def test_a_key_of_its_own_needs_no_token() -> None:
     """A program that has a cookie by accident is no browser that another site has sent."""
     async with a_gateway(_echo) as client:
-        await _sign_in(client)
+        await sign_in(client)
         headers = {"authorization": f"Bearer {KEYS[Role.USER]}"}
 
         assert (await client.post("/v1/jobs/job_1/cancel", headers=headers)).status_code == 200
@@ -120,7 +120,7 @@ async def test_a_wrong_key_is_said_to_be_one_and_tries_are_counted() -> None:
 
 async def test_signing_out_takes_the_cookie_away_and_needs_the_token() -> None:
     async with a_gateway(_echo) as client:
-        token = await _sign_in(client)
+        token = await sign_in(client)
 
         assert (await client.post("/sign-out")).status_code == 403
         assert client.cookies.get(COOKIE)
@@ -131,7 +131,7 @@ async def test_signing_out_takes_the_cookie_away_and_needs_the_token() -> None:
 
 async def test_two_gateways_of_an_installation_open_each_others_sessions() -> None:
     async with a_gateway(_echo) as one, a_gateway(_echo) as two:
-        await _sign_in(one)
+        await sign_in(one)
         two.cookies.set(COOKIE, one.cookies[COOKIE])
 
         assert (await two.get("/v1/jobs")).status_code == 200
@@ -163,7 +163,7 @@ def test_a_session_outlives_the_change_of_the_secret_and_not_its_time() -> None:
 @pytest.mark.parametrize("role", list(Role))
 async def test_each_role_sees_its_pages(role: Role) -> None:
     async with a_gateway(_echo) as client:
-        await _sign_in(client, role)
+        await sign_in(client, role)
         for page in PAGES:
             answer = await client.get(page.path.replace("{name}", "job_1"))
 
@@ -175,7 +175,7 @@ async def test_each_role_sees_its_pages(role: Role) -> None:
 
 async def test_files_are_kept_by_browsers_and_all_that_pages_name_are_there() -> None:
     async with a_gateway(_echo) as client:
-        await _sign_in(client)
+        await sign_in(client)
         page = (await client.get("/")).text
         for path in set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page)):
             answer = await client.get(path)

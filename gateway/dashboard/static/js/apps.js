@@ -1,9 +1,9 @@
 // Applications: their mix of variants over time, what it saves, and what runs now.
 import { all, get } from "./api.js";
-import { Chart, colour, faded, stepped } from "./charts.js";
+import { Chart, colour, stepped, tinted } from "./charts.js";
 import { by, facts, fill, h, table } from "./dom.js";
 import { ago, at, badge, carbon, count, digits, energy, figure, percent, unknown, words } from "./format.js";
-import { every } from "./live.js";
+import { live } from "./live.js";
 import { trying } from "./shell.js";
 
 const STEPS = 96;
@@ -15,8 +15,9 @@ const ms = (value) => (value === null ? unknown() : `${digits(value)} ms`);
 const ink = (i) => colour(INKS[i % INKS.length]);
 
 const chart = new Chart(by("mix"), () => ({
-  unit: "requests/s", format: (value) => Number(value.toPrecision(3)),
-  series: [...variants.map((name, i) => ({ label: name, stroke: ink(i), fill: faded(ink(i), 0.55), width: 1, paths: stepped, value: (plot, _, at_, index) => shareAt(plot, i, index) })),
+  unit: "requests/s", format: (value) => Number(value.toPrecision(3)), right: "intensity",
+  scales: { intensity: { range: (_, low, high) => [0, (high ?? 0) > 0 ? high * 1.1 : 1] } },
+  series: [...variants.map((name, i) => ({ label: name, stroke: ink(i), fill: tinted(ink(i), 0.55), width: 1, paths: stepped, value: (plot, _, at_, index) => shareAt(plot, i, index) })),
     { label: "intensity", stroke: colour("text"), width: 2, dash: [5, 4], paths: stepped, scale: "intensity", value: (_, value) => (value === null || value === undefined ? "--" : `${Math.round(value)} gCO₂/kWh`) }],
 }));
 
@@ -41,14 +42,20 @@ function showMix(report, stepS) {
   chart.plot = null;
   if (!report.requests) return void fill(by("mix"), h("p", { class: "empty" }, "No request was answered in this period."));
   by("mix").classList.remove("loading");
+  by("mix-note").textContent = "Left: requests per second by variant, stacked. Right, dashed: carbon intensity in gCO₂/kWh.";
   chart.show(rows, `Requests per second by variant: ${variants.join(", ")}`);
+}
+
+function saving(pct) {
+  if (pct === null) return ["Carbon saved", unknown()];
+  return pct < 0 ? ["More carbon than that", h("span", { class: "up-is-bad" }, `${digits(-pct)} %`)] : ["Carbon saved", `${digits(pct)} %`];
 }
 
 function showFigures(app, report) {
   fill(by("figures"), facts([
     ["Requests", count(report.requests), report.failed ? h("span", { class: "problem sub" }, `${count(report.failed)} failed`) : null],
     ["Per 1,000 requests", figure(report.gco2_per_1000, carbon, { id: "grams-per-1000" }), report.base_gco2_per_1000 === null ? null : h("span", { class: "sub" }, `${carbon(report.base_gco2_per_1000)} with the best variant alone`)],
-    ["Carbon saved", report.carbon_saving_pct === null ? unknown() : `${digits(report.carbon_saving_pct)} %`],
+    saving(report.carbon_saving_pct),
     ["Accuracy", report.accuracy_pct === null ? unknown() : `${digits(report.accuracy_pct)} %`, report.accuracy_loss_pct === null ? null : h("span", { class: "sub" }, `${digits(report.accuracy_loss_pct)} % below the best variant`)],
     ["Latency p95", ms(report.p95_ms), h("span", { class: "sub" }, `limit ${digits(report.sla_p95_ms)} ms`)],
     ["Time within the limit", report.sla_ok_share === null ? unknown() : percent(report.sla_ok_share)],
@@ -88,5 +95,5 @@ async function show() {
   showRuns(app, instances.items.filter((each) => each.ended_at === null));
 }
 
-every(15_000, () => trying(show));
+live(["apps", "footprints"], 5_000, () => trying(show));
 for (const id of ["app", "period"]) by(id).addEventListener("change", () => trying(show));

@@ -14,6 +14,13 @@ export function faded(value, alpha) {
   return `rgba(${r},${g},${b},${alpha})`;
 }
 
+/** Return `value` as it looks on a card at this opacity: what is drawn over others must hide them. */
+export function tinted(value, alpha) {
+  const parts = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+  const card = parts(colour("card"));
+  return `rgb(${parts(value).map((each, i) => Math.round(each * alpha + card[i] * (1 - alpha))).join()})`;
+}
+
 document.addEventListener("themechange", () => charts.forEach((each) => each.draw()));
 
 /** Values that hold from their time until the next one. */
@@ -38,8 +45,8 @@ function timeLabels(_, splits, _axis, _space, step) {
 /** A chart in `place`, which is drawn again when its size or the theme changes. */
 export class Chart {
   /**
-   * `options()` returns `{label, unit, series, bands, over, under, range, format}` in the colours of now; `series` are
-   * uPlot's, without that of time; `under` and `over` draw on the canvas before and after the curves.
+   * `options()` returns `{unit, series, bands, over, under, range, right, format}` in the colours of now; `series` are
+   * uPlot's, without that of time; `right` is the scale that has its axis there; `under` and `over` draw on the canvas before and after the curves.
    */
   constructor(place, options) {
     this.place = fill(place);
@@ -83,7 +90,8 @@ export class Chart {
       scales: { ...wanted.scales, x: { time: true, ...(wanted.x ?? {}) }, y: { range: wanted.range ?? ((_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.1 : 1]) } },
       axes: [
         { ...axis, size: 38, space: 64, values: timeLabels },
-        { ...axis, size: 56, values: (_, values) => values.map((value) => show(value)), label: undefined },
+        { ...axis, size: 56, values: (_, values) => values.map((value) => show(value)) },
+        ...(wanted.right ? [{ ...axis, size: 56, side: 1, scale: wanted.right, grid: { show: false } }] : []),
       ],
       series: [{ label: "time", value: (_, s) => (s === null || s === undefined ? "--" : time(s * 1000)) }, ...wanted.series.map((each) => ({
         spanGaps: false, points: { show: false }, value: (_, value) => (value === null || value === undefined ? "--" : `${show(value)} ${wanted.unit}`), ...each,

@@ -2,7 +2,7 @@
 import { get, withQuery } from "./api.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
 import { ago, at, badge, carbon, count, duration, energy, figure, unknown, words } from "./format.js";
-import { every, follow, throttled } from "./live.js";
+import { live, onJobs } from "./live.js";
 import { me, trying } from "./shell.js";
 
 const LIMIT = 50;
@@ -45,6 +45,8 @@ function why(job) {
   return h("td", { class: known ? "why" : "why blank" }, known ? job.detail ?? (words(job.reason) || "not looked at yet") : "–");
 }
 
+const used = (job, label, show) => h("td", { class: job.started_at ? "number" : "number blank", "data-label": label }, job.started_at ? show(job) : "–");
+
 const row = (job) => h("tr", {},
   h("td", { class: "name" }, h("a", { href: `/jobs/${job.id}`, "data-focus": job.id }, job.name),
     h("small", {}, [me.isOperator ? job.tenant_id : null, job.project, job.user].filter(Boolean).join(" · "))),
@@ -53,8 +55,8 @@ const row = (job) => h("tr", {},
   h("td", { class: "time", "data-label": "" }, when(job)),
   h("td", { class: "number", "data-label": "GPUs" }, size(job)),
   h("td", { class: "time", "data-label": "submitted" }, at(job.submitted_at, ago)),
-  h("td", { class: "number", "data-label": "energy" }, job.started_at ? figure(job.footprint.energy_j, energy) : "–"),
-  h("td", { class: "number", "data-label": "" }, job.started_at ? figure(job.footprint.carbon_gco2, carbon) : "–"));
+  used(job, "energy", (it) => figure(it.footprint.energy_j, energy)),
+  used(job, "carbon", (it) => figure(it.footprint.carbon_gco2, carbon)));
 
 const COLUMNS = [["Name"], ["State"], ["Why it waits, or how it ended"], ["Start or length"], ["GPUs", "number"], ["Submitted"], ["Energy", "number"], ["Carbon", "number"]];
 
@@ -79,7 +81,6 @@ async function show() {
   history.replaceState(null, "", withQuery("/jobs", { ...query(), cursor }));
 }
 
-const refresh = throttled(() => trying(show), 1500);
 const turn = (to) => { cursor = to; body = null; trying(show).then(() => scrollTo({ top: 0 })); };
 
 form.addEventListener("submit", (event) => { event.preventDefault(); before.length = 0; turn(null); });
@@ -87,7 +88,8 @@ form.elements.state.addEventListener("change", () => form.requestSubmit());
 by("older").addEventListener("click", () => { before.push(cursor); turn(next); });
 by("newer").addEventListener("click", () => turn(before.pop() ?? null));
 
-follow("/v1/events", (event) => {
+const refresh = live([], 1_500, () => trying(show));
+onJobs((event) => {
   if (!cursor || body?.querySelector(`[data-key="${event.job_id}"]`)) refresh();
-}, refresh);
-every(20_000, () => trying(show)); // energy grows without events
+});
+live(["footprints"], 15_000, refresh); // energy grows without events

@@ -14,13 +14,14 @@ function say(state, text) {
  * Browsers open six connections to a host; a hidden page gives its own back. `onOpen` runs whenever the stream has
  * opened: what happened in between was missed, so that is the time to read afresh.
  */
-export function follow(path, onEvent, onOpen = () => {}) {
+export function follow(path, onEvent, onOpen = () => {}, onLost = () => {}) {
   let source = null;
   const open = () => {
     if (source || document.hidden) return;
     source = new EventSource(path);
     source.onopen = () => { say("on", "live"); onOpen(); };
     source.onerror = () => {
+      onLost();
       if (source?.readyState !== EventSource.CLOSED) return say("off", "reconnecting…");
       close(); // refused, or ended for good
       if (!done) setTimeout(open, 5000);
@@ -42,6 +43,64 @@ export function follow(path, onEvent, onOpen = () => {}) {
 const TYPES = ["submitted", "queued", "held", "starting", "running", "preempting", "succeeded", "failed", "cancelled",
   "cancel_requested", "hold_requested", "hold_withdrawn", "had_finished", "set",
   "setting_refused", "exec", "exec_ended", "profiling", "profiled", "profiling_failed"].map((name) => `job.${name}`);
+TYPES.push("changed");
+
+const POLL_MS = 5_000;
+const views = []; // what `live` keeps up to date: `{kinds, touch}`
+const hearers = []; // of jobs' events
+let isUp = false;
+let isShared = false;
+
+/** Follow all that a page shows, by the one stream that all its parts share. */
+function share() {
+  if (isShared) return;
+  isShared = true;
+  follow("/v1/events?changes=true", (event) => {
+    const kinds = event.kinds ?? ["jobs"];
+    for (const view of views) if (view.kinds.some((each) => kinds.includes(each))) view.touch();
+    if (!event.kinds) for (const hear of hearers) hear(event);
+  }, () => {
+    isUp = true;
+    for (const view of views) view.touch(); // what changed in between was missed
+  }, () => { isUp = false; });
+}
+
+/** Call `hear` with each event of a job that one may see. */
+export function onJobs(hear) {
+  hearers.push(hear);
+  share();
+}
+
+/**
+ * Do `work` now and whenever one of `kinds` has changed, but not more often than every `ms`, one at a time, and not
+ * while nobody looks. While there is no stream, it is done every `ms`, or every five seconds if that is longer. Returns
+ * what asks for it to be done soon.
+ */
+export function live(kinds, ms, work) {
+  let due = null;
+  let isBusy = false;
+  let isDirty = false;
+  let last = -Infinity;
+  const run = async () => {
+    due = null;
+    if (document.hidden) return;
+    [isBusy, isDirty, last] = [true, false, Date.now()];
+    try { await work(); } finally {
+      isBusy = false;
+      if (isDirty) touch();
+    }
+  };
+  const touch = () => {
+    isDirty = true;
+    if (!isBusy && due === null && !document.hidden) due = setTimeout(run, Math.max(0, last + ms - Date.now()));
+  };
+  views.push({ kinds, touch });
+  setInterval(() => isUp || touch(), Math.max(ms, POLL_MS));
+  document.addEventListener("visibilitychange", touch);
+  touch();
+  share();
+  return touch;
+}
 
 /** Return a function that does `work` soon, and not more often than every `ms`. */
 export function throttled(work, ms) {

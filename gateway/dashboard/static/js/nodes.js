@@ -3,7 +3,7 @@ import { all, send } from "./api.js";
 import { meter } from "./charts.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
 import { ago, at, badge, clock, count, digits, duration, energy, percent, power, unknown, words } from "./format.js";
-import { every } from "./live.js";
+import { live } from "./live.js";
 import { confirmed, trying } from "./shell.js";
 
 const form = by("filters");
@@ -160,4 +160,4 @@ async function change(path) {
 
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", draw);
-every(5000, () => trying(read));
+live(["nodes", "jobs"], 5_000, () => trying(read));

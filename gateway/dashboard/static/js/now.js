@@ -4,7 +4,7 @@ import { Chart, colour, faded, meter } from "./charts.js";
 import { by, fill, h, reconcile } from "./dom.js";
 import { at, badge, carbon, count, figure, intensity, percent, power, time, unknown, words } from "./format.js";
 import { GridChart, current, greenest } from "./grid.js";
-import { Ring, every, follow, throttled } from "./live.js";
+import { Ring, every, live, onJobs, throttled } from "./live.js";
 import { me, trying } from "./shell.js";
 
 const DAY_S = 86400;
@@ -23,7 +23,7 @@ async function showCounts() {
   fill(by("counts"),
     h("div", { class: "trio" }, part("running", running, ["running", "starting", "preempting"]),
       part("waiting", counts.queued, ["queued"]), part("held", counts.held, ["held"])),
-    h("p", { class: "note" }, reasons.length ? `Why they wait: ${reasons.map(([reason, n]) => `${words(reason)} ${count(n)}`).join(", ")}`
+    h("p", { class: "note" }, reasons.length ? `Why they wait: ${reasons.map(([reason, n]) => `${words(reason)} (${count(n)})`).join(", ")}`
       : "Nothing waits."));
 }
 
@@ -38,16 +38,22 @@ async function showCarbon() {
     figure(used, carbon, { class: "big", id: "carbon-today" }),
     h("p", { class: "note" },
       baseline === null ? ["At the mean intensity: ", unknown(), "."] : ["At the mean intensity: ", figure(baseline, carbon, { id: "carbon-baseline" }),
-        share === null ? "" : Math.abs(share) < 0.0005 ? ": the same" : h("span", { class: share < 0 ? "up-is-good" : "up-is-bad" }, `: ${percent(Math.abs(share))} ${share < 0 ? "less" : "more"}`), "."]),
+        share === null ? "" : Math.abs(share) < 0.005 ? ": the same" : h("span", { class: share < 0 ? "up-is-good" : "up-is-bad" }, `: ${percent(Math.abs(share))} ${share < 0 ? "less" : "more"}`), "."]),
     h("p", { class: "note" }, h("span", { title: "The baseline is the same energy at its zone's mean intensity since midnight." }, me.isOperator ? "All tenants and idle GPUs since midnight." : "Your tenant since midnight.")));
 }
 
 const history = new Ring(HISTORY);
 const powerChart = me.isOperator ? new Chart(by("power-chart"), () => ({
   unit: "kW", format: (value) => Number(value.toPrecision(3)), legend: false,
-  x: { range: (_, from, to) => [Math.min(from, to - 60), to] },
-  series: [{ label: "power", stroke: colour("accent"), width: 2, fill: faded(colour("accent"), 0.12) }],
+  x: { range: () => powerSpan() },
+  series: [{ label: "power", stroke: colour("accent"), width: 2, fill: faded(colour("accent"), 0.12), points: { show: (plot) => plot.data[0].length < 2 } }],
 })) : null;
+
+/** A minute at least: of a single value uPlot itself would make years. */
+function powerSpan() {
+  const [first, last] = [history.items[0][0], history.items.at(-1)[0]];
+  return [Math.min(first, last - 60), last];
+}
 
 async function showPower() {
   const items = await all("/v1/nodes", { clocks: false }, 100_000);
@@ -133,7 +139,6 @@ async function fillLatest() {
   showLatest();
 }
 
-const refresh = throttled(() => trying(showCounts), 1000);
 /** Learn the names of jobs that are new here, one request for as many as came together. */
 const learn = throttled(() => trying(async () => {
   const missing = latest.items.map((each) => each.job_id).filter((id) => !names.has(id));
@@ -144,20 +149,23 @@ const learn = throttled(() => trying(async () => {
 }), 2000);
 
 trying(fillLatest);
-follow("/v1/events", (event) => {
+live(["jobs"], 1_000, () => trying(showCounts));
+onJobs((event) => {
   latest.push(event);
   if (by("latest").querySelector(".unknown")) by("latest").replaceChildren();
   showLatest();
   learn();
-  refresh();
-}, refresh);
-every(30_000, () => trying(showCarbon));
-if (me.isOperator) every(5_000, () => trying(showPower));
+});
+live(["footprints"], 15_000, () => trying(showCarbon));
+if (me.isOperator) live(["nodes"], 5_000, () => trying(showPower));
 else hidePower();
-every(60_000, () => trying(showPolicy));
-trying(listZones).then(() => every(60_000, () => showGrid().catch((error) => {
-  fill(by("grid-figures"), h("p", { class: "problem" }, error.message));
-  by("grid-chart").classList.remove("loading");
-})));
+live(["policies"], 2_000, () => trying(showPolicy));
+trying(listZones).then(() => {
+  const refresh = live(["carbon"], 5_000, () => showGrid().catch((error) => {
+    fill(by("grid-figures"), h("p", { class: "problem" }, error.message));
+    by("grid-chart").classList.remove("loading");
+  }));
+  every(60_000, refresh); // time passes without anybody's writing
+});
 by("zone").addEventListener("change", () => trying(showGrid));
 by("window").addEventListener("change", drawGrid);

@@ -3,7 +3,7 @@ import { get, send } from "./api.js";
 import { by, facts, fill, h } from "./dom.js";
 import { at, duration } from "./format.js";
 import { busy, clear, refused } from "./forms.js";
-import { every } from "./live.js";
+import { live } from "./live.js";
 import { confirmed, me, notice, trying } from "./shell.js";
 import { WhatIf } from "./whatif.js";
 
@@ -105,5 +105,5 @@ trying(async () => {
   showActive();
   choose(plainName(active.name));
   whatIf.offer(list, plainName(active.name));
-  every(15_000, () => trying(read));
+  live(["policies"], 2_000, () => trying(read));
 });

@@ -2,7 +2,7 @@
 import { all, get, stream } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
 import { ago, at, badge, carbon, clock, count, digits, duration, energy, figure, intensity, percent, unknown, words } from "./format.js";
-import { every } from "./live.js";
+import { live } from "./live.js";
 import { quantile, samples, total } from "./prometheus.js";
 import { me, trying } from "./shell.js";
 
@@ -135,5 +135,5 @@ async function show() {
   await showRequests(pool);
 }
 
-every(10_000, () => trying(show));
+live(["pools"], 5_000, () => trying(show));
 by("pool").addEventListener("change", () => trying(show));

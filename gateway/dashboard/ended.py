@@ -1,0 +1,77 @@
+"""Sessions that have ended before their time: no gateway of the installation opens their cookies again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from gateway.dashboard.sessions import Session
+from services.contracts.streams import ended_session
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+ANSWERS_S = 0.5
+"""A Redis that is silent for so long does not answer."""
+AWAY_S = 2.0
+"""One that did not answer is not asked for so long: pages must not wait for it each time."""
+
+TELL_S = 1.0
+"""How often the other gateways are told of what they could not be told of before."""
+
+
+class EndedSessions:
+    """Knows them by entries in Redis, which last as long as the cookies would have.
+
+    While Redis does not answer, a session that is ended here is known to have ended here; the others are told as soon
+    as it answers again.
+    """
+
+    redis: Redis
+
+    def __init__(self, valid_s: int, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Take how long cookies are valid; ``redis`` is set once the process has started."""
+        self._valid_s = valid_s
+        self._clock_s = clock_s
+        self._untold: dict[str, float] = {}
+        self._is_away = False
+        self._away_until_s = 0.0
+
+    async def end(self, session: Session) -> None:
+        """End a session, at once here and, where Redis answers, at all gateways."""
+        self._untold[session.id] = self._clock_s() + self._valid_s
+        await self.tell()
+
+    async def tell(self) -> None:
+        """Tell the other gateways of what they may not know yet."""
+        for session_id, until_s in list(self._untold.items()):
+            left_s = int(until_s - self._clock_s())
+            if left_s > 0 and await self._ask(self.redis.set(ended_session(session_id), "", ex=left_s)) is None:
+                return
+            self._untold.pop(session_id, None)
+
+    async def has_ended(self, session: Session) -> bool:
+        """Return whether it is known that a session has ended."""
+        if session.id in self._untold:
+            return True
+        if self._clock_s() < self._away_until_s:
+            return False
+        return bool(await self._ask(self.redis.exists(ended_session(session.id))))
+
+    async def _ask(self, command: Awaitable[object]) -> object | None:
+        """Return what Redis answers; None, logged once, where it does not."""
+        try:
+            async with asyncio.timeout(ANSWERS_S):
+                found = await command
+        except (RedisError, TimeoutError, OSError) as error:
+            if not self._is_away:
+                log.warning("sessions.not_shared", error=str(error) or type(error).__name__)
+            self._is_away = True
+            self._away_until_s = self._clock_s() + AWAY_S
+            return None
+        self._is_away = False
+        return found

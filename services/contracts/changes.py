@@ -1,0 +1,26 @@
+"""What a stream of events says about things other than jobs: that they have changed."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from services.contracts.schema import Message
+
+
+class ChangeKind(StrEnum):
+    """A kind of things that one reads again once it has changed."""
+
+    NODES = "nodes"
+    POLICIES = "policies"
+    POOLS = "pools"
+    APPS = "apps"
+    CARBON = "carbon"
+    FOOTPRINTS = "footprints"
+
+
+class Changed(Message):
+    """The data of `changed`."""
+
+    kinds: list[ChangeKind] = Field(description="What to read again; of `nodes`, operators alone are told.")
