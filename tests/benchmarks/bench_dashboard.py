@@ -45,7 +45,7 @@ PAGES = {"/": "#count-running", "/jobs": "#list tbody tr", "/nodes": ".node", "/
 NODES_SQL = """
 INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power,
                    heartbeat_at, lease_until, devices, readings)
-SELECT 'node-' || lpad(n::text, 4, '0'), '', '10.0.0.1', '', 'US-CAL-CISO', 'simulated', false, 'modelled', now(),
+SELECT 'node-' || lpad(n::text, 5, '0'), '', '10.0.0.1', '', 'US-CAL-CISO', 'simulated', false, 'modelled', now(),
        now() + interval '10 hours',
        (SELECT jsonb_agg(jsonb_build_object('index', d, 'uuid', 'GPU-' || n || '-' || d, 'model', 'H200-SXM-141GB',
             'memory_gib', 141.0, 'power_limit_w', 700.0, 'lowest_limit_w', 200.0, 'can_set_clock', true,
@@ -61,7 +61,7 @@ async def fill(database_url: str) -> None:
     """Put the jobs and the nodes into the database."""
     connection = await asyncpg.connect(database_url)
     await connection.execute(NODES_SQL.replace("$1", str(NODES)).replace("$2", str(GPUS)))
-    await connection.execute(FILL.replace("$1", str(JOBS)).replace("$2", str(RUNNING)))
+    await connection.execute(FILL.replace("$1", str(JOBS)).replace("$2", str(RUNNING)).replace("$3", "1"))
     await connection.execute(RUNNING_SQL)
     await connection.execute("ANALYZE")
     await connection.close()
@@ -73,7 +73,7 @@ def started(stack: ExitStack) -> tuple[Services, str]:
     data = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     redis_url = stack.enter_context(valkey_server())
     found = stack.enter_context(
-        services(data, database_url, redis_url, TELEMETRY_JOIN_TOKEN="x" * 32, TELEMETRY_LEASE_TTL_S="36000")
+        services(data, database_url, redis_url, TELEMETRY_JOIN_TOKEN="x" * 32, TELEMETRY_LEASE_TTL_S="3600")
     )
     for module in ("carbon_service.app", "services.admission.app", "services.telemetry.app"):
         stack.enter_context(found.started(module, ready_path="/healthz"))
