@@ -46,6 +46,7 @@ class Reporter:
 class Line:
     """One line of the ledger: an owner's energy over one interval; all energies in joules at the device."""
 
+    reporter: Reporter
     interval: EnergyInterval
     owner: str
     job_id: str | None
@@ -71,6 +72,11 @@ class Line:
         gpu = 0.0 if self.source in MEASURED else self.gpu_energy_j
         cpu = 0.0 if self.cpu_source in MEASURED else self.cpu_energy_j
         return gpu + cpu + self.static_energy_j
+
+    @property
+    def zone(self) -> str:
+        """Where the energy was used."""
+        return self.reporter.zone_at(self.interval.start_at.timestamp())
 
     @property
     def gpu_s(self) -> float:
@@ -113,7 +119,7 @@ class Ledger:
         self._intensities = intensities
         self._pue = pue
 
-    async def store(self, reporter: Reporter, intervals: list[EnergyInterval]) -> EnergyReceipt:
+    async def store(self, reporter: Reporter, intervals: Sequence[EnergyInterval]) -> EnergyReceipt:
         """Store intervals that are not stored yet, and update everything that depends on them.
 
         Energy is assumed to be spread evenly over its interval, so that the intensity of a line is the time-weighted
@@ -122,76 +128,83 @@ class Ledger:
         Raises:
             ProblemError: 503, no intensity is known for the node's zone; nothing was stored.
         """
-        distinct = {(interval.boot_id, interval.sequence): interval for interval in intervals}
-        priced: dict[tuple[str, int], Intensity] = {}
-        for key, interval in distinct.items():
+        (receipt,) = await self.store_all([(reporter, intervals)])
+        return receipt
+
+    async def store_all(self, reports: Sequence[tuple[Reporter, Sequence[EnergyInterval]]]) -> list[EnergyReceipt]:
+        """Store the intervals of several nodes, as ``store`` does, all or none; return a receipt for each."""
+        distinct = {
+            energy.IntervalKey(reporter.node_id, interval.boot_id, interval.sequence): (reporter, interval)
+            for reporter, intervals in reports
+            for interval in intervals
+        }
+        priced: dict[energy.IntervalKey, Intensity] = {}
+        for key, (reporter, interval) in distinct.items():
             start_s, end_s = interval.start_at.timestamp(), interval.end_at.timestamp()
             priced[key] = await self._intensities.during(reporter.zone_at(start_s), start_s, max(start_s, end_s))
             _check_sum(reporter, interval)
         async with self._database.transaction() as connection:
-            rows = [_interval_row(distinct[key]) for key in sorted(distinct)]
-            keys = sorted(await energy.store_intervals(connection, reporter.node_id, rows))
+            rows = [_interval_row(key, distinct[key][1]) for key in sorted(distinct)]
+            keys = await energy.store_intervals(connection, rows)
+            fresh = sorted(((*distinct[key], priced[key]) for key in sorted(keys)), key=lambda each: each[1].start_at)
+            gangs: _Gangs = {}
             lines: list[Line] = []
-            gangs: dict[str, energy.GangRow] = {}
-            fresh = sorted((distinct[key] for key in keys), key=lambda interval: interval.start_at)
             if fresh:
-                gangs = await self._gangs(connection, reporter, fresh)
-                lines = self._lines(reporter, fresh, priced, gangs)
-                for zone, usages in _by_zone(reporter, lines).items():
-                    await energy.store_usages(
-                        connection, reporter.node_id, reporter.host_power, zone, self._pue, usages
-                    )
+                gangs = await _gangs_of(connection, fresh)
+                lines = [line for each in fresh for line in self._lines(*each, gangs)]
+                await energy.store_usages(connection, self._pue, [_usage_row(line) for line in lines])
                 await _add_footprints(connection, [line for line in lines if line.job_id is not None])
-                await _advance_profiles(connection, reporter, lines, gangs)
+                await _advance_profiles(connection, lines, gangs)
         if fresh:
-            _count(reporter, lines, gangs, len(fresh))
-        return EnergyReceipt(accepted=len(keys), duplicates=len(intervals) - len(keys))
+            _count(lines, gangs, len(fresh))
+        accepted = Counter(key.node_id for key in keys)
+        return [
+            EnergyReceipt(accepted=accepted[each.node_id], duplicates=len(intervals) - accepted[each.node_id])
+            for each, intervals in reports
+        ]
 
-    async def _gangs(
-        self, connection: Connection, reporter: Reporter, intervals: list[EnergyInterval]
-    ) -> dict[str, energy.GangRow]:
-        """Return the allocations named that have a share on this node: a node charges no other job."""
-        named = {usage.allocation_id for interval in intervals for usage in interval.usages if usage.allocation_id}
-        if not named:
-            return {}
-        gangs = await energy.gangs_on(connection, reporter.node_id, named)
-        if strangers := named - gangs.keys():
-            log.warning("energy.unknown_owner", node=reporter.node_id, allocations=sorted(strangers)[:5])
-        return gangs
-
-    def _lines(
-        self,
-        reporter: Reporter,
-        intervals: list[EnergyInterval],
-        priced: dict[tuple[str, int], Intensity],
-        gangs: Mapping[str, energy.GangRow],
-    ) -> list[Line]:
+    def _lines(self, reporter: Reporter, interval: EnergyInterval, intensity: Intensity, gangs: _Gangs) -> list[Line]:
         lines: list[Line] = []
-        for interval in intervals:
-            intensity = priced[interval.boot_id, interval.sequence]
-            holders = Counter(
-                device for usage in interval.usages if usage.allocation_id for device in set(usage.devices)
-            )
-            for owner, usage in merge_usages(interval.usages).items():
-                energy_j = usage.gpu_energy_j + usage.cpu_energy_j + usage.static_energy_j
-                lines.append(
-                    Line(
-                        interval=interval,
-                        owner=owner,
-                        job_id=gangs[owner].job_id if owner in gangs else None,
-                        gpus=len(set(usage.devices)),
-                        gpu_energy_j=usage.gpu_energy_j,
-                        cpu_energy_j=usage.cpu_energy_j,
-                        static_energy_j=usage.static_energy_j,
-                        source=usage.source,
-                        cpu_source=reporter.host_power,
-                        intensity=intensity,
-                        carbon_gco2=carbon_gco2(energy_j, intensity.gco2_per_kwh, self._pue),
-                        progress_done=usage.progress_done,
-                        shared=any(holders[device] > 1 for device in usage.devices),
-                    )
+        holders = Counter(device for usage in interval.usages if usage.allocation_id for device in set(usage.devices))
+        for owner, usage in merge_usages(interval.usages).items():
+            energy_j = usage.gpu_energy_j + usage.cpu_energy_j + usage.static_energy_j
+            gang = gangs.get((reporter.node_id, owner))
+            lines.append(
+                Line(
+                    reporter=reporter,
+                    interval=interval,
+                    owner=owner,
+                    job_id=gang.job_id if gang else None,
+                    gpus=len(set(usage.devices)),
+                    gpu_energy_j=usage.gpu_energy_j,
+                    cpu_energy_j=usage.cpu_energy_j,
+                    static_energy_j=usage.static_energy_j,
+                    source=usage.source,
+                    cpu_source=reporter.host_power,
+                    intensity=intensity,
+                    carbon_gco2=carbon_gco2(energy_j, intensity.gco2_per_kwh, self._pue),
+                    progress_done=usage.progress_done,
+                    shared=any(holders[device] > 1 for device in usage.devices),
                 )
+            )
         return lines
+
+
+_Gangs = Mapping[tuple[str, str], energy.GangRow]
+
+
+async def _gangs_of(connection: Connection, fresh: Sequence[tuple[Reporter, EnergyInterval, Intensity]]) -> _Gangs:
+    """Return the allocations named that have a share on the node that names them: a node charges no other job."""
+    named = {
+        (reporter.node_id, usage.allocation_id)
+        for reporter, interval, _ in fresh
+        for usage in interval.usages
+        if usage.allocation_id
+    }
+    gangs = await energy.gangs_on(connection, named) if named else {}
+    if strangers := sorted(named - gangs.keys()):
+        log.warning("energy.unknown_owner", node=strangers[0][0], allocations=[each for _, each in strangers[:5]])
+    return gangs
 
 
 async def last_used_intensity(database: Database, zone: str) -> Intensity | None:
@@ -215,31 +228,24 @@ def _check_sum(reporter: Reporter, interval: EnergyInterval) -> None:
         )
 
 
-def _count(reporter: Reporter, lines: Sequence[Line], gangs: Mapping[str, energy.GangRow], intervals: int) -> None:
+def _count(lines: Sequence[Line], gangs: _Gangs, intervals: int) -> None:
     """Count what was committed, for ``/metrics``."""
     INTERVALS.inc(intervals)
     for line in lines:
-        gang = gangs.get(line.owner)
+        gang = gangs.get((line.reporter.node_id, line.owner))
         tenant, project = (gang.tenant_id, gang.project) if gang else ("", "")
-        zone = reporter.zone_at(line.interval.start_at.timestamp())
-        note_line(tenant, project, zone, line.energy_j, line.carbon_gco2)
+        note_line(tenant, project, line.zone, line.energy_j, line.carbon_gco2)
 
 
-def _by_zone(reporter: Reporter, lines: Sequence[Line]) -> dict[str, list[energy.UsageRow]]:
-    rows: dict[str, list[energy.UsageRow]] = defaultdict(list)
-    for line in lines:
-        rows[reporter.zone_at(line.interval.start_at.timestamp())].append(_usage_row(line))
-    return rows
-
-
-def _interval_row(interval: EnergyInterval) -> energy.IntervalRow:
-    return energy.IntervalRow(
-        interval.boot_id, interval.sequence, interval.start_at, interval.end_at, interval.metered_gpu_energy_j
-    )
+def _interval_row(key: energy.IntervalKey, interval: EnergyInterval) -> energy.IntervalRow:
+    return energy.IntervalRow(*key, interval.start_at, interval.end_at, interval.metered_gpu_energy_j)
 
 
 def _usage_row(line: Line) -> energy.UsageRow:
     return energy.UsageRow(
+        node_id=line.reporter.node_id,
+        cpu_source=line.cpu_source,
+        zone=line.zone,
         boot_id=line.interval.boot_id,
         sequence=line.interval.sequence,
         owner=line.owner,
@@ -269,16 +275,14 @@ async def _add_footprints(connection: Connection, lines: Sequence[Line]) -> None
         await energy.add_footprints(connection, [energy.FootprintRow(job, *sums[job]) for job in sorted(sums)])
 
 
-async def _advance_profiles(
-    connection: Connection, reporter: Reporter, lines: Sequence[Line], gangs: Mapping[str, energy.GangRow]
-) -> None:
+async def _advance_profiles(connection: Connection, lines: Sequence[Line], gangs: _Gangs) -> None:
     wanted = sorted({(gang.job_id, gang.gpus) for gang in gangs.values()})
     if not wanted:
         return
     before = {(row.job_id, row.gpus): _as_profile(row) for row in await energy.lock_profiles(connection, wanted)}
     after: dict[tuple[str, int], Profile] = {}
     for line in lines:
-        if (gang := gangs.get(line.owner)) is None:
+        if (gang := gangs.get((line.reporter.node_id, line.owner))) is None:
             continue
         key = gang.job_id, gang.gpus
         interval = GangInterval(
@@ -287,7 +291,7 @@ async def _advance_profiles(
             end_s=line.interval.end_at.timestamp(),
             energy_j=line.energy_j,
             gpu_energy_j=line.gpu_energy_j,
-            leads=gang.leader == reporter.node_id,
+            leads=gang.leader == line.reporter.node_id,
             done=line.progress_done,
             shared=line.shared,
         )

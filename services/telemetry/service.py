@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
@@ -11,6 +12,7 @@ from redis.asyncio import Redis
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport, node_name
 from services.contracts.identity import Identity
 from services.contracts.nodes import (
+    EnergyInterval,
     EnergyReceipt,
     EnergyReport,
     EnergySource,
@@ -36,10 +38,11 @@ from services.kit.cursors import read_cursor, write_cursor
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
+from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
-from services.telemetry.repository import engines, gpu_health, nodes
+from services.telemetry.repository import engines, gpu_health, heartbeats, nodes
 from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
 from services.telemetry.settings import TelemetrySettings
 
@@ -52,6 +55,10 @@ UNKNOWN_NODE = ProblemError(
 )
 
 
+_Energy = tuple[str, Sequence[EnergyInterval]]
+"""A node's token, and its intervals."""
+
+
 @dataclass
 class Telemetry:
     """The use cases of the process."""
@@ -62,6 +69,33 @@ class Telemetry:
     ledger: Ledger
     sealer: Sealer
     enrolment: Enrolment
+
+    def __post_init__(self) -> None:
+        ttl_s = self.settings.lease_ttl_s
+
+        async def renew_one(node_id: str, beat: heartbeats.Beat) -> heartbeats.Renewal:
+            found = await heartbeats.renew(self.database, {node_id: beat}, ttl_s)
+            if node_id not in found:
+                raise UNKNOWN_NODE
+            return found[node_id]
+
+        async def renew(beats: Mapping[str, heartbeats.Beat]) -> dict[str, heartbeats.Renewal]:
+            return await heartbeats.renew(self.database, beats, ttl_s, wait=False)
+
+        async def store(reports: Mapping[str, _Energy]) -> dict[str, EnergyReceipt]:
+            known = await nodes.known_nodes(self.database, {node_id: token for node_id, (token, _) in reports.items()})
+            receipts = await self.ledger.store_all(
+                [(_reporter(node), reports[name][1]) for name, node in known.items()]
+            )
+            return dict(zip(known, receipts, strict=True))
+
+        async def store_one(node_id: str, report: _Energy) -> EnergyReceipt:
+            if (receipt := (await store({node_id: report})).get(node_id)) is None:
+                raise UNKNOWN_NODE
+            return receipt
+
+        self._beats = Batches(renew, renew_one)
+        self._energy = Batches(store, store_one)
 
     async def register(self, registration: NodeRegistration, secret: str) -> NodeCredentials:
         """Register a node and give it a token, which invalidates any earlier one.
@@ -93,9 +127,7 @@ class Telemetry:
         Raises:
             ProblemError: 401, the token is not this node's.
         """
-        renewal = await nodes.renew(self.database, node_id, token, heartbeat, self.settings.lease_ttl_s)
-        if renewal is None:
-            raise UNKNOWN_NODE
+        renewal = await self._beats.add(node_id, (token, heartbeat))
         if renewal.changed:
             await hint(self.redis, renewal.changed, node=node_id)
         return HeartbeatReply(
@@ -111,11 +143,7 @@ class Telemetry:
         Raises:
             ProblemError: 401, the token is not this node's; 503, no intensity is known yet: send again later.
         """
-        node = await nodes.known_node(self.database, node_id, token)
-        if node is None:
-            raise UNKNOWN_NODE
-        reporter = Reporter(node_id, node.zone, EnergySource(node.host_power), node.zones)
-        return await self.ledger.store(reporter, report.intervals)
+        return await self._energy.add(node_id, (token, report.intervals))
 
     async def mirror(self, engine: str, token: str, report: EngineReport) -> EngineReply:
         """Store how an engine is, as its bridge reports it, and renew the leases of its nodes.
@@ -270,6 +298,10 @@ class Telemetry:
         log.info("node.partition", node=node_id, gpu=gpu, slices=names, by=operator.key_id)
         await hint(self.redis, "node", node=node_id)
         return next(each for each in (await self.node(node_id)).partitions if each.gpu == gpu)
+
+
+def _reporter(node: nodes.KnownNode) -> Reporter:
+    return Reporter(node.id, node.zone, EnergySource(node.host_power), node.zones)
 
 
 def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None) -> Node:

@@ -9,12 +9,14 @@ runs as one process of its own; the nodes share this one, so that two cores carr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
+import psutil
 
 from services.kit.http import new_session
 from tests.benchmarks.results import write_result
@@ -58,8 +60,8 @@ async def measure(postgres_url: str, redis_url: str) -> dict[str, Any]:
             "nodes": NODES,
             "connections": CONNECTIONS,
             "needed_per_s": NODES / 2,
-            "heartbeats": await _rate(agents, posts.heartbeat),
-            "energy_intervals": await _rate(agents, posts.energy),
+            "heartbeats": await _rate(agents, posts.heartbeat, plant),
+            "energy_intervals": await _rate(agents, posts.energy, plant),
         }
 
 
@@ -106,8 +108,9 @@ async def _each(agents: list[FakeAgent], send: Send) -> None:
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 
 
-async def _rate(agents: list[FakeAgent], send: Send) -> dict[str, float]:
+async def _rate(agents: list[FakeAgent], send: Send, plant: Plant) -> dict[str, float]:
     latencies_ms: list[float] = []
+    before_s = _cpu_s(plant)
     began = time.perf_counter()
 
     async def work(mine: list[FakeAgent]) -> None:
@@ -120,12 +123,25 @@ async def _rate(agents: list[FakeAgent], send: Send) -> dict[str, float]:
                 latencies_ms.append((time.perf_counter() - sent) * 1e3)
 
     await asyncio.gather(*(work(agents[at::CONNECTIONS]) for at in range(CONNECTIONS)))
+    after_s = _cpu_s(plant)
     marks = statistics.quantiles(latencies_ms, n=100)
     return {
         "per_s": round(len(latencies_ms) / (time.perf_counter() - began), 1),
         "p50_ms": round(marks[49], 1),
         "p99_ms": round(marks[98], 1),
+        "telemetry_cpu_ms": round(1e3 * (after_s[0] - before_s[0]) / len(latencies_ms), 2),
+        "database_cpu_ms": round(1e3 * (after_s[1] - before_s[1]) / len(latencies_ms), 2),
     }
+
+
+def _cpu_s(plant: Plant) -> tuple[float, float]:
+    """Return the CPU time used so far by telemetry, and by PostgreSQL's sessions and helpers, seconds."""
+    used = [0.0, 0.0]
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            used[process.pid != plant.processes[0].pid] += times.user + times.system
+    return used[0], used[1]
 
 
 def main() -> None:

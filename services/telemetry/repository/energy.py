@@ -11,30 +11,31 @@ from services.db.rows import fetch_row, fetch_rows, rows_of
 
 STORE_INTERVALS = """
 INSERT INTO energy_intervals (node_id, boot_id, sequence, start_at, end_at, metered_gpu_energy_j)
-SELECT $1, i.* FROM unnest($2::text[], $3::bigint[], $4::timestamptz[], $5::timestamptz[], $6::float8[])
-    AS i (boot_id, sequence, start_at, end_at, metered_j)
+SELECT i.* FROM unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::timestamptz[], $6::float8[])
+    AS i (node_id, boot_id, sequence, start_at, end_at, metered_j)
 WHERE NOT EXISTS (
     SELECT FROM folded_intervals f
-    WHERE f.node_id = $1 AND f.boot_id = i.boot_id AND f.through_sequence >= i.sequence)
-ON CONFLICT DO NOTHING RETURNING boot_id, sequence
+    WHERE f.node_id = i.node_id AND f.boot_id = i.boot_id AND f.through_sequence >= i.sequence)
+ON CONFLICT DO NOTHING RETURNING node_id, boot_id, sequence
 """
 
 GANGS = """
-SELECT a.id, a.job_id, a.generation, a.gpus, a.shares -> 0 ->> 'node_id' AS leader, j.tenant_id, j.project
-FROM allocations a JOIN jobs j ON j.id = a.job_id
-WHERE a.id = ANY($2) AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
+SELECT w.node_id, a.id, a.job_id, a.generation, a.gpus, a.shares -> 0 ->> 'node_id' AS leader, j.tenant_id, j.project
+FROM unnest($1::text[], $2::text[]) AS w (node_id, id) JOIN allocations a USING (id) JOIN jobs j ON j.id = a.job_id
+WHERE a.shares @> jsonb_build_array(jsonb_build_object('node_id', w.node_id))
 """
 
 STORE_USAGES = """
 INSERT INTO energy_usages (
     node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, cpu_energy_j, static_energy_j,
     source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2)
-SELECT $1, u.boot_id, u.sequence, u.owner, u.job_id, u.start_at, u.end_at, u.gpus, u.gpu_j, u.cpu_j, u.static_j,
-    u.source, $2, $3, u.signal, u.intensity, u.estimated, $4, u.carbon
-FROM unnest($5::text[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[], $10::timestamptz[], $11::int[],
-    $12::float8[], $13::float8[], $14::float8[], $15::text[], $16::text[], $17::float8[], $18::bool[], $19::float8[])
-    AS u (boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_j, cpu_j, static_j, source, signal,
-          intensity, estimated, carbon)
+SELECT u.node_id, u.boot_id, u.sequence, u.owner, u.job_id, u.start_at, u.end_at, u.gpus, u.gpu_j, u.cpu_j, u.static_j,
+    u.source, u.cpu_source, u.zone, u.signal, u.intensity, u.estimated, $1, u.carbon
+FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[],
+    $10::timestamptz[], $11::int[], $12::float8[], $13::float8[], $14::float8[], $15::text[], $16::text[],
+    $17::float8[], $18::bool[], $19::float8[])
+    AS u (node_id, cpu_source, zone, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_j, cpu_j, static_j,
+          source, signal, intensity, estimated, carbon)
 """
 
 ADD_FOOTPRINTS = """
@@ -85,8 +86,9 @@ ORDER BY d.id LIMIT 100
 
 
 class IntervalKey(NamedTuple):
-    """What identifies an interval of a node."""
+    """What identifies an interval."""
 
+    node_id: str
     boot_id: str
     sequence: int
 
@@ -94,6 +96,7 @@ class IntervalKey(NamedTuple):
 class IntervalRow(NamedTuple):
     """An interval of a node, as it is stored."""
 
+    node_id: str
     boot_id: str
     sequence: int
     start_at: datetime
@@ -104,6 +107,7 @@ class IntervalRow(NamedTuple):
 class GangRow(NamedTuple):
     """A gang that has a share on a node; ``leader`` is the node of its rank 0."""
 
+    node_id: str
     id: str
     job_id: str
     generation: int
@@ -114,8 +118,11 @@ class GangRow(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A line of the ledger, without the columns that all lines of one report share."""
+    """A line of the ledger, without the PUE, which all lines share."""
 
+    node_id: str
+    cpu_source: str
+    zone: str
     boot_id: str
     sequence: int
     owner: str
@@ -176,23 +183,23 @@ class SleepRow(NamedTuple):
     zone: str
 
 
-async def store_intervals(connection: Connection, node_id: str, intervals: Sequence[IntervalRow]) -> list[IntervalKey]:
-    """Store intervals of a node; return those that were not stored before."""
-    records = await connection.fetch(STORE_INTERVALS, node_id, *_columns(IntervalRow, intervals))
+async def store_intervals(connection: Connection, intervals: Sequence[IntervalRow]) -> list[IntervalKey]:
+    """Store intervals of nodes; return those that were not stored before."""
+    records = await connection.fetch(STORE_INTERVALS, *_columns(IntervalRow, intervals))
     return rows_of(IntervalKey, records)
 
 
-async def gangs_on(connection: Connection, node_id: str, allocation_ids: Collection[str]) -> dict[str, GangRow]:
-    """Return those of the allocations that have a share on the node, by id."""
-    rows = await fetch_rows(connection, GangRow, GANGS, node_id, sorted(allocation_ids))
-    return {row.id: row for row in rows}
+async def gangs_on(connection: Connection, named: Collection[tuple[str, str]]) -> dict[tuple[str, str], GangRow]:
+    """Return those gangs that have a share on the node that they are named with, by node and id of the allocation."""
+    ordered = sorted(named)
+    columns = [node for node, _ in ordered], [allocation for _, allocation in ordered]
+    rows = await fetch_rows(connection, GangRow, GANGS, *columns)
+    return {(row.node_id, row.id): row for row in rows}
 
 
-async def store_usages(
-    connection: Connection, node_id: str, cpu_source: str, zone: str, pue: float, usages: Sequence[UsageRow]
-) -> None:
+async def store_usages(connection: Connection, pue: float, usages: Sequence[UsageRow]) -> None:
     """Store lines of the ledger."""
-    await connection.execute(STORE_USAGES, node_id, cpu_source, zone, pue, *_columns(UsageRow, usages))
+    await connection.execute(STORE_USAGES, pue, *_columns(UsageRow, usages))
 
 
 async def add_footprints(connection: Connection, footprints: Sequence[FootprintRow]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from services.contracts.identity import Identity
 from services.contracts.nodes import GpuFault
 from services.db.database import Connection, Database
@@ -35,6 +37,11 @@ _KNOWN_FAULTS = "SELECT fault_id FROM gpu_health WHERE node_id = $1 AND fault_id
 
 _RETURNED = "SELECT returned_fault_id FROM gpu_health WHERE node_id = $1 AND returned_fault_id IS NOT NULL ORDER BY 1"
 
+_NOT_WELL = """
+SELECT DISTINCT node_id FROM gpu_health
+ WHERE node_id = ANY($1::text[]) AND (fault_id IS NOT NULL OR cause IS NOT NULL OR returned_fault_id IS NOT NULL)
+"""
+
 # Another board in the place of one: nothing is known against it.
 REPLACED = """
 DELETE FROM gpu_health h USING nodes n, jsonb_array_elements(n.devices) d
@@ -58,6 +65,14 @@ _LASTS = "SELECT detail FROM gpu_health WHERE node_id = $1 AND gpu = $2 AND last
 
 _AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target, data) VALUES ($1, $2, $3, $4, $5)"
 """What a node says itself has no key."""
+
+
+async def worth_a_note(connection: Connection, faults: Mapping[str, list[GpuFault]]) -> list[str]:
+    """Return the nodes that have faults, now or as far as is known; nothing changes for the others."""
+    if not faults:
+        return []
+    known = await connection.fetch(_NOT_WELL, [*faults])
+    return sorted({node for node, found in faults.items() if found} | {row["node_id"] for row in known})
 
 
 async def note(connection: Connection, node_id: str, faults: list[GpuFault]) -> tuple[bool, list[str]]:

@@ -1,0 +1,71 @@
+"""Many reports, one transaction: while one is being carried out, reports of other nodes gather for the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+MOST = 128
+_ALONE: Any = object()
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+class Batches(Generic[Item, Answer]):
+    """Stores what arrives, one report of a node at a time."""
+
+    def __init__(
+        self,
+        store: Callable[[Mapping[str, Item]], Awaitable[Mapping[str, Answer]]],
+        store_one: Callable[[str, Item], Awaitable[Answer]],
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            store: Stores reports by node, all or none, and answers those that it has stored. It waits for no node.
+            store_one: Stores one report; it is asked where ``store`` has no answer, or failed.
+        """
+        self._store, self._store_one = store, store_one
+        self._waiting: list[tuple[str, Item, asyncio.Future[Answer]]] = []
+        self._running: asyncio.Task[None] | None = None
+
+    async def add(self, node_id: str, item: Item) -> Answer:
+        """Return the answer to a report once it is stored."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((node_id, item, future))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        if (answer := await future) is not _ALONE:
+            return answer
+        return await self._store_one(node_id, item)
+
+    async def _run(self) -> None:
+        try:
+            while batch := self._next():
+                answers: Mapping[str, Any] = {}
+                try:
+                    answers = await self._store({node_id: item for node_id, item, _ in batch})
+                except Exception as error:
+                    log.warning("batch.split", reports=len(batch), error=str(error))
+                for node_id, _, future in batch:
+                    if not future.done():  # whoever asked may have gone
+                        future.set_result(answers.get(node_id, _ALONE))
+        finally:
+            self._running = None
+
+    def _next(self) -> Sequence[tuple[str, Item, asyncio.Future[Answer]]]:
+        batch: dict[str, tuple[str, Item, asyncio.Future[Answer]]] = {}
+        left: list[tuple[str, Item, asyncio.Future[Answer]]] = []
+        for each in self._waiting:
+            if len(batch) < MOST and each[0] not in batch:
+                batch[each[0]] = each
+            else:
+                left.append(each)
+        self._waiting = left
+        return [*batch.values()]

@@ -1,0 +1,71 @@
+"""Reports of many nodes in one transaction: each is answered as if it were alone."""
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+
+from services.telemetry.batches import Batches
+from tests.support.control_plane import usage
+
+
+async def test_reports_gather_while_others_are_stored_and_one_that_spoils_a_batch_fails_alone() -> None:
+    stored: list[list[str]] = []
+    go_on = asyncio.Event()
+
+    async def store(reports: Mapping[str, str]) -> dict[str, str]:
+        stored.append(sorted(reports.values()))
+        await go_on.wait()
+        if "bad" in reports.values():
+            raise ValueError("bad")
+        return {node: f"{said} stored" for node, said in reports.items() if said != "locked"}
+
+    async def store_one(node_id: str, said: str) -> str:
+        stored.append([f"{said} alone"])
+        return (await store({node_id: said}) if said != "locked" else {node_id: "locked stored"})[node_id]
+
+    batches = Batches(store, store_one)
+
+    async def add(node_id: str, said: str) -> str:
+        return await batches.add(node_id, said)
+
+    first = asyncio.create_task(add("n1", "a"))
+    await asyncio.sleep(0)
+    others = [asyncio.create_task(add(*each)) for each in (("n2", "b"), ("n3", "c"), ("n2", "d"), ("n4", "locked"))]
+    gone = asyncio.create_task(add("n5", "e"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    go_on.set()
+    assert await asyncio.gather(first, *others) == ["a stored", "b stored", "c stored", "d stored", "locked stored"]
+    assert stored == [["a"], ["b", "c", "e", "locked"], ["d"], ["locked alone"]]
+
+    said = await asyncio.gather(add("n1", "f"), add("n2", "bad"), add("n3", "g"), return_exceptions=True)
+    assert (said[0], str(said[1]), said[2]) == ("f stored", "bad", "g stored")
+
+
+async def test_a_node_that_somebody_has_locked_holds_no_other_up(plane) -> None:
+    agents = [await plane.agent(f"n{number}") for number in range(4)]
+    async with plane.database.transaction() as connection:
+        await connection.execute("SELECT FROM nodes WHERE id = 'n0' FOR UPDATE")
+        waits = asyncio.create_task(agents[0].beat())
+        for _ in range(3):
+            await asyncio.wait_for(asyncio.gather(*(agent.beat() for agent in agents[1:])), 20)
+        assert not waits.done()
+    await asyncio.wait_for(waits, 20)
+
+
+async def test_energy_of_many_nodes_is_stored_together_each_under_its_own_token(plane) -> None:
+    agents = [await plane.agent(f"n{number}") for number in range(6)]
+    agents[3].token = "of another"
+    sent = [agent.interval(0, 60, usage(None, 100.0 * (at + 1))) for at, agent in enumerate(agents)]
+    answers = await asyncio.gather(
+        *(
+            agent.post(f"/v1/nodes/{agent.node_id}/energy", {"intervals": [interval]})
+            for agent, interval in zip(agents, sent, strict=True)
+        )
+    )
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 401, 200, 200]
+    async with plane.database.connection() as connection:
+        rows = await connection.fetch("SELECT node_id, gpu_energy_j FROM energy_usages ORDER BY node_id")
+    found = [(row["node_id"], row["gpu_energy_j"]) for row in rows]
+    assert found == [(f"n{at}", pytest.approx(100.0 * (at + 1))) for at in (0, 1, 2, 4, 5)]
