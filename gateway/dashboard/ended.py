@@ -37,26 +37,26 @@ class EndedSessions:
         """Take how long cookies are valid; ``redis`` is set once the process has started."""
         self._valid_s = valid_s
         self._clock_s = clock_s
-        self._untold: dict[str, float] = {}
+        self._unshared: dict[str, float] = {}
         self._is_away = False
         self._away_until_s = 0.0
 
     async def end(self, session: Session) -> None:
         """End a session, at once here and, where Redis answers, at all gateways."""
-        self._untold[session.id] = self._clock_s() + self._valid_s
+        self._unshared[session.id] = self._clock_s() + self._valid_s
         await self.tell()
 
     async def tell(self) -> None:
         """Tell the other gateways of what they may not know yet."""
-        for session_id, until_s in list(self._untold.items()):
+        for session_id, until_s in list(self._unshared.items()):
             left_s = int(until_s - self._clock_s())
             if left_s > 0 and await self._ask(self.redis.set(ended_session(session_id), "", ex=left_s)) is None:
                 return
-            self._untold.pop(session_id, None)
+            self._unshared.pop(session_id, None)
 
     async def has_ended(self, session: Session) -> bool:
         """Return whether it is known that a session has ended."""
-        if session.id in self._untold:
+        if session.id in self._unshared:
             return True
         if self._clock_s() < self._away_until_s:
             return False
