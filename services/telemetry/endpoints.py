@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport
 from services.contracts.nodes import (
@@ -120,10 +120,10 @@ async def open_chunk(node_id: Name, body: ChunkWanted, token: Token, service: Se
     return await service.open_chunk(node_id, token, body)
 
 
-@router.get("/nodes", tags=["nodes"])
-async def list_nodes(_: Operator, service: Service, query: Annotated[NodeQuery, Query()]) -> NodeList:
-    """List the nodes."""
-    return await service.list_nodes(query)
+@router.get("/nodes", tags=["nodes"], response_model=NodeList)
+async def list_nodes(_: Operator, service: Service, query: Annotated[NodeQuery, Query()]) -> Response:
+    """List the nodes; they are checked as they are read, and written once."""
+    return Response((await service.list_nodes(query)).model_dump_json(), media_type="application/json")
 
 
 @router.get("/nodes/{node_id}", tags=["nodes"], responses={404: {"model": Problem}})
