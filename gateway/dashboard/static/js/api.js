@@ -1,4 +1,5 @@
 // The public API, asked with the session's cookie; what changes something repeats the token of the page.
+const RELOAD_MS = 30_000;
 const token = document.querySelector('meta[name="csrf-token"]')?.content ?? "";
 
 /** What the API answered when it refused. */
@@ -12,6 +13,14 @@ export class ApiError extends Error {
   }
 }
 
+/** Show the sign-in page, by the server, as the session has ended. A service that refuses the gateway answers so, too. */
+function signInAgain() {
+  const last = Number(sessionStorage.getItem("reloaded") ?? 0);
+  if (Date.now() - last < RELOAD_MS) return;
+  sessionStorage.setItem("reloaded", String(Date.now()));
+  location.reload();
+}
+
 async function ask(path, options) {
   let answer;
   try {
@@ -21,7 +30,7 @@ async function ask(path, options) {
     throw new ApiError(0);
   }
   if (answer.ok) return answer;
-  if (answer.status === 401) location.reload(); // the session has ended: the server shows the sign-in page
+  if (answer.status === 401) signInAgain();
   throw new ApiError(answer.status, await answer.json().catch(() => null));
 }
 
