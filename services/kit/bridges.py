@@ -15,11 +15,13 @@ from redis.asyncio import Redis
 from services.contracts.engines import EngineDecision, EngineMode, direct_adapter
 from services.contracts.nodes import EnergySource, NodeRegistration
 from services.contracts.schema import Name
+from services.kit.bridge_figures import BridgeFigures, NotedControlPlane, shown_at
 from services.kit.command_stream import CommandStream
 from services.kit.control_plane import ControlPlane
 from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log
+from services.kit.metrics import Metrics
 from services.kit.settings import SharedSettings
 from services.kit.tasks import end_tasks
 
@@ -35,6 +37,11 @@ class BridgeSettings(SharedSettings):
     state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
     own_zone: Name | None = None
     mode: EngineMode = EngineMode.DRY_RUN
+    metrics_address: str = Field(
+        "",
+        pattern=r"^(\S+:[0-9]{1,5})?$",
+        description="Where `/metrics` is shown, to everybody who reaches it: `127.0.0.1:9464`; by default nowhere.",
+    )
 
     @model_validator(mode="after")
     def _has_a_credential(self) -> Self:
@@ -69,14 +76,17 @@ class SomeBridge(Protocol):
 class Decisions(CommandStream):
     """Decisions from the control plane; what is lost of them is repeated to a bridge that starts."""
 
-    def __init__(self, redis: Redis | NodeRedis, node_id: str, bridge: SomeBridge) -> None:
+    def __init__(self, redis: Redis | NodeRedis, node_id: str, bridge: SomeBridge, figures: BridgeFigures) -> None:
         super().__init__(redis, node_id, retry_s=1.0)
         self._bridge = bridge
+        self._figures = figures
 
     def obey(self, text: str) -> None:
         """Take the decisions of one command; what cannot be read is left out."""
         try:
-            self._bridge.take(direct_adapter.validate_python(orjson.loads(text)).decisions)
+            decisions = direct_adapter.validate_python(orjson.loads(text)).decisions
+            self._figures.note_decisions(decisions)
+            self._bridge.take(decisions)
         except (orjson.JSONDecodeError, ValidationError) as error:
             log.error("command.unreadable", error=str(error), command=text[:500])
 
@@ -104,12 +114,16 @@ async def run_bridge(settings: BridgeSettings, bridge_to: Callable[[ControlPlane
         client = ServiceClient(session, settings.telemetry_url, "telemetry")
         enrolment = Enrolment(settings, client)
         redis = NodeRedis(settings, enrolment)
-        bridge = bridge_to(ControlPlane(client, enrolment, registration))
-        tasks = [asyncio.create_task(each) for each in (bridge.run(), Decisions(redis, settings.node_id, bridge).run())]
-        log.info("bridge.started", engine=settings.node_id, mode=settings.mode.value)
-        await asyncio.wait([*tasks, asyncio.create_task(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
-        failed = [task.exception() for task in tasks if task.done() and not task.cancelled()]
-        await end_tasks(tasks)
+        control_plane = NotedControlPlane(client, enrolment, registration)
+        figures = control_plane.figures = BridgeFigures(metrics := Metrics())
+        bridge = bridge_to(control_plane)
+        decisions = Decisions(redis, settings.node_id, bridge, figures)
+        async with shown_at(settings.metrics_address, metrics):
+            tasks = [asyncio.create_task(each) for each in (bridge.run(), decisions.run())]
+            log.info("bridge.started", engine=settings.node_id, mode=settings.mode.value)
+            await asyncio.wait([*tasks, asyncio.create_task(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
+            failed = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+            await end_tasks(tasks)
         await redis.aclose()
     for error in failed:
         if error is not None:
