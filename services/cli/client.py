@@ -48,6 +48,15 @@ def _login() -> Login | None:
         raise CliError(str(error), EXIT_USAGE) from None
 
 
+def local_url(process: str) -> str | None:
+    """Return where a process of the installation on this machine listens, None if it has no such process."""
+    try:
+        url = json.loads((data_dir() / "run.json").read_text())["urls"][process]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(url)
+
+
 def gateway_url() -> str:
     """Return ``WATTSHIFT_URL``, or that of the login in use, or where the installation on this machine listens."""
     if url := os.environ.get("WATTSHIFT_URL"):

@@ -13,7 +13,7 @@ import typer
 from rich.console import RenderableType
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, CliError, Gateway
+from services.cli.client import EXIT_FAILED, CliError, Gateway, local_url
 from services.cli.jobs import AsJson, Watch
 
 PREFIX = "ENGINE_SLURM_"
@@ -85,6 +85,8 @@ def slurm(
         "ZONE": zone,
     }
     environment = {**os.environ, **{PREFIX + key: value for key, value in given.items() if value is not None}}
+    if (telemetry := local_url("telemetry")) is not None:
+        environment.setdefault("WATTSHIFT_TELEMETRY_URL", telemetry)
     command = [sys.executable, "-P", "-m", "services.engines.slurm.app"]
     os.execve(sys.executable, command, environment)
 

@@ -96,7 +96,7 @@ class EngineJob(NodeMessage):
     )
     rolled_back: bool = Field(
         default=False,
-        description="Set here: after this end its engine showed the same run as waiting or running once more.",
+        description="Set here: since then its engine has shown an older state, in which that run is not over.",
     )
     exit_code: int | None = None
     shares: list[EngineShare] = Field(default_factory=list[EngineShare], max_length=16_384)
@@ -175,6 +175,10 @@ class EngineReply(NodeMessage):
     ended: list[str] = Field(
         default_factory=list[str],
         description="Jobs of the report that wait or run, of which that very run has ended already.",
+    )
+    stopped: list[str] = Field(
+        default_factory=list[str],
+        description="Jobs of the report that run, of which that run was stopped: they have waited since.",
     )
     decisions: list[EngineDecision] = Field(default_factory=list[EngineDecision])
 

@@ -206,6 +206,27 @@ async def test_an_end_stands_when_a_crashed_engine_shows_an_older_state(world: W
     assert sorted(states) == ["starting", "succeeded", "succeeded"]
 
 
+async def test_a_run_that_was_stopped_stays_so_when_its_engine_shows_it_as_running(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1, gpus=1)
+    run = a_job("1", "running", shares=[on("g1", 0)], requeues=0)
+    await bridge.say(run)
+    job = await bridge.job("1")
+    await world.ask(job["id"], "hold")
+    await bridge.say(a_job("1", requeues=1, revision=1))
+    assert (await bridge.job("1"))["state"] == "held"
+
+    reply = await bridge.say(run)
+
+    assert (reply.ended, reply.stopped) == ([], ["1"])
+    assert (await bridge.job("1"))["state"] == "held"
+    assert await bridge.claims() == {}
+    query = "SELECT count FROM engine_days WHERE what = 'deviation_rolled_back'"
+    assert [row["count"] for row in await world.fetch(query)] == [1]
+    assert (await bridge.say(run.model_copy(update={"requeues": 1}))).stopped == []
+    assert (await bridge.job("1"))["state"] != "held"
+
+
 async def test_a_bridge_that_falls_silent_loses_no_job(world: World) -> None:
     bridge = Bridge(world)
     await bridge.enrol(nodes=1)

@@ -34,6 +34,7 @@ class Told:
         self.present: list[str] = []
         self.decisions: list[EngineDecision] = []
         self.ended: list[str] = []
+        self.stopped: list[str] = []
 
     async def call(self, what: str, body: BaseModel, answer: type[EngineReply], timeout_s: float) -> EngineReply:
         if not isinstance(body, EngineReport):
@@ -41,9 +42,15 @@ class Told:
         self.jobs |= {job.external_id: job for job in body.jobs}
         self.problems += [body.problem] if body.problem else []
         live = [name for name, job in self.jobs.items() if not job.state.is_over]
-        ended = [job.external_id for job in body.jobs if not job.state.is_over and job.external_id in self.ended]
+        told = [job.external_id for job in body.jobs if not job.state.is_over]
+        ended, stopped = [name for name in told if name in self.ended], [name for name in told if name in self.stopped]
         missing = [] if body.present is None else [name for name in live if name not in body.present]
-        return EngineReply(unreported=missing, ended=ended, decisions=self.decisions if body.wants_decisions else [])
+        return EngineReply(
+            unreported=missing,
+            ended=ended,
+            stopped=stopped,
+            decisions=self.decisions if body.wants_decisions else [],
+        )
 
 
 @pytest.fixture
@@ -167,6 +174,19 @@ async def test_what_has_ended_and_waits_again_after_a_crash_is_cancelled_and_not
     assert (lies / "calls").read_text().count("scancel") == cancelled
 
 
+async def test_a_run_that_was_stopped_and_is_shown_as_running_is_stopped_again(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    told.stopped = ["7@1000"]
+    say(lies, {"job_state": "RUNNING", "start_time": 1_500, "nodes": "gpu1"})
+    for _ in range(2):
+        await bridge.look()
+
+    calls = (lies / "calls").read_text()
+    assert calls.count("requeue 7") == 1
+    assert "scancel" not in calls
+
+
 async def test_a_job_that_vanishes_ended_as_accounting_says_or_is_missing(lies: Path) -> None:
     told = Told()
     bridge = a_bridge(told)
@@ -187,6 +207,7 @@ async def test_a_refusal_is_repeated_three_times_and_then_said(lies: Path) -> No
     bridge = a_bridge(told)
     say(lies, {"job_state": "RUNNING", "nodes": "gpu1", "gres_detail": ["gpu:h200:2(IDX:0-1)"]})
     await bridge.look()
+    assert "update jobid=7 admincomment=wattshift:7@1000\n" in (lies / "calls").read_text()  # before it is requeued
     bridge.take([EngineDecision(external_id="7@1000", revision=4, action=EngineAction.REQUEUE)])
     _refuse(lies, "Requested operation is presently disabled for job 7")
     for _ in range(6):

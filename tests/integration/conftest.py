@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from services.cli.client import Gateway
 from services.cli.following import FINAL
 from services.standalone import stack
 from services.standalone.data_folder import ProcessStatus
+from tests.support import slurm
 from tests.support.servers import scratch_folder, wait_until
+from tests.support.slurm import SlurmLab
+from tests.support.slurm_bridge import Site, a_site
 
 QUICK = {
     "CARBON_REPLAY_SPEED": "600",
@@ -117,3 +120,27 @@ def rare_rounds() -> Iterator[Installation]:
         made.up()
         yield made
         made.down()
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SlurmLab]:
+    """A Slurm of two nodes, for one module of tests."""
+    if problem := slurm.install():
+        pytest.skip(problem)
+    with scratch_folder() as folder:
+        made = SlurmLab(folder / "lab", nodes=2)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
+
+
+@pytest.fixture
+async def site(lab: SlurmLab, postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
+    """A control plane for that Slurm; its bridge is the test's to start. No job of a user is left after it."""
+    async with a_site(lab, postgres_url, redis_url, tmp_path) as made:
+        yield made
+    lab.run("scancel", "--user=nobody", check=False)
+    lab.run("scancel", "--user=daemon", check=False)
+    lab.wait(lambda: not lab.run("squeue", "-h"), 30, "no job is left")

@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
+from services.standalone import stack
 from tests.support import slurm
-from tests.support.servers import scratch_folder
+from tests.support.servers import ROOT, scratch_folder
+from tests.support.sessions import replay, steps_of
 from tests.support.slurm import SlurmLab
-from tests.support.slurm_bridge import Site, a_site
+from tests.support.slurm_bridge import Site
 
 pytestmark = [pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()), pytest.mark.xdist_group("slurm")]
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[SlurmLab]:
-    if problem := slurm.install():
-        pytest.skip(problem)
-    with scratch_folder() as folder:
-        made = SlurmLab(folder / "lab", nodes=2)
-        try:
-            made.start()
-            yield made
-        finally:
-            made.stop()
-
-
-@pytest.fixture
-async def site(lab: SlurmLab, postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with a_site(lab, postgres_url, redis_url, tmp_path) as made:
-        yield made
-    lab.run("scancel", "--user=nobody", check=False)
-    lab.run("scancel", "--user=daemon", check=False)
-    lab.wait(lambda: not lab.run("squeue", "-h"), 30, "no job is left")
-
-
-async def a_steered_site(site: Site, **settings: str) -> None:
-    """Start the bridge and return once the control plane knows the nodes."""
-    site.start_bridge(**settings)
-    await site.until(lambda: site.rows("SELECT 1 FROM nodes WHERE id = 'slurm.gpu2'"), "the nodes are known")
 
 
 def full(site: Site, script: str, *options: str, **more: str) -> str:
@@ -49,9 +21,21 @@ def full(site: Site, script: str, *options: str, **more: str) -> str:
     return site.lab.sbatch(script, "--requeue", *options, gpus=8, **more)
 
 
+def greener_in(site: Site, seconds: float) -> float:
+    """Let the grid be green so long from now, for an hour; return when."""
+    now_s = time.time()
+    site.grid.set([now_s - 3_600, now_s + seconds, now_s + 3_600], [600.0, 10.0, 600.0])
+    return now_s + seconds
+
+
+async def says_why(site: Site, number: str) -> bool:
+    """Return whether a job's comment says that it waits for a greener hour."""
+    return "waits:greener_hours" in site.lab.job(number).get("Comment", "")
+
+
 async def test_users_jobs_run_and_their_ends_are_known(site: Site) -> None:
     """What needs a real Slurm, and little time: mirrored, released, run, accounted for, or left alone."""
-    await a_steered_site(site)
+    await site.steered()
     good = site.lab.sbatch("echo $CUDA_VISIBLE_DEVICES; sleep 2", gpus=3)
     bad = site.lab.sbatch("exit 3")
     left = site.lab.sbatch("sleep 1", "--comment=wattshift:off", "--hold")
@@ -68,38 +52,63 @@ async def test_users_jobs_run_and_their_ends_are_known(site: Site) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "length", "stops"), [("wait-awhile", 3, 0), ("joint", 40, 1)])
-async def test_a_job_waits_for_a_green_hour_and_says_so_in_squeue(
-    site: Site, policy: str, length: int, stops: int
-) -> None:
-    """Held at once, or, as ``joint`` starts what is new and looks again at its next round, requeued for it."""
-    now_s = time.time()
-    green_s = now_s + 60
-    site.grid.set([now_s - 3_600, green_s, now_s + 3_600], [600.0, 10.0, 600.0])
-    parameters = {"slack_s": 86_400.0, "hour_wh": 0.0, "limits": False} if policy == "joint" else {}
-    await site.policy(policy, **parameters)
-    await a_steered_site(site)
-    waits = site.lab.sbatch(f"sleep {length}", "--time=10", "--requeue")
+async def test_a_job_waits_for_a_green_hour_and_says_so_in_squeue(site: Site) -> None:
+    green_s = greener_in(site, 60)
+    await site.policy("wait-awhile")
+    await site.steered()
+    waits = site.lab.sbatch("sleep 3", "--time=10", "--requeue")
     at_once = site.lab.sbatch("sleep 3", "--comment=wattshift:off", "--time=10")
 
-    async def says_why() -> bool:
-        return "waits:greener_hours" in site.lab.job(waits).get("Comment", "")
-
-    await site.until(says_why, "the job's comment says what it waits for")
+    await site.until(lambda: says_why(site, waits), "the job's comment says what it waits for")
     assert site.lab.state(waits) == "PENDING"
-    if policy == "wait-awhile":
-        assert "start:" in site.lab.job(waits)["Comment"]
+    assert "start:" in site.lab.job(waits)["Comment"]
     await site.until_states(**{f"_{at_once}": "COMPLETED"})
     await site.until_states(**{f"_{waits}": "COMPLETED"}, within_s=150)
     assert int(site.lab.job(waits)["StartTime"]) >= green_s - 1
-    assert int(site.lab.job(waits)["Restarts"]) == stops
+    assert site.lab.job(waits)["Restarts"] == "0"
+
+
+@pytest.mark.slow
+async def test_joint_requeues_what_runs_for_a_green_hour(site: Site) -> None:
+    await site.policy("fifo")
+    await site.steered()
+    number = site.lab.sbatch("sleep 40", "--time=10", "--requeue")
+    await site.until_states(**{f"_{number}": "RUNNING"})
+    green_s = greener_in(site, 40)
+    await site.policy("joint", slack_s=86_400.0, hour_wh=0.0, limits=False)
+
+    await site.until(lambda: says_why(site, number), "it was stopped, and its comment says what it waits for")
+    assert site.lab.state(number) == "PENDING"
+    await site.until_states(**{f"_{number}": "COMPLETED"}, within_s=150)
+    assert int(site.lab.job(number)["StartTime"]) >= green_s - 1
+    assert site.lab.job(number)["Restarts"] == "1"
+    assert [row["preemptions"] for row in await site.rows("SELECT preemptions FROM jobs")] == [1]
+
+
+@pytest.mark.slow
+async def test_released_jobs_are_given_each_others_priorities(site: Site) -> None:
+    """A partition that is down starts nothing of what is released to it."""
+    await site.policy("sjf")
+    site.lab.run("scontrol", "update", "partitionname=batch", "state=DOWN")
+    longer, shorter = (full(site, "sleep 1", f"--time={minutes}") for minutes in (20, 10))
+    before = {number: int(site.lab.job(number)["Priority"]) for number in (longer, shorter)}
+    assert before[longer] > before[shorter]
+    await site.steered()
+
+    async def are_in_order() -> bool:
+        after = {number: int(site.lab.job(number)["Priority"]) for number in before}
+        return after == {longer: before[shorter], shorter: before[longer]}
+
+    await site.until(are_in_order, "the shorter one has the other's priority")
+    site.lab.run("scontrol", "update", "partitionname=batch", "state=UP")
+    await site.until_states(**{f"_{number}": "COMPLETED" for number in before})
 
 
 @pytest.mark.slow
 async def test_green_requeues_jobs_that_have_emitted_for_those_that_have_not(site: Site) -> None:
     """GREEN's lower queue goes by what jobs have emitted: the ledger, which has no time to fill here, is filled."""
     await site.policy("green")
-    await a_steered_site(site)
+    await site.steered()
     numbers = [full(site, "sleep 300") for _ in range(4)]
 
     async def two_run() -> bool:
@@ -123,12 +132,12 @@ async def test_green_requeues_jobs_that_have_emitted_for_those_that_have_not(sit
 
 
 @pytest.mark.slow
-async def test_released_jobs_exchange_their_priorities_and_other_peoples_jobs_are_untouched(site: Site) -> None:
+async def test_other_peoples_jobs_are_untouched(site: Site) -> None:
     await site.policy("sjf")
     private = [site.lab.sbatch("sleep 600", "--partition=private", gpus=8, user="daemon") for _ in range(2)]
     await site.until_states(**{f"_{number}": "RUNNING" for number in private})
     before = [site.lab.job(number) for number in private]
-    await a_steered_site(site, leave_partitions="private")
+    await site.steered(leave_partitions="private")
     waiting = site.lab.sbatch("sleep 600", "--partition=private", gpus=8, user="daemon")
     mine = [full(site, "sleep 1", f"--time={minutes}") for minutes in (30, 10, 20)]
 
@@ -150,7 +159,7 @@ async def test_released_jobs_exchange_their_priorities_and_other_peoples_jobs_ar
 
 @pytest.mark.slow
 async def test_a_dead_bridge_holds_nobody_for_ever_and_finds_everything_again(site: Site) -> None:
-    await a_steered_site(site, hold_s="60")
+    await site.steered(hold_s="60")
     first = [full(site, "sleep 20") for _ in range(2)]
     await site.until_states(**{f"_{number}": "RUNNING" for number in first})
     held = full(site, "sleep 1")
@@ -173,7 +182,7 @@ async def test_a_dead_bridge_holds_nobody_for_ever_and_finds_everything_again(si
 
 @pytest.mark.slow
 async def test_a_dry_run_changes_nothing_in_slurm(site: Site) -> None:
-    await a_steered_site(site, mode="dry_run")
+    await site.steered(mode="dry_run")
     numbers = [full(site, "sleep 5") for _ in range(3)]
     await site.until_states(**{f"_{number}": "COMPLETED" for number in numbers})
 
@@ -186,3 +195,22 @@ async def test_a_dry_run_changes_nothing_in_slurm(site: Site) -> None:
         assert "Comment" not in site.lab.job(number)
     counted = {row["what"] for row in await site.rows("SELECT what FROM engine_days")}
     assert counted <= {"would_hold", "would_release", "would_requeue"}
+
+
+@pytest.mark.slow
+def test_the_session_of_the_page_moves_a_job_to_a_green_hour(lab: SlurmLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/slurm.md from top to bottom, but for the packages, which are installed, and the nodes, which are up."""
+    for name in ("DATABASE_URL", "REDIS_URL", "WATTSHIFT_URL", "WATTSHIFT_API_KEY", "WATTSHIFT_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    steps = steps_of((ROOT / "docs" / "slurm.md").read_text(encoding="utf-8"))
+    assert steps[0].command.startswith("apt-get install")
+    commands = [f"export PATH={ROOT}/.venv/bin:$PATH", *(step.command for step in steps[1:])]
+    with scratch_folder() as folder:
+        try:
+            replay(steps, commands, folder, {"SLURM_CONF": str(lab.conf)})
+        finally:
+            stack.down(folder / "data")
+    numbers = lab.run("squeue", "-h", "--states=all", "--name=moved", "-o", "%i").split()
+    moved = lab.job(numbers[-1])
+    assert int(moved["StartTime"]) > int(moved["SubmitTime"]) + 45  # 30 s are the submission plugin's
+    assert "released;grid:" in moved["Comment"]

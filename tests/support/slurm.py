@@ -36,6 +36,7 @@ SlurmctldPort={ctld_port}
 SlurmUser=slurm
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
 CredType=cred/munge
 AuthAltTypes=auth/jwt
 AuthAltParameters=jwt_key={folder}/state/jwt.key
@@ -235,24 +236,22 @@ class SlurmLab:
         raise TimeoutError(f"not within {within_s:g} s: {what}; {last}")
 
     def _munge(self) -> None:
-        if subprocess.run(["munge", "-n"], capture_output=True).returncode == 0:
-            return
-        munge = pwd.getpwnam("munge")
-        for folder in ("/run/munge", "/var/log/munge", "/var/lib/munge"):
-            os.makedirs(folder, exist_ok=True)
-            os.chown(folder, munge.pw_uid, munge.pw_gid)
-        os.chmod("/run/munge", 0o755)
-        self._spawn("munged", "munged", "-F", user="munge")
-        self.wait(lambda: subprocess.run(["munge", "-n"], capture_output=True).returncode == 0, 10, "munge answers")
+        """Start a munge of this Slurm alone, so that another lab may end its own."""
+        folder = self.folder / "munge"
+        folder.mkdir()
+        folder.chmod(0o755)
+        key = folder / "key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        files = [f"--{name}-file={folder}/{name}" for name in ("key", "log", "pid", "seed")]
+        self._spawn("munged", "munged", "-F", "--force", f"--socket={folder}/socket", *files)
+        said = ["munge", "-n", f"--socket={folder}/socket"]
+        self.wait(lambda: subprocess.run(said, capture_output=True).returncode == 0, 10, "munge answers")
 
-    def _spawn(self, name: str, program: str, *options: str, user: str = "") -> None:
-        account = pwd.getpwnam(user) if user else None
-        as_user: dict[str, Any] = (
-            {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
-        )
+    def _spawn(self, name: str, program: str, *options: str) -> None:
         path = shutil.which(program) or f"/usr/sbin/{program}"
         command: Sequence[str] = [path, *options]
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                command, env=self.environment, stdout=log, stderr=log, cwd="/", start_new_session=True, **as_user
+                command, env=self.environment, stdout=log, stderr=log, cwd="/", start_new_session=True
             )

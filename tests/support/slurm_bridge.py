@@ -63,11 +63,16 @@ class Site:
         with (self._folder / "bridge.log").open("ab") as log:
             self._bridge = subprocess.Popen(
                 [sys.executable, "-m", "services.engines.slurm.app"],
-                env={**self.lab.environment, **self._environment, **own, **self.path},
+                env={**self.lab.environment, **self._environment, "SLURM_CONF": str(self.lab.conf), **own, **self.path},
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
             )
+
+    async def steered(self, **settings: str) -> None:
+        """Start the bridge and return once the control plane knows the nodes."""
+        self.start_bridge(**settings)
+        await self.until(lambda: self.rows("SELECT 1 FROM nodes WHERE id = 'slurm.gpu2'"), "the nodes are known")
 
     def kill_bridge(self) -> None:
         """Kill the bridge as a crash would."""

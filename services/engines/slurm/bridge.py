@@ -14,6 +14,7 @@ from typing import Protocol
 
 from services.contracts.engines import (
     MAX_JOBS_OF_A_REPORT,
+    EngineAction,
     EngineDecision,
     EngineEnergyReport,
     EngineJob,
@@ -71,7 +72,7 @@ class Bridge:
         self._memories: dict[str, Memory] = {}
         self._decisions: dict[str, EngineDecision] = {}
         self._sent: dict[str, EngineJob] = {}
-        self._ended: dict[str, EngineJob] = {}
+        self._older: dict[str, tuple[EngineJob, EngineAction]] = {}
         self._nodes: list[SlurmNode] = []
         self._nodes_at_s = self._present_at_s = self._heard_at_s = -1e9
         self._gone_since_s: dict[str, float] = {}
@@ -134,7 +135,7 @@ class Bridge:
         await self._report(named, live, now_s)
         self._forget({name for _, name in named})
         if self._settings.energy:
-            await self._book([each for each in live if each[1] not in self._ended], now_s)
+            await self._book([each for each in live if each[1] not in self._older], now_s)
         return changes
 
     async def _complain(self, problem: str) -> None:
@@ -147,8 +148,12 @@ class Bridge:
 
     async def _change(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> Changes:
         heard = now_s - self._heard_at_s < self._settings.silence_s
-        ended = {name for job, name in live if is_same_run(job, self._ended.get(name))}
-        changes = changes_of(live, self._decisions, self._memories, self._settings, now_s, heard=heard, ended=ended)
+        older = {
+            name: self._older[name][1]
+            for job, name in live
+            if name in self._older and is_same_run(job, self._older[name][0])
+        }
+        changes = changes_of(live, self._decisions, self._memories, self._settings, now_s, heard=heard, older=older)
         if not changes.size:
             return changes
         names = {job.number: name for job, name in live}
@@ -187,8 +192,9 @@ class Bridge:
             reply = await self._say(self._report_with(jobs=part))
             self._sent |= {report.external_id: report for report in part}
             for report in part:
-                self._ended.pop(report.external_id, None)
-            self._ended |= {name: self._sent[name] for name in reply.ended}
+                self._older.pop(report.external_id, None)
+            self._older |= {name: (self._sent[name], EngineAction.CANCEL) for name in reply.ended}
+            self._older |= {name: (self._sent[name], EngineAction.REQUEUE) for name in reply.stopped}
         fields: dict[str, object] = {}
         if now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
             fields["nodes"] = [self._node(node) for node in self._nodes]
@@ -258,7 +264,7 @@ class Bridge:
 
     def _forget(self, seen: set[str]) -> None:
         """Forget jobs that Slurm has forgotten and that were told to be over."""
-        for known in (self._memories, self._decisions, self._sent, self._ended):
+        for known in (self._memories, self._decisions, self._sent, self._older):
             kept: Mapping[str, object] = known
             for name in [name for name in kept if name not in seen and name not in self._gone_since_s]:
                 if name not in self._sent or self._sent[name].state.is_over:

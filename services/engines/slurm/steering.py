@@ -8,7 +8,7 @@ pass nobody whom they would not have passed.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -182,7 +182,7 @@ def changes_of(
     now_s: float,
     *,
     heard: bool,
-    ended: Collection[str] = (),
+    older: Mapping[str, EngineAction] = {},
 ) -> Changes:
     """Return what to change so that jobs are as decided.
 
@@ -193,7 +193,7 @@ def changes_of(
         settings: Of the bridge.
         now_s: UTC seconds.
         heard: Whether the control plane has answered lately; if not, no hold is begun or renewed.
-        ended: Of these jobs the very run has ended that Slurm shows; they are cancelled, or at least not steered.
+        older: Of these jobs the very run is over that Slurm shows, as it came back with an older state; what to do.
     """
     if settings.mode is not EngineMode.CONTROL:
         return Changes()
@@ -205,8 +205,11 @@ def changes_of(
     for job, name in steered:
         decision = decisions.get(name)
         memory = memories[name]
-        if name in ended:
-            cancels += [job.number] if settings.cancel_ended else []
+        if name in older:
+            if older[name] is EngineAction.REQUEUE:
+                requeues.append(job.number)
+            elif settings.cancel_ended:
+                cancels.append(job.number)
             continue
         if decision and memory.refusals.get(decision.revision, 0) >= 3:
             continue
@@ -214,11 +217,14 @@ def changes_of(
             cancels.append(job.number)
             continue
         if not job.waits:
+            if job.tag != name:  # a requeue changes its submission, by which a new bridge would take it for another
+                fields[job.number] = _tagged(job, name)
             if decision and decision.action is EngineAction.REQUEUE:
                 _stop(job, decision, memory, now_s, signals, requeues)
             continue
         fields[job.number] = _waiting(job, name, decision, settings, now_s, heard=heard)
-    for number, priority in priorities_of(steered, decisions, memories, now_s).items():
+    rankable = [(job, name) for job, name in steered if name not in older]
+    for number, priority in priorities_of(rankable, decisions, memories, now_s).items():
         fields.setdefault(number, {})["priority"] = str(priority)
     together: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for number, wanted in fields.items():
@@ -256,10 +262,7 @@ def _waiting(
     job: SlurmJob, name: str, decision: EngineDecision | None, settings: SlurmSettings, now_s: float, *, heard: bool
 ) -> dict[str, str]:
     """Return the fields to set of a job that waits."""
-    wanted: dict[str, str] = {}
-    if job.tag != name:
-        rest = TAG.sub("", job.admin_comment).strip()
-        wanted["admincomment"] = f"wattshift:{name} {rest}".strip()
+    wanted = {} if job.tag == name else _tagged(job, name)
     if decision and decision.note:
         note = ";".join(decision.note.split())
         if (text := f"{job.own_comment}{NOTE}{note}"[:_MOST_COMMENT]) != job.comment:
@@ -275,6 +278,10 @@ def _waiting(
     if heard and job.eligible_s < now_s + settings.hold_s / 2:
         wanted["starttime"] = begin_time(now_s + settings.hold_s)
     return wanted
+
+
+def _tagged(job: SlurmJob, name: str) -> dict[str, str]:
+    return {"admincomment": f"wattshift:{name} {TAG.sub('', job.admin_comment).strip()}".strip()}
 
 
 def _stop(

@@ -70,7 +70,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Stays:
-    """It is over, and stays so, whatever its engine has shown after that."""
+    """It stays as it is, whatever its engine has shown after that."""
 
     deviation: Deviation
 
@@ -158,10 +158,8 @@ def _run_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
 
 
 def _wait_of(known: Known, report: EngineJob) -> Fate | None:
-    if known.gang is None:
-        return None
-    if known.gang is GangState.STARTING:
-        return None  # released, and not started yet
+    if known.gang is None or known.gang is GangState.STARTING:  # released, and not started yet
+        return Stays(Deviation.ROLLED_BACK) if report.rolled_back else None
     if known.gang is GangState.STOPPING:
         held = JobState.HELD if known.hold_requested else JobState.QUEUED
         reason = EndReason.HELD if known.hold_requested else known.stop_reason or EndReason.PREEMPTED

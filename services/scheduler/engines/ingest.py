@@ -19,7 +19,18 @@ from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.scheduler.engines.claiming import claims_of
 from services.scheduler.engines.decisions import CANCELLED, ON_HOLD, decide, send, stop_run
-from services.scheduler.engines.folding import Admit, Deviation, Devices, Ends, Known, Runs, RunsOn, Waits, fate_of
+from services.scheduler.engines.folding import (
+    Admit,
+    Deviation,
+    Devices,
+    Ends,
+    Known,
+    Runs,
+    RunsOn,
+    Stays,
+    Waits,
+    fate_of,
+)
 from services.scheduler.ingest.gangs import EndReason, GangState
 from services.scheduler.repository import engines, gangs, jobs
 from services.scheduler.repository.documents import Json, StoredShare
@@ -157,6 +168,8 @@ class _Fold:
                 await self._ends_run(row.job_id, fate.job, fate.reason, fate.detail, None, preempted=fate.preempted)
             case Ends():
                 await self._ends(row.job_id, fate)
+            case Stays():
+                pass
 
     def _shares(self) -> list[StoredShare]:
         return [{"node_id": node, "devices": list(numbers)} for node, numbers in sorted(self.devices.items())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -52,22 +52,29 @@ UPDATE nodes SET state = 'up', heartbeat_at = now(), lease_until = now() + make_
  WHERE engine = $1 AND lease_until > now()
 """
 
-# An engine that crashed and has come back with an older state shows runs that have ended as waiting or running: their
-# ends stand. What was requeued since, or has begun after that end, really runs again.
+# An engine that crashed and has come back with an older state shows runs that are over as waiting or running: what is
+# known stands. What was requeued since, or has begun after that end, really runs again.
+_OLDER = """
+SELECT external_id, e.over
+  FROM engine_jobs e JOIN unnest($2::text[], $3::jsonb[]) AS t (external_id, report) USING (external_id)
+ WHERE e.engine = $1 AND e.report ->> 'state' <> 'missing'
+   AND CASE WHEN e.over THEN (t.report ->> 'requeues')::bigint <= (e.report ->> 'requeues')::bigint
+                 AND (t.report ->> 'state' = 'pending'
+                      OR (t.report ->> 'started_at')::timestamptz < (e.report ->> 'ended_at')::timestamptz)
+            ELSE t.report ->> 'state' = 'running'
+                 AND (t.report ->> 'requeues')::bigint < (e.report ->> 'requeues')::bigint END
+ ORDER BY 1
+"""
+
+_ROLLED_BACK = """
+UPDATE engine_jobs SET report = report || '{"rolled_back": true}', unfolded = true, reported_at = now()
+ WHERE engine = $1 AND external_id = ANY($2::text[]) AND NOT report @> '{"rolled_back": true}' RETURNING external_id
+"""
+
 _JOBS = """
-WITH told AS (
-    SELECT * FROM unnest($2::text[], $3::jsonb[], $4::bool[]) AS j (external_id, report, over)
-), ended AS (
-    SELECT external_id, e.report || '{"rolled_back": true}' AS report
-      FROM engine_jobs e JOIN told t USING (external_id)
-     WHERE e.engine = $1 AND e.over AND NOT t.over AND e.report ->> 'state' <> 'missing'
-       AND (t.report ->> 'requeues')::bigint <= (e.report ->> 'requeues')::bigint
-       AND (t.report ->> 'state' = 'pending'
-            OR (t.report ->> 'started_at')::timestamptz < (e.report ->> 'ended_at')::timestamptz)
-)
 INSERT INTO engine_jobs AS known (engine, external_id, report, over)
-SELECT $1, t.external_id, coalesce(e.report, t.report), e.report IS NOT NULL OR t.over
-  FROM told t LEFT JOIN ended e USING (external_id) ORDER BY 2
+SELECT $1, j.external_id, j.report, j.over
+  FROM unnest($2::text[], $3::jsonb[], $4::bool[]) AS j (external_id, report, over) ORDER BY 2
 ON CONFLICT (engine, external_id) DO UPDATE SET
     report = excluded.report, over = excluded.over, unfolded = true, reported_at = now()
  WHERE known.report IS DISTINCT FROM excluded.report
@@ -77,8 +84,6 @@ RETURNING external_id
 _UNREPORTED = """
 SELECT external_id FROM engine_jobs WHERE engine = $1 AND NOT over AND NOT external_id = ANY($2::text[]) ORDER BY 1
 """
-
-_ENDED = "SELECT external_id FROM engine_jobs WHERE engine = $1 AND over AND external_id = ANY($2::text[]) ORDER BY 1"
 
 _DECISIONS = """
 SELECT decision FROM engine_jobs WHERE engine = $1 AND NOT over AND decision IS NOT NULL ORDER BY external_id
@@ -124,9 +129,11 @@ async def mirror(
             changed = True
         elif report.problem is None:
             await connection.execute(_KEEP_LEASES, engine, lease_ttl_s)
+        older: dict[str, bool] = {}
         if report.jobs:
-            changed = bool(await _store(connection, engine, report.jobs)) or changed
-        reply = await _answer(connection, engine, report)
+            stored, older = await _store(connection, engine, report.jobs)
+            changed = stored or changed
+        reply = await _answer(connection, engine, report, older)
     return reply, changed
 
 
@@ -166,29 +173,34 @@ async def by_allocation(database: Database, engine: str, intervals: Sequence[Ene
     ]
 
 
-async def _store(connection: Connection, engine: str, jobs: Sequence[EngineJob]) -> list[Any]:
+async def _store(connection: Connection, engine: str, jobs: Sequence[EngineJob]) -> tuple[bool, dict[str, bool]]:
+    """Store reports; return whether any was new, and by name those of runs that are over: whether the job is, too."""
     newest = {job.external_id: job for job in jobs}
-    return await connection.fetch(
-        _JOBS,
-        engine,
-        list(newest),
-        [job.model_dump(mode="json") for job in newest.values()],
-        [job.state.is_over for job in newest.values()],
-    )
+    documents = {name: job.model_dump(mode="json") for name, job in newest.items()}
+    live = [name for name, job in newest.items() if not job.state.is_over]
+    found = await connection.fetch(_OLDER, engine, live, [documents[name] for name in live]) if live else []
+    older = {record["external_id"]: record["over"] for record in found}
+    marked = await connection.fetch(_ROLLED_BACK, engine, list(older)) if older else []
+    names = [name for name in newest if name not in older]
+    overs = [newest[name].state.is_over for name in names]
+    stored = await connection.fetch(_JOBS, engine, names, [documents[name] for name in names], overs)
+    return bool(marked or stored), older
 
 
-async def _answer(connection: Connection, engine: str, report: EngineReport) -> EngineReply:
+async def _answer(connection: Connection, engine: str, report: EngineReport, older: Mapping[str, bool]) -> EngineReply:
     unreported: list[str] = []
     decisions: list[EngineDecision] = []
-    ended: list[str] = []
-    if live := [job.external_id for job in report.jobs if not job.state.is_over]:
-        ended = [record[0] for record in await connection.fetch(_ENDED, engine, live)]
     if report.present is not None:
         unreported = [record[0] for record in await connection.fetch(_UNREPORTED, engine, list(report.present))]
     if report.wants_decisions:
         found = await connection.fetch(_DECISIONS, engine)
         decisions = [EngineDecision.model_validate(record[0]) for record in found]
-    return EngineReply(unreported=unreported, ended=ended, decisions=decisions)
+    return EngineReply(
+        unreported=unreported,
+        ended=[name for name, is_over in older.items() if is_over],
+        stopped=[name for name, is_over in older.items() if not is_over],
+        decisions=decisions,
+    )
 
 
 def _node_row(engine: str, node: EngineNode) -> dict[str, Any]:
