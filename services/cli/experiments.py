@@ -105,15 +105,14 @@ def _processes(workers: str) -> int:
 
 
 def _celery() -> RunGroups:
-    from redis import Redis
-
+    from services.kit.redis import connect_blocking
     from services.simulator.experiments.remote import Client
     from services.simulator.queue import simulator_celery
     from services.simulator.settings import SimulatorSettings
 
     url = os.environ.get("REDIS_URL") or _local_broker()
     settings = SimulatorSettings(redis_url=url, service_token="a client of the broker alone")  # type: ignore[call-arg]
-    return Client(Redis.from_url(url), simulator_celery(settings)).run
+    return Client(connect_blocking(settings), simulator_celery(settings)).run
 
 
 def _local_broker() -> str:

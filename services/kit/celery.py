@@ -27,7 +27,7 @@ from celery import Celery
 from celery.exceptions import SecurityWarning
 from celery.signals import setup_logging, worker_init, worker_process_init, worker_process_shutdown
 
-from services.kit import traces
+from services.kit import sentinel, traces
 from services.kit.logging import configure_logging
 from services.kit.settings import SharedSettings
 
@@ -50,6 +50,8 @@ class TaskLimits:
 def broker_url(settings: SharedSettings) -> str:
     """Return the address of the broker; over TLS, Celery wants to be told in it how its certificate is checked."""
     url = settings.redis_url
+    if (found := sentinel.watched(url)) is not None:
+        return found.broker_url()
     options = settings.tls.redis(url)
     if not url.startswith("rediss://") or "ssl_cert_reqs" in url:
         return url
@@ -78,6 +80,7 @@ def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> C
         broker_connection_max_retries=None,
         broker_connection_timeout=2,
         broker_transport_options={
+            **_of_sentinels(settings),
             "visibility_timeout": limits.hard_s + 60,
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
@@ -89,6 +92,11 @@ def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> C
         timezone="UTC",
     )
     return app
+
+
+def _of_sentinels(settings: SharedSettings) -> dict[str, Any]:
+    found = sentinel.watched(settings.redis_url)
+    return {} if found is None else found.transport_options(settings.tls.redis(settings.redis_url))
 
 
 def queue_key(queue: str) -> str:

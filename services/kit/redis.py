@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from redis import Redis as BlockingRedis
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import Sentinel as BlockingSentinel
 
 from services.contracts.streams import HINTS_MAX_LENGTH, HINTS_STREAM
+from services.kit import sentinel
 from services.kit.logging import Log
 from services.kit.redis_users import with_user
 from services.kit.settings import SharedSettings
@@ -20,27 +24,51 @@ from services.kit.settings import SharedSettings
 log = Log(__name__)
 
 
+class _Followed(Redis):
+    """A client of the server that Sentinels name; it closes its connections to these too."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        asked: Any = self.connection_pool
+        for each in asked.sentinel_manager.sentinels:
+            await each.aclose()
+
+
 def connect(url: str, settings: SharedSettings | None = None, user: tuple[str, str] | None = None) -> Redis:
     """Return a client that retries through a restart of the server.
 
     Args:
-        url: Of the server; ``rediss://`` is over TLS, by the certificates in ``settings``.
+        url: Of the server, or of Sentinels that know it (see ``sentinel``); ``rediss`` is over TLS, by the certificates
+            in ``settings``.
         settings: Of the process.
         user: Name and password, in the place of those in ``url``.
     """
     if user is not None:
         url = with_user(url, *user)
     tls: dict[str, Any] = {} if settings is None else settings.tls.redis(url)
-    return Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
-        url,
-        **tls,
-        decode_responses=True,
-        socket_timeout=10,
-        socket_connect_timeout=2,
-        health_check_interval=15,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=4),
-        retry_on_error=[RedisConnectionError, RedisTimeoutError],
-    )
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "socket_timeout": 10,
+        "socket_connect_timeout": 2,
+        "health_check_interval": 15,
+        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=4),
+        "retry_on_error": [RedisConnectionError, RedisTimeoutError],
+    }
+    if (found := sentinel.watched(url)) is not None:
+        sentinels = Sentinel(found.sentinels, sentinel_kwargs=found.sentinel_options(tls))
+        return sentinels.master_for(  # pyright: ignore[reportUnknownMemberType]
+            found.master, redis_class=_Followed, **found.user, **found.tls_options(tls), **options
+        )
+    return Redis.from_url(url, **tls, **options)  # pyright: ignore[reportUnknownMemberType]
+
+
+def connect_blocking(settings: SharedSettings) -> BlockingRedis:
+    """Return a client for programs without an event loop."""
+    tls: dict[str, Any] = settings.tls.redis(settings.redis_url)
+    if (found := sentinel.watched(settings.redis_url)) is not None:
+        sentinels = BlockingSentinel(found.sentinels, sentinel_kwargs=found.sentinel_options(tls))
+        return sentinels.master_for(found.master, **found.user, **found.tls_options(tls))  # pyright: ignore[reportUnknownMemberType]
+    return BlockingRedis.from_url(settings.redis_url, **tls)  # pyright: ignore[reportUnknownMemberType]
 
 
 async def check_answers(redis: Redis) -> None:

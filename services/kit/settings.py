@@ -19,6 +19,7 @@ from pydantic_settings.exceptions import SettingsError
 from services.kit.credentials import SHORTEST_SECRET, Credential, roots_of
 from services.kit.extras import traces_missing
 from services.kit.networks import read_networks
+from services.kit.sentinel import watched
 from services.kit.tls import Tls
 from services.kit.tls import check as check_tls
 
@@ -125,6 +126,12 @@ class SharedSettings(BaseSettings):
     )
     log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
     log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _names_a_server(cls, value: str) -> str:
+        watched(value)
+        return value
 
     @field_validator("traces")
     @classmethod

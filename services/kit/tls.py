@@ -54,7 +54,7 @@ class Tls:
 
     def redis(self, url: str) -> dict[str, str]:
         """Return the options of a client of Valkey or Redis; none where ``url`` is not one over TLS."""
-        if not url.startswith("rediss://"):
+        if not url.startswith(("rediss://", "rediss+sentinel://")):
             return {}
         found = {"ssl_ca_certs": self.authority, "ssl_certfile": self.certificate, "ssl_keyfile": self.key}
         return {name: str(path) for name, path in found.items() if path is not None}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 
-from redis import Redis
-
 from services.db.database import plain_url
 from services.db.engine import create_engine
 from services.kit.background.worker import Worker
 from services.kit.celery import prepare_worker
 from services.kit.plugins import PluginError
 from services.kit.policies import load_policies
+from services.kit.redis import connect_blocking
 from services.kit.settings import exit_with, settings_or_exit
 from services.simulator.experiments import remote
 from services.simulator.experiments.remote import CellWorker
@@ -38,9 +37,7 @@ def _worker() -> Worker:
 
 @functools.cache
 def _cell_worker() -> CellWorker:
-    return CellWorker(
-        Redis.from_url(settings.redis_url, **settings.tls.redis(settings.redis_url)), lease_s=settings.lease_s
-    )
+    return CellWorker(connect_blocking(settings), lease_s=settings.lease_s)
 
 
 @app.task(name=remote.TASK, soft_time_limit=remote.LONGEST_S, time_limit=remote.LONGEST_S + 60)
