@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from redis import Redis as BlockingRedis
@@ -27,10 +28,11 @@ log = Log(__name__)
 class _Followed(Redis):
     """A client of the server that Sentinels name; it closes its connections to these too."""
 
-    async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        await super().aclose(close_connection_pool)
-        asked: Any = self.connection_pool
-        for each in asked.sentinel_manager.sentinels:
+    asked: Sequence[Redis] = ()
+
+    async def aclose(self, *arguments: Any, **options: Any) -> None:
+        await super().aclose(*arguments, **options)
+        for each in self.asked:
             await each.aclose()
 
 
@@ -56,9 +58,11 @@ def connect(url: str, settings: SharedSettings | None = None, user: tuple[str, s
     }
     if (found := sentinel.watched(url)) is not None:
         sentinels = Sentinel(found.sentinels, sentinel_kwargs=found.sentinel_options(tls))
-        return sentinels.master_for(  # pyright: ignore[reportUnknownMemberType]
+        client: Any = sentinels.master_for(  # pyright: ignore[reportUnknownMemberType]
             found.master, redis_class=_Followed, **found.user, **found.tls_options(tls), **options
         )
+        client.asked = sentinels.sentinels
+        return client
     return Redis.from_url(url, **tls, **options)  # pyright: ignore[reportUnknownMemberType]
 
 
