@@ -107,7 +107,7 @@ class Gangs:
         ints[IntRow.PHASE : IntRow.MEASURED + 1, slot] = STARTING, gpus, known is not None
         live.placements[slot] = placement
         self.power_w += run.draw_w
-        self._foresee(slot, stage, stages)
+        self._foresee(slot, model, run, stage, stages)
         self._recorder.started(row, now_s, gpus)
         if self._options.power_limit_w is not None:
             self._put(slot, ControlKind.POWER_LIMIT, self._options.power_limit_w)
@@ -216,7 +216,7 @@ class Gangs:
         if live.ints.item(IntRow.MEASURED, slot):
             live.measured(slot)
         live.ints[IntRow.GENERATION, slot] += 1
-        self._foresee(slot, stage, stages)
+        self._foresee(slot, model, run, stage, stages)
 
     def _put(self, slot: int, kind: ControlKind, value: float | None) -> None:
         """Set the control of a gang's devices."""
@@ -237,11 +237,14 @@ class Gangs:
         share = floats.item(FloatRow.SET_DONE, slot) / floats.item(FloatRow.WORK, slot)
         return min(round(share * stages) if begins else int(share * stages), stages - 1), stages
 
-    def _foresee(self, slot: int, stage: int, stages: int) -> None:
-        """Schedule the end of the job at its present speed, or its next stage."""
+    def _foresee(self, slot: int, model: int, run: Run, stage: int, stages: int) -> None:
+        """Schedule the end of the job at its present speed, or the next stage in which it goes on otherwise."""
         floats, ints = self._live.floats, self._live.ints
-        last = stage + 1 >= stages
-        upto = floats.item(FloatRow.WORK, slot) if last else floats.item(FloatRow.WORK, slot) * (stage + 1) / stages
+        following = stage + 1
+        while following < stages and self._run_of(slot, model, following) == run:
+            following += 1
+        last = following >= stages
+        upto = floats.item(FloatRow.WORK, slot) if last else floats.item(FloatRow.WORK, slot) * following / stages
         left = upto - floats.item(FloatRow.SET_DONE, slot)
         time_s = floats.item(FloatRow.RUN_FROM, slot) + left / floats.item(FloatRow.SPEED, slot)
         kind = COMPLETE if last else STAGE
