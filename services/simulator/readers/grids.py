@@ -11,7 +11,7 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
-from services.simulator.raw import RawSeries, ReadReport, TraceFormatError
+from services.simulator.raw import TOO_LARGE, RawSeries, ReadReport, TraceFormatError
 from services.simulator.readers.text import first_lines, header_of, number, open_text, table, utc_s
 
 SIGNALS = {
@@ -156,4 +156,9 @@ def _series(path: Path, columns: Columns, report: ReadReport, zone: str | None) 
 
 
 def _time_s(text: str) -> float:
-    return float(text) if text.replace(".", "", 1).isdigit() else utc_s(text)
+    if not text.replace(".", "", 1).isdigit():
+        return utc_s(text)
+    time_s = float(text)
+    if time_s >= TOO_LARGE:  # digits enough are infinite
+        raise ValueError("a time that is too large")
+    return time_s

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
@@ -81,6 +81,7 @@ def test_a_damaged_job_trace_is_read_as_far_as_it_holds_or_refused(
 
 @SOME
 @given(content=damaged(GRIDS), signal=st.sampled_from(("direct", "lifecycle", "marginal")))
+@example(content=b"time,intensity\n" + b"9" * 400 + b",218.3\n", signal="direct")
 def test_a_damaged_grid_is_read_as_far_as_it_holds_or_refused(tmp_path: Path, content: bytes, signal: str) -> None:
     try:
         trace = read_carbon(write(tmp_path, content), signal=signal)
