@@ -15,6 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.jobs import JobEvent
+from services.db.submission_traces import TRACEPARENTS
 from services.kit import traces
 
 PAGE = 500
@@ -37,12 +38,6 @@ _READ_PROJECT = text(
     _READ.format(condition="AND tenant_id = :tenant_id AND (SELECT project FROM jobs WHERE id = job_id) = :project")
 )
 _READ_JOB = text(_READ.format(condition="AND job_id = :job_id"))
-
-
-_READ_TRACES = text("""
-SELECT job_id, data ->> 'traceparent' AS traceparent FROM job_events
-WHERE job_id = ANY(:job_ids) AND type = 'job.submitted' AND data ->> 'traceparent' IS NOT NULL
-""")
 
 
 class Position(NamedTuple):
@@ -137,7 +132,7 @@ async def read_events(connection: AsyncConnection, scope: Scope, after: Position
 async def _name_traces(connection: AsyncConnection, events: Iterable[StoredEvent]) -> None:
     """Add to events of jobs the trace of their submission, where one is known."""
     ids = list({event.job_id for event in events})
-    rows = (await connection.execute(_READ_TRACES, {"job_ids": ids})).all()
+    rows = (await connection.exec_driver_sql(TRACEPARENTS, (ids,))).all()
     known: dict[str, str] = {row.job_id: traces.id_of(row.traceparent) for row in rows}
     for event in events:
         if event.job_id in known:

@@ -219,8 +219,7 @@ async def _start(
                 packed=start.shares,
                 traceparent=span.traceparent,
             )
-            if traces.is_on():
-                log.info("job.start", job_id=start.job_id, allocation_id=name)
+            log.info("job.start", job_id=start.job_id, allocation_id=name)
     packed = {gang.id for gang, start in zip(made, starts, strict=True) if start.shares}
     await gangs.insert(connection, made, hosts, packed)
     await _write_starts(connection, starts, made, asleep)

@@ -11,6 +11,7 @@ from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
 from services.db.job_specs import GRACE_S, MAX_RESTARTS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
+from services.db.submission_traces import TRACEPARENTS
 from services.kit import traces
 from services.scheduler.repository.documents import Json, StoredIdentity, StoredShare
 
@@ -73,11 +74,6 @@ SELECT j.id, j.tenant_id, j.generation, {SPEC_TO_RUN} AS spec, u.account, j.engi
   FROM jobs j LEFT JOIN users u ON u.id = j.user_id
  WHERE j.id = ANY($1::text[]) AND j.state = 'queued' AND NOT j.cancel_requested AND NOT j.hold_requested
  ORDER BY j.id FOR UPDATE OF j
-"""
-
-TRACEPARENTS = """
-SELECT job_id, data ->> 'traceparent' AS traceparent FROM job_events
- WHERE job_id = ANY($1::text[]) AND type = 'job.submitted' AND data ->> 'traceparent' IS NOT NULL
 """
 
 ACCOUNT = "SELECT u.account FROM jobs j JOIN users u ON u.id = j.user_id WHERE j.id = $1"
