@@ -180,8 +180,8 @@ def restore(
     """Make an installation from a backup, in an empty data folder and database; `wattshift up` then starts it."""
     where, backups = folder or data_dir(), _backups()
     try:
-        with console.status("restoring"):
-            lost = backups.restore(DataFolder(where), file, os.environ)
+        with bar("restoring") as advance:
+            lost = backups.restore(DataFolder(where), file, os.environ, advance)
     except StackError as error:
         raise _as_cli_error(error) from error
     console.print(f"restored into {where}; `wattshift up` starts it", soft_wrap=True)

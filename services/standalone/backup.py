@@ -86,8 +86,10 @@ def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advanc
         raise StackError(f"cannot write {to}: {error.strerror}") from error
 
 
-def restore(folder: DataFolder, source: Path, environment: Mapping[str, str]) -> int:
+def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], advance: Advance = _no_report) -> int:
     """Make an installation in an empty folder, and an empty database, from a backup; nothing is started.
+
+    ``advance`` is told of each step.
 
     Returns:
         How many gangs ran when the backup was made: their jobs are queued again.
@@ -113,7 +115,7 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str]) ->
     try:
         folder.open(restoring=True)
         try:
-            lost = asyncio.run(_restore(folder, source, environment))
+            lost = asyncio.run(_restore(folder, source, environment, advance))
         finally:
             folder.close()
     except BaseException:
@@ -171,20 +173,25 @@ async def _back_up(
     return manifest
 
 
-async def _restore(folder: DataFolder, source: Path, environment: Mapping[str, str]) -> int:
+async def _restore(folder: DataFolder, source: Path, environment: Mapping[str, str], advance: Advance) -> int:
+    programs = {"migrations": processes.MIGRATIONS, "restored": RESTORED}
+    of, steps = len(programs) + 3, iter(range(len(programs) + 3))
     with _unpacked(source) as files:
+        advance("files", next(steps), of)
         for path in _kept(files):
             write_whole(folder.path / path.relative_to(files), path.read_text(), durably=True)
         async with _database(folder, environment, new=True) as url:
             await repository.check_empty(url)
+            advance("database", next(steps), of)
             options = ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"]
             await _run("pg_restore", [*options, str(files / DUMP)], url)
             settings = {**environment, "DATABASE_URL": url, "WATTSHIFT_DATA_DIR": str(folder.path)}
             supervisor = Supervisor(folder.log)
-            steps = {"migrations": processes.MIGRATIONS, "restored": RESTORED}
-            for name, arguments in steps.items():
+            for name, arguments in programs.items():
+                advance(name, next(steps), of)
                 await supervisor.finish(processes.command_process(name, arguments, settings, folder.path))
             lost = int((folder.log / "restored.log").read_text().split()[-1])
+    advance("leases", next(steps), of)
     if lost:  # a node that could not ask the control plane has stopped what it ran when its lease is over
         await asyncio.sleep(float(environment.get("TELEMETRY_LEASE_TTL_S") or DEFAULT_LEASE_S) + LEASE_MARGIN_S)
     return lost

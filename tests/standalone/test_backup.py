@@ -87,7 +87,11 @@ def test_an_external_database_of_an_older_release(folder: Path, postgres_url: st
         backup.back_up(DataFolder(folder / "one"), file, {"DATABASE_URL": source})
 
     target = an_empty_database(postgres_url, "restored_older")
-    assert backup.restore(DataFolder(folder / "two"), file, {**os.environ, "DATABASE_URL": target}) == 0
+    steps: list[tuple[int, int | None]] = []
+    environment = {**os.environ, "DATABASE_URL": target}
+    advance = lambda what, done, of=None: steps.append((done, of))  # noqa: E731
+    assert backup.restore(DataFolder(folder / "two"), file, environment, advance) == 0
+    assert steps == [(done, 5) for done in range(5)], "the bar of the command fills evenly, and last when all is done"
 
     assert ask(target, "SELECT version_num FROM alembic_version") == head
     assert ask(target, "SELECT state FROM nodes") == "lost"
