@@ -1,7 +1,7 @@
 """Pictures of every page with data in it: light, dark and on a phone, and the two of the README.
 
     .venv/bin/python -m tests.browser.pictures --minutes 6            # results/pictures: to be looked at
-    .venv/bin/python -m tests.browser.pictures --minutes 3 --speed 1 --keep    # docs/pictures: those of the README
+    .venv/bin/python -m tests.browser.pictures --keep                 # docs/pictures: those of the README
 
 An installation of its own with a fleet of two applications under load, a pool, jobs of all kinds with long names and
 errors, and a list of 10,000 jobs that are held; the grid's recording runs at `--speed`.
@@ -149,6 +149,9 @@ def kept(browser: Browser, site: Installation, ids: dict[str, str]) -> None:
     for name, (path, height) in paths.items():
         size = {"width": 1_280, "height": height}
         page = opened(browser, site, path, color_scheme="dark", viewport=size)
+        if name == "job":
+            expect(page.locator(".badge", has_text="running")).to_have_count(2)  # in its life line, too
+            page.wait_for_timeout(700)
         page.screenshot(path=KEPT / f"dashboard-{name}.png")
         page.context.close()
 
