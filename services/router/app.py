@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from services.contracts.identity import Role
 from services.contracts.routing import RoutingTable
 from services.contracts.streams import ROUTER_LIMITS_HASH
+from services.kit import traces
 from services.kit.app import end_with_parent
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
@@ -45,7 +46,7 @@ from services.router.apps.door import AppDoor, AppTurn
 from services.router.apps.fleet import AppFleet, Instance
 from services.router.apps.observations import ObservationReporter
 from services.router.dispatch import Dispatcher
-from services.router.door import Door
+from services.router.door import Door, route_of
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
@@ -283,8 +284,10 @@ class Router:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path.startswith("/v1/"):
+                traces.name_request(scope["method"], route_of(path))
                 await self.door.handle(scope, receive, send)
             elif is_apps(path):
+                traces.name_request(scope["method"], "/apps/{app}")
                 await self.app_door.handle(scope, receive, send)
             else:
                 await self._page(path, Exchange.open(scope, receive, send))
@@ -370,7 +373,7 @@ def server_config(router: Router) -> uvicorn.Config:
     request.
     """
     return uvicorn.Config(
-        router,
+        traces.traced(router),
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -391,11 +394,13 @@ def run_worker(settings: RouterSettings, name: str | None = None, metrics: Path 
     """Run one router process until SIGTERM; with a name and a folder for metrics, one of several on a port."""
     configure_logging("router", log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
+    traces.start("router", settings)
     listening = listen(settings.host, settings.port, shared=settings.workers > 1)
     router = Router(settings, name, None if metrics is None else MetricsFolder(metrics))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection looks through it again
     uvicorn.Server(server_config(router)).run(sockets=[listening])
+    traces.stop()
 
 
 def main() -> None:

@@ -21,6 +21,11 @@ from services.router.turn import Received
 COMPLETIONS = {"/v1/chat/completions": "chat", "/v1/completions": "completion", "/v1/embeddings": "embedding"}
 
 
+def route_of(path: str) -> str:
+    """Return what traces call a path, which anybody may send: one of few names."""
+    return path if path in COMPLETIONS else "/v1/models" if path.startswith("/v1/models") else "/v1/{path}"
+
+
 class Door:
     """Lets requests in, and answers those that are refused."""
 

@@ -13,6 +13,7 @@ from services.contracts.optimize import Solve, SolveSummary
 from services.contracts.partition import PartitionRequest
 from services.contracts.pools import PoolsRequest
 from services.contracts.serving import PLANNER
+from services.kit import traces
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -49,6 +50,10 @@ class PlanSolver:
             ProblemError: The problem is refused.
             NotSolvedError: There is no answer in time; the solve is cancelled.
         """
+        with traces.span("plan.solve", plan_id=plan_id):
+            return await self._solve(plan_id, request, within_s, kind)
+
+    async def _solve(self, plan_id: str, request: PoolsRequest | PartitionRequest, within_s: float, kind: str) -> Solve:
         try:
             async with asyncio.timeout(within_s):
                 accepted = await self._ask(

@@ -17,7 +17,7 @@ from tests.support.collector import Collector, Received, collector
 from tests.support.control_plane import eventually
 from tests.support.servers import fresh_database, scratch_folder
 
-NEEDED = {"gateway", "admission", "scheduler", "telemetry", "carbon", "optimizer"}
+NEEDED = {"gateway", "router", "serving", "simulator", "admission", "scheduler", "telemetry", "carbon", "optimizer"}
 CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLERS_SPAN = "00f067aa0ba902b7"
 
@@ -154,6 +154,20 @@ async def test_a_refused_submission_names_the_trace_of_its_request(traced: Trace
     answer = await traced.submit({"name": "bad"}, traceparent=f"00-{'6' * 32}-{CALLERS_SPAN}-01")
 
     assert (answer.status_code, answer.json()["trace_id"]) == (422, "6" * 32)
+
+
+async def test_a_question_to_the_router_is_in_its_callers_trace(traced: Traced) -> None:
+    trace_id = "8" * 32
+    headers = {"traceparent": f"00-{trace_id}-{CALLERS_SPAN}-01"}
+    asked = {"model": "nobody-has-it", "messages": [{"role": "user", "content": "hello"}]}
+    answer = await traced.http.post(f"{traced.stack.urls['router']}/v1/chat/completions", json=asked, headers=headers)
+    assert answer.status_code == 404
+
+    async def found() -> list[Received]:
+        return [each for each in traced.collector.of(trace_id) if each.process == "router"]
+
+    (request,) = [each for each in await eventually(found) if each.parent_id == CALLERS_SPAN]
+    assert request.name == "POST /v1/chat/completions"
 
 
 async def test_a_malformed_traceparent_begins_a_new_trace(traced: Traced) -> None:
