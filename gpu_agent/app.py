@@ -14,6 +14,7 @@ from gpu_agent.agent import Agent
 from gpu_agent.endpoints import PROGRESS_PREFIX, router
 from gpu_agent.figures import show_figures
 from gpu_agent.settings import AgentSettings
+from services.contracts.nodes import NodeRole
 from services.kit.app import create_service, serve
 from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient, new_session
@@ -41,7 +42,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with new_session(tls=settings.tls) as session:
             client = ServiceClient(session, settings.telemetry_url, "telemetry")
-            enrolment = callers.enrolment = Enrolment(settings, client)
+            enrolment = callers.enrolment = Enrolment(settings, client, NodeRole.AGENT)
             redis = NodeRedis(settings, enrolment)
             agent = app.state.agent = Agent(settings, client, redis, enrolment)
             show_figures(app.state.metrics, agent)

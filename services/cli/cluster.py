@@ -129,21 +129,27 @@ def health_words(node: dict[str, Any]) -> list[str]:
 
 def enroll(
     node: str,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="For the bridge to an engine, such as Slurm, instead of an agent.")
+    ] = False,
     lifetime: Annotated[str, typer.Option(metavar="TIME", help="How long the token can be used: 15m, 2h, 1d.")] = "1h",
     as_json: AsJson = False,
 ) -> None:
-    """Let a host become a node: print a token that its agent trades for a credential, once."""
-    body = {"lifetime_s": duration_s(lifetime, "--lifetime")}
+    """Let a host become a node: print a token that its agent, or a bridge, trades for a credential, once."""
+    body = {"lifetime_s": duration_s(lifetime, "--lifetime"), "role": "engine" if engine else "agent"}
     found = Gateway().call("POST", f"/v1/nodes/{node}/enrollments", body=body)
     if as_json:
         output.print_json(found)
         return
-    console.print(
-        f"On the host that is to be {node}, start the agent with these settings. The token can be used once, within "
-        f"{output.duration(duration_s(lifetime, '--lifetime'))}.",
-        soft_wrap=True,
-    )
-    console.print(f"GPU_AGENT_NODE_ID={node}\nGPU_AGENT_ENROLL_TOKEN={found['token']}", markup=False, soft_wrap=True)
+    within = f"The token can be used once, within {output.duration(duration_s(lifetime, '--lifetime'))}."
+    if engine:
+        start = f"Start the bridge named {node} with this (ENGINE_SLURM_ENROLL_TOKEN, ENGINE_KUEUE_ENROLL_TOKEN)."
+        settings = f"ENROLL_TOKEN={found['token']}"
+    else:
+        start = f"On the host that is to be {node}, start the agent with these settings."
+        settings = f"GPU_AGENT_NODE_ID={node}\nGPU_AGENT_ENROLL_TOKEN={found['token']}"
+    console.print(f"{start} {within}", soft_wrap=True)
+    console.print(settings, markup=False, soft_wrap=True)
 
 
 def revoke(node: str) -> None:

@@ -69,7 +69,7 @@ def slurm(
         list[str] | None, typer.Option(help="Steer the jobs of this partition alone; may be given again.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The name of the bridge, and of this Slurm.")] = None,
-    token: Annotated[str | None, typer.Option(help="The token of `wattshift nodes enroll NAME`.")] = None,
+    token: Annotated[str | None, typer.Option(help="The token of `wattshift nodes enroll NAME --engine`.")] = None,
     zone: Annotated[str | None, typer.Option(help="Grid zone of the nodes.")] = None,
 ) -> None:
     """Run the bridge to the Slurm of this host, until it is ended.

@@ -146,10 +146,25 @@ class NodeRegistration(NodeMessage):
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     protections: list[Protection] = Field(default_factory=list[Protection], max_length=32)
 
+    @property
+    def role(self) -> NodeRole:
+        """What registers."""
+        return NodeRole.ENGINE if self.driver == "engine" else NodeRole.AGENT
+
+
+class NodeRole(StrEnum):
+    """What may register under a node's name."""
+
+    AGENT = "agent"
+    """Of a host, whose devices it reports and whose gangs it runs."""
+    ENGINE = "engine"
+    """The bridge to an engine such as Slurm, which reports the nodes and jobs of that."""
+
 
 class NodeEnrolmentSpec(Message):
     """How a host is let in as a node."""
 
+    role: NodeRole = Field(default=NodeRole.AGENT, description="What the token lets in.")
     lifetime_s: Real = Field(default=3_600, gt=0, le=30 * 86_400, description="How long the token may be used.")
 
 
@@ -157,6 +172,7 @@ class NodeEnrolment(Message):
     """The token by which one host becomes the node, once."""
 
     node_id: str
+    role: NodeRole
     token: str = Field(description="Shown here and never again.")
     expires_at: Instant
 
@@ -169,6 +185,12 @@ class NodeKeys(NodeMessage):
 
     credential_sha256: Sha256 = Field(description="Of the secret with which it registers.")
     redis_sha256: Sha256 = Field(description="Of its password in Valkey or Redis.")
+
+
+class NodeEnroller(NodeKeys):
+    """Who enrols: its keys, and what it is."""
+
+    role: NodeRole | None = Field(default=None, description="Null: an agent or a bridge of the release before.")
 
 
 class NodeCredential(NodeMessage):

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from redis.asyncio import Redis
 
 from services.contracts.engines import EngineDecision, EngineMode, direct_adapter
-from services.contracts.nodes import EnergySource, NodeRegistration
+from services.contracts.nodes import EnergySource, NodeRegistration, NodeRole
 from services.contracts.schema import Name
 from services.kit.bridge_figures import BridgeFigures, NotedControlPlane, shown_at
 from services.kit.command_stream import CommandStream
@@ -32,7 +32,7 @@ class BridgeSettings(SharedSettings):
     """What the settings of every bridge have; an engine's own give ``node_id`` a default and ``own_zone`` an alias."""
 
     node_id: Name
-    enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME`.")
+    enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME --engine`.")
     join_token: str = Field("", validation_alias="WATTSHIFT_NODE_JOIN_TOKEN")
     state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
     own_zone: Name | None = None
@@ -112,7 +112,7 @@ async def run_bridge(settings: BridgeSettings, bridge_to: Callable[[ControlPlane
     )
     async with new_session(tls=settings.tls) as session:
         client = ServiceClient(session, settings.telemetry_url, "telemetry")
-        enrolment = Enrolment(settings, client)
+        enrolment = Enrolment(settings, client, NodeRole.ENGINE)
         redis = NodeRedis(settings, enrolment)
         control_plane = NotedControlPlane(client, enrolment, registration)
         figures = control_plane.figures = BridgeFigures(metrics := Metrics())

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, ValidationError
 from redis.exceptions import AuthenticationError
 
-from services.contracts.nodes import NodeCredential, NodeKeys
+from services.contracts.nodes import NodeCredential, NodeEnroller, NodeKeys, NodeRole
 from services.kit import files
 from services.kit.callers import NODE
 from services.kit.http import ServiceClient
@@ -111,9 +111,10 @@ class Kept(BaseModel):
 class Enrolment:
     """The credential of this node."""
 
-    def __init__(self, settings: NodeSettings, client: ServiceClient) -> None:
+    def __init__(self, settings: NodeSettings, client: ServiceClient, role: NodeRole) -> None:
         self._settings = settings
         self._client = client
+        self._role = role
         self._path = settings.state_folder / FILE
         self._busy = asyncio.Lock()
         self._is_refused = False
@@ -199,7 +200,8 @@ class Enrolment:
         tokens = self._tokens()
         if not tokens and self._kept.held is None:
             variable = variable_of(type(self._settings.shared), "enroll_token")
-            log.error("node.not_enrolled", why=f"there is no token: set {variable} (wattshift nodes enroll)")
+            command = "wattshift nodes enroll" + (" --engine" if self._role is NodeRole.ENGINE else "")
+            log.error("node.not_enrolled", why=f"there is no token: set {variable} ({command})")
         refusal: ProblemError | None = None
         for token in tokens:
             asked = self._kept.asked or Keys.new()
@@ -229,7 +231,7 @@ class Enrolment:
             "POST",
             f"/v1/nodes/{self._settings.node_id}/{what}",
             NodeCredential,
-            body=keys.hashes(),
+            body=NodeEnroller(role=self._role, **keys.hashes().model_dump()) if what == "enroll" else keys.hashes(),
             headers={"authorization": f"Bearer {token}"},
         )
 

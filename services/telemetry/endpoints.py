@@ -19,6 +19,7 @@ from services.contracts.nodes import (
     Node,
     NodeCredential,
     NodeCredentials,
+    NodeEnroller,
     NodeEnrolment,
     NodeEnrolmentSpec,
     NodeKeys,
@@ -73,9 +74,9 @@ async def register(registration: NodeRegistration, token: Token, service: Servic
 
 
 @router.post("/nodes/{node_id}/enroll", tags=["nodes"])
-async def enroll(node_id: Name, keys: NodeKeys, token: Token, service: Service) -> NodeCredential:
-    """Become a node; needs a token for that name. The answer to the same keys is the same."""
-    return await service.enrolment.enrol(node_id, token, keys)
+async def enroll(node_id: Name, enroller: NodeEnroller, token: Token, service: Service) -> NodeCredential:
+    """Become a node; needs a token for that name and role. The answer to the same keys is the same."""
+    return await service.enrolment.enrol(node_id, token, enroller)
 
 
 @router.post("/nodes/{node_id}/rotate", tags=["nodes"])
@@ -160,10 +161,10 @@ async def resume_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: 
     return await service.resume_gpu(node_id, gpu, operator)
 
 
-@router.post("/nodes/{node_id}/enrollments", status_code=201, tags=["nodes"])
+@router.post("/nodes/{node_id}/enrollments", status_code=201, tags=["nodes"], responses={409: {"model": Problem}})
 async def allow_enrolment(node_id: Name, spec: NodeEnrolmentSpec, admin: Admin, service: Service) -> NodeEnrolment:
-    """Make a one-time token by which a host becomes this node."""
-    return await service.enrolment.allow(node_id, spec.lifetime_s, admin)
+    """Make a one-time token by which a host becomes this node, or a bridge to an engine does."""
+    return await service.enrolment.allow(node_id, spec, admin)
 
 
 @router.post("/nodes/{node_id}/revoke", status_code=204, tags=["nodes"], responses={404: {"model": Problem}})

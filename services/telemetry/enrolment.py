@@ -7,7 +7,15 @@ import secrets
 from urllib.parse import urlsplit, urlunsplit
 
 from services.contracts.identity import Identity
-from services.contracts.nodes import NodeCredential, NodeEnrolment, NodeKeys
+from services.contracts.nodes import (
+    NodeCredential,
+    NodeEnroller,
+    NodeEnrolment,
+    NodeEnrolmentSpec,
+    NodeKeys,
+    NodeRegistration,
+    NodeRole,
+)
 from services.contracts.problems import ProblemCode
 from services.db.database import Connection, Database
 from services.kit.credentials import node_secret, standing_token
@@ -21,6 +29,7 @@ log = Log(__name__)
 
 TOKEN_PREFIX = "wse_"
 _ENROLMENT_BYTES = 16
+_AS = {NodeRole.AGENT: "a node with an agent", NodeRole.ENGINE: "the bridge to an engine"}
 
 
 class Enrolment:
@@ -33,18 +42,25 @@ class Enrolment:
         self._users = users
         self._nodes_secrets = settings.credential.nodes
 
-    async def allow(self, node_id: str, lifetime_s: float, operator: Identity) -> NodeEnrolment:
-        """Return a token by which one host can become this node within that time."""
+    async def allow(self, node_id: str, spec: NodeEnrolmentSpec, operator: Identity) -> NodeEnrolment:
+        """Return a token by which one host can become this node within a time, in a role.
+
+        Raises:
+            ProblemError: 409, the name is that of a node in the other role.
+        """
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         async with self._database.transaction() as connection:
-            expires_at = await credentials.add_token(connection, token, node_id, lifetime_s, operator)
-        return NodeEnrolment(node_id=node_id, token=token, expires_at=expires_at)
+            known = await credentials.registered_as(connection, node_id)
+            if known not in (None, spec.role):
+                raise known_as(node_id, known)
+            expires_at = await credentials.add_token(connection, token, node_id, spec.role, spec.lifetime_s, operator)
+        return NodeEnrolment(node_id=node_id, role=spec.role, token=token, expires_at=expires_at)
 
-    async def enrol(self, node_id: str, token: str, keys: NodeKeys) -> NodeCredential:
+    async def enrol(self, node_id: str, token: str, keys: NodeEnroller) -> NodeCredential:
         """Make a host the node, by a token; asked again with the same keys, the answer is the same.
 
         Raises:
-            ProblemError: 401, the token lets nobody in as this node.
+            ProblemError: 401, the token lets nobody in as this node, or in another role.
         """
         enrolment = secrets.token_bytes(_ENROLMENT_BYTES)
         async with self._database.transaction() as connection:
@@ -53,8 +69,8 @@ class Enrolment:
                 await self._check(connection, node_id, token, known, keys)
                 enrolment = known.enrolment
             else:
-                await self._check(connection, node_id, token, known, keys)
-                await credentials.enrol(connection, node_id, keys, enrolment)
+                role = await self._check(connection, node_id, token, known, keys)
+                await credentials.enrol(connection, node_id, keys, enrolment, role)
                 log.info("node.enrolled", node=node_id)
         await self._tell_redis()
         return self._answer(node_id, enrolment)
@@ -98,12 +114,13 @@ class Enrolment:
         log.info("node.revoked", node=node_id)
         await self._tell_redis()
 
-    async def admit(self, connection: Connection, node_id: str, secret: str) -> None:
+    async def admit(self, connection: Connection, registration: NodeRegistration, secret: str) -> None:
         """Return if the sender may register as this node; what it is to be known by may be replaced with that.
 
         Raises:
             ProblemError: 401.
         """
+        node_id = registration.node_id
         known = await credentials.locked(connection, node_id)
         shown = credentials.sha256(secret)
         if known is None:
@@ -117,6 +134,9 @@ class Enrolment:
             await credentials.promote(connection, node_id)
         elif not _same(shown, known.credential_sha256):
             raise _refused("This is not the node's credential.")
+        if known.role not in (None, registration.role):
+            # Only one of the release before comes as far: others say what they are when they enrol.
+            raise _wrong_role(node_id, registration.role)
 
     async def _check(
         self,
@@ -124,10 +144,13 @@ class Enrolment:
         node_id: str,
         token: str,
         known: credentials.CredentialRow | None,
-        keys: NodeKeys,
-    ) -> None:
+        keys: NodeEnroller,
+    ) -> str | None:
+        """Return the role in which the token lets the sender in; None: any."""
         found = await credentials.one_time_token(connection, token, node_id)
         if found is not None:
+            if found.role is not None and keys.role not in (None, found.role):
+                raise _wrong_role(node_id, keys.role)
             if found.used_as is not None:
                 if not (known and known.is_of(keys) and found.used_as.hex() == keys.credential_sha256):
                     raise _refused("This token was used before: ask an admin for a new one (wattshift nodes enroll).")
@@ -135,16 +158,20 @@ class Enrolment:
                 raise _refused("This token has expired: ask an admin for a new one (wattshift nodes enroll).")
             else:
                 await credentials.use_token(connection, token, keys)
-            return
+            return found.role or keys.role
         join_token = self._settings.join_token
         if _is(token, standing_token(join_token, node_id)):
             if known is not None and known.revoked_at is not None:
                 raise _refused("This node was revoked: ask an admin for a new token (wattshift nodes enroll).")
-        elif _is(token, join_token) and self._settings.join_token_enrols:
+            if keys.role is NodeRole.ENGINE:
+                raise _wrong_role(node_id, keys.role)
+            return NodeRole.AGENT
+        if _is(token, join_token) and self._settings.join_token_enrols:
             if known is not None and (known.revoked_at is not None or not known.is_of(keys)):
                 raise _refused("This node has enrolled before: ask an admin for a token (wattshift nodes enroll).")
         else:
             raise _refused("This token lets nobody in as this node.")
+        return keys.role
 
     async def _tell_redis(self) -> None:
         if self._users is not None:
@@ -166,6 +193,17 @@ def without_user(url: str) -> str:
     """Return the address of a server without user and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def known_as(node_id: str, role: NodeRole) -> ProblemError:
+    """Return the problem of a name that is taken by a node in the other role."""
+    return ProblemError(409, ProblemCode.CONFLICT, f"{node_id} is known as {_AS[role]}. Enrol under another name.")
+
+
+def _wrong_role(node_id: str, wanted: NodeRole) -> ProblemError:
+    other, option = (NodeRole.ENGINE, "") if wanted is NodeRole.AGENT else (NodeRole.AGENT, " --engine")
+    command = f"wattshift nodes enroll {node_id}{option}"
+    return _refused(f"This token is for {_AS[other]}, and not for {_AS[wanted]}: ask an admin for one ({command}).")
 
 
 def _is(given: str, wanted: str) -> bool:

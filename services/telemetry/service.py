@@ -23,6 +23,7 @@ from services.contracts.nodes import (
     NodeCredentials,
     NodeList,
     NodeRegistration,
+    NodeRole,
     NodeState,
     PowerState,
 )
@@ -39,7 +40,7 @@ from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
 from services.telemetry.batches import Batches
-from services.telemetry.enrolment import Enrolment
+from services.telemetry.enrolment import Enrolment, known_as
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
 from services.telemetry.repository import engines, gpu_health, heartbeats, nodes
@@ -101,16 +102,16 @@ class Telemetry:
         """Register a node and give it a token, which invalidates any earlier one.
 
         Raises:
-            ProblemError: 401, the secret is not this node's; 409, a bridge to an engine would be a node, or a node one.
+            ProblemError: 401, the secret is not this node's, or was given for another role; 409, a bridge to an engine
+                would be a node, or a node one.
         """
         token = secrets.token_urlsafe(32)
         admit = self.enrolment.admit
         try:
             await nodes.register(self.database, registration, secret, token, self.settings.zone, admit)
         except nodes.OtherKindError:
-            was = "a node with an agent" if registration.driver == "engine" else "the bridge to an engine"
-            detail = f"{registration.node_id} is known as {was}. Enrol under another name."
-            raise ProblemError(409, ProblemCode.CONFLICT, detail) from None
+            was = NodeRole.AGENT if registration.role is NodeRole.ENGINE else NodeRole.ENGINE
+            raise known_as(registration.node_id, was) from None
         log.info("node.registered", node=registration.node_id, gpus=len(registration.devices))
         await hint(self.redis, "node", node=registration.node_id)
         return NodeCredentials(

@@ -85,8 +85,10 @@ async def test_a_node_with_an_agent_speaks_for_no_engine_and_becomes_none(plane)
     http, agent = plane.http, FakeAgent(plane.http, "n1")
     bridge = {**FakeAgent(http, "slurm").registration, "driver": "engine", "devices": []}
     report = {"boot_id": "b", "kind": "slurm", "mode": "control", "nodes": []}
-    for node in ("n1", "slurm"):
-        assert (await sent(http, node, "enroll", await allowed(http, node), keys(node)))[0] == 200
+    for node, role in (("n1", "agent"), ("slurm", "engine")):
+        assert (await sent(http, node, "enroll", await allowed(http, node, role=role), keys(node)))[0] == 200
+    async with plane.database.connection() as connection:
+        await connection.execute("UPDATE node_credentials SET role = NULL")  # as of the release before
     at_node = (await sent(http, "n1", "register", "n1", agent.registration))[1]["token"]
     at_bridge = (await sent(http, "slurm", "register", "slurm", bridge))[1]["token"]
 
@@ -97,6 +99,59 @@ async def test_a_node_with_an_agent_speaks_for_no_engine_and_becomes_none(plane)
     turned = await sent(http, "slurm", "register", "slurm", {**bridge, "driver": "simulated"})
     assert turned[0] == 409
     assert (await sent(http, "slurm", "engine", at_bridge, report))[0] == 200, "a refused registration changes nothing"
+
+
+@pytest.mark.parametrize(("role", "other", "command"), [("agent", "engine", "n1 --engine"), ("engine", "agent", "n1")])
+async def test_a_token_is_for_an_agent_or_for_a_bridge(plane, role: str, other: str, command: str) -> None:
+    http = plane.http
+    drivers = {"agent": "simulated", "engine": "engine"}
+    registration = {**FakeAgent(http, "n1").registration, "devices": []}
+    token = await allowed(http, "n1", role=role)
+
+    refused = await sent(http, "n1", "enroll", token, {**keys("a"), "role": other})
+    let_in = await sent(http, "n1", "enroll", token, {**keys("a"), "role": role})
+    repeated = await sent(http, "n1", "enroll", token, {**keys("a"), "role": other})
+    lied = await sent(http, "n1", "register", "a", {**registration, "driver": drivers[other]})
+    registered = await sent(http, "n1", "register", "a", {**registration, "driver": drivers[role]})
+
+    assert (refused[0], let_in[0], repeated[0], lied[0], registered[0]) == (401, 200, 401, 401, 200)
+    assert refused[1]["detail"].endswith(f": ask an admin for one (wattshift nodes enroll {command}).")
+    assert refused[1]["detail"] == repeated[1]["detail"] == lied[1]["detail"]
+    asked = {"json": {"role": other}, "headers": service_headers(ADMIN)}
+    assert (await http.post("/v1/nodes/n1/enrollments", **asked)).status_code == 409, "the name is taken"
+    asked["json"] = {"role": "admin"}
+    assert (await http.post("/v1/nodes/n1/enrollments", **asked)).status_code == 422
+
+
+async def test_who_says_no_role_has_that_of_its_token(plane) -> None:
+    """As an agent of the release before, whose wrong token shows when it registers, and which may enrol again."""
+    http, agent = plane.http, FakeAgent(plane.http, "n1")
+    assert (await sent(http, "n1", "enroll", await allowed(http, "n1", role="engine"), keys("a")))[0] == 200
+    assert (await sent(http, "n1", "register", "a", agent.registration))[0] == 401
+    assert (await sent(http, "n1", "rotate", "a", keys("b")))[0] == 200
+    assert (await sent(http, "n1", "register", "b", agent.registration))[0] == 401, "replaced keys have the role, too"
+
+    assert (await sent(http, "n1", "enroll", await allowed(http, "n1"), keys("c")))[0] == 200
+    assert (await sent(http, "n1", "register", "c", agent.registration))[0] == 200
+
+
+async def test_tokens_of_the_release_before_let_in_either(plane) -> None:
+    http, agent = plane.http, FakeAgent(plane.http, "n1")
+    bridge = {**FakeAgent(http, "slurm").registration, "driver": "engine", "devices": []}
+    tokens = {node: await allowed(http, node) for node in ("n1", "slurm")}
+    async with plane.database.connection() as connection:
+        await connection.execute("UPDATE node_enrolments SET role = NULL")
+
+    assert (await sent(http, "n1", "enroll", tokens["n1"], keys("n1")))[0] == 200
+    assert (await sent(http, "slurm", "enroll", tokens["slurm"], {**keys("slurm"), "role": "engine"}))[0] == 200
+    assert (await sent(http, "n1", "register", "n1", agent.registration))[0] == 200
+    assert (await sent(http, "slurm", "register", "slurm", bridge))[0] == 200
+
+
+async def test_a_standing_token_lets_no_bridge_in(plane) -> None:
+    token = standing_token(JOIN_TOKEN, "n1")
+    assert (await sent(plane.http, "n1", "enroll", token, {**keys("a"), "role": "engine"}))[0] == 401
+    assert (await sent(plane.http, "n1", "enroll", token, {**keys("a"), "role": "agent"}))[0] == 200
 
 
 async def test_a_token_ends(plane) -> None:

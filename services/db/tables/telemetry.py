@@ -62,10 +62,11 @@ node_credentials = Table(
     Column("enrolled_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("rotated_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("revoked_at", Timestamp),
+    Column("role", Text),
 )
 """What each node proves itself with; the node made it, and only hashes are here. ``enrolment`` is what the key follows
 from with which admission asks the node. ``next_...`` are accepted too, and take the place of the others when the node
-first uses them."""
+first uses them. ``role`` is what it may register as; NULL: as either, of the release before."""
 
 node_enrolments = Table(
     "node_enrolments",
@@ -75,10 +76,11 @@ node_enrolments = Table(
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("expires_at", Timestamp, nullable=False),
     Column("used_as", LargeBinary),
+    Column("role", Text),
     Index("node_enrolments_by_node", "node_id"),
 )
 """One-time tokens by which nodes enrol; ``used_as`` is the credential that one was given for, so that a node whose
-answer was lost can ask again."""
+answer was lost can ask again. ``role`` is as in ``node_credentials``."""
 
 gpu_partitions = Table(
     "gpu_partitions",

@@ -7,36 +7,37 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.contracts.identity import Identity
-from services.contracts.nodes import NodeKeys
+from services.contracts.nodes import NodeKeys, NodeRole
 from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
 
 _LOCKED = """
 SELECT credential_sha256, redis_sha256, enrolment, next_credential_sha256, next_redis_sha256, next_enrolment,
-    revoked_at
+    revoked_at, role
 FROM node_credentials WHERE node_id = $1 FOR UPDATE
 """
 
 _ADD_TOKEN = """
-INSERT INTO node_enrolments (token_sha256, node_id, expires_at)
-VALUES ($1, $2, now() + make_interval(secs => $3)) RETURNING expires_at
+INSERT INTO node_enrolments (token_sha256, node_id, expires_at, role)
+VALUES ($1, $2, now() + make_interval(secs => $3), $4) RETURNING expires_at
 """
 
 # Tokens are kept for a day after they expire, so that a node is told what is wrong with its own.
 _FORGET_TOKENS = "DELETE FROM node_enrolments WHERE expires_at < now() - interval '1 day'"
 
 _TOKEN = """
-SELECT used_as, expires_at <= now() AS has_expired FROM node_enrolments
+SELECT used_as, expires_at <= now() AS has_expired, role FROM node_enrolments
 WHERE token_sha256 = $1 AND node_id = $2 FOR UPDATE
 """
 
 _USE_TOKEN = "UPDATE node_enrolments SET used_as = $2 WHERE token_sha256 = $1"
 
 _ENROL = """
-INSERT INTO node_credentials (node_id, credential_sha256, redis_sha256, enrolment) VALUES ($1, $2, $3, $4)
+INSERT INTO node_credentials (node_id, credential_sha256, redis_sha256, enrolment, role) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (node_id) DO UPDATE SET
     credential_sha256 = excluded.credential_sha256, redis_sha256 = excluded.redis_sha256,
-    enrolment = excluded.enrolment, next_credential_sha256 = NULL, next_redis_sha256 = NULL, next_enrolment = NULL,
+    enrolment = excluded.enrolment, role = excluded.role,
+    next_credential_sha256 = NULL, next_redis_sha256 = NULL, next_enrolment = NULL,
     enrolled_at = now(), rotated_at = now(), revoked_at = NULL
 """
 
@@ -70,6 +71,7 @@ FROM node_credentials WHERE revoked_at IS NULL
 """
 
 _AUDIT = "INSERT INTO audit_log (tenant_id, key_id, action, target) VALUES ($1, $2, $3, $4)"
+_REGISTERED_AS = "SELECT CASE WHEN driver = 'engine' THEN 'engine' ELSE 'agent' END FROM nodes WHERE id = $1"
 _EXISTS = """
 SELECT EXISTS (SELECT FROM nodes WHERE id = $1) OR EXISTS (SELECT FROM node_credentials WHERE node_id = $1)
     OR EXISTS (SELECT FROM node_enrolments WHERE node_id = $1)
@@ -86,6 +88,7 @@ class CredentialRow(NamedTuple):
     next_redis_sha256: str | None
     next_enrolment: bytes | None
     revoked_at: datetime | None
+    role: str | None
 
     def is_of(self, keys: NodeKeys) -> bool:
         """Whether these are the keys in force."""
@@ -97,6 +100,7 @@ class TokenRow(NamedTuple):
 
     used_as: bytes | None
     has_expired: bool
+    role: str | None
 
 
 class RedisUser(NamedTuple):
@@ -116,13 +120,19 @@ async def locked(connection: Connection, node_id: str) -> CredentialRow | None:
     return await fetch_row(connection, CredentialRow, _LOCKED, node_id)
 
 
+async def registered_as(connection: Connection, node_id: str) -> NodeRole | None:
+    """Return what has registered under this name, which it stays; None if nothing has."""
+    found = await connection.fetchval(_REGISTERED_AS, node_id)
+    return None if found is None else NodeRole(found)
+
+
 async def add_token(
-    connection: Connection, token: str, node_id: str, lifetime_s: float, operator: Identity
+    connection: Connection, token: str, node_id: str, role: NodeRole, lifetime_s: float, operator: Identity
 ) -> datetime:
     """Store a one-time token; return when it expires."""
     await connection.execute(_FORGET_TOKENS)
     await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "node.enrolment_allowed", node_id)
-    return await connection.fetchval(_ADD_TOKEN, sha256(token), node_id, lifetime_s)
+    return await connection.fetchval(_ADD_TOKEN, sha256(token), node_id, lifetime_s, role)
 
 
 async def one_time_token(connection: Connection, token: str, node_id: str) -> TokenRow | None:
@@ -135,10 +145,10 @@ async def use_token(connection: Connection, token: str, keys: NodeKeys) -> None:
     await connection.execute(_USE_TOKEN, sha256(token), bytes.fromhex(keys.credential_sha256))
 
 
-async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes) -> None:
+async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes, role: str | None) -> None:
     """Give a node its credential; whoever was that node before is not any more."""
     credential = bytes.fromhex(keys.credential_sha256)
-    await connection.execute(_ENROL, node_id, credential, keys.redis_sha256, enrolment)
+    await connection.execute(_ENROL, node_id, credential, keys.redis_sha256, enrolment, role)
     await connection.execute(_END_SESSION, node_id)
     await connection.execute(_AUDIT, "", "", "node.enrolled", node_id)
 

@@ -145,7 +145,7 @@ async def register(
     secret: str,
     token: str,
     default_zone: str,
-    admit: Callable[[Connection, str, str], Awaitable[None]],
+    admit: Callable[[Connection, NodeRegistration, str], Awaitable[None]],
 ) -> None:
     """Store a node that ``admit`` lets in by its secret, and its new token, which invalidates the old one.
 
@@ -159,7 +159,7 @@ async def register(
     devices = [device.model_dump(mode="json") for device in registration.devices]
     zone = registration.zone or default_zone
     async with database.transaction() as connection:
-        await admit(connection, registration.node_id, secret)
+        await admit(connection, registration, secret)
         before = await connection.fetchrow(_BEFORE, registration.node_id)
         if before is not None and (before["driver"] == "engine") != (registration.driver == "engine"):
             raise OtherKindError(registration.node_id)
