@@ -34,6 +34,10 @@ class Callers:
         """Return the service that asks; errors are those of ``Enrolment.caller``."""
         return self.enrolment.caller(authorization, method, path)
 
+    async def has_learned(self) -> bool:
+        """Return whether services are known by other secrets now."""
+        return await self.enrolment.has_learned()
+
 
 def create_app(settings: AgentSettings) -> FastAPI:
     """Return the agent as an app; it runs from the app's start to its end."""

@@ -24,7 +24,7 @@ from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.kit.callers import SERVICES
 from services.kit.extras import first_missing
-from services.standalone import stack
+from services.standalone import root_secret, stack
 from services.standalone.data_folder import DataFolder, StackStatus
 from services.standalone.process import BadInputError, StackError
 
@@ -53,6 +53,7 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
     app.command("admin-key")(admin_key)
     app.command()(credential)
+    app.command("rotate-secret")(rotate_secret)
     app.command()(backup)
     app.command()(restore)
 
@@ -137,6 +138,25 @@ def credential(
     except StackError as error:
         raise _as_cli_error(error) from error
     console.print(f"WATTSHIFT_SERVICE_CREDENTIAL={found}", markup=False, soft_wrap=True, highlight=False)
+
+
+def rotate_secret(
+    finish: Annotated[bool, typer.Option("--finish", help="Accept the secret before no more.")] = False,
+    folder: DataDir = None,
+) -> None:
+    """Replace the secret by which services know each other; the one before is accepted too, until --finish.
+
+    A running installation goes on: its services are started again, one after the other. After a kill, give the same
+    command again.
+    """
+    of = DataFolder(folder or data_dir())
+    try:
+        with console.status("starting the services again"):
+            (root_secret.finish if finish else root_secret.rotate)(of)
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    after = "the secret before is accepted no more" if finish else "the secret before is accepted until --finish"
+    console.print(f"a new secret signs; {after}")
 
 
 def admin_key(

@@ -50,6 +50,10 @@ class KnowsCallers(Protocol):
         """Return who sent a request; ProblemError 401 or 403 for one that is refused."""
         ...
 
+    async def has_learned(self) -> bool:
+        """Find out whether other callers are known by now than when one was refused."""
+        ...
+
 
 class ServiceTokenMiddleware:
     """Refuse requests without the signed token of a service that may make them.
@@ -75,12 +79,20 @@ class ServiceTokenMiddleware:
             if not self._is_open(path):
                 given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
                 try:
-                    caller = self._incoming.caller(given, scope["method"], path)
+                    caller = await self._caller(given, scope["method"], path)
                 except ProblemError as error:
                     await problem_response(error)(scope, receive, send)
                     return
                 scope[CALLER] = caller.identity
         await self._app(scope, receive, send)
+
+    async def _caller(self, given: str, method: str, path: str) -> Caller:
+        try:
+            return self._incoming.caller(given, method, path)
+        except ProblemError as error:
+            if not given or error.status != 401 or not await self._incoming.has_learned():
+                raise
+        return self._incoming.caller(given, method, path)
 
     def _is_open(self, path: str) -> bool:
         if path in OPEN_PATHS or path.startswith(self._open_prefixes or ("\0",)):

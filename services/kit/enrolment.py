@@ -31,6 +31,10 @@ log = Log(__name__)
 
 FILE = "credential.json"
 TOKEN_FILE = "enroll-token"
+REFRESH_EVERY_S = 3_600.0
+"""How often a node asks what has changed; a secret that was dropped is accepted for so long."""
+LEARN_EVERY_S = 5.0
+"""How often a node asks, at most, whether services have a new secret, because one that it does not know has called."""
 _UNAUTHENTICATED = 401
 
 
@@ -118,6 +122,8 @@ class Enrolment:
         self._path = settings.state_folder / FILE
         self._busy = asyncio.Lock()
         self._is_refused = False
+        self._learns_at_s = 0.0
+        self._refreshes_at_s = time.monotonic() + REFRESH_EVERY_S
         self._kept = self._read()
         self._incoming = self._callers()
         self._has_one = asyncio.Event()
@@ -159,7 +165,11 @@ class Enrolment:
             ProblemError: No answer; the old ones stay in force.
         """
         held = self._kept.held
-        if held is None or 0 <= time.time() - held.since_s < held.rotate_after_s:
+        if held is None:
+            return
+        if 0 <= time.time() - held.since_s < held.rotate_after_s:
+            if time.monotonic() >= self._refreshes_at_s:
+                await self.refresh()
             return
         async with self._busy:
             asked = self._kept.asked or Keys.new()
@@ -171,19 +181,22 @@ class Enrolment:
             log.info("node.credential_replaced")
 
     async def refresh(self) -> None:
-        """Ask where Valkey or Redis is now, as it may have moved since the credential was given.
+        """Ask where Valkey or Redis is now, and by which secrets services call, as either may have changed.
 
         Raises:
             ProblemError: No answer; what was given before stays in force.
         """
         async with self._busy:
+            self._refreshes_at_s = time.monotonic() + REFRESH_EVERY_S
             held = self._kept.held
             if held is None:
                 return
             answer = await self._ask("rotate", held.keys.secret, held.keys)  # by the same keys: nothing is replaced
             now = Held.given(held.keys, answer).model_copy(update={"since_s": held.since_s})
-            if now != held:
-                self._keep(self._kept.model_copy(update={"held": now}))
+            is_old = not 0 <= time.time() - held.since_s < REFRESH_EVERY_S
+            former = [] if is_old else self._kept.former_call_secrets
+            if (now, former) != (held, self._kept.former_call_secrets):
+                self._keep(self._kept.model_copy(update={"held": now, "former_call_secrets": former}))
                 self._incoming = self._callers()
 
     def caller(self, authorization: str, method: str, path: str) -> Caller:
@@ -195,6 +208,17 @@ class Enrolment:
         if self._incoming is None:
             raise REFUSED
         return self._incoming.caller(authorization, method, path)
+
+    async def has_learned(self) -> bool:
+        """Ask which secrets services have now, once in a while; return whether they are others than before."""
+        now_s = time.monotonic()
+        if self._kept.held is None or now_s < self._learns_at_s:
+            return False
+        self._learns_at_s = now_s + LEARN_EVERY_S
+        before = self._incoming
+        with suppress(ProblemError):
+            await self.refresh()
+        return self._incoming is not before
 
     async def _enrol(self) -> Held | None:
         tokens = self._tokens()

@@ -144,6 +144,10 @@ class Incoming:
             raise ProblemError(403, ProblemCode.FORBIDDEN, detail)
         return caller
 
+    async def has_learned(self) -> bool:
+        """Return False: what a service knows its callers by changes when it is started again."""
+        return False
+
     def _read(self, authorization: str) -> Caller:
         now_s = self._clock_s()
         known = self._known.get(authorization)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from services.kit import redis_users
 from services.kit.credentials import Credential, roots_of, standing_token
 from services.kit.settings import SECRET_VARIABLES
+from services.standalone import root_secret
 from services.standalone.data_folder import DataFolder
 
 WITHOUT_DATABASE = ("gateway", "router")
@@ -24,7 +25,7 @@ class Identities:
         Raises:
             BadInputError: A secret cannot be read.
         """
-        self._root = folder.secret("service-root")
+        self.roots = root_secret.read(folder)
         self._shared = folder.secret("service-token")  # webhooks' secrets follow from it; agents of old ask for it
         self._join = folder.secret("node-join-token")
         self._secrets_key = environment.get("WATTSHIFT_SECRETS_KEY") or folder.secret("secrets-key")
@@ -36,11 +37,15 @@ class Identities:
 
     def credential(self, service: str) -> Credential:
         """Return the credential of a service."""
-        return Credential.derived(service, roots_of(self._root))
+        return Credential.derived(service, roots_of(self.roots))
+
+    def credential_of(self, process: str) -> dict[str, str]:
+        """Return the part of the environment of a service, or of a worker, that follows from the roots."""
+        return {"WATTSHIFT_SERVICE_CREDENTIAL": self.credential(OF_WORKERS.get(process, process)).text()}
 
     def of_service(self, service: str, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the environment of a service, of the installation's."""
-        own = _without_secrets(environment) | {"WATTSHIFT_SERVICE_CREDENTIAL": self.credential(service).text()}
+        own = _without_secrets(environment) | self.credential_of(service)
         if service not in WITHOUT_DATABASE:
             own["DATABASE_URL"] = environment["DATABASE_URL"]
         if service in WITH_SECRETS_KEY:

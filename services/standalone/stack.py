@@ -33,7 +33,7 @@ from services.kit.pulse import EVERY_S
 from services.kit.settings import EXIT_BAD_SETTINGS
 from services.kit.tasks import end_tasks
 from services.kit.tls import Tls
-from services.standalone import node_power, postgres, processes, remembered, valkey
+from services.standalone import node_power, postgres, processes, remembered, root_secret, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.identities import Identities
 from services.standalone.ports import Ports
@@ -90,6 +90,7 @@ class Stack:
         self._started_at_s = psutil.Process().create_time()
         self._ports = Ports()
         self._power: asyncio.Task[None] | None = None
+        self._roots: asyncio.Task[None] | None = None
         self._reserve: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._supervisor = Supervisor(self.folder.log, on_change=self._write_status, watches=watches)
@@ -166,6 +167,9 @@ class Stack:
                 for name in self._workers
             ]
             await self._supervisor.start(workers)  # last: nobody waits for them, and they would slow down the others
+            self._roots = asyncio.create_task(
+                root_secret.follow(self.folder, identities.roots, self._roll), name="roots"
+            )
             remembered.write(self.folder, settled.options)
             self._become("running")
         except BaseException as error:
@@ -175,7 +179,7 @@ class Stack:
     async def stop(self, state: State = "stopped") -> None:
         """Stop everything: agents, services, servers."""
         self._become("stopping")
-        await end_tasks([task for task in (self._power, self._reserve) if task])
+        await end_tasks([task for task in (self._power, self._roots, self._reserve) if task])
         await self._supervisor.stop()
         await end_tasks([self._pulse] if self._pulse else [])
         self._become(state)
@@ -233,6 +237,12 @@ class Stack:
 
     async def _set_node(self, node_id: str, wanted: node_power.Wanted) -> None:
         await self._supervisor.set_running(f"agent-{node_id}", wanted.on, wanted.environment)
+
+    async def _roll(self, roots: str) -> None:
+        """Start services and workers again, one after the other, with credentials that follow from these secrets."""
+        self.identities.roots = roots
+        for name in (*(service.name for service in self._services), *self._workers):
+            await self._supervisor.replace(name, self.identities.credential_of(name))
 
     async def _beat(self) -> None:
         while True:

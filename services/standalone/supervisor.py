@@ -113,6 +113,15 @@ class Supervisor:
             elif child.status().state == "stopped":
                 child.start_again(environment or {})
 
+    async def replace(self, name: str, environment: Mapping[str, str]) -> None:
+        """Stop one of the processes, start it with additional environment variables, and wait until it is ready."""
+        await self.set_running(name, False)
+        await self.set_running(name, True, environment)
+        with contextlib.suppress(TimeoutError):  # it is started again and again, as any other that cannot start
+            async with asyncio.timeout(self._start_within_s):
+                while any(each.name == name and each.state != "running" for each in self.status()):  # noqa: ASYNC110
+                    await asyncio.sleep(PROBE_EVERY_S)
+
     async def finish(self, process: Process) -> None:
         """Run a process that ends by itself, such as a migration.
 

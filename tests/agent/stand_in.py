@@ -33,14 +33,17 @@ from services.kit.tokens import Outgoing
 JOIN_TOKEN = "join-token-of-the-tests"
 
 
-def call_secret(node_id: str) -> bytes:
+NODES_SECRET = b"secret-of-the-nodes"
+
+
+def call_secret(node_id: str, nodes_secret: bytes = NODES_SECRET) -> bytes:
     """Return the secret by which a node knows who asks it."""
-    return node_secret(b"secret-of-the-nodes", node_id, b"enrolment")
+    return node_secret(nodes_secret, node_id, b"enrolment")
 
 
-def headers_to(node_id: str, identity: Identity | None = None) -> dict[str, str]:
+def headers_to(node_id: str, identity: Identity | None = None, nodes_secret: bytes = NODES_SECRET) -> dict[str, str]:
     """Return the headers with which admission asks a node."""
-    key = caller_key(call_secret(node_id), "admission")
+    key = caller_key(call_secret(node_id, nodes_secret), "admission")
     return Outgoing("admission", f"node/{node_id}", key).headers(identity)
 
 
@@ -53,6 +56,7 @@ class StandIn:
         registered: How often the node had registered, by heartbeat.
         is_away: Answer 503 to everything.
         refuses_energy: Answer 422 to energy reports that this returns True for.
+        nodes_secret: What those follow from by which nodes know who asks them.
         secrets: Values by name, given to every gang that asks.
         missing_secrets: Sentences on those that cannot be had.
         has_inputs: Whether what gangs need to start is answered, or 503.
@@ -84,6 +88,7 @@ class StandIn:
         self.intervals: list[EnergyInterval] = []
         self.deliveries: Counter[tuple[str, int]] = Counter()
         self.enrolled: dict[str, list[NodeKeys]] = {}
+        self.nodes_secret = NODES_SECRET
         self.answers_lost = 0
         self.rotate_after_s = 1e6
         self.redis_url: str | None = None
@@ -179,7 +184,7 @@ class StandIn:
         return _answer(
             NodeCredential(
                 node_id=node,
-                call_secrets=[call_secret(node).hex()],
+                call_secrets=[call_secret(node, self.nodes_secret).hex()],
                 redis_user=None,
                 redis_url=self.redis_url,
                 rotate_after_s=self.rotate_after_s,

@@ -6,7 +6,7 @@ import json
 import stat
 
 from tests.agent.conftest import Node, eventually
-from tests.agent.stand_in import JOIN_TOKEN
+from tests.agent.stand_in import JOIN_TOKEN, headers_to
 
 
 async def test_a_token_is_traded_once_and_the_credential_is_kept(node: Node) -> None:
@@ -64,3 +64,19 @@ async def test_an_agent_whose_credential_is_refused_tries_the_token_that_it_has_
     await eventually(lambda: len(node.plane.heartbeats) > heard)
 
     assert node.plane.enrolled[node.id]
+
+
+async def test_an_agent_asks_for_a_new_secret_of_services_when_it_is_called_with_one(node: Node) -> None:
+    await node.start()
+    old, new = (
+        headers_to(node.id, nodes_secret=it)["authorization"].split()[1] for it in (b"secret-of-the-nodes", b"n")
+    )
+    assert (await node.get("/v1/state", token=old))[0] == 200
+    node.plane.nodes_secret = b"n"
+
+    assert (await node.get("/v1/state", token=new))[0] == 200
+    assert (await node.get("/v1/state", token=old))[0] == 401, "what was dropped is accepted no more"
+    node.plane.nodes_secret = b"another"
+    stranger = headers_to(node.id, nodes_secret=b"stranger")["authorization"].split()[1]
+    assert (await node.get("/v1/state", token=stranger))[0] == 401
+    assert (await node.get("/v1/state", token=new))[0] == 200, "asked once in a while alone"

@@ -1,5 +1,6 @@
 """What is deployed runs the same processes as one machine does, and its files are well formed."""
 
+import itertools
 import os
 import re
 import shutil
@@ -14,8 +15,11 @@ import yaml
 from packaging.utils import canonicalize_name
 
 from services.kit.credentials import Credential
+from services.kit.problems import ProblemError
+from services.kit.tokens import Incoming, outgoing
 from services.standalone import one, processes
 from services.standalone.healthcheck import is_well
+from tests.support.control_plane import OPERATOR
 from tests.support.extras import needs
 from tests.support.servers import ROOT
 
@@ -126,6 +130,43 @@ def test_every_process_gets_its_own_secrets_alone(tmp_path: Path) -> None:
         assert ("WATTSHIFT_NODE_JOIN_TOKEN" in given) == (name == "telemetry")
         assert ("WATTSHIFT_SERVICE_TOKEN" in given) == (name == "admission")
         assert "REDIS_URL" not in given or name not in ("agent-1", "agent-2")
+
+
+def test_processes_of_two_steps_towards_a_new_secret_know_each_other(tmp_path: Path) -> None:
+    for folder in ("deploy", "services/kit"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    make_env = [sys.executable, "-S", tmp_path / "deploy" / "make_env.py"]
+
+    def run(*words: str) -> dict[str, str]:
+        assert subprocess.run([*make_env, *words], capture_output=True).returncode == 0, words
+        return dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
+
+    def knows(asked: dict[str, str], asking: dict[str, str]) -> bool:
+        """Whether telemetry of one file knows the gateway of another, and nodes the admission."""
+        of = (asked, "TELEMETRY"), (asking, "GATEWAY"), (asking, "ADMISSION")
+        telemetry, gateway, admission = (Credential.parsed(file[f"{name}_CREDENTIAL"]) for file, name in of)
+        incoming, sent = Incoming.of(telemetry), outgoing(gateway, "telemetry").authorization(OPERATOR)
+        try:
+            incoming.caller(sent, "GET", "/v1/nodes")
+        except ProblemError:
+            return False
+        return admission.nodes[0] in telemetry.nodes
+
+    steps = [run(), run("--rotate"), run("--rotate")]
+    assert subprocess.run([*make_env, "--rotate"], capture_output=True).returncode == 1, "it is to be finished"
+    steps.append(run("--finish"))
+
+    assert [knows(one, another) for one, another in itertools.pairwise(steps)] == [True] * 3
+    assert [knows(another, one) for one, another in itertools.pairwise(steps)] == [True] * 3
+    assert not knows(steps[3], steps[0]), "the old secret was dropped"
+    assert not knows(steps[3], steps[1])
+    assert steps[0].keys() | {"WATTSHIFT_ROTATION"} == steps[3].keys()
+    assert {name for name in steps[0] if steps[0][name] != steps[3][name]} == {
+        f"{service.name.upper()}_CREDENTIAL" for service in processes.SERVICES
+    }
+    before = (tmp_path / ".env").read_text()
+    assert subprocess.run([*make_env, "--finish"], capture_output=True).returncode == 1, "nothing is being replaced"
+    assert (tmp_path / ".env").read_text() == before
 
 
 def test_the_image_holds_all_that_is_installed() -> None:

@@ -1,0 +1,141 @@
+"""Replace the secret that the credentials of all services follow from, while the installation runs.
+
+Three steps, each of which is one file, written whole. First the new secret is made, and all processes accept what is
+signed by either; then the new one signs; at last the old one is dropped. The supervisor starts the processes again, one
+after the other, at each step. Whatever is killed in between, the files say what holds, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from services.standalone.data_folder import DataFolder, write_whole
+from services.standalone.process import BadInputError, StackError
+
+ROOT = "service-root"
+NEXT = "service-root-next"
+IN_FORCE = "roots-in-force"
+"""A file in the data folder: the hash of the secrets that all processes were started with."""
+
+LOOK_EVERY_S = 0.5
+WITHIN_S = 600.0
+
+
+def read(folder: DataFolder) -> str:
+    """Return the secrets, separated by commas: the first signs, all are accepted.
+
+    Raises:
+        BadInputError: They cannot be read.
+    """
+    roots = _roots(folder)
+    return ",".join(dict.fromkeys([*roots, *_next(folder)]))
+
+
+def rotate(folder: DataFolder) -> None:
+    """Let a new secret sign, beside which the old one is accepted; returns when all processes know.
+
+    Raises:
+        BadInputError: The secret was replaced before, and the old one is still accepted.
+        StackError: The processes were not started again in time; the same call goes on.
+    """
+    with _alone(folder):
+        roots, following = _roots(folder), _next(folder)
+        if not following:
+            if len(roots) > 1:
+                raise BadInputError("the old secret is still accepted: end that with --finish")
+            following = [secrets.token_urlsafe(32)]
+            write_whole(_path(folder, NEXT), following[0], durably=True)
+        _until_in_force(folder)
+        write_whole(_path(folder, ROOT), ",".join(dict.fromkeys([*following, *roots])), durably=True)
+        _path(folder, NEXT).unlink()
+        _until_in_force(folder)
+
+
+def finish(folder: DataFolder) -> None:
+    """Accept the old secret no more; returns when all processes know.
+
+    Raises:
+        BadInputError: No secret is being replaced, or the new one does not sign yet.
+        StackError: The processes were not started again in time; the secret is dropped when they are.
+    """
+    with _alone(folder):
+        roots = _roots(folder)
+        if _next(folder):
+            raise BadInputError("the new secret does not sign yet: run the command without --finish first")
+        if len(roots) == 1:
+            raise BadInputError("no old secret is accepted: there is nothing to finish")
+        write_whole(_path(folder, ROOT), roots[0], durably=True)
+        _until_in_force(folder)
+
+
+async def follow(folder: DataFolder, roots: str, roll: Callable[[str], Awaitable[None]]) -> None:
+    """Have the processes started again whenever the secrets change, until cancelled."""
+    while True:
+        _note(folder, roots)
+        wanted = roots
+        while wanted == roots:
+            await asyncio.sleep(LOOK_EVERY_S)
+            with contextlib.suppress(StackError):  # they cannot be read: what is in force stays so
+                wanted = await asyncio.to_thread(read, folder)
+        await roll(wanted)
+        roots = wanted
+
+
+def _roots(folder: DataFolder) -> list[str]:
+    return [part.strip() for part in folder.secret(ROOT).split(",") if part.strip()]
+
+
+def _next(folder: DataFolder) -> list[str]:
+    try:
+        return [_path(folder, NEXT).read_text().strip()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise BadInputError(f"cannot read the secret {_path(folder, NEXT)}: {error.strerror}") from error
+
+
+def _path(folder: DataFolder, name: str) -> Path:
+    return folder.path / "secrets" / name
+
+
+@contextlib.contextmanager
+def _alone(folder: DataFolder) -> Iterator[None]:
+    if not folder.is_one():
+        raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
+    lock = os.open(folder.path / "secrets", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BadInputError("the secret is being replaced by another command") from error
+        yield
+    finally:
+        os.close(lock)
+
+
+def _note(folder: DataFolder, roots: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the command waits longer
+        write_whole(folder.path / IN_FORCE, _hash(roots))
+
+
+def _until_in_force(folder: DataFolder) -> None:
+    deadline_s = time.monotonic() + WITHIN_S
+    while folder.holder() is not None:
+        with contextlib.suppress(FileNotFoundError):
+            if (folder.path / IN_FORCE).read_text() == _hash(read(folder)):
+                return
+        if time.monotonic() > deadline_s:
+            raise StackError(f"not all processes ran again within {WITHIN_S:.0f} s; see `wattshift status`")
+        time.sleep(LOOK_EVERY_S)
+
+
+def _hash(roots: str) -> str:
+    return hashlib.sha256(roots.encode()).hexdigest()
