@@ -115,8 +115,9 @@ def as_problem(error: Exception) -> ProblemError:
         case RequestValidationError():
             return validation_problem(error.errors())
         case PolicyConfigError():
-            pointer = FieldError(pointer="/parameters" + error.pointer, detail=str(error))
-            return ProblemError(422, ProblemCode.INVALID_POLICY_PARAMETERS, str(error), errors=[pointer])
+            found = FieldError(pointer="/parameters" + error.pointer, detail=str(error))
+            detail = f"{found.pointer}: {error}"
+            return ProblemError(422, ProblemCode.INVALID_POLICY_PARAMETERS, detail, errors=[found])
         case TransitionError():
             return ProblemError(409, ProblemCode.INVALID_TRANSITION, str(error))
         case PlanError():

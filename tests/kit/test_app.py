@@ -112,6 +112,13 @@ async def test_every_exception_leaves_as_a_problem(kind: str, status: int, code:
     assert "secret" not in problem.detail
 
 
+async def test_a_bad_parameter_is_named_in_the_sentence_too() -> None:
+    async with client(a_service()) as caller:
+        problem = problem_of(await caller.get("/v1/fail/policy"))
+    assert problem.detail == "/parameters/mu: too small"
+    assert [error.pointer for error in problem.errors] == ["/parameters/mu"]
+
+
 async def test_a_wrong_field_is_pointed_at() -> None:
     async with client(a_service()) as caller:
         answer = await caller.post("/v1/orders?limit=0", json={"name": "x", "count": "many", "extra/~": 1})
