@@ -41,6 +41,23 @@ def test_compose_runs_what_the_supervisor_runs() -> None:
     assert commands.keys() == others | {service.name for service in processes.SERVICES}
 
 
+class Strict(yaml.SafeLoader):
+    """Refuses a key that stands twice, as Compose v2 does; PyYAML takes the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if key.value != "<<"]
+        assert len(keys) == len(set(keys)), f"a key stands twice{node.start_mark}"
+        return super().construct_mapping(node, deep)
+
+
+@pytest.mark.parametrize(
+    "file", [ROOT / "docker-compose.yml", *sorted((ROOT / "deploy").glob("**/*.yml"))], ids=lambda file: file.name
+)
+def test_no_key_stands_twice(file: Path) -> None:
+    for document in file.read_text().split("\n---\n"):
+        yaml.load(document, Strict)
+
+
 def overlay(name: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / "deploy" / name).read_text())["services"]
 
