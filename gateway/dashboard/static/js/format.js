@@ -28,7 +28,7 @@ export const gpuHours = (s) => scaled(s, [[360, "GPU h", 3600], [1, "GPU s"]]);
 export const percent = (share) => (isUnknown(share) ? UNKNOWN : `${digits(share * 100)} %`);
 export const count = (value) => (isUnknown(value) ? UNKNOWN : value.toLocaleString("en"));
 /** Return a number of things: "1 restart", "2 restarts". */
-export const several = (number, thing) => `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
+export const counted = (number, thing) => `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
 export const clock = (mhz) => (isUnknown(mhz) ? UNKNOWN : `${mhz.toLocaleString("en")} MHz`);
 
 /** Return a length of time in its two largest units. */

@@ -1,7 +1,7 @@
 // One job: its state, why, its life against the grid, its footprint and its output.
 import { get, send } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
-import { ago, at, badge, carbon, count, duration, energy, figure, gpuHours, intensity, percent, power, several, unknown, words, clock } from "./format.js";
+import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, percent, power, unknown, words, clock } from "./format.js";
 import { LifeLine } from "./life.js";
 import { follow, throttled, every } from "./live.js";
 import { Output } from "./output.js";
@@ -59,7 +59,7 @@ function showJob() {
     holdsGpus() ? ["Power limit, clock", `${job.power_limit_w === null ? "default" : power(job.power_limit_w)}, ${job.clock_mhz === null ? "default" : clock(job.clock_mhz)}`] : null,
     job.started_at ? ["Progress", progress()] : null,
     ["Project", job.project, h("span", { class: "sub" }, [me.isOperator ? job.tenant_id : null, job.user].filter(Boolean).join(" · "))],
-    job.preemptions || job.restarts ? ["Interruptions", `${several(job.preemptions, "preemption")}, ${several(job.restarts, "restart")}`] : null,
+    job.preemptions || job.restarts ? ["Interruptions", `${counted(job.preemptions, "preemption")}, ${counted(job.restarts, "restart")}`] : null,
     ["Id", h("code", {}, job.id)],
   ]), job.warnings.map((text) => h("p", { class: "problem" }, text)));
   fill(by("spec"), JSON.stringify(job.spec, (_, value) => (value === null ? undefined : value), 2));
