@@ -16,7 +16,7 @@ import pytest
 from services.contracts.commands import StopGang
 from services.standalone.ports import Ports
 from tests.agent.conftest import Node, eventually, states
-from tests.support.environments import programs_of
+from tests.support.environments import torch_programs
 from tests.support.servers import ROOT
 
 NUMPY = (sys.executable, str(ROOT / "examples" / "train_ddp.py"))
@@ -120,26 +120,21 @@ async def test_a_scaled_job_goes_on_where_it_stopped(
     assert_went_on(losses(folder), last, SIZES, [line["loss"] for line in losses(tmp_path / "whole")], 1e-9)
 
 
-@pytest.fixture(scope="session")
-def torch_programs() -> Path:
-    """The programs of a Python with PyTorch and Accelerate."""
-    return programs_of("torch", "torch", "numpy", "accelerate", variable="WATTSHIFT_TORCH_ENVIRONMENT")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "python"])
 async def test_a_scaled_torch_job_goes_on_where_it_stopped(
-    nodes: list[Node], ports: Ports, tmp_path: Path, torch_programs: Path, launcher: str
+    nodes: list[Node], ports: Ports, tmp_path: Path, launcher: str
 ) -> None:
+    programs = torch_programs()
     folder = tmp_path / "shared" / "checkpoints" / "job_ddp"
     sizes = SIZES[1:] if launcher == "accelerate" else SIZES  # without a GPU, it does not choose --multi_gpu by itself
     command, processes = {
-        "torchrun": ((str(torch_programs / "torchrun"), TORCH), "per_node"),
-        "accelerate": ((str(torch_programs / "accelerate"), "launch", "--multi_gpu", TORCH), "per_node"),
-        "python": ((str(torch_programs / "python"), TORCH), "per_gpu"),
+        "torchrun": ((str(programs / "torchrun"), TORCH), "per_node"),
+        "accelerate": ((str(programs / "accelerate"), "launch", "--multi_gpu", TORCH), "per_node"),
+        "python": ((str(programs / "python"), TORCH), "per_gpu"),
     }[launcher]
     last = await scale(nodes, folder, ports, sizes, command, processes=processes, environment={"OMP_NUM_THREADS": "1"})
     whole = {"PATH": os.environ["PATH"], "WATTSHIFT_CHECKPOINT_DIR": str(tmp_path / "whole"), "OMP_NUM_THREADS": "1"}
-    command = (str(torch_programs / "torchrun"), "--standalone", TORCH, str(last[-1]))
+    command = (str(programs / "torchrun"), "--standalone", TORCH, str(last[-1]))
     await asyncio.to_thread(subprocess.run, command, env=whole, check=True)
     assert_went_on(losses(folder), last, sizes, [line["loss"] for line in losses(tmp_path / "whole")], 1e-6)

@@ -34,3 +34,8 @@ def programs_of(name: str, *wanted: str, variable: str) -> Path:
             pytest.skip(f"{name} cannot be installed: {reason}")
         complete.write_text("\n".join(wanted), encoding="utf-8")
     return folder / "bin"
+
+
+def torch_programs() -> Path:
+    """Return the programs of a Python with PyTorch and Accelerate, or skip."""
+    return programs_of("torch", "torch", "numpy", "accelerate", variable="WATTSHIFT_TORCH_ENVIRONMENT")
