@@ -24,6 +24,19 @@ NODES = (
     ),
     Route(
         "GET",
+        "/v1/engines/{name}/days",
+        Role.OPERATOR,
+        Upstream.SCHEDULER,
+        "nodes",
+        "List days of an engine",
+        "What was decided of its jobs on each of the last days, and what a dry run would have saved on those that "
+        "ended then.",
+        operation="list_days_of_engine",
+        query=queries.EngineDaysQuery,
+        answer=engines.EngineDays,
+    ),
+    Route(
+        "GET",
         "/v1/nodes",
         Role.OPERATOR,
         Upstream.TELEMETRY,

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import RenderableType
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     engine = typer.Typer(help="Show the engines that run jobs on this site, or steer one.", invoke_without_command=True)
     engine.callback()(list_engines)
+    engine.command("days")(list_days)
     engine.command("slurm")(slurm)
     engine.command("slurm-history")(slurm_history)
     app.add_typer(engine, name="engine")
@@ -59,6 +61,50 @@ def _table(found: list[Any]) -> RenderableType:
             today, output.age(each["reported_at"]),
         )  # fmt: skip
     return shown if found else "no engine was reported: start a bridge with `wattshift engine slurm`"
+
+
+def list_days(
+    name: Annotated[str, typer.Argument(help="The engine, as `wattshift engine` names it.")],
+    days: Annotated[int, typer.Option(min=1, max=3_660, help="How far back, today included.")] = 31,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was decided of an engine's jobs day by day, and what a dry run would have saved."""
+    found = Gateway().get(f"/v1/engines/{quote(name, safe='')}/days", days=days)["items"]
+    if as_json:
+        output.print_json(found)
+    elif not found:
+        output.console.print(f"nothing was decided of jobs of {name} in {days} days")
+    else:
+        output.console.print(_days_table(found))
+
+
+def _days_table(found: list[Any]) -> RenderableType:
+    shown = output.table(
+        "day", "jobs", "later", "by", "emitted", "would have", "saved", "decided", "left out",
+        right=("jobs", "later", "by", "emitted", "would have", "saved"),
+    )  # fmt: skip
+    for each in found:
+        decided = ", ".join(f"{count} {name}" for name, count in sorted(each["counts"].items()))
+        shown.add_row(each["day"], *_saved(each["savings"]), decided, _left_out(each["savings"]))
+    return shown
+
+
+def _saved(savings: dict[str, Any] | None) -> list[str]:
+    """Return the figures of a day's dry run."""
+    if savings is None:
+        return [""] * 6
+    by = "-" if savings["later_h"] is None else output.duration(savings["later_h"] * 3_600)
+    emitted, would = savings["carbon_gco2"], savings["would_carbon_gco2"]
+    grams = ["-"] * 3 if emitted is None else [output.carbon(each) for each in (emitted, would, emitted - would)]
+    return [str(savings["jobs"]), str(savings["later"]), by, *grams]
+
+
+def _left_out(savings: dict[str, Any] | None) -> str:
+    """Return what a day's figures do not say."""
+    if savings is None:
+        return ""
+    said = [f"{savings[name]} {name}" for name in ("unplanned", "unmeasured", "unpriced") if savings[name]]
+    return ", ".join([*said, *([] if savings["settled"] else ["not settled"])])
 
 
 def slurm(

@@ -200,11 +200,43 @@ class EngineEnergyReport(NodeMessage):
     intervals: list[EnergyInterval] = Field(max_length=1_000)
 
 
+class EngineSavings(Message):
+    """What a dry run would have saved on the jobs that ended on a day of UTC.
+
+    A job that the last plan before its start held back would have run as it did, but that much later; every other one
+    as it did.
+    """
+
+    jobs: int = Field(description="Jobs that ran, and ended on this day.")
+    unplanned: int = Field(description="Of these, that began before any plan knew them; taken as they ran.")
+    later: int = Field(description="That would have begun later.")
+    later_h: float | None = Field(description="How much later in all, hours; null: no job was planned.")
+    unmeasured: int = Field(description="Without energy in the ledger: they are in neither sum of emissions.")
+    unpriced: int = Field(
+        description="With energy, but without intensities of the hours in which they would have run, as these are not "
+        "over yet or unknown: they are in neither sum of emissions."
+    )
+    carbon_gco2: float | None = Field(description="What the others emitted, by the ledger; null: there are none.")
+    would_carbon_gco2: float | None = Field(
+        description="What these would have emitted, with the same energy in the hours in which they would have run."
+    )
+    settled: bool = Field(description="Whether it stays so; before, it is reckoned again as energy and hours come in.")
+
+
 class EngineDay(Message):
     """How often each thing happened on a day of UTC."""
 
     day: str
     counts: dict[str, int]
+    savings: EngineSavings | None = Field(
+        default=None, description="Of a dry run, reckoned when the day is over; null: no job ended on it."
+    )
+
+
+class EngineDays(Message):
+    """Days of an engine with anything to tell, newest first."""
+
+    items: list[EngineDay]
 
 
 class Engine(Message):

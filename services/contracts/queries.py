@@ -142,6 +142,12 @@ class NodeQuery(Message):
     clocks: bool = Field(default=True, description="`false` leaves out `clocks_mhz` of devices, which are long lists.")
 
 
+class EngineDaysQuery(Message):
+    """How far back."""
+
+    days: int = Field(default=31, ge=1, le=3_660, description="Within so many days, today's among them.")
+
+
 class PlanQuery(Message):
     """Which rounds to list, newest first."""
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
 
-from services.contracts.engines import Engine, EngineDay, EngineList
+from fastapi import APIRouter, Query, Request
+
+from services.contracts.engines import Engine, EngineDay, EngineDays, EngineList
+from services.contracts.queries import EngineDaysQuery
+from services.contracts.schema import Name
 from services.db.database import Database
 from services.kit.identity import Operator
+from services.kit.problems import not_found
 from services.scheduler.repository import engines
-from services.scheduler.repository.engines import EngineRow
+from services.scheduler.repository.engines import DayRow
 
 router = APIRouter(prefix="/v1")
 
@@ -19,12 +24,26 @@ async def list_engines(request: Request, _: Operator) -> EngineList:
     database: Database = request.app.state.database
     async with database.transaction("repeatable_read", readonly=True) as connection:
         found = await engines.engines(connection)
-    return EngineList(items=[_engine(row) for row in found])
+        rows = await engines.days(connection, 7)
+    return EngineList(
+        items=[
+            Engine.model_validate(row._asdict() | {"days": [_day(day) for day in rows if day.engine == row.name]})
+            for row in found
+        ]
+    )
 
 
-def _engine(row: EngineRow) -> Engine:
-    days: dict[str, dict[str, int]] = {}
-    for day in row.days:
-        days.setdefault(day["day"], {})[day["what"]] = day["count"]
-    shown = row._asdict() | {"days": [EngineDay(day=day, counts=counts) for day, counts in days.items()]}
-    return Engine.model_validate(shown)
+@router.get("/engines/{name}/days")
+async def list_days_of_engine(
+    name: Name, request: Request, _: Operator, query: Annotated[EngineDaysQuery, Query()]
+) -> EngineDays:
+    """Return what was decided of an engine's jobs on each of the last days, and what a dry run would have saved."""
+    database: Database = request.app.state.database
+    async with database.transaction("repeatable_read", readonly=True) as connection:
+        if not await engines.is_known(connection, name):
+            raise not_found("engine")
+        return EngineDays(items=[_day(row) for row in await engines.days(connection, query.days, name)])
+
+
+def _day(row: DayRow) -> EngineDay:
+    return EngineDay.model_validate({"day": row.day, "counts": row.counts, "savings": row.savings})

@@ -30,6 +30,7 @@ from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.counters import FAILURES
 from services.scheduler.engines.ingest import EngineIngest
+from services.scheduler.engines.saving import Savings
 from services.scheduler.figures import note_round
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
@@ -91,6 +92,7 @@ class Scheduler:
         self._leadership = Leadership(settings.database_url)
         self._ingest = Ingest(database, settings)
         self._engines = EngineIngest(database, settings)
+        self._savings = Savings(database, carbon)
         self._measuring = Measuring(database)
         self._points_unread = True
         self._predicting = Predicting(database)
@@ -142,7 +144,9 @@ class Scheduler:
                     helpers = []
                     await asyncio.sleep(self._settings.tick_s)
                     continue
-                helpers = helpers or [asyncio.create_task(each.run()) for each in (self._relay, self._nodes)]
+                helpers = helpers or [
+                    asyncio.create_task(each.run()) for each in (self._relay, self._nodes, self._savings)
+                ]
                 await self._guarded(self.turn)
                 await self._guarded(self._sleep_until_woken)
         finally:

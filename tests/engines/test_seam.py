@@ -31,7 +31,7 @@ async def test_what_does_not_fit_waits_and_its_engine_is_told_so_once(world: Wor
     bridge = Bridge(world)
     await bridge.enrol(nodes=1)
     await bridge.say(a_job("1", gpus=4), a_job("2", gpus=4, submitted_at=SUBMITTED + timedelta(seconds=1)))
-    assert [await bridge.sent() for _ in range(2)][1] == [("1", "release"), ("2", "hold")]
+    assert [sorted(await bridge.sent()) for _ in range(2)][1] == [("1", "release"), ("2", "hold")]
 
     await bridge.say(a_job("1", "running", gpus=4, shares=[on("g1", 0, 1, 2, 3)], revision=1))
     await world.scheduler.turn()

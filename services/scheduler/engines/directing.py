@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from services.contracts.engines import EngineMode
 from services.core.cycle.plan import Hold, Preempt, Start
@@ -23,12 +24,14 @@ class Theirs:
         steered: Those on which decisions are carried out.
         watched: Those of dry runs.
         would: What would become of the latter, by job.
+        would_start: Until when they would be held back, by job that waits; None: they may start.
     """
 
     snapshot: Snapshot
     steered: frozenset[str]
     watched: frozenset[str]
     would: dict[str, Json] = field(default_factory=dict[str, Json])
+    would_start: dict[str, datetime | None] = field(default_factory=dict[str, "datetime | None"])
 
     @classmethod
     async def read(cls, connection: Connection, snapshot: Snapshot) -> Theirs:
@@ -40,6 +43,7 @@ class Theirs:
     def carried_out(self, starts: Sequence[Start], preempts: Sequence[Preempt]) -> tuple[list[Start], list[Preempt]]:
         """Return a plan's starts and stops without those of dry runs, and note what these would be."""
         self.would |= {each.job_id: released(each.gpus, 0, "") for each in starts if each.job_id in self.watched}
+        self.would_start |= {each.job_id: None for each in starts if each.job_id in self.watched}
         self.would |= {each.job_id: requeued(0, "") for each in preempts if each.job_id in self.watched}
         return (
             [each for each in starts if each.job_id not in self.watched],
@@ -58,4 +62,7 @@ class Theirs:
                 wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold))
             elif hold.job_id in self.watched:
                 wanted[hold.job_id] = held(Hold(hold.job_id, hold.reason), "")
+                start_s = hold.expected_start_s
+                self.would_start[hold.job_id] = None if start_s is None else datetime.fromtimestamp(start_s, UTC)
         await decide(connection, wanted)
+        await engines.foresee(connection, self.would_start)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
 
-from services.contracts.carbon import IntensityHistory, IntensityOutlook
+from services.contracts.carbon import IntensityHistory, IntensityOutlook, IntensityPoint
+from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
@@ -22,6 +23,40 @@ log = Log(__name__)
 PAGE_POINTS, MOST_PAGES = 10_000, 4
 LEAST_COVERED = 0.9
 """A mean over the past is unknown where intensities are known for less than this share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Measured intensities of a zone, which may have gaps.
+
+    Attributes:
+        edges_s: (2n,) UTC seconds, where each of n measured steps begins and ends, in order.
+        known_s: (2n,) Seconds measured until there.
+        integral: (2n,) Of the intensity until there, (gCO2/kWh) s; it stands still in gaps.
+    """
+
+    edges_s: Floats
+    known_s: Floats
+    integral: Floats
+
+    @classmethod
+    def of(cls, points: Sequence[IntensityPoint]) -> Past | None:
+        """Return measured steps, oldest first; None without any."""
+        if not points:
+            return None
+        edges = np.array([[each.start_at.timestamp(), each.end_at.timestamp()] for each in points])
+        lengths = edges[:, 1] - edges[:, 0]
+        grams = lengths * np.array([each.gco2_per_kwh for each in points])
+        columns = [np.column_stack([np.cumsum(each) - each, np.cumsum(each)]).ravel() for each in (lengths, grams)]
+        return cls(edges.ravel(), *columns)
+
+    def mean(self, start_s: float, end_s: float) -> float | None:
+        """Return the mean over ``[start_s, end_s)``, gCO2/kWh; None where too little of it was measured."""
+        window = [start_s, end_s]
+        seconds, total = (
+            float(np.diff(np.interp(window, self.edges_s, each))[0]) for each in (self.known_s, self.integral)
+        )
+        return total / seconds if seconds > 0 and seconds >= LEAST_COVERED * (end_s - start_s) else None
 
 
 class CarbonWatch:
@@ -88,13 +123,16 @@ class CarbonWatch:
 
     async def past_mean(self, zone: str, signal: str, start_s: float, end_s: float) -> float | None:
         """Return the mean intensity of a zone over past seconds, weighted by time, gCO2/kWh; None if unknown."""
-        if end_s <= start_s:
-            return None
+        past = await self.past(zone, signal, start_s, end_s) if end_s > start_s else None
+        return past.mean(start_s, end_s) if past else None
+
+    async def past(self, zone: str, signal: str, start_s: float, end_s: float) -> Past | None:
+        """Return what is known of a zone's intensities over past seconds; None if the carbon service does not say."""
         period = {
             name: datetime.fromtimestamp(at, UTC).isoformat() for name, at in (("start", start_s), ("end", end_s))
         }
         params: dict[str, str | int] = {**period, "signal": signal, "limit": PAGE_POINTS}
-        total = seconds = 0.0
+        points: list[IntensityPoint] = []
         for _ in range(MOST_PAGES):
             try:
                 page = await self._client.call(
@@ -103,11 +141,8 @@ class CarbonWatch:
             except ProblemError as error:
                 log.warning("carbon.history_unknown", zone=zone, error=error.detail)
                 return None
-            for point in page.points:
-                within = min(point.end_at.timestamp(), end_s) - max(point.start_at.timestamp(), start_s)
-                total += point.gco2_per_kwh * max(within, 0.0)
-                seconds += max(within, 0.0)
+            points += page.points
             if page.next_cursor is None:
-                return total / seconds if seconds >= LEAST_COVERED * (end_s - start_s) else None
+                return Past.of(points)
             params["cursor"] = page.next_cursor
         return None

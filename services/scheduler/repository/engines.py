@@ -31,7 +31,16 @@ SELECT e.engine, g.mode = 'control' AS controls, e.external_id, e.report, e.job_
  WHERE e.external_id = ANY($1::text[]) AND e.unfolded ORDER BY e.engine, e.external_id
 """
 
-FOLDED = "UPDATE engine_jobs SET unfolded = false WHERE external_id = ANY($1::text[]) AND unfolded"
+FOLDED = """
+UPDATE engine_jobs e SET unfolded = false, watched = g.mode = 'dry_run' FROM engines g
+ WHERE g.name = e.engine AND e.external_id = ANY($1::text[]) AND e.unfolded
+"""
+
+FORESEE = """
+UPDATE engine_jobs e SET planned = true, would_start_at = w.start_at
+  FROM unnest($1::text[], $2::timestamptz[]) AS w (job_id, start_at)
+ WHERE e.job_id = w.job_id AND NOT e.over AND NOT (e.planned AND e.would_start_at IS NOT DISTINCT FROM w.start_at)
+"""
 
 ADMIT = """
 WITH admitted AS (
@@ -154,12 +163,19 @@ SELECT e.name, e.kind, e.version, e.places, e.mode, to_jsonb(e.queues) AS queues
             SELECT j.state, count(*) AS count FROM jobs j WHERE j.engine = e.name AND j.ended_at IS NULL GROUP BY 1) s
        ) AS jobs,
        (SELECT count(*) FROM engine_jobs k WHERE k.engine = e.name AND e.mode = 'control' AND NOT k.over
-           AND k.decision IS NOT NULL AND (k.report ->> 'revision')::bigint < k.revision) AS unfollowed,
-       (SELECT coalesce(jsonb_agg(jsonb_build_object('day', d.day, 'what', d.what, 'count', d.count)
-                                  ORDER BY d.day DESC, d.what), '[]')
-          FROM engine_days d WHERE d.engine = e.name AND d.day > (now() AT TIME ZONE 'UTC')::date - 7) AS days
+           AND k.decision IS NOT NULL AND (k.report ->> 'revision')::bigint < k.revision) AS unfollowed
   FROM engines e ORDER BY e.name
 """
+
+DAYS = """
+SELECT engine, day::text AS day, coalesce(c.counts, '{}') AS counts, s.savings
+  FROM (SELECT engine, day, jsonb_object_agg(what, count) AS counts FROM engine_days GROUP BY 1, 2) c
+  FULL JOIN (SELECT engine, day, to_jsonb(k) - 'engine' - 'day' AS savings FROM engine_savings k) s USING (engine, day)
+ WHERE day > (now() AT TIME ZONE 'UTC')::date - $1::int AND ($2::text IS NULL OR engine = $2)
+ ORDER BY engine, day DESC
+"""
+
+IS_KNOWN = "SELECT EXISTS (SELECT FROM engines WHERE name = $1)"
 
 LOSE_NODES = """
 UPDATE nodes SET state = 'lost' WHERE state = 'up' AND engine <> 'wattshift'
@@ -231,7 +247,7 @@ class HeldRow(NamedTuple):
 
 
 class EngineRow(NamedTuple):
-    """An engine, as ``contracts.engines.Engine`` has it; ``days`` are counts by day and name."""
+    """An engine, as ``contracts.engines.Engine`` has it, but for its days."""
 
     name: str
     kind: str
@@ -247,7 +263,15 @@ class EngineRow(NamedTuple):
     gpus_in_use: int
     jobs: dict[str, int]
     unfollowed: int
-    days: list[Json]
+
+
+class DayRow(NamedTuple):
+    """A day of an engine: what happened how often, and a ``contracts.engines.EngineSavings`` if it was reckoned."""
+
+    engine: str
+    day: str
+    counts: dict[str, int]
+    savings: Json | None
 
 
 class DecidedRow(NamedTuple):
@@ -332,6 +356,12 @@ async def unfollowed(connection: Connection, after_s: float, stream: tuple[str, 
     return [(row["engine"], row["decision"]) for row in await connection.fetch(UNFOLLOWED, after_s, *stream)]
 
 
+async def foresee(connection: Connection, starts: Mapping[str, datetime | None]) -> None:
+    """Store until when jobs of dry runs would be held back, None: not at all, where that is new."""
+    if starts:
+        await connection.execute(FORESEE, list(starts), list(starts.values()))
+
+
 async def live_jobs(connection: Connection) -> dict[str, tuple[str, str]]:
     """Return the engine and its mode, by job that is not over."""
     return {row["job_id"]: (row["engine"], row["mode"]) for row in await connection.fetch(LIVE_JOBS)}
@@ -393,3 +423,13 @@ async def lose_nodes(connection: Connection, margin_s: float) -> None:
 async def engines(connection: Connection) -> list[EngineRow]:
     """Return the engines that were ever reported."""
     return await fetch_rows(connection, EngineRow, ENGINES)
+
+
+async def days(connection: Connection, within_days: int, engine: str | None = None) -> list[DayRow]:
+    """Return the last days of one engine, or of all, newest first."""
+    return await fetch_rows(connection, DayRow, DAYS, within_days, engine)
+
+
+async def is_known(connection: Connection, engine: str) -> bool:
+    """Return whether an engine of this name was ever reported."""
+    return bool(await connection.fetchval(IS_KNOWN, engine))
