@@ -394,6 +394,11 @@ class IssuedForecasts:
     step_s: float
     intensity_gco2_per_kwh: Floats
 
+    @property
+    def ends_s(self) -> Floats:
+        """(k,) until when the last value of each holds."""
+        return self.starts_s + self.step_s * self.intensity_gco2_per_kwh.shape[1]
+
 
 @dataclass(frozen=True)
 class CarbonTrace:
@@ -406,7 +411,8 @@ class CarbonTrace:
         signal: What the intensities measure.
         curve: The true intensity.
         forecast: What policies know of the hours ahead.
-        issued: The forecasts of ``ForecastKind.FILE``.
+        issued: The forecasts of ``ForecastKind.FILE``, those from before the simulated time among them.
+        before: The true intensity before ``curve``, which tells how far the first of those were off; None: unknown.
         notes: Gaps filled, rows dropped, the source and its licence; for people.
     """
 
@@ -415,6 +421,7 @@ class CarbonTrace:
     curve: CarbonCurve
     forecast: ForecastKind = ForecastKind.PERFECT
     issued: IssuedForecasts | None = None
+    before: CarbonCurve | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -55,6 +55,8 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
         *("joint, 12 h slack, lengths by the 0.9 quantile", "A-SRPT's trace, 2.4 h, 80x8 V100", "GB", "direct"),
     ),
     ("joint", "joint-day"): ("joint", "August 8", "GB", "direct"),
+    ("joint", "joint-day-levers"): ("joint without order", "August 8", "GB", "direct"),
+    ("joint", "joint-users-levers"): ("joint without width", "August 8", "SE", "direct"),
     ("joint", "joint-users"): ("joint", "August 8", "GB", "direct"),
     ("joint", "joint-powerflow-day"): ("joint, 300 Wh per hour", "day", "GB", "direct"),
     ("joint", "joint-powerflow-day-seeds"): ("joint, 1,000 Wh per hour", "day", "GB", "direct"),

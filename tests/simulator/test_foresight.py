@@ -15,7 +15,7 @@ from services.core.profiles.recurrence import EarlierRuns, Runs
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.grid import Grid
-from services.simulator.readers import read_jobs
+from services.simulator.readers import read_carbon, read_jobs
 from services.simulator.recipes.recurrent import HISTORY_JOBS
 from services.simulator.workload import ClusterSpec, ForecastKind, IssuedForecasts, Recurrence, Workload
 from tests.support.workloads import START_S, a_profile, a_trace, a_workload
@@ -168,3 +168,32 @@ def test_forecasts_are_as_unsure_as_those_before_them_were_wrong() -> None:
     assert (late.high - value)[second_day] == pytest.approx(90.0), "and of 10, 20 ... 100, as the last is not known yet"
     assert (late.low - value)[first_day | second_day] == pytest.approx(0.0), "none was too high"
     assert (late.high - value)[times <= 11 * 86_400.0].tolist() == [0.0] * 25
+
+
+def test_how_unsure_the_first_forecast_of_a_trace_is_was_learned_before_it() -> None:
+    """Hour for hour what a trace says that had begun a month earlier."""
+    whole, late = (read_carbon("GB", start=start, days=40, forecast="issued") for start in ("2023-06-01", "2023-07-01"))
+    now_s = late.curve.start_s + 86_400.0
+
+    first, later = (Grid(each, 86_400.0, 345_600.0).outlooks(now_s)[0] for each in (late, whole))
+
+    assert first.low is not None
+    assert first.high is not None
+    np.testing.assert_array_equal(first.curve.intensity_gco2_per_kwh, later.curve.intensity_gco2_per_kwh)
+    np.testing.assert_array_equal(first.low, later.low)
+    np.testing.assert_array_equal(first.high, later.high)
+    ahead = first.curve.times_s > now_s
+    assert (first.high - first.low)[ahead].mean() > 20.0, "gCO2/kWh"
+
+
+def test_an_issue_that_ended_before_a_trace_began_is_not_in_force_there() -> None:
+    """Issues of one day, four weeks before the trace and two days into it: until then the last day is repeated."""
+    truth = a_trace([100.0] * 24 * 6)
+    starts_s = START_S + 86_400.0 * np.array([-28.0, 3.0])
+    old = IssuedForecasts(starts_s, starts_s, 3_600.0, np.array([[1.0] * 24, [7.0] * 24]))
+    grid = Grid(replace(truth, forecast=ForecastKind.FILE, issued=old), 86_400.0, 86_400.0)
+
+    for hour, value in ((30, 100.0), (72, 7.0)):
+        curve = grid.outlooks(START_S + hour * 3_600.0)[0].curve
+        ahead = curve.intensity_gco2_per_kwh[curve.times_s > START_S + hour * 3_600.0]
+        assert ahead.tolist() == [value] * (24 if hour == 30 else 23)

@@ -29,6 +29,7 @@ class Grid:
         last_day = whole.times_s >= whole.end_s - DAY_S
         self._day_times, self._day_values = whole.times_s[last_day], whole.intensity_gco2_per_kwh[last_day]
         self._missed: Floats | None = None
+        self._first_issue = 0 if trace.issued is None else int(np.argmax(trace.issued.ends_s > whole.start_s))
         self._known_until_s = -math.inf
         self._outlooks: tuple[CarbonOutlook, ...] = ()
 
@@ -73,10 +74,11 @@ class Grid:
         self._curve, self._end_s = CarbonCurve(times, values, end_s), end_s
 
     def _issue(self, now_s: float) -> int:
+        """Return the number of the forecast in force; one less than the first's while there is none."""
         issued = self.trace.issued
         if self.trace.forecast is not ForecastKind.FILE or issued is None:
             return -1
-        return int(np.searchsorted(issued.issued_s, now_s, side="right")) - 1
+        return max(int(np.searchsorted(issued.issued_s, now_s, side="right")), self._first_issue) - 1
 
     def _issued_s(self, issue: int) -> float:
         """Return when a forecast is issued; inf if there is none of that number."""
@@ -96,8 +98,9 @@ class Grid:
             end_s = float(edges_s[ahead + 1])
         else:
             past = slice(first, step + 1)
-            later_s, later, end_s = self._issued(issue) if issue >= 0 else self._persisted(step, ahead)
-            spread = None if issue < 0 else self._spread(issue)
+            is_issued = issue >= self._first_issue
+            later_s, later, end_s = self._issued(issue) if is_issued else self._persisted(step, ahead)
+            spread = self._spread(issue) if is_issued else None
             keep = (later_s > edges_s[step]) & (later_s <= now_s + self._horizon_s)
             beyond = later_s[later_s > now_s + self._horizon_s]
             end_s = min(end_s, float(beyond[0])) if beyond.size else end_s
@@ -125,6 +128,14 @@ class Grid:
         known = np.isfinite(values)
         return times[known], values[known], float(times[-1] + issued.step_s)
 
+    def _measured(self) -> tuple[Floats, Floats]:
+        """Return the edges of the steps of the true intensity, those before the trace among them, and its values."""
+        before, curve = self.trace.before, self.trace.curve
+        if before is None:
+            return curve.edges_s, curve.intensity_gco2_per_kwh
+        values = np.concatenate((before.intensity_gco2_per_kwh, curve.intensity_gco2_per_kwh))
+        return np.concatenate((before.times_s, curve.edges_s)), values
+
     def _spread(self, issue: int) -> tuple[Floats, Floats] | None:
         """Return the deciles of how far the issues before this one were off, by hour ahead; None: too few are known.
 
@@ -134,7 +145,7 @@ class Grid:
         assert issued is not None
         if self._missed is None:
             times = issued.starts_s[:, None] + issued.step_s * (np.arange(issued.intensity_gco2_per_kwh.shape[1]) + 0.5)
-            edges, true = self.trace.curve.edges_s, self.trace.curve.intensity_gco2_per_kwh
+            edges, true = self._measured()
             at = np.searchsorted(edges, times, side="right") - 1
             within = (at >= 0) & (at < true.size)
             missed = true[np.clip(at, 0, true.size - 1)] - issued.intensity_gco2_per_kwh

@@ -83,6 +83,7 @@ def cut(grid: RawSeries, start_s: float | None, days: float | None) -> CarbonTra
     inside = np.flatnonzero((times >= begin_s - DAY_S) & (times < end_s))
     before = int(np.searchsorted(times, begin_s - DAY_S, side="right")) - 1
     low = max(before, 0) if before >= 0 else int(inside[0])
+    earlier = CarbonCurve(times[:low], values[:low], float(times[low])) if low else None
     times, values = times[low : inside[-1] + 1], values[low : inside[-1] + 1]
     notes = list(grid.report.sentences())
     gaps = np.flatnonzero(np.diff(times) > 1.5 * step_s)
@@ -92,7 +93,7 @@ def cut(grid: RawSeries, start_s: float | None, days: float | None) -> CarbonTra
         if length_s > LONGEST_GAP_S:
             raise TraceFormatError(f"{grid.zone} has a gap of {length_s / 3600:.0f} h after {when}: too long to bridge")
         notes.append(f"gap of {length_s / 3600:.2f} h after {when}: the value before it held over it")
-    return CarbonTrace(grid.zone, grid.signal, CarbonCurve(times, values, end_s), notes=tuple(notes))
+    return CarbonTrace(grid.zone, grid.signal, CarbonCurve(times, values, end_s), before=earlier, notes=tuple(notes))
 
 
 def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
@@ -120,9 +121,9 @@ def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
 
 
 def _meeting(issued: IssuedForecasts, trace: CarbonTrace) -> IssuedForecasts:
-    reach_s = issued.step_s * issued.intensity_gco2_per_kwh.shape[1]
-    kept = (issued.starts_s + reach_s > trace.curve.start_s) & (issued.issued_s < trace.curve.end_s)
-    if not kept.any():
+    """Return the issues before the trace's end: those that end before it begins tell how far the next may be off."""
+    kept = issued.issued_s < trace.curve.end_s
+    if not (kept & (issued.ends_s > trace.curve.start_s)).any():
         raise TraceFormatError("no forecast was issued for the time simulated")
     return IssuedForecasts(
         issued.issued_s[kept], issued.starts_s[kept], issued.step_s, issued.intensity_gco2_per_kwh[kept]

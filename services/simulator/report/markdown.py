@@ -5,7 +5,7 @@ text around them is written by hand. A word after the name says which tables:
 
 - ``zones`` (the default): carbon by zone and means of everything; the baseline itself; completion times by size;
 - ``means``: means over traces, zones and seeds alone;
-- ``traces``: means by trace, for experiments whose traces are settings;
+- ``traces``: means by trace, for experiments whose traces are settings, and completion times by size in each;
 - ``settings``: the same with traces together whose labels are equal up to their first comma: settings on several days.
 
 ``--page`` of that command fills a page; ``python -m services.simulator.report.markdown PAGE RESULTS`` fills it from the
@@ -20,6 +20,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import re
 import sys
 import textwrap
@@ -200,7 +201,8 @@ def _means(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
 
 def _traces(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
     del bounds
-    return _settings_by(compare(whole(cells), BASELINE, by_trace), "zones")
+    run = whole(cells)
+    return [*_settings_by(compare(run, BASELINE, by_trace), "zones"), *_sizes_by_trace(run)]
 
 
 def _settings(cells: Sequence[Result], bounds: Sequence[Result]) -> list[str]:
@@ -249,11 +251,36 @@ def _absolute(cells: Sequence[Result]) -> str:
 
 def _sizes(cells: Sequence[Result], at: int) -> str:
     """Return changes of completion times by size of job, of the variants of ``BY_SIZE``; ``at``: as ``sizes``."""
-    shown = {label_of(cell) for cell in cells if cell["inputs"]["choice"]["policy"] in BY_SIZE}
-    found = {label: rows for label, rows in sizes(cells, BASELINE).items() if label in shown}
+    found = _sizes_shown(cells)
     first = next(iter(found.values()), [])
     head = ["policy", *(f"{size} ({100 * share:.0f} %)" for size, share, *_ in first)]
     return _table(head, [[label, *(change(1 + float(row[at])) for row in rows)] for label, rows in found.items()])
+
+
+def _sizes_by_trace(cells: Sequence[Result]) -> list[str]:
+    """Return the same tables with a row per trace and variant; none where completion times by size are not known."""
+    traces = dict.fromkeys(place_of(cell)[0] for cell in cells)
+    found = [
+        (trace, label, rows)
+        for trace in sorted(traces, key=_by_numbers)
+        for label, rows in _sizes_shown([cell for cell in cells if place_of(cell)[0] == trace]).items()
+    ]
+    names = list(dict.fromkeys(size for *_, rows in found for size, *_ in rows))
+    parts: list[str] = []
+    for of, at in (("Mean", 2), ("99th percentile of", 3)) if found else ():
+        lines: list[list[str]] = []
+        for trace, label, rows in found:
+            by_name = {row[0]: float(row[at]) for row in rows}
+            lines.append([trace, label, *(change(1 + by_name.get(name, math.nan)) for name in names)])
+        head = f"{of} completion time by size of job, against {BASELINE} in the same setting:"
+        parts.append(f"{head}\n\n{_table(['setting', 'policy', *names], lines)}")
+    return parts
+
+
+def _sizes_shown(cells: Sequence[Result]) -> dict[str, list[tuple[str, float, float, float]]]:
+    """Return ``sizes`` of the variants of ``BY_SIZE``."""
+    shown = {label_of(cell) for cell in cells if cell["inputs"]["choice"]["policy"] in BY_SIZE}
+    return {label: rows for label, rows in sizes(cells, BASELINE).items() if label in shown}
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

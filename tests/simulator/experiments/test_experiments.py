@@ -402,6 +402,30 @@ def test_one_setting_on_several_days_is_one_row() -> None:
     ]
 
 
+def test_where_traces_are_settings_completion_times_by_size_are_those_of_each() -> None:
+    def cell(policy: str, trace: str, tails: dict[str, float]) -> dict[str, Any]:
+        label = BASELINE if policy == "las" else policy
+        inputs = {"choice": {"label": label, "policy": policy}, "trace": {"label": trace}, "zone": "GB"}
+        of = [{"size": size, "jobs": 2, "avg_jct_s": tail / 2, "p99_jct_s": tail} for size, tail in tails.items()]
+        summary = dict.fromkeys((*RATIOS.values(), "idle_energy_kwh", "idle_carbon_kg"), 1.0)
+        return {"inputs": {**inputs, "signal": "direct", "seed": 1}, "summary": summary, "sizes": of}
+
+    short, long = {"short": 10.0, "long": 100.0}, {"short": 10.0}
+    cells = [cell("las", "10 Gb/s", short), cell("las", "1 Gb/s", long)]
+    cells += [cell("joint", "10 Gb/s", {"short": 5.0, "long": 150.0}), cell("joint", "1 Gb/s", {"short": 20.0})]
+    cells += [cell("fifo", "10 Gb/s", short), cell("fifo", "1 Gb/s", long)]
+
+    _, tails = tables(cells, [], "traces").split("99th percentile of completion time by size of job")
+
+    assert [line for line in tails.splitlines() if line.startswith("| ")] == [
+        "| setting | policy | short | long |",
+        "| 1 Gb/s | joint | +100.0 % | - |",
+        "| 10 Gb/s | joint | -50.0 % | +50.0 % |",
+    ]
+    kept = [{**each, "sizes": []} for each in cells]
+    assert "by size" not in tables(kept, [], "traces"), "figures kept beside a page have no sizes"
+
+
 @pytest.mark.parametrize(("low", "top", "least", "most"), [(0.0, 1.04, 4, 8), (0.0, 203.0, 4, 8), (-0.21, 0.21, 4, 10)])
 def test_axes_have_round_values(low: float, top: float, least: int, most: int) -> None:
     found = ticks(low, top)
