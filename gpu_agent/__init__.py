@@ -18,5 +18,7 @@ meter        energy of devices and host, split by owner into intervals
 spool        intervals on disk until the control plane has them
 control      the control plane as this node sees it: registration, heartbeats, energy reports
 inbox        commands from Redis
+reporting    what every agent does: devices and their energy, reported
+measuring    the agent that does nothing else: the host's jobs are those of an engine
 agent        the loops that tie these together
 """

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import math
 import os
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,15 +22,9 @@ from gpu_agent.checkpoints import Checkpoints, CopyRules
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import find_engine
 from gpu_agent.controls import Controls
-from gpu_agent.devices.absent import AbsentDriver
-from gpu_agent.devices.driver import Driver, DriverMissingError
-from gpu_agent.devices.nvml import NvmlDriver
-from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.exec_sessions import ExecLimits, ExecSessions
 from gpu_agent.gangs import Gangs
 from gpu_agent.git import GitRules, remove_keys
-from gpu_agent.health import GpuHealth, HealthRules
-from gpu_agent.host_power import host_power
 from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import Fetcher, Inputs
 from gpu_agent.intervals import Intervals
@@ -42,60 +34,37 @@ from gpu_agent.learned_clocks import LearnedClocks
 from gpu_agent.meter import Meter
 from gpu_agent.partitions import Partitions
 from gpu_agent.ranks import RankFolder
+from gpu_agent.reporting import BATCH, HOUSEKEEPING_S, Loops, ReportingAgent, wait_for
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import SourceLimits, Sources, remove_sources
-from gpu_agent.spool import Spool
 from services.contracts.commands import StartGang
 from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
 from services.contracts.routing import LatencyReport
-from services.core.accounting.host_power import CpuPowerModel
 from services.core.domain.controls import ControlKind
 from services.kit.control_plane import ControlPlane
-from services.kit.disk import DiskSpace, DiskWatch
 from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.settings import exit_with
-from services.kit.tasks import end_tasks
 
 log = Log(__name__)
 
-_BATCH = 200
-_BACKLOG = 1_000
-_BACKLOG_INTERVAL_S = 30.0
-"""Interval while many wait for delivery, so that a long absence of the control plane does not fill the disk."""
-_HOUSEKEEPING_S = 5.0
-_LOCK_PATIENCE_S = 15.0
 _LOOK_FIRST_S = 2.0
 _LEAST_STREAM = 1 << 20
 """Bytes of a stream that are kept while the disk lacks of its reserve."""
-_REFUSED = frozenset({400, 413, 422})
 
 
-class StateFolderTakenError(Exception):
-    """Another agent runs on the same state folder."""
-
-
-class Agent:
+class Agent(ReportingAgent):
     """One node's agent."""
 
     def __init__(
         self, settings: AgentSettings, client: ServiceClient, redis: Redis | NodeRedis, enrolment: Enrolment
     ) -> None:
-        self.settings = settings
-        self._enrolment = enrolment
-        self.boot_id = uuid.uuid4().hex
-        self._state_lock = _take_state_folder(settings.state_folder)
-        self._device_lock = asyncio.Lock()
-        self._heartbeat_due, self._tick_due, self._delivery_due = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        super().__init__(settings, enrolment)
+        self._tick_due = asyncio.Event()
         self._device_files: dict[str, bytes] = {}
         self._state_problem = ""
-        self._disk = DiskWatch(settings.state_folder, settings.disk_reserve_bytes)
-
-        self.driver = self._open_driver()
-        self.devices = self.driver.devices()
         self.confinement = Confinement(settings, self.driver.device_nodes())
         simulated = self.driver.name == "simulated"
         engine = find_engine(with_gpus=not simulated) if settings.containers == "auto" else None
@@ -115,7 +84,6 @@ class Agent:
             images=settings.images,
             names_by_uuid=lambda: bool(self.driver.dead()) or self.health.has_lost(),
         )
-        self.spool = Spool(settings.state_folder)
         self.intervals = Intervals()
         self._launcher = launcher
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
@@ -148,8 +116,7 @@ class Agent:
         )
         limits = ExecLimits(settings.exec_sessions, settings.exec_idle_s, settings.exec_longest_s)
         self.exec_sessions = ExecSessions(self.gangs, settings.node_id, engine, limits)
-        utilisation, power_w = zip(*settings.cpu_power_curve, strict=True)
-        host = host_power(settings.host_power, CpuPowerModel(utilisation, power_w), simulated=simulated)
+        host = self._host()
         self.meter = Meter(
             self.driver,
             self.devices,
@@ -163,20 +130,9 @@ class Agent:
             activity_of=self.gangs.activity_of if simulated else lambda _: None,
             boot=settings.simulated_boot,
         )
-        self.health = GpuHealth(
-            self.driver,
-            settings.state_folder / "health.json",
-            HealthRules(
-                xids=settings.health_xids,
-                uncorrected_errors=settings.health_uncorrected_errors,
-                temperature_c=settings.health_temperature_c,
-                foreign=settings.health_foreign == "on",
-                allowed_processes=settings.health_allowed_processes,
-                lasts_s=settings.health_lasts_s,
-                return_s=settings.health_return_s,
-                probe=settings.health_probe,
-                probe_timeout_s=settings.health_probe_timeout_s,
-            ),
+        self.health = self._look_after_gpus(
+            foreign=settings.health_foreign == "on",
+            probe=settings.health_probe,
             shims=lambda: self.gangs.shim_pids().values(),
             contained=self.gangs.contained_devices,
         )
@@ -218,7 +174,7 @@ class Agent:
                 folder.chmod(0o711)
         self.confinement.begin(self._running_ranks())
         await self.meter.begin(self.gangs.owners(), self._ended_at, self.gangs.guests())
-        loops: dict[str, Callable[[], Awaitable[None]]] = {
+        loops: Loops = {
             "ranks": self._watch_ranks,
             "heartbeats": self._send_heartbeats,
             "commands": partial(self._once_enrolled, self.inbox.run),
@@ -229,9 +185,7 @@ class Agent:
             "housekeeping": self._keep_house,
             "checkpoints": partial(self.checkpoints.copy_running, self._gangs_that_run),
         }
-        for name, loop in loops.items():
-            self._tasks[name] = asyncio.create_task(self._keep_going(name, loop), name=name)
-        log.info("agent.started", node_id=self.settings.node_id, driver=self.driver.name, devices=len(self.devices))
+        self._begin(loops)
 
     async def stop(self) -> None:
         """End the agent; its ranks continue, or end with it if the settings say so."""
@@ -248,25 +202,14 @@ class Agent:
         if self.settings.stop_ranks_on_exit:
             with suppress(ProblemError, TimeoutError):
                 async with asyncio.timeout(self.settings.retry_s):
-                    await self._deliver_batch(_BATCH)
+                    await self._deliver_batch(BATCH)
                     await self._send_heartbeat()
         await self.controls.restore()  # the next agent sets anew what gangs that run on are to have
         self.driver.close()
         self.confinement.cgroups.sweep(self._running_ranks())
         self.confinement.cgroups.close()
         os.close(self._state_lock)
-        log.info("agent.stopped", ranks_left=sum(gang.holding for gang in self.gangs))
-
-    async def check_ready(self) -> None:
-        """Return if the agent can do its work.
-
-        Raises:
-            RuntimeError: It cannot; the message says why.
-        """
-        if not self.plane.is_registered:
-            raise RuntimeError("the control plane does not know this node yet")
-        if problem := next(iter(self._problems()), ""):
-            raise RuntimeError(problem)
+        log.info("agent.stopped", ranks_left=self.gangs_running)
 
     def describe(self) -> dict[str, Any]:
         """Return the agent's state, for troubleshooting."""
@@ -275,7 +218,7 @@ class Agent:
             "boot_id": self.boot_id,
             "driver": self.driver.name,
             "registered": self.plane.is_registered,
-            "lease_left_s": self.gangs.deadline - shim.clock() if self.gangs.deadline > 0 else None,
+            "lease_left_s": self.lease_left_s,
             "problems": self._problems(),
             "closed": self._closed(),
             "energy_intervals_waiting": len(self.spool),
@@ -291,17 +234,19 @@ class Agent:
             "readings": [reading.model_dump(mode="json") for reading in self._readings()],
         }
 
-    def disk_space(self) -> DiskSpace | None:
-        """Return how full the disk of the agent's state is; None where it cannot be asked."""
-        return self._disk.space()
-
     def _closed(self) -> str | None:
-        """Return why this node takes no new work; None while it does."""
-        if isinstance(self.driver, AbsentDriver):
-            return self.driver.why
-        if problem := self._disk.problem():
-            return f"Its disk {problem}"
-        return f"It does not reach {self.checkpoints.problem}" if self.checkpoints.problem else None
+        problem = self.checkpoints.problem
+        return super()._closed() or (f"It does not reach {problem}" if problem else None)
+
+    @property
+    def gangs_running(self) -> int:
+        """How many gangs have processes here."""
+        return sum(gang.holding for gang in self.gangs)
+
+    @property
+    def lease_left_s(self) -> float | None:
+        """For how long gangs may still run without contact; None before the first heartbeat."""
+        return self.gangs.deadline - shim.clock() if self.gangs.deadline > 0 else None
 
     def _running_ranks(self) -> set[str]:
         return {gang.allocation_id for gang in self.gangs if not gang.is_over}
@@ -317,49 +262,9 @@ class Agent:
 
     # --- loops
 
-    async def _keep_going(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            try:
-                await loop()
-            except Exception:  # a fault in one loop must neither end the others nor stay
-                log.exception("agent.loop_failed", loop=name)
-            await asyncio.sleep(self.settings.retry_s)
-
     async def _once_enrolled(self, loop: Callable[[], Awaitable[None]]) -> None:
         await self._enrolment.until_enrolled()
         await loop()
-
-    async def _send_heartbeats(self) -> None:
-        failing = False
-        while True:
-            self._heartbeat_due.clear()
-            pause_s = self.plane.heartbeat_interval_s
-            try:
-                await self._send_heartbeat()
-                failing = False
-            except ProblemError as error:
-                if not failing:
-                    log.warning("heartbeat.failed", status=error.status, detail=error.detail)
-                failing = True
-                pause_s = min(pause_s, self.settings.retry_s)
-            await _wait(self._heartbeat_due, pause_s)
-
-    async def _watch_health(self) -> None:
-        while self.settings.health == "on":
-            if await self._look_at_health():
-                self._heartbeat_due.set()
-            for fault in self.health.due_probes(shim.clock()):
-                if not self.gangs.holders_of(fault.gpu):
-                    await self.health.probe(fault, shim.clock())
-            await asyncio.sleep(self.settings.health_interval_s)
-
-    async def _look_at_health(self) -> bool:
-        async with self._device_lock:
-            changed = await asyncio.to_thread(self.health.look, shim.clock())
-            other_devices = await asyncio.to_thread(self.driver.refresh)
-        if other_devices:
-            await self._take_devices()
-        return changed
 
     async def _look_after_failures(self) -> None:
         """Look at the GPUs before it is said that a rank has failed: a sick GPU may be why, and then it is no failure.
@@ -417,49 +322,10 @@ class Agent:
                     self._heartbeat_due.set()
             await self._look_at_intervals()
             self._write_device_files()
-            await _wait(self._tick_due, self.settings.tick_s)
+            await wait_for(self._tick_due, self.settings.tick_s)
 
-    async def _measure(self) -> None:
-        closed = shim.clock()
-        while True:
-            await asyncio.sleep(self.settings.sample_interval_s)
-            interval_s = self.settings.energy_interval_s
-            if len(self.spool) > _BACKLOG:
-                interval_s = max(interval_s, _BACKLOG_INTERVAL_S)
-            if shim.clock() - closed + self.settings.sample_interval_s / 2 < interval_s:
-                await self.meter.sample()
-                continue
-            closed = shim.clock()
-            await self.meter.close()
-            self._delivery_due.set()
-
-    async def _deliver(self) -> None:
-        limit = _BATCH
-        while True:
-            self._delivery_due.clear()
-            try:
-                while await self._deliver_batch(limit):
-                    limit = _BATCH
-            except ProblemError as error:
-                if error.status in _REFUSED and limit == 1:
-                    log.error("energy.refused", detail=error.detail)
-                    self.spool.reject()
-                    continue
-                if error.status in _REFUSED:
-                    limit = 1  # find the one that is refused, and let the others pass
-                    continue
-                await asyncio.sleep(self.settings.retry_s)
-            await _wait(self._delivery_due, _HOUSEKEEPING_S)
-
-    async def _deliver_batch(self, limit: int) -> bool:
-        """Deliver the oldest intervals; True if there were any."""
-        batch = self.spool.batch(limit)
-        if not batch:
-            return False
-        await self.plane.report_energy(batch)
-        self.spool.acknowledge(len(batch))
+    def _delivered(self) -> None:
         self._tick_due.set()
-        return True
 
     async def _keep_house(self) -> None:
         limits = retention.Limits(self.settings.retention_s, self.settings.retention_bytes)
@@ -477,7 +343,7 @@ class Agent:
             for gang in self.gangs:
                 for stream in (shim.STDOUT, shim.STDERR):
                     logs.trim(gang.folder.stream(stream), min(kept_bytes, _LEAST_STREAM) if lacking > 0 else kept_bytes)
-            await asyncio.sleep(_HOUSEKEEPING_S)
+            await asyncio.sleep(HOUSEKEEPING_S)
 
     # --- what the loops share
 
@@ -600,55 +466,8 @@ class Agent:
         except StoreError as error:
             exit_with(f"GPU_AGENT_CHECKPOINT_STORE: {error}")
 
-    def _open_driver(self) -> Driver:
-        settings = self.settings
-        if settings.driver != "simulated":
-            try:
-                if settings.zeusd:
-                    from gpu_agent.devices.zeusd import Zeusd, ZeusdDriver  # httpx only where it is wanted
+    def _load_of(self, device: int) -> float:
+        return self.gangs.load_of(device) if hasattr(self, "gangs") else 0.0
 
-                    driver: Driver = ZeusdDriver(Zeusd(settings.zeusd, settings.zeusd_token_file))
-                else:
-                    driver = NvmlDriver(may_probe=settings.probe_controls)
-                if driver.devices():
-                    return driver
-                driver.close()
-                why = "NVML shows none"
-            except DriverMissingError as error:
-                why = f"NVML does not answer ({error})"
-            log.error("driver.no_devices", reason=why)
-            return AbsentDriver(f"It has no GPUs: {why}. Restart its agent once that is mended.")
-        return SimulatedDriver(
-            settings.simulated_model,
-            settings.simulated_gpus,
-            lambda device: self.gangs.load_of(device) if hasattr(self, "gangs") else 0.0,
-            settings.state_folder / "simulated.json",
-            settings.node_id,
-            settings.simulated_boot,
-            lambda device: bool(self.gangs.holders_of(device)) if hasattr(self, "gangs") else False,
-        )
-
-    async def _cancel(self, *names: str) -> None:
-        await end_tasks([self._tasks.pop(name) for name in names if name in self._tasks])
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-
-
-def _take_state_folder(folder: Path) -> int:
-    """Hold the state folder for as long as this process lives; the previous agent may take a moment to end."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    deadline = shim.clock() + _LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        except BlockingIOError:
-            if shim.clock() > deadline:
-                os.close(descriptor)
-                raise StateFolderTakenError(f"another agent runs on {folder}") from None
-            time.sleep(0.05)
+    def _is_held(self, device: int) -> bool:
+        return bool(self.gangs.holders_of(device)) if hasattr(self, "gangs") else False

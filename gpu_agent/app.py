@@ -11,8 +11,9 @@ from fastapi import FastAPI
 
 from gpu_agent import exec_endpoints
 from gpu_agent.agent import Agent
-from gpu_agent.endpoints import PROGRESS_PREFIX, router
+from gpu_agent.endpoints import PROGRESS_PREFIX, router, state_router
 from gpu_agent.figures import show_figures
+from gpu_agent.measuring import MeasuringAgent
 from gpu_agent.settings import AgentSettings
 from services.contracts.nodes import NodeRole
 from services.kit.app import create_service, serve
@@ -48,7 +49,11 @@ def create_app(settings: AgentSettings) -> FastAPI:
             client = ServiceClient(session, settings.telemetry_url, "telemetry")
             enrolment = callers.enrolment = Enrolment(settings, client, NodeRole.AGENT)
             redis = NodeRedis(settings, enrolment)
-            agent = app.state.agent = Agent(settings, client, redis, enrolment)
+            agent = app.state.agent = (
+                MeasuringAgent(settings, client, enrolment)
+                if settings.measure_only
+                else Agent(settings, client, redis, enrolment)
+            )
             show_figures(app.state.metrics, agent)
             await agent.start()
             try:
@@ -66,12 +71,14 @@ def create_app(settings: AgentSettings) -> FastAPI:
         settings,
         lifespan=lifespan,
         readiness=readiness,
-        open_prefixes=(PROGRESS_PREFIX,),
+        open_prefixes=() if settings.measure_only else (PROGRESS_PREFIX,),
         max_body_bytes=_MOST_BODY_BYTES,
         incoming=callers,
     )
-    app.include_router(router)
-    app.include_router(exec_endpoints.router)
+    app.include_router(state_router)
+    if not settings.measure_only:
+        app.include_router(router)
+        app.include_router(exec_endpoints.router)
     return app
 
 

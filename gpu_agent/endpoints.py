@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gpu_agent.agent import Agent
 from gpu_agent.logs import read_both, read_piece
+from gpu_agent.measuring import MeasuringAgent
 from gpu_agent.progress import parse_report
 from services.contracts.jobs import LogStream
 from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
@@ -18,6 +19,9 @@ PROGRESS_PREFIX = "/v1/progress/"
 _MOST_LOG_BYTES = 1 << 20
 
 router = APIRouter()
+"""Of an agent that runs jobs."""
+state_router = APIRouter()
+"""Of every agent."""
 
 
 def get_agent(request: Request) -> Agent:
@@ -71,7 +75,8 @@ async def post_progress(agent: TheAgent, token: str, request: Request) -> Respon
     return Response(status_code=204)
 
 
-@router.get("/v1/state")
-async def read_state(agent: TheAgent) -> dict[str, Any]:
+@state_router.get("/v1/state")
+async def read_state(request: Request) -> dict[str, Any]:
     """Return the agent's state, for troubleshooting."""
+    agent: Agent | MeasuringAgent = request.app.state.agent
     return agent.describe()

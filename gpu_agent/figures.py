@@ -9,26 +9,25 @@ from collections.abc import Iterable
 
 from prometheus_client.metrics_core import Metric
 
-from gpu_agent import shim
 from gpu_agent.agent import Agent
+from gpu_agent.measuring import MeasuringAgent
 from services.kit.metrics import Metrics, gauge, single
 
 
-def show_figures(metrics: Metrics, agent: Agent) -> None:
+def show_figures(metrics: Metrics, agent: Agent | MeasuringAgent) -> None:
     """Have everything shown that the agent owns."""
 
     async def read_agent() -> Iterable[Metric]:
         state = agent.describe()
         faults = {fault["gpu"]: fault["cause"] for fault in state["gpu_faults"]}
         disk = agent.disk_space()
-        lease_s = agent.gangs.deadline - shim.clock() if agent.gangs.deadline > 0 else None
         return [
             single("wattshift_agent_registered", "1 once telemetry knows this node.", float(state["registered"])),
-            single("wattshift_agent_gangs", "Gangs that have processes here.", sum(g.holding for g in agent.gangs)),
+            single("wattshift_agent_gangs", "Gangs that have processes here.", agent.gangs_running),
             single(
                 "wattshift_agent_lease_seconds",
                 "How long gangs may still run without contact; none before the first heartbeat.",
-                lease_s,
+                agent.lease_left_s,
             ),
             single(
                 "wattshift_agent_spooled_intervals",

@@ -90,6 +90,7 @@ class Meter:
         lock: Held while the driver is used.
         activity_of: How busy an allocation keeps its devices, 0 to 1; None where that is not known.
         boot: Identifies a boot of the simulated host.
+        apart: Whether what no gang used is told by device, for somebody else to say who did.
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class Meter:
         lock: asyncio.Lock,
         activity_of: Callable[[str], float | None] = lambda _: None,
         boot: str = "",
+        apart: bool = False,
     ) -> None:
         self._driver = driver
+        self._apart = apart
         self._devices = _with_slices({}, devices)
         self._host = host
         self._spool = spool
@@ -358,16 +361,15 @@ class Meter:
                     progress_done=self._progress_of(name or ""),
                 )
             )
-        usages.append(
-            Usage(
-                allocation_id=None,
-                devices=sorted(nobody.devices),
-                gpu_energy_j=nobody.gpu_j,
-                cpu_energy_j=max(host.total_j - sum(usage.cpu_energy_j for usage in usages), 0.0),
-                static_energy_j=max(static_j - sum(usage.static_energy_j for usage in usages), 0.0),
-                source=nobody.source,
-            )
+        rest = Usage(
+            allocation_id=None,
+            devices=sorted(nobody.devices),
+            gpu_energy_j=nobody.gpu_j,
+            cpu_energy_j=max(host.total_j - sum(usage.cpu_energy_j for usage in usages), 0.0),
+            static_energy_j=max(static_j - sum(usage.static_energy_j for usage in usages), 0.0),
+            source=nobody.source,
         )
+        usages += self._by_device(rest) if self._apart and self._devices else [rest]
         start_at, end_at = self._bounds(elapsed_s)
         return EnergyInterval(
             boot_id=self._boot_id,
@@ -377,6 +379,21 @@ class Meter:
             metered_gpu_energy_j=sum(device.metered_j() for device in self._devices),
             usages=usages,
         )
+
+    def _by_device(self, rest: Usage) -> list[Usage]:
+        """Return what nobody used by GPU, with the host's energy in equal parts."""
+        part = 1 / len(self._devices)
+        return [
+            Usage(
+                allocation_id=None,
+                devices=[device.info.index],
+                gpu_energy_j=device.integrated_j,
+                cpu_energy_j=rest.cpu_energy_j * part,
+                static_energy_j=rest.static_energy_j * part,
+                source=rest.source,
+            )
+            for device in self._devices
+        ]
 
     def _bounds(self, elapsed_s: float) -> tuple[datetime, datetime]:
         """Return when the interval began and ended by the calendar clock, which may have been set in between."""

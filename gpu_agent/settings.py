@@ -52,6 +52,18 @@ class AgentSettings(SharedSettings):
     address: str = Field("127.0.0.1", description="Address at which other hosts reach this one.")
     state_dir: Path | None = Field(None, description="By default the node's folder under the data folder.")
 
+    measure_only: bool = Field(
+        False, description="Report devices, health and energy, and run nothing: no jobs, no clocks, no limits, no root."
+    )
+    engine_node: Name | None = Field(
+        None,
+        description="With measure_only: by which name the bridge to an engine reports this host, ENGINE.NODE with this "
+        "node's own id as NODE; the energy is then booked to that engine's jobs.",
+    )
+    engine_delay_s: float = Field(
+        30.0, ge=0, le=3_600, description="How late it is reported then: the bridge has told of the jobs by that time."
+    )
+
     driver: Literal["auto", "nvml", "simulated"] = Field(
         "auto", description="Devices are simulated only if this says so; auto is nvml."
     )
@@ -217,6 +229,16 @@ class AgentSettings(SharedSettings):
     @model_validator(mode="after")
     def _has_a_credential(self) -> Self:
         """Need none of the services' secrets: the agent's own is in its state folder, once it has enrolled."""
+        return self
+
+    @model_validator(mode="after")
+    def _check_measuring(self) -> Self:
+        if self.measure_only and self.zeusd:
+            raise ValueError("GPU_AGENT_ZEUSD sets clocks and limits, and GPU_AGENT_MEASURE_ONLY sets none")
+        if self.engine_node and not self.measure_only:
+            raise ValueError("GPU_AGENT_ENGINE_NODE is for GPU_AGENT_MEASURE_ONLY=true: else our jobs run on this node")
+        if self.engine_node and not self.engine_node.endswith(f".{self.node_id}"):
+            raise ValueError(f"GPU_AGENT_ENGINE_NODE must be ENGINE.{self.node_id}: an agent speaks for its own host")
         return self
 
     @model_validator(mode="after")

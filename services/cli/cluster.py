@@ -162,6 +162,8 @@ def power_words(node: dict[str, Any]) -> list[str]:
     """Return what is shown beside a node's state: draining, power state, pinned."""
     power = node["power"]
     words = ["[yellow]draining[/]"] if node["draining"] else []
+    if node.get("measures_only"):
+        words.append("[cyan]only measures[/]" + (f" {node['engine_node']}" if node.get("engine_node") else ""))
     if node.get("closed"):
         words.append(f"[red]takes no work[/]: {node['closed']}")
     if node.get("credential", "own") != "own":

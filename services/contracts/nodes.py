@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -145,6 +146,26 @@ class NodeRegistration(NodeMessage):
     host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     protections: list[Protection] = Field(default_factory=list[Protection], max_length=32)
+    measures_only: bool = Field(
+        default=False,
+        exclude_if=lambda only: not only,
+        description="Whether the agent starts no jobs and sets nothing: no job of ours may be placed on its node.",
+    )
+    engine_node: Name | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="By which name an engine's bridge reports this host, `ENGINE.NODE` with this node's id as NODE; "
+        "what its GPUs use belongs to the engine's jobs that hold them. Of a node that only measures.",
+    )
+
+    @model_validator(mode="after")
+    def _speaks_for_its_own_host(self) -> Self:
+        if self.engine_node is not None:
+            if not self.measures_only:
+                raise ValueError("engine_node is of a node that only measures")
+            if not re.fullmatch(rf".+\.{re.escape(self.node_id)}", self.engine_node):
+                raise ValueError(f"engine_node must be ENGINE.{self.node_id}: an agent speaks for its own host")
+        return self
 
     @property
     def role(self) -> NodeRole:
@@ -622,6 +643,12 @@ class Node(Message):
     agent_url: str
     zone: str
     driver: str
+    measures_only: bool = Field(
+        default=False, description="Whether its agent only measures: no job of ours is placed on it."
+    )
+    engine_node: str | None = Field(
+        default=None, description="The engine's node whose energy it measures; null for none."
+    )
     containers: bool
     devices: list[DeviceInfo]
     readings: list[DeviceReading]

@@ -74,6 +74,7 @@ class SchedulerService:
             if node.state in (PowerState.OFF, PowerState.GOING_DOWN):
                 return
             for is_refused, why in (
+                (node.measures_only, "Its agent only measures: whoever runs its jobs powers it."),
                 (node.pinned, "It is pinned awake."),
                 (node.busy, "Gangs hold its GPUs; drain it and wait until they end."),
                 (node.state == PowerState.WAKING, "It is being woken."),

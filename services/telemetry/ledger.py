@@ -32,6 +32,12 @@ class Reporter:
     zone: str
     host_power: EnergySource
     zones: Sequence[tuple[float, str]] = ()
+    engine_node: str | None = None
+
+    @property
+    def held_as(self) -> str:
+        """The node that its gangs have their shares on: the engine's, where it measures one."""
+        return self.engine_node or self.node_id
 
     def zone_at(self, time_s: float) -> str:
         """Return the zone the node was in at ``time_s``, UTC seconds.
@@ -168,7 +174,7 @@ class Ledger:
         holders = Counter(device for usage in interval.usages if usage.allocation_id for device in set(usage.devices))
         for owner, usage in merge_usages(interval.usages).items():
             energy_j = usage.gpu_energy_j + usage.cpu_energy_j + usage.static_energy_j
-            gang = gangs.get((reporter.node_id, owner))
+            gang = gangs.get((reporter.held_as, owner))
             lines.append(
                 Line(
                     reporter=reporter,
@@ -196,7 +202,7 @@ _Gangs = Mapping[tuple[str, str], energy.GangRow]
 async def _gangs_of(connection: Connection, fresh: Sequence[tuple[Reporter, EnergyInterval, Intensity]]) -> _Gangs:
     """Return the allocations named that have a share on the node that names them: a node charges no other job."""
     named = {
-        (reporter.node_id, usage.allocation_id)
+        (reporter.held_as, usage.allocation_id)
         for reporter, interval, _ in fresh
         for usage in interval.usages
         if usage.allocation_id
@@ -232,7 +238,7 @@ def _count(lines: Sequence[Line], gangs: _Gangs, intervals: int) -> None:
     """Count what was committed, for ``/metrics``."""
     INTERVALS.inc(intervals)
     for line in lines:
-        gang = gangs.get((line.reporter.node_id, line.owner))
+        gang = gangs.get((line.reporter.held_as, line.owner))
         tenant, project = (gang.tenant_id, gang.project) if gang else ("", "")
         note_line(tenant, project, line.zone, line.energy_j, line.carbon_gco2)
 
@@ -282,7 +288,7 @@ async def _advance_profiles(connection: Connection, lines: Sequence[Line], gangs
     before = {(row.job_id, row.gpus): _as_profile(row) for row in await energy.lock_profiles(connection, wanted)}
     after: dict[tuple[str, int], Profile] = {}
     for line in lines:
-        if (gang := gangs.get((line.reporter.node_id, line.owner))) is None:
+        if (gang := gangs.get((line.reporter.held_as, line.owner))) is None:
             continue
         key = gang.job_id, gang.gpus
         interval = GangInterval(
@@ -291,7 +297,7 @@ async def _advance_profiles(connection: Connection, lines: Sequence[Line], gangs
             end_s=line.interval.end_at.timestamp(),
             energy_j=line.energy_j,
             gpu_energy_j=line.gpu_energy_j,
-            leads=gang.leader == line.reporter.node_id,
+            leads=gang.leader == line.reporter.held_as,
             done=line.progress_done,
             shared=line.shared,
         )

@@ -43,6 +43,7 @@ from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment, known_as
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
+from services.telemetry.measured import by_holder
 from services.telemetry.repository import engines, gpu_health, heartbeats, nodes
 from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
 from services.telemetry.settings import TelemetrySettings
@@ -86,7 +87,7 @@ class Telemetry:
         async def store(reports: Mapping[str, _Energy]) -> dict[str, EnergyReceipt]:
             known = await nodes.known_nodes(self.database, {node_id: token for node_id, (token, _) in reports.items()})
             receipts = await self.ledger.store_all(
-                [(_reporter(node), reports[name][1]) for name, node in known.items()]
+                [(_reporter(node), await self._owned(node, reports[name][1])) for name, node in known.items()]
             )
             return dict(zip(known, receipts, strict=True))
 
@@ -161,8 +162,18 @@ class Telemetry:
             await hint(self.redis, "node", node=engine)
         return reply
 
+    async def _owned(self, node: nodes.KnownNode, intervals: Sequence[EnergyInterval]) -> Sequence[EnergyInterval]:
+        """Return what an agent measures on an engine's node by the engine's jobs; of other nodes, as it is."""
+        if node.engine_node is None or not intervals:
+            return intervals
+        start_at, end_at = min(each.start_at for each in intervals), max(each.end_at for each in intervals)
+        holds = await engines.holds(self.database, node.engine_node, start_at, end_at)
+        return [by_holder(each, holds) for each in intervals]
+
     async def store_engine_energy(self, engine: str, token: str, report: EngineEnergyReport) -> EnergyReceipt:
         """Enter intervals of an engine's node into the ledger, each once; usages name jobs by their external ids.
+
+        Those of a node that an agent measures are taken, and not booked: its agent's are.
 
         Raises:
             ProblemError: 401, the token is not the bridge's; 404, it has reported no such node; 503, no intensity is
@@ -174,6 +185,8 @@ class Telemetry:
         zone = await engines.zone_of(self.database, engine, node_id)
         if zone is None:
             raise not_found("node of this engine")
+        if await engines.is_measured(self.database, node_id):
+            return EnergyReceipt(accepted=0, duplicates=len(report.intervals))
         intervals = await engines.by_allocation(self.database, engine, report.intervals)
         return await self.ledger.store(Reporter(node_id, zone, EnergySource.MODELLED), intervals)
 
@@ -302,7 +315,7 @@ class Telemetry:
 
 
 def _reporter(node: nodes.KnownNode) -> Reporter:
-    return Reporter(node.id, node.zone, EnergySource(node.host_power), node.zones)
+    return Reporter(node.id, node.zone, EnergySource(node.host_power), node.zones, node.engine_node)
 
 
 def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None) -> Node:

@@ -256,7 +256,7 @@ async def test_two_agents_never_share_a_folder(node: Node) -> None:
 
 
 _TAKE_FOLDER = """
-import sys, pathlib, gpu_agent.agent as agent
+import sys, pathlib, gpu_agent.reporting as agent
 agent._LOCK_PATIENCE_S = 0.2
 folder = pathlib.Path(sys.argv[1])
 try:

@@ -48,6 +48,12 @@ def test_what_a_node_s_line_says_of_its_power(draining: bool, state: str, pinned
     assert power_words({"draining": draining, "power": power}) == words
 
 
+def test_a_node_that_only_measures_is_shown_so() -> None:
+    node = {"draining": False, "power": {"state": "on", "pinned_awake": False}}
+    shown = power_words(node | {"measures_only": True, "engine_node": "slurm.gpu-1"})
+    assert shown == ["[cyan]only measures[/] slurm.gpu-1"]
+
+
 def test_parameters_are_json_where_they_can_be() -> None:
     assert parameters_of(["mu=1.5", "gang=max", "fixed_gpus=null", "x=a=b"]) == {
         "mu": 1.5,

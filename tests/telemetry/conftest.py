@@ -47,7 +47,7 @@ TABLES = (
     "node_power, node_power_periods, node_zones, "
     "energy_usages, energy_intervals, energy_days, metered_days, folded_intervals, job_footprints, job_profiles, "
     "job_progress, server_clocks, rank_statuses, rank_ends, nodes, node_credentials, node_enrolments, "
-    "gpu_partitions, device_claims, allocations, jobs, audit_log"
+    "gpu_partitions, engines, engine_jobs, device_claims, allocations, jobs, audit_log"
 )
 
 

@@ -70,7 +70,7 @@ _CAPACITY = text("""
     SELECT device->>'model' AS model, (device->>'memory_gib')::float AS memory_gib, count(*) AS count,
         coalesce((device->>'sevenths')::int, 7) AS sevenths, device->>'parent' IS NOT NULL AS is_slice,
         coalesce((device->>'can_partition')::bool OR (device->>'mig_enabled')::bool, false) AS can_cut
-    FROM nodes, jsonb_array_elements(devices) AS device GROUP BY 1, 2, 4, 5, 6
+    FROM nodes, jsonb_array_elements(devices) AS device WHERE NOT measures_only GROUP BY 1, 2, 4, 5, 6
 """)
 
 

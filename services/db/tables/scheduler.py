@@ -42,6 +42,7 @@ allocations = Table(
     Column("settings_refused", JSONB, nullable=False, server_default=text("'{}'")),
     Index("allocations_one_live_per_job", "job_id", unique=True, postgresql_where=text("state <> 'ended'")),
     Index("allocations_by_job", "job_id", "generation", unique=True),
+    Index("allocations_ended", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     CheckConstraint("state IN ('starting', 'running', 'stopping', 'ended')", name="allocations_state"),
 )
 """A gang's devices, ``shares`` = ``[{"node_id", "devices"}]``; their controls, null at the default, and the reasons for

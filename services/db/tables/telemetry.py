@@ -43,8 +43,12 @@ nodes = Table(
     Column("lease_until", Timestamp),
     Column("engine", Text, nullable=False, server_default=text("'wattshift'")),
     Column("queues", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("measures_only", Boolean, nullable=False, server_default=text("false")),
+    Column("engine_node", Text),
+    Index("nodes_by_engine_node", "engine_node", postgresql_where=text("engine_node IS NOT NULL")),
 )
-"""A node of another ``engine`` has no agent: a bridge reports it, with the engine's ``queues`` that use it.
+"""A node of another ``engine`` has no agent: a bridge reports it, with the engine's ``queues`` that use it. One that
+``measures_only`` has an agent that runs nothing: nothing is placed there, and what it measures is of ``engine_node``.
 
 ``lease_until`` is written before the agent learns of its lease, so the agent's own deadline is never later. The
 scheduler sets ``state`` to lost under the same row lock once the lease has certainly expired."""

@@ -85,7 +85,7 @@ SELECT n.id, n.address, coalesce(p.state, 'on') AS power,
           FROM jsonb_array_elements(n.devices) d) AS units
   FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
  WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND NOT n.draining AND n.closed IS NULL
-   AND coalesce(p.state, 'on') IN ('on', 'off', 'waking') FOR SHARE OF n
+   AND NOT n.measures_only AND coalesce(p.state, 'on') IN ('on', 'off', 'waking') FOR SHARE OF n
 """
 
 PORTS = """

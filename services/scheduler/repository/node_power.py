@@ -22,7 +22,7 @@ FRESH = "since = now(), attempts = 0, acted_at = NULL, done_at = NULL, next_atte
 GO_DOWN = f"""
 INSERT INTO node_power AS p (node_id, state, reason, detail)
 SELECT n.id, 'going_down', $2, $3 FROM nodes n
- WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND n.lease_until > now()
+ WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND n.lease_until > now() AND NOT n.measures_only
    AND NOT EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id)
 ON CONFLICT (node_id) DO UPDATE SET state = 'going_down', reason = $2, detail = $3, off_at = NULL, {FRESH}
  WHERE p.state = 'on' AND NOT p.pinned
@@ -84,7 +84,8 @@ UPDATE node_power SET detail = $2, next_attempt_at = now() + make_interval(secs 
 
 POWERED = """
 SELECT n.state = 'up' AND coalesce(n.lease_until > now(), false) AS heard, coalesce(p.state, 'on') AS state,
-       coalesce(p.pinned, false) AS pinned, EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id) AS busy
+       coalesce(p.pinned, false) AS pinned, EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id) AS busy,
+       n.measures_only
   FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id WHERE n.id = $1
 """
 
@@ -146,6 +147,7 @@ class PoweredNode(NamedTuple):
     state: str
     pinned: bool
     busy: bool
+    measures_only: bool
 
 
 class NodePowerRow(NamedTuple):

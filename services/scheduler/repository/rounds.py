@@ -33,7 +33,7 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT coalesce(string_agg(id || zone || labels || (draining OR closed IS NOT NULL) || registered_at, ','
                                    ORDER BY id), '')
           FROM nodes
-         WHERE state = 'up' AND lease_until > now()),
+         WHERE state = 'up' AND lease_until > now() AND NOT measures_only),
        (SELECT string_agg(node_id || gpu || '/' || revision || state, ',' ORDER BY node_id, gpu) FROM gpu_partitions),
        (SELECT string_agg(node_id || gpu, ',' ORDER BY node_id, gpu) FROM gpu_health
          WHERE cause IS NOT NULL OR drained),

@@ -95,18 +95,19 @@ SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining OR n.closed IS 
                    AND coalesce(p.stays_on_until <= now(), true), true) AS may_sleep,
        n.engine, to_jsonb(n.queues) AS queues
   FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
- WHERE n.state = 'up' AND coalesce(p.state, 'on') <> 'failed'
+ WHERE n.state = 'up' AND NOT n.measures_only AND coalesce(p.state, 'on') <> 'failed'
    AND (n.lease_until > now() OR p.state IN ('off', 'waking'))
  ORDER BY n.id
 """
 
-ZONES = "SELECT DISTINCT zone FROM nodes WHERE state = 'up' ORDER BY zone"
+ZONES = "SELECT DISTINCT zone FROM nodes WHERE state = 'up' AND NOT measures_only ORDER BY zone"
 
 HOSTS = """
 SELECT u.node_id, coalesce(sum(u.cpu_energy_j + u.static_energy_j)
        / nullif(extract(epoch FROM max(u.end_at) - min(u.start_at))::float8, 0), 0) AS power_w
   FROM energy_usages u JOIN nodes n ON n.id = u.node_id
  WHERE u.start_at > now() - interval '60 seconds' AND u.boot_id <> 'power' AND n.state = 'up' AND n.lease_until > now()
+   AND NOT n.measures_only
    AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('off', 'waking', 'failed'))
  GROUP BY u.node_id
 """

@@ -43,7 +43,7 @@ SELECT
                                   AND (g.owner IS NOT NULL OR g.state IN ('pending', 'busy'))))) ORDER BY n.id)
      FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
     WHERE n.state = 'up' AND NOT n.draining AND n.closed IS NULL AND coalesce(p.state, 'on') <> 'failed'
-      AND n.engine = 'wattshift'
+      AND n.engine = 'wattshift' AND NOT n.measures_only
       AND (n.lease_until > now() OR p.state IN ('off', 'waking'))) AS nodes,
   (SELECT jsonb_agg(jsonb_build_array(c.node_id, c.device,
           (SELECT min(i.pool) FROM pool_instances i WHERE i.job_id = j.id AND i.state <> 'ended')))

@@ -39,7 +39,8 @@ from services.serving.fleets.triggers import Basis, LastPlan
 from services.serving.instances import APP_PREFIX
 
 ACTIVE = (FleetPlanState.SOLVING, FleetPlanState.MEASURING, FleetPlanState.CARRYING_OUT)
-_IS_UP = """(n.state = 'up' AND NOT n.draining AND n.closed IS NULL AND coalesce(w.state, 'on') <> 'failed'
+_IS_UP = """(n.state = 'up' AND n.engine = 'wattshift' AND NOT n.draining AND n.closed IS NULL AND NOT n.measures_only
+             AND coalesce(w.state, 'on') <> 'failed'
              AND (n.lease_until > now() OR w.state IN ('off', 'waking')))"""
 
 GPUS = text(f"""

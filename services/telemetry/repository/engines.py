@@ -11,6 +11,7 @@ from services.contracts.nodes import EnergyInterval
 from services.core.profiles.boards import board_of
 from services.db.database import Connection, Database
 from services.db.rows import fetch_rows
+from services.telemetry.measured import Hold
 from services.telemetry.repository.nodes import token_sha256
 
 _RENEW = """
@@ -95,6 +96,33 @@ SELECT e.external_id, a.id AS allocation_id, a.started_at
  WHERE e.engine = $1 AND e.external_id = ANY($2::text[]) ORDER BY a.started_at
 """
 
+# An agent on the engine's node measures it; its credential speaks for the host of that very name.
+_MEASURED = """
+SELECT EXISTS (
+    SELECT FROM nodes n JOIN nodes e ON e.id = n.engine_node AND e.id = e.engine || '.' || n.id
+      LEFT JOIN node_credentials k ON k.node_id = n.id
+     WHERE n.engine_node = $1 AND n.measures_only AND k.revoked_at IS NULL)
+"""
+
+# A run began and ended when its engine says so, where that is within what we know of it, and not when we heard of it.
+_HOLDS = """
+WITH near AS (
+    SELECT a.* FROM allocations a WHERE a.state <> 'ended' AND a.started_at < $3
+    UNION ALL SELECT a.* FROM allocations a WHERE a.state = 'ended' AND a.ended_at > $2 AND a.started_at < $3
+), runs AS (
+    SELECT a.id, a.shares, coalesce(a.ended_at, 'infinity') AS ended_at,
+           CASE WHEN (r.report ->> 'started_at')::timestamptz BETWEEN a.started_at AND coalesce(a.ended_at, 'infinity')
+                THEN (r.report ->> 'started_at')::timestamptz ELSE coalesce(a.running_at, a.started_at) END AS began_at,
+           (r.report ->> 'ended_at')::timestamptz AS said_at
+      FROM near a JOIN engine_jobs r ON r.job_id = a.job_id WHERE a.state <> 'starting' OR a.running_at IS NOT NULL
+)
+SELECT r.id AS allocation_id, d.device::int AS device, extract(epoch FROM r.began_at)::float8 AS start_s,
+       extract(epoch FROM CASE WHEN r.said_at BETWEEN r.began_at AND r.ended_at THEN r.said_at
+                               ELSE r.ended_at END)::float8 AS end_s
+  FROM runs r, jsonb_array_elements(r.shares) s, jsonb_array_elements_text(s -> 'devices') d (device)
+ WHERE s ->> 'node_id' = $1 ORDER BY 1, 2
+"""
+
 
 class Holder(NamedTuple):
     """A run of an engine's job."""
@@ -141,6 +169,18 @@ async def zone_of(database: Database, engine: str, node_id: str) -> str | None:
     """Return the grid zone of an engine's node, None if it has no such node."""
     async with database.connection() as connection:
         return await connection.fetchval("SELECT zone FROM nodes WHERE id = $1 AND engine = $2", node_id, engine)
+
+
+async def is_measured(database: Database, node_id: str) -> bool:
+    """Return whether an agent measures the energy of an engine's node."""
+    async with database.connection() as connection:
+        return await connection.fetchval(_MEASURED, node_id)
+
+
+async def holds(database: Database, node_id: str, start_at: datetime, end_at: datetime) -> list[Hold]:
+    """Return which of an engine's jobs held which devices of a node between two moments."""
+    async with database.connection() as connection:
+        return await fetch_rows(connection, Hold, _HOLDS, node_id, start_at, end_at)
 
 
 async def by_allocation(database: Database, engine: str, intervals: Sequence[EnergyInterval]) -> list[EnergyInterval]:

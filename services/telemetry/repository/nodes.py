@@ -20,17 +20,20 @@ Json = dict[str, Any]
 
 _REGISTER = """
 INSERT INTO nodes
-    (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices, protections, state)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 'lost')
+    (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices, protections,
+     measures_only, engine_node, state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 'lost')
 ON CONFLICT (id) DO UPDATE SET
     token_sha256 = excluded.token_sha256, address = excluded.address, agent_url = excluded.agent_url,
     zone = excluded.zone, driver = excluded.driver, containers = excluded.containers,
     host_power = excluded.host_power, labels = excluded.labels, devices = excluded.devices,
-    protections = excluded.protections, readings = '[]', registered_at = now()
+    protections = excluded.protections, measures_only = excluded.measures_only, engine_node = excluded.engine_node,
+    readings = '[]', registered_at = now()
 """
 
 _NODES = f"""
-SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.driver, n.containers, n.protections,
+SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.driver, n.measures_only, n.engine_node,
+    n.containers, n.protections,
     CASE WHEN $4 THEN n.devices ELSE (
         SELECT coalesce(jsonb_agg(d - 'clocks_mhz' ORDER BY place), '[]')
         FROM jsonb_array_elements(n.devices) WITH ORDINALITY AS listed (d, place)) END AS devices,
@@ -49,7 +52,8 @@ ORDER BY n.id LIMIT $3
 """
 
 _KNOWN = """
-SELECT n.id, n.zone, n.host_power, coalesce((
+SELECT n.id, n.zone, n.host_power, (
+    SELECT e.id FROM nodes e WHERE e.id = n.engine_node AND e.id = e.engine || '.' || n.id) AS engine_node, coalesce((
     SELECT jsonb_agg(jsonb_build_array(extract(epoch FROM z.since), z.zone) ORDER BY z.since)
     FROM node_zones z WHERE z.node_id = n.id), '[]') AS zones
 FROM nodes n JOIN unnest($1::text[], $2::bytea[]) AS w (id, token_sha256) USING (id, token_sha256)
@@ -80,12 +84,13 @@ class KnownNode(NamedTuple):
     """What is needed to price a node's energy, and the source of its host's power.
 
     ``zones`` has every zone the node was ever in with the time since when, UTC seconds, oldest first; it is empty for a
-    node that was always in ``zone``.
+    node that was always in ``zone``. ``engine_node`` is the engine's node whose energy it measures.
     """
 
     id: str
     zone: str
     host_power: str
+    engine_node: str | None
     zones: list[tuple[float, str]]
 
 
@@ -100,6 +105,8 @@ class NodeRow(NamedTuple):
     agent_url: str
     zone: str
     driver: str
+    measures_only: bool
+    engine_node: str | None
     containers: bool
     protections: list[Json]
     devices: list[Json]
@@ -180,6 +187,8 @@ async def register(
             registration.labels,
             devices,
             [each.model_dump(mode="json") for each in registration.protections],
+            registration.measures_only,
+            registration.engine_node,
         )
         await connection.execute(gpu_health.REPLACED, registration.node_id)
 

@@ -811,6 +811,8 @@ class Node:
 
     Attributes:
         closed: Why the node itself takes no new work, such as a full disk; null while it does.
+        measures_only: Whether its agent only measures: no job of ours is placed on it.
+        engine_node: The engine's node whose energy it measures; null for none.
         partitions: How its GPUs are to be cut, for those that ever were.
         gpu_health: Its GPUs that get no new work; none while all of them do.
         gpus: Slices are not counted, only the GPUs they are part of.
@@ -828,6 +830,8 @@ class Node:
     agent_url: str
     zone: str
     driver: str
+    measures_only: bool = False
+    engine_node: str | None = None
     containers: bool
     devices: list[DeviceInfo]
     readings: list[DeviceReading]

@@ -44,6 +44,7 @@ function stateOf(node) {
   if (node.state === "lost") return ["lost", node.heartbeat_at ? `silent since ${ago(node.heartbeat_at)}` : "never heard"];
   if (node.state === "asleep") return [node.power.state === "waking" ? "waking" : "asleep", words(node.power.reason)];
   if (node.closed) return ["draining", node.closed];
+  if (node.measures_only) return ["up", node.engine_node ? `only measures ${node.engine_node}` : "only measures; takes no jobs of ours"];
   if (node.draining) return ["draining", "takes no new work"];
   return ["up", ""];
 }

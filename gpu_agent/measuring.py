@@ -1,0 +1,132 @@
+"""An agent that only measures, for hosts whose jobs somebody else runs: ``GPU_AGENT_MEASURE_ONLY=true``.
+
+It reports devices, their health, power and energy. It starts no jobs, sets no clocks or limits, and needs neither root
+nor folders for jobs. Its node is registered as one that only measures; the control plane places nothing on it.
+
+**Whose energy it is.** Where an engine runs the host's jobs, ``GPU_AGENT_ENGINE_NODE=ENGINE.NODE`` says by which name
+its bridge reports the host: ``slurm.gpu-17`` for node ``gpu-17`` of the bridge ``slurm``. The last part has to be this
+node's own id, as a credential speaks for one host alone. The agent delivers energy by device, and
+``GPU_AGENT_ENGINE_DELAY_S`` later, when the bridge has told who ran; telemetry then books each device to the engine's
+job that held it (``services/telemetry/measured.py``), and the rest as idle. What a bridge models for a node that is
+measured so is not booked. Without an engine's node all of it is idle.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpu_agent.meter import Meter
+from gpu_agent.reporting import ReportingAgent
+from gpu_agent.settings import AgentSettings
+from services.contracts.nodes import DeviceInfo, Heartbeat, NodeRegistration
+from services.kit.control_plane import ControlPlane
+from services.kit.enrolment import Enrolment
+from services.kit.http import ServiceClient
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+_HEARTBEAT_TIMEOUT_S = 5.0
+
+
+class MeasuringAgent(ReportingAgent):
+    """One node's agent that runs nothing."""
+
+    def __init__(self, settings: AgentSettings, client: ServiceClient, enrolment: Enrolment) -> None:
+        super().__init__(settings, enrolment)
+        self.devices = _untouched(self.devices)
+        host = self._host()
+        self.meter = Meter(
+            self.driver,
+            self.devices,
+            host,
+            self.spool,
+            static_w=settings.static_w,
+            boot_id=self.boot_id,
+            shim_pids=dict[str, int],
+            progress_of=lambda _: None,
+            lock=self._device_lock,
+            boot=settings.simulated_boot,
+            apart=True,
+        )
+        # Whatever computes here is somebody else's, and is neither foreign nor probed for.
+        self.health = self._look_after_gpus(foreign=False, probe=[], shims=list[int], contained=list[int])
+        self.plane = ControlPlane(
+            client,
+            enrolment,
+            NodeRegistration(
+                node_id=settings.node_id,
+                address=settings.address,
+                agent_url=settings.agent_url,
+                zone=settings.own_zone,
+                devices=self.devices,
+                driver=self.driver.name,
+                host_power=host.source,
+                labels=settings.labels,
+                measures_only=True,
+                engine_node=settings.engine_node,
+            ),
+        )
+
+    async def start(self) -> None:
+        """Go on where an earlier agent stopped measuring."""
+        await self.meter.begin({}, lambda _: None)
+        self._begin(
+            {
+                "heartbeats": self._send_heartbeats,
+                "energy": self._measure,
+                "health": self._watch_health,
+                "delivery": self._deliver,
+            }
+        )
+
+    async def stop(self) -> None:
+        """End the agent; what it has not delivered yet, the next one does."""
+        await self._cancel(*self._tasks)
+        await self.meter.close()
+        self.driver.close()
+        os.close(self._state_lock)
+        log.info("agent.stopped")
+
+    def describe(self) -> dict[str, Any]:
+        """Return the agent's state, for troubleshooting."""
+        return {
+            "node_id": self.settings.node_id,
+            "boot_id": self.boot_id,
+            "driver": self.driver.name,
+            "measures_only": True,
+            "engine_node": self.settings.engine_node,
+            "registered": self.plane.is_registered,
+            "problems": self._problems(),
+            "closed": self._closed(),
+            "energy_intervals_waiting": len(self.spool),
+            "gpu_faults": [fault.model_dump(mode="json") for fault in self.health.faults()],
+            "devices": [device.model_dump(mode="json", exclude={"clocks_mhz"}) for device in self.devices],
+            "readings": [reading.model_dump(mode="json") for reading in self.meter.readings()],
+        }
+
+    async def _send_heartbeat(self) -> None:
+        heartbeat = Heartbeat(
+            boot_id=self.boot_id,
+            ranks=[],
+            devices=self.meter.readings(),
+            closed=self._closed(),
+            gpu_faults=self.health.faults() if self.settings.health == "on" else None,
+        )
+        reply = await self.plane.heartbeat(heartbeat, _HEARTBEAT_TIMEOUT_S)
+        self.health.returned(reply.returned_faults)
+
+    async def _take_devices(self) -> None:
+        devices = _untouched(self.driver.devices())
+        if devices != self.devices:
+            await self.meter.recut(devices)
+            self.devices = devices
+            self.plane.register_again(devices)
+        self._heartbeat_due.set()
+
+
+def _untouched(devices: list[DeviceInfo]) -> list[DeviceInfo]:
+    """Return devices as those of an agent that changes nothing of them."""
+    changes = {"can_set_clock": False, "can_set_power_limit": False, "can_partition": False}
+    return [each.model_copy(update=changes) for each in devices]

@@ -1,0 +1,314 @@
+"""What every agent does: it reads its GPUs, and tells the control plane of them and of what they use."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from gpu_agent import shim
+from gpu_agent.devices.absent import AbsentDriver
+from gpu_agent.devices.driver import Driver, DriverMissingError
+from gpu_agent.devices.nvml import NvmlDriver
+from gpu_agent.devices.simulated import SimulatedDriver
+from gpu_agent.health import GpuHealth, HealthRules
+from gpu_agent.host_power import HostPower, host_power
+from gpu_agent.meter import Meter
+from gpu_agent.settings import AgentSettings
+from gpu_agent.spool import Spool
+from services.contracts.nodes import EnergyInterval
+from services.core.accounting.host_power import CpuPowerModel
+from services.kit.control_plane import ControlPlane
+from services.kit.disk import DiskSpace, DiskWatch
+from services.kit.enrolment import Enrolment
+from services.kit.ids import utc_now
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+from services.kit.tasks import end_tasks
+
+log = Log(__name__)
+
+BATCH = 200
+_BACKLOG = 1_000
+_BACKLOG_INTERVAL_S = 30.0
+"""Interval while many wait for delivery, so that a long absence of the control plane does not fill the disk."""
+HOUSEKEEPING_S = 5.0
+_LOCK_PATIENCE_S = 15.0
+_REFUSED = frozenset({400, 413, 422})
+
+Loops = Mapping[str, Callable[[], Awaitable[None]]]
+
+
+class StateFolderTakenError(Exception):
+    """Another agent runs on the same state folder."""
+
+
+class ReportingAgent:
+    """The GPUs of one node, and the loops that report them; what it is beside that, others say."""
+
+    plane: ControlPlane
+    meter: Meter
+    health: GpuHealth
+
+    def __init__(self, settings: AgentSettings, enrolment: Enrolment) -> None:
+        self.settings = settings
+        self._enrolment = enrolment
+        self.boot_id = uuid.uuid4().hex
+        self._state_lock = _take_state_folder(settings.state_folder)
+        self._device_lock = asyncio.Lock()
+        self._heartbeat_due, self._delivery_due = asyncio.Event(), asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._disk = DiskWatch(settings.state_folder, settings.disk_reserve_bytes)
+        self.driver = self._open_driver()
+        self.devices = self.driver.devices()
+        self.spool = Spool(settings.state_folder)
+
+    # --- what others say
+
+    async def start(self) -> None:
+        """Begin."""
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        """End."""
+        raise NotImplementedError
+
+    async def _send_heartbeat(self) -> None:
+        raise NotImplementedError
+
+    async def _take_devices(self) -> None:
+        """Take the devices as they are now."""
+        raise NotImplementedError
+
+    def _load_of(self, device: int) -> float:
+        """Return how busy the jobs here keep a simulated device, 0 to 1."""
+        return 0.0
+
+    def _is_held(self, device: int) -> bool:
+        """Return whether a job here holds a device."""
+        return False
+
+    def _delivered(self) -> None:
+        """Take note that the control plane has taken intervals."""
+
+    def _problems(self) -> list[str]:
+        return [self.spool.problem] if self.spool.problem else []
+
+    @property
+    def gangs_running(self) -> int:
+        """How many gangs have processes here."""
+        return 0
+
+    @property
+    def lease_left_s(self) -> float | None:
+        """For how long gangs may still run without contact; None before the first heartbeat."""
+        return None
+
+    # --- what all have
+
+    async def check_ready(self) -> None:
+        """Return if the agent can do its work.
+
+        Raises:
+            RuntimeError: It cannot; the message says why.
+        """
+        if not self.plane.is_registered:
+            raise RuntimeError("the control plane does not know this node yet")
+        if problem := next(iter(self._problems()), ""):
+            raise RuntimeError(problem)
+
+    def disk_space(self) -> DiskSpace | None:
+        """Return how full the disk of the agent's state is; None where it cannot be asked."""
+        return self._disk.space()
+
+    def _closed(self) -> str | None:
+        """Return why this node takes no new work; None while it does."""
+        if isinstance(self.driver, AbsentDriver):
+            return self.driver.why
+        problem = self._disk.problem()
+        return f"Its disk {problem}" if problem else None
+
+    def _open_driver(self) -> Driver:
+        settings = self.settings
+        if settings.driver != "simulated":
+            try:
+                if settings.zeusd:
+                    from gpu_agent.devices.zeusd import Zeusd, ZeusdDriver  # httpx only where it is wanted
+
+                    driver: Driver = ZeusdDriver(Zeusd(settings.zeusd, settings.zeusd_token_file))
+                else:
+                    driver = NvmlDriver(may_probe=settings.probe_controls and not settings.measure_only)
+                if driver.devices():
+                    return driver
+                driver.close()
+                why = "NVML shows none"
+            except DriverMissingError as error:
+                why = f"NVML does not answer ({error})"
+            log.error("driver.no_devices", reason=why)
+            return AbsentDriver(f"It has no GPUs: {why}. Restart its agent once that is mended.")
+        return SimulatedDriver(
+            settings.simulated_model,
+            settings.simulated_gpus,
+            self._load_of,
+            settings.state_folder / "simulated.json",
+            settings.node_id,
+            settings.simulated_boot,
+            self._is_held,
+        )
+
+    def _host(self) -> HostPower:
+        settings = self.settings
+        utilisation, power_w = zip(*settings.cpu_power_curve, strict=True)
+        model = CpuPowerModel(utilisation, power_w)
+        return host_power(settings.host_power, model, simulated=self.driver.name == "simulated")
+
+    def _look_after_gpus(
+        self,
+        *,
+        foreign: bool,
+        probe: Sequence[str],
+        shims: Callable[[], Collection[int]],
+        contained: Callable[[], Collection[int]],
+    ) -> GpuHealth:
+        settings = self.settings
+        rules = HealthRules(
+            xids=settings.health_xids,
+            uncorrected_errors=settings.health_uncorrected_errors,
+            temperature_c=settings.health_temperature_c,
+            foreign=foreign,
+            allowed_processes=settings.health_allowed_processes,
+            lasts_s=settings.health_lasts_s,
+            return_s=settings.health_return_s,
+            probe=probe,
+            probe_timeout_s=settings.health_probe_timeout_s,
+        )
+        path = settings.state_folder / "health.json"
+        return GpuHealth(self.driver, path, rules, shims=shims, contained=contained)
+
+    # --- loops
+
+    def _begin(self, loops: Loops) -> None:
+        for name, loop in loops.items():
+            self._tasks[name] = asyncio.create_task(self._keep_going(name, loop), name=name)
+        log.info("agent.started", node_id=self.settings.node_id, driver=self.driver.name, devices=len(self.devices))
+
+    async def _keep_going(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await loop()
+            except Exception:  # a fault in one loop must neither end the others nor stay
+                log.exception("agent.loop_failed", loop=name)
+            await asyncio.sleep(self.settings.retry_s)
+
+    async def _send_heartbeats(self) -> None:
+        failing = False
+        while True:
+            self._heartbeat_due.clear()
+            pause_s = self.plane.heartbeat_interval_s
+            try:
+                await self._send_heartbeat()
+                failing = False
+            except ProblemError as error:
+                if not failing:
+                    log.warning("heartbeat.failed", status=error.status, detail=error.detail)
+                failing = True
+                pause_s = min(pause_s, self.settings.retry_s)
+            await wait_for(self._heartbeat_due, pause_s)
+
+    async def _watch_health(self) -> None:
+        while self.settings.health == "on":
+            if await self._look_at_health():
+                self._heartbeat_due.set()
+            for fault in self.health.due_probes(shim.clock()):
+                if not self._is_held(fault.gpu):
+                    await self.health.probe(fault, shim.clock())
+            await asyncio.sleep(self.settings.health_interval_s)
+
+    async def _look_at_health(self) -> bool:
+        async with self._device_lock:
+            changed = await asyncio.to_thread(self.health.look, shim.clock())
+            other_devices = await asyncio.to_thread(self.driver.refresh)
+        if other_devices:
+            await self._take_devices()
+        return changed
+
+    async def _measure(self) -> None:
+        closed = shim.clock()
+        while True:
+            await asyncio.sleep(self.settings.sample_interval_s)
+            interval_s = self.settings.energy_interval_s
+            if len(self.spool) > _BACKLOG:
+                interval_s = max(interval_s, _BACKLOG_INTERVAL_S)
+            if shim.clock() - closed + self.settings.sample_interval_s / 2 < interval_s:
+                await self.meter.sample()
+                continue
+            closed = shim.clock()
+            await self.meter.close()
+            self._delivery_due.set()
+
+    async def _deliver(self) -> None:
+        limit = BATCH
+        while True:
+            self._delivery_due.clear()
+            try:
+                while await self._deliver_batch(limit):
+                    limit = BATCH
+            except ProblemError as error:
+                if error.status in _REFUSED and limit == 1:
+                    log.error("energy.refused", detail=error.detail)
+                    self.spool.reject()
+                    continue
+                if error.status in _REFUSED:
+                    limit = 1  # find the one that is refused, and let the others pass
+                    continue
+                await asyncio.sleep(self.settings.retry_s)
+            await wait_for(self._delivery_due, HOUSEKEEPING_S)
+
+    async def _deliver_batch(self, limit: int) -> bool:
+        """Deliver the oldest intervals that are due; True if there were any."""
+        batch = self._due(self.spool.batch(limit))
+        if not batch:
+            return False
+        await self.plane.report_energy(batch)
+        self.spool.acknowledge(len(batch))
+        self._delivered()
+        return True
+
+    def _due(self, batch: list[EnergyInterval]) -> list[EnergyInterval]:
+        """Return those of the oldest intervals that may be delivered: the first of them, by their age."""
+        if not self.settings.engine_node:
+            return batch
+        now, delay_s = utc_now(), self.settings.engine_delay_s
+        waits = (at for at, each in enumerate(batch) if 0 <= (now - each.end_at).total_seconds() < delay_s)
+        return batch[: next(waits, len(batch))]
+
+    async def _cancel(self, *names: str) -> None:
+        await end_tasks([self._tasks.pop(name) for name in names if name in self._tasks])
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> None:
+    """Return when something happens, or after some seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+def _take_state_folder(folder: Path) -> int:
+    """Hold the state folder for as long as this process lives; the previous agent may take a moment to end."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = shim.clock() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if shim.clock() > deadline:
+                os.close(descriptor)
+                raise StateFolderTakenError(f"another agent runs on {folder}") from None
+            time.sleep(0.05)

@@ -1,0 +1,60 @@
+"""Whose energy it is that an agent measures on an engine's node: of the jobs that held its devices. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from services.contracts.nodes import EnergyInterval, Usage
+
+
+class Hold(NamedTuple):
+    """A device that an allocation held, from when until when, UTC seconds; the end of one that lives is infinite."""
+
+    allocation_id: str
+    device: int
+    start_s: float
+    end_s: float
+
+
+def by_holder(interval: EnergyInterval, holds: Sequence[Hold]) -> EnergyInterval:
+    """Return an interval whose usages, told by device, are those of the allocations that held the devices.
+
+    Power is taken as even over the interval: who held a device for a part of it used that part of its energy. What
+    several hold at once is theirs in equal parts; what nobody held stays idle. The sum stays as it was measured.
+    """
+    usages: list[Usage] = []
+    for usage in interval.usages:
+        parts = _parts(interval, [each for each in holds if each.device in usage.devices])
+        idle = 1.0 - sum(parts.values())
+        shares: Iterable[tuple[str | None, float]] = [*parts.items(), (None, idle)] if idle > 1e-9 else parts.items()
+        usages += [_part(usage, owner, share) for owner, share in shares]
+    return interval.model_copy(update={"usages": usages})
+
+
+def _parts(interval: EnergyInterval, holds: Sequence[Hold]) -> dict[str, float]:
+    """Return which share of an interval each allocation held a device, at most 1 together."""
+    start_s, end_s = interval.start_at.timestamp(), interval.end_at.timestamp()
+    length_s = end_s - start_s
+    if length_s <= 0:
+        return {}
+    found: defaultdict[str, float] = defaultdict(float)
+    moments = sorted({start_s, end_s, *(at for each in holds for at in each[2:] if start_s < at < end_s)})
+    for since_s, until_s in pairwise(moments):
+        here = sorted({each.allocation_id for each in holds if each.start_s <= since_s and each.end_s >= until_s})
+        for owner in here:
+            found[owner] += (until_s - since_s) / length_s / len(here)
+    return found
+
+
+def _part(usage: Usage, owner: str | None, share: float) -> Usage:
+    return usage.model_copy(
+        update={
+            "allocation_id": owner,
+            "gpu_energy_j": usage.gpu_energy_j * share,
+            "cpu_energy_j": usage.cpu_energy_j * share,
+            "static_energy_j": usage.static_energy_j * share,
+        }
+    )
