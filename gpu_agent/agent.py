@@ -258,7 +258,8 @@ class Agent(ReportingAgent):
     def rank_folder(self, allocation_id: str) -> RankFolder | None:
         """Return the folder of an allocation that runs, or whose logs are still kept."""
         folder = RankFolder(self.gangs.folder / allocation_id)
-        return folder if not allocation_id.startswith(".") and folder.path.is_dir() else None
+        # Of the two ways to ask, this one takes a name that no file can have for one that is not there.
+        return folder if not allocation_id.startswith(".") and os.path.isdir(folder.path) else None
 
     # --- loops
 

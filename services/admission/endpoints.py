@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
 
 from services.admission.jobs import Jobs, visible_tenant
 from services.admission.logs import Logs
@@ -17,6 +18,7 @@ from services.admission.streaming import EventStreams, read_last_event_id
 from services.contracts.jobs import Job, JobCounts, JobList, SubmissionAnswers, SubmissionRequest
 from services.contracts.queries import EventQuery, EventsQuery, JobQuery, LogQuery
 from services.kit.identity import ProjectCaller
+from services.kit.problems import validation_problem
 
 LastEventId = Annotated[str | None, Header(alias="Last-Event-ID")]
 UNBUFFERED = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -28,7 +30,10 @@ def job_routes(submissions: Submissions, jobs: Jobs, streams: EventStreams, logs
 
     @router.post("/internal/submissions", response_model=SubmissionAnswers)
     async def submit(request: Request) -> Response:
-        asked = SubmissionRequest.model_validate_json(await request.body())
+        try:
+            asked = SubmissionRequest.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise validation_problem(error.errors()) from error
         answers = SubmissionAnswers(answers=await submissions.submit(asked.entries))
         return Response(answers.model_dump_json(), media_type="application/json")
 

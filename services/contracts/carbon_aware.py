@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 from pydantic.alias_generators import to_camel
@@ -12,6 +13,8 @@ from services.contracts.instants import LenientInstant
 MOST_LOCATIONS = 50
 MOST_REQUESTS = 100
 LONGEST_WINDOW_MIN = 14 * 24 * 60
+
+LocationName = Annotated[str, Field(max_length=100)]
 
 
 class _Shape(BaseModel):
@@ -53,7 +56,7 @@ class ForecastRequest(_Shape):
     """Asks for the forecast as it was at ``requestedAt``."""
 
     requested_at: LenientInstant
-    location: str = Field(max_length=100)
+    location: LocationName
     data_start_at: LenientInstant | None = None
     data_end_at: LenientInstant | None = None
     window_size: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)
@@ -62,7 +65,7 @@ class ForecastRequest(_Shape):
 class IntensityRequest(_Shape):
     """A period to average over."""
 
-    location: str = Field(max_length=100)
+    location: LocationName
     start_time: LenientInstant
     end_time: LenientInstant
 
@@ -96,20 +99,20 @@ class Period(BaseModel):
 class OneLocation(Period):
     """A location and a period."""
 
-    location: str = Field(max_length=100)
+    location: LocationName
 
 
 class Locations(Period):
     """Several locations, each as a separate parameter, and a period."""
 
-    location: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
-    locations: list[str] = Field(default_factory=list, max_length=MOST_LOCATIONS)
+    location: list[LocationName] = Field(default_factory=list[str], max_length=MOST_LOCATIONS)
+    locations: list[LocationName] = Field(default_factory=list[str], max_length=MOST_LOCATIONS)
 
 
 class ForecastsQuery(BaseModel):
     """Which part of the current forecasts, and the length of the windows."""
 
-    location: list[str] = Field(min_length=1, max_length=MOST_LOCATIONS)
+    location: list[LocationName] = Field(min_length=1, max_length=MOST_LOCATIONS)
     dataStartAt: LenientInstant | None = None  # noqa: N815  (that API's spelling)
     dataEndAt: LenientInstant | None = None  # noqa: N815
     windowSize: int | None = Field(default=None, ge=1, le=LONGEST_WINDOW_MIN)  # noqa: N815
