@@ -55,24 +55,47 @@ def crowds(draw: st.DrawFn) -> Workload:
     )
 
 
+def decided_the_same(policy: Policy[Any], snapshot: Snapshot, memory: Any) -> rounds.CycleResult[Any]:
+    """Hold a round, and see that it decides and remembers the same where nothing is left out."""
+    result = rounds.run_cycle(policy, snapshot, memory)
+    everybody = rounds.run_cycle(policy, replace(snapshot, hints=replace(snapshot.hints, contenders=None)), memory)
+    told = rounds.run_cycle(policy, replace(snapshot, hints=NO_HINTS), memory)
+    assert everybody == result
+    assert tuple(action for action in told.plan.actions if type(action) is not Hold) == result.plan.actions
+    assert told.memory == result.memory
+    return result
+
+
 @pytest.mark.parametrize(("name", "parameters"), POLICY_VARIANTS)
 @settings(deadline=None)
 @given(jobs=crowds(), cluster=st.sampled_from(CLUSTERS), mtbf_s=st.sampled_from([None, 4_000.0]))
 def test_a_round_of_contenders_is_a_round_of_all(
     name: str, parameters: dict[str, Any], jobs: Workload, cluster: str, mtbf_s: float | None
 ) -> None:
-    def both(policy: Policy[Any], snapshot: Snapshot, memory: Any) -> rounds.CycleResult[Any]:
-        result = rounds.run_cycle(policy, snapshot, memory)
-        everybody = rounds.run_cycle(policy, replace(snapshot, hints=replace(snapshot.hints, contenders=None)), memory)
-        told = rounds.run_cycle(policy, replace(snapshot, hints=NO_HINTS), memory)
-        assert everybody == result
-        assert tuple(action for action in told.plan.actions if type(action) is not Hold) == result.plan.actions
-        assert told.memory == result.memory
-        return result
-
     options = EngineOptions(node_mtbf_s=mtbf_s, node_repair_s=1_000.0, until_s=float(jobs.submitted_s[0]) + 86_400.0)
-    with patch("services.simulator.engine.simulation.run_cycle", both):
+    with patch("services.simulator.engine.simulation.run_cycle", decided_the_same):
         simulate(name, jobs, ClusterSpec.parse(cluster), a_wave(2), parameters=parameters, options=options)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("green", {}), ("green", {"theta": 0.0, "starvation_s": 7_200.0}), ("green", {"slack_s": 14_400.0}), ("las", {})],
+)
+def test_a_long_queue_is_decided_the_same(name: str, parameters: dict[str, Any]) -> None:
+    """Longer than a queue that is sorted whole: more of it is found as it is walked down."""
+    random = np.random.default_rng(4)
+    rows = zip(
+        np.sort(random.integers(0, 20, 900) * 900.0).tolist(),
+        (random.integers(1, 72, 900) * 100.0).tolist(),
+        random.choice([1, 1, 1, 2, 3], 900).tolist(),
+        strict=True,
+    )
+    profiles = [a_profile(scaling=0.9, gpu_w=each) for each in (150.0, 250.0)]
+    jobs = a_workload(list(rows), profiles, most=4)
+    jobs = replace(jobs, profile=random.integers(0, 2, 900), preemptible=random.random(900) < 0.95)
+    options = EngineOptions(until_s=float(jobs.submitted_s[0]) + 40_000.0)
+    with patch("services.simulator.engine.simulation.run_cycle", decided_the_same):
+        simulate(name, jobs, ClusterSpec.parse("2x4:RTX3090"), a_wave(2), parameters=parameters, options=options)
 
 
 @pytest.mark.parametrize("name", [name for name, entry in POLICIES.items() if entry.waits_by])

@@ -8,17 +8,17 @@ from itertools import compress
 import numpy as np
 
 from services.core.domain.ids import JobId
-from services.core.policies.green.memory import GreenMemory
+from services.core.policies.green.memory import AHEAD, BEHIND, GreenMemory
 
 
 def lower_of(memory: GreenMemory) -> set[JobId]:
     """Return the jobs that have left the upper queue."""
-    return set(compress(memory.rank, memory.lower.tolist()))
+    return set(compress(memory.jobs, memory.lower.tolist()))
 
 
 def gangs_of(memory: GreenMemory) -> dict[JobId, int]:
     """Return the size each job had or was to have."""
-    return dict(zip(memory.rank, memory.gangs.tolist(), strict=True))
+    return dict(zip(memory.jobs, memory.gangs.tolist(), strict=True))
 
 
 def a_memory(
@@ -33,8 +33,9 @@ def a_memory(
     jobs = tuple(map(JobId, ids))
     return GreenMemory(
         jobs=jobs,
-        order=np.arange(len(jobs)),
-        ahead=ahead,
+        queue=np.where(np.arange(len(jobs)) < ahead, AHEAD, BEHIND),
+        key=np.arange(len(jobs), dtype=np.float64),
+        submitted_s=np.zeros(len(jobs)),
         gangs=np.array([(gangs or {}).get(job_id, 1) for job_id in jobs], dtype=np.int64),
         lower=np.array([job_id in lower for job_id in jobs], dtype=np.bool_),
         held=np.array([job_id in held for job_id in jobs], dtype=np.bool_) if held else None,
@@ -43,4 +44,4 @@ def a_memory(
 
 def held_by(memory: GreenMemory) -> set[JobId]:
     """Return the jobs that wait for greener hours."""
-    return set() if memory.held is None else set(compress(memory.rank, memory.held.tolist()))
+    return set() if memory.held is None else set(compress(memory.jobs, memory.held.tolist()))

@@ -6,15 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
-from services.core.cycle.ranking import stopping
+from services.core.cycle.ranking import is_uniform, stopping
 from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Bools, Ints
-
-
-def is_uniform(snapshot: Snapshot) -> bool:
-    """Whether all devices are alike: of one GPU model, on nodes that take work."""
-    return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable
 
 
 class Capacity:

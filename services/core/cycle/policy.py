@@ -5,13 +5,16 @@ Besides ``Policy``, a class may implement one of the optional protocols here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from services.core.cycle.plan import Plan
+from services.core.cycle.ranking import among_first, order_by
 from services.core.cycle.snapshot import Snapshot
-from services.core.domain.arrays import Bools, Ints
+from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 
 Memory = TypeVar("Memory")
@@ -96,24 +99,35 @@ class PacksJobs(Protocol):
 class StandingOrder:
     """In what order, and at which sizes, the rounds until the next active one fill free devices.
 
+    Jobs stand by their queue, then their key, their time of submission and their id. Columns are (n_jobs + 1,), as the
+    last active round's table; what stands last, at -1, is a job that came later.
+
     Attributes:
-        jobs: The jobs of the last active round's table.
-        order: (n_ranked,) indices of ``jobs`` in that order; jobs that it does not name stand in order of submission
-            before the one at ``ahead``.
-        place: (n_jobs + 1,) where each job stands in the order; -1 for one that is not named, and last for a later job.
-        ahead: See ``order``.
-        gangs: (n_ranked,) the size each of them waits for, brought to its grid by ``sizes.possible_sizes``.
-        first_gpus: The same of the jobs that it does not name.
-        left_out: (n_ranked,) which of them get nothing until then; None: none.
+        jobs: The jobs of that table.
+        queue, key: See above.
+        submitted_s: (n_jobs,) UTC seconds.
+        gangs: The size each of them waits for, brought to its grid by ``sizes.possible_sizes``.
+        left_out: Which of them get nothing until then.
     """
 
     jobs: Sequence[JobId]
-    order: Ints
-    place: Ints
-    ahead: int
+    queue: Ints
+    key: Floats
+    submitted_s: Floats
     gangs: Ints
-    first_gpus: int
-    left_out: Bools | None
+    left_out: Bools
+
+    def walk(self, few: int) -> Iterator[int]:
+        """Yield the index of each job in ``jobs``, in that order; the others are sorted once the first few are past."""
+        keys = self.queue[:-1], self.key[:-1], self.submitted_s
+        first = among_first(few, *keys)
+        yield from self._sorted(first, keys)
+        others = np.ones(len(self.jobs), dtype=np.bool_)
+        others[first] = False
+        yield from self._sorted(np.flatnonzero(others), keys)
+
+    def _sorted(self, which: Ints, keys: tuple[Ints, Floats, Floats]) -> list[int]:
+        return which[order_by(self.jobs, *(key[which] for key in keys), which=which)].tolist()
 
 
 @runtime_checkable

@@ -107,11 +107,16 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
 
 
 def _sorted(keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
-    """Return the positions by all keys, as ``np.lexsort``, which sorts all by every key; that takes longer."""
+    """Return the positions by all keys, as ``np.lexsort``, which sorts all by every key; that takes longer.
+
+    Stable sorts take a fraction of the time of numpy's other ones, and of its partitions, where many values are equal.
+    """
     first = keys[0]
-    if first.size < MANY or first.dtype != np.float64:  # of queues and the like there are few, and most jobs tie
+    if first.size < MANY:
         return np.lexsort(keys[::-1])
-    order = np.argsort(first)
+    if first.dtype != np.float64:
+        return _by_queue(first, keys)
+    order = np.argsort(first, kind="stable")
     if len(keys) == 1:
         return order
     ranked = first[order]
@@ -125,6 +130,15 @@ def _sorted(keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
     others = [key[involved] for key in keys[:0:-1]]
     order[positions] = involved[np.lexsort((*others, runs))]
     return order
+
+
+def _by_queue(queue: Floats | Ints | Bools, keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
+    """Return the positions by all keys, of which the first names queues and the like: few values, that many share."""
+    lowest, highest = int(queue.min()), int(queue.max())
+    if len(keys) == 1 or highest - lowest > FEW:
+        return np.lexsort(keys[::-1])
+    parts = [np.flatnonzero(queue == value) for value in range(lowest, highest + 1)]
+    return np.concatenate([part[_sorted(tuple(key[part] for key in keys[1:]))] for part in parts])
 
 
 def among_first(count: int, *keys: Floats | Ints | Bools) -> Ints:
@@ -141,7 +155,7 @@ def among_first(count: int, *keys: Floats | Ints | Bools) -> Ints:
         if some.size <= count:
             break
         values = key[some]
-        last = np.partition(values, count - 1)[count - 1]
+        last = np.sort(values, kind="stable")[count - 1]
         before = some[values < last]
         found.append(before)
         count -= before.size
@@ -247,6 +261,11 @@ def ranks_whole_queue(snapshot: Snapshot) -> bool:
     return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot)
 
 
+def is_uniform(snapshot: Snapshot) -> bool:
+    """Whether all devices are alike: of one GPU model, on nodes that take work."""
+    return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable
+
+
 def has_tenants(snapshot: Snapshot) -> bool:
     """Whether it matters whose a job is."""
     return bool(snapshot.tenant_gpu_quota) or snapshot.shares is not None
@@ -263,8 +282,8 @@ def rank(
 ) -> Ranking:
     """Return these jobs by users' priorities and then as ``order_by``.
 
-    A round that stops no job and gives no reasons leaves out those that certainly get nothing before it sorts the rest
-    (``_within_reach``).
+    A round that gives no reasons leaves out those that certainly get nothing before it sorts the rest
+    (``_within_reach``, ``within_reach_of_stops``).
 
     Args:
         snapshot: The cluster.
@@ -281,9 +300,14 @@ def rank(
         reach = _within_reach(snapshot, which, keys[0], sizes, backfill)
         if reach is not None:
             which, sizes, keys = which[reach], sizes[reach], tuple(key[reach] for key in keys)
-    ranking = Ranking(which, sizes, unranked)
-    if preemption is Preemption.NOW and leaves_all_as_is(snapshot, ranking):
-        return ranking
+    if preemption is Preemption.NOW:
+        ranking = Ranking(which, sizes, unranked)
+        if leaves_all_as_is(snapshot, ranking):
+            return ranking
+        wishes = snapshot.jobs.priority[which].any()
+        reach = within_reach_of_stops(snapshot, which, sizes, *keys) if backfill and not wishes else None
+        if reach is not None:
+            which, sizes, keys = which[reach], sizes[reach], tuple(key[reach] for key in keys)
     order = order_by(snapshot.jobs.ids, *keys, which=which)
     order = wishes_first(order, snapshot.jobs.priority[which])
     return Ranking(which[order], sizes[order], unranked)
@@ -309,7 +333,7 @@ def _within_reach(
     or blocks all below it, so that none below the (r + 1)-th job matters.
     """
     jobs = snapshot.jobs
-    if len(snapshot.gpu_models) != 1 or has_tenants(snapshot) or not snapshot.nodes.all_schedulable:
+    if has_tenants(snapshot) or not is_uniform(snapshot):
         return None
     if jobs.priority[waits].any() or not jobs.eligible[waits].all():
         return None
@@ -324,6 +348,28 @@ def _within_reach(
     if room and single.size > room:
         fits &= key <= np.partition(single, room - 1)[room - 1]
     return fits
+
+
+def within_reach_of_stops(snapshot: Snapshot, which: Ints, sizes: Ints, *keys: Floats | Ints | Bools) -> Ints | None:
+    """Return the positions of the jobs that an active round without reasons has to look at; None: all, or nearly.
+
+    Waiting ones get nothing, whatever is stopped, below as many waiting one-GPU jobs as there are GPUs, where there is
+    one GPU model, all nodes take work, and tenants do not change the order.
+    """
+    jobs, gpus = snapshot.jobs, snapshot.total_gpus
+    if snapshot.hints.reasons or which.size - gpus <= MANY or has_tenants(snapshot) or not is_uniform(snapshot):
+        return None
+    waits = jobs.phase[which] == QUEUED
+    single = np.flatnonzero(waits & (sizes == 1) & jobs.eligible[which, 0])
+    if single.size <= gpus:
+        return None
+    first = single[among_first(gpus + 1, *(key[single] for key in keys))]
+    last = first[np.lexsort([key[first] for key in reversed(keys)])[-1]]
+    reach, ties = ~waits, waits
+    for key in keys:
+        reach |= ties & (key < key[last])
+        ties = ties & (key == key[last])
+    return np.flatnonzero(reach | ties)
 
 
 def wishes_first(order: Ints, priority: Ints) -> Ints:

@@ -20,12 +20,21 @@ from functools import lru_cache
 
 import numpy as np
 
-from services.core.cycle.capacity import Capacity, is_uniform
+from services.core.cycle.capacity import Capacity
 from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
-from services.core.cycle.ranking import Preemption, Ranking, gives_reasons, has_tenants, leaves_all_as_is, stopping
+from services.core.cycle.ranking import (
+    Preemption,
+    Ranking,
+    gives_reasons,
+    has_tenants,
+    is_uniform,
+    leaves_all_as_is,
+    stopping,
+    within_reach_of_stops,
+)
 from services.core.cycle.shares import share_out
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Ints
@@ -33,8 +42,6 @@ from services.core.domain.ids import JobId
 
 FEW = 16
 """Fewer jobs are visited one by one sooner than sifted."""
-MANY = 256
-"""So many jobs more than GPUs are sifted before they are looked at."""
 KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.OVER_QUOTA)
 
 
@@ -75,7 +82,7 @@ def reconcile(
     capacity = Capacity(snapshot)
     if sifted:
         ranking = _waiting_only(snapshot, ranking, capacity, backfill)
-    elif not explained and backfill:
+    elif backfill:
         ranking = _without_the_hopeless(snapshot, ranking)
     ranked = Ranked(snapshot, ranking, capacity)
     if preemption is Preemption.NOW:
@@ -134,21 +141,10 @@ def _waiting_only(snapshot: Snapshot, ranking: Ranking, capacity: Capacity, back
 
 
 def _without_the_hopeless(snapshot: Snapshot, ranking: Ranking) -> Ranking:
-    """Return the ranking of an active round without waiting jobs that get nothing, whatever it stops.
-
-    Those rank below as many waiting one-GPU jobs as there are GPUs, where there is one GPU model and no quota.
-    """
-    order, jobs = ranking.order, snapshot.jobs
-    if order.size - snapshot.total_gpus <= MANY or has_tenants(snapshot) or not is_uniform(snapshot):
-        return ranking
-    waits = jobs.phase[order] == QUEUED
-    single = np.flatnonzero(waits & (ranking.gpus == 1) & jobs.eligible[order, 0])
-    if single.size <= snapshot.total_gpus:
-        return ranking
-    goes_on = ~waits
-    goes_on[: single.item(snapshot.total_gpus)] = True
-    kept = np.flatnonzero(goes_on)
-    return replace(ranking, order=order[kept], gpus=ranking.gpus[kept])
+    """Return the ranking of an active round without waiting jobs that get nothing, whatever it stops."""
+    order, gpus = ranking.order, ranking.gpus
+    reach = within_reach_of_stops(snapshot, order, gpus, np.arange(order.size))
+    return ranking if reach is None else replace(ranking, order=order[reach], gpus=gpus[reach])
 
 
 def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:

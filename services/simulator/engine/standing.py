@@ -18,11 +18,11 @@ from services.core.cycle.sizes import possible_size
 from services.core.domain.ids import JobId
 from services.simulator.engine.live import FloatRow, IntRow, LiveJobs
 
-Key = tuple[float, float, str, int]
-"""Rank, submission (UTC seconds) and id: the order in which jobs are considered; then the gang that the job waits for.
+Key = tuple[int, float, float, str, int]
+"""Queue, key, submission (UTC seconds) and id: what ``StandingOrder`` goes by; then the gang that the job waits for."""
 
-Ranked jobs differ in their rank, and the others are not ranked before the next active round.
-"""
+FEW = 256
+"""So many jobs are sorted at first: rarely are more of them walked past before the next active round."""
 
 
 class Standing:
@@ -36,21 +36,20 @@ class Standing:
     def follow(self, order: StandingOrder, waits: Iterable[JobId]) -> None:
         """Go by an order from now on; ``waits``: all jobs that wait."""
         self._order = order
-        self._walk = map(order.jobs.__getitem__, map(int, order.order))
-        self._walked = 0
+        self._walk = order.walk(FEW)
+        self._found: Key | None = None
         self._by_size: dict[int, list[Key]] = {}
         self._keys: dict[JobId, Key] = {}
-        if order.order.size < self._live.count:
+        if len(order.jobs) < self._live.count:
             for job_id in waits:
-                if self._rank(self._live.slot[job_id]) < 0:
+                if self._before(job_id) < 0:
                     self.add(job_id)
 
     def add(self, job_id: JobId) -> None:
         """Add a job that waits from now on."""
         key = self._key(job_id)
         if key is not None:
-            self._keys[job_id] = key
-            heapq.heappush(self._by_size.setdefault(key[3], []), key)
+            self._keep(key)
 
     def remove(self, job_id: JobId) -> None:
         """Remove a job that starts."""
@@ -79,11 +78,11 @@ class Standing:
                 claims.pop(0)
             else:
                 granted.append(heapq.heappop(heap))
-            if best[3] <= room:
-                room -= best[3]
+            if best[4] <= room:
+                room -= best[4]
         for key in granted:
-            heapq.heappush(self._by_size[key[3]], key)
-        return [JobId(key[2]) for key in granted]
+            heapq.heappush(self._by_size[key[4]], key)
+        return [JobId(key[3]) for key in granted]
 
     def _next_heap(self, room: int) -> list[Key] | None:
         """Return the heap, among those of sizes that fit, whose first job stands first."""
@@ -91,7 +90,7 @@ class Standing:
         for size, heap in self._by_size.items():
             if size > room:
                 continue
-            while heap and self._keys.get(JobId(heap[0][2])) is not heap[0]:
+            while heap and self._keys.get(JobId(heap[0][3])) is not heap[0]:
                 heapq.heappop(heap)
             if heap and (found is None or heap[0] < found[0]):
                 found = heap
@@ -99,30 +98,37 @@ class Standing:
 
     def _walk_on(self, best: Key | None, waits: Collection[JobId]) -> bool:
         """Go on to the next waiting job that stands before ``best``, and keep it; whether there is one."""
-        while best is None or self._walked < best[0]:
-            job_id = next(self._walk, None)
-            if job_id is None:
+        found = self._found
+        while found is None or found[3] not in waits or found[3] in self._keys:
+            job = next(self._walk, None)
+            if job is None:
+                self._found = None
                 return False
-            self._walked += 1
-            if job_id in waits and job_id not in self._keys:
-                self.add(job_id)
-                return True
-        return False
+            job_id = self._order.jobs[job]
+            found = self._key(job_id) if job_id in waits and job_id not in self._keys else None
+        self._found = found
+        if best is not None and best < found:
+            return False
+        self._keep(found)
+        return True
 
-    def _rank(self, slot: int) -> int:
-        return self._order.place.item(self._live.ints.item(IntRow.BEFORE, slot))
+    def _keep(self, key: Key) -> None:
+        self._keys[JobId(key[3])] = key
+        heapq.heappush(self._by_size.setdefault(key[4], []), key)
+
+    def _before(self, job_id: JobId) -> int:
+        return self._live.ints.item(IntRow.BEFORE, self._live.slot[job_id])
 
     def _key(self, job_id: JobId) -> Key | None:
         """Return a job's key, None if it is left out."""
         live, order = self._live, self._order
         slot = live.slot[job_id]
-        rank, gpus = self._rank(slot), live.ints.item(IntRow.MIN, slot)
-        if rank >= 0 and order.left_out is not None and order.left_out.item(rank):
+        before, gpus = live.ints.item(IntRow.BEFORE, slot), live.ints.item(IntRow.MIN, slot)
+        if order.left_out.item(before):
             return None
-        wanted = order.first_gpus if rank < 0 else order.gangs.item(rank)
+        wanted = order.gangs.item(before)
         if wanted > gpus:
             most, step = live.ints.item(IntRow.MAX, slot), live.ints.item(IntRow.STEP, slot)
             gpus = possible_size(wanted, gpus, most, step, self._total_gpus)
-        if rank >= 0:
-            return float(rank), 0.0, job_id, gpus
-        return order.ahead - 0.5, live.floats.item(FloatRow.SUBMITTED, slot), job_id, gpus
+        submitted_s = live.floats.item(FloatRow.SUBMITTED, slot)
+        return order.queue.item(before), order.key.item(before), submitted_s, job_id, gpus

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from services.core.cycle.ranking import every_job, order_by
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.policies.green.config import GreenConfig
@@ -128,8 +129,10 @@ def test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue
     jobs += [queued_at("l", 9), queued_at("x", 9), a_job("r", gpus=1)]
     snapshot = a_snapshot(jobs, [a_node(gpus=6)], trigger=Trigger.PASSIVE)
 
-    ranked, gangs, _ = passive_ranking(snapshot, a_memory("ulrx", ahead=1, lower="lr"), GreenConfig())
+    memory = a_memory("ulrx", ahead=1, lower="lr")
+    keys, gangs, _ = passive_ranking(snapshot, memory, GreenConfig(), every_job(snapshot))
 
+    ranked = order_by(snapshot.jobs.ids, *keys, snapshot.jobs.submitted_s)
     assert "".join(snapshot.jobs.ids[job] for job in ranked) == "unmolrx"
     assert gangs.tolist() == [1] * 7
 

@@ -9,6 +9,7 @@ import pytest
 
 from services.core.cycle import ranking
 from services.core.cycle.plan import Start
+from services.core.cycle.policy import StandingOrder
 from services.core.cycle.ranking import Ranking, among_first, order_by, wishes_first
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sizes import model_gpus, possible_sizes
@@ -42,6 +43,37 @@ def test_it_sorts_as_python_does(seed: int, kind: type, monkeypatch: pytest.Monk
     expected = sorted(range(50), key=lambda at: (first[at], second[at], names[at]))
 
     assert order_by(names, first, second).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_queues_are_sorted_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking, "MANY", 10)
+    rng = np.random.default_rng(seed)
+    names = ids(*(f"j{at}" for at in rng.permutation(90)))
+    queue, key = rng.integers(-2, 3, 90), rng.integers(0, 9, 90).astype(float)
+
+    expected = sorted(range(90), key=lambda at: (queue[at], key[at], names[at]))
+
+    assert order_by(names, queue, key).tolist() == expected
+    assert order_by(names, queue > 0, key).tolist() == sorted(
+        range(90), key=lambda at: (queue[at] > 0, key[at], names[at])
+    )
+
+
+@pytest.mark.parametrize("few", [1, 7, 39, 40, 100])
+def test_a_standing_order_is_walked_from_its_first_job_to_its_last(few: int) -> None:
+    rng = np.random.default_rng(few)
+    names = ids(*(f"j{at}" for at in rng.permutation(40)))
+    queue, key, submitted_s = (
+        rng.integers(0, 3, 41),
+        rng.integers(0, 3, 41).astype(float),
+        rng.integers(0, 3, 40) * 60.0,
+    )
+    gangs, left_out = np.ones(41, dtype=np.int64), np.zeros(41, dtype=np.bool_)
+
+    walked = StandingOrder(names, queue, key, submitted_s, gangs, left_out).walk(few)
+
+    assert list(walked) == sorted(range(40), key=lambda at: (queue[at], key[at], submitted_s[at], names[at]))
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -10,14 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from services.core.cycle.ranking import order_by
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.green.efficiency import BeforeGrowth
 
+STARVING, AHEAD, ARRIVED, BEHIND = range(4)
+"""The parts of a ranking, best first: jobs that starve, the upper queue, jobs that came since, the lower queue."""
 
-class ByRank(NamedTuple):
-    """Columns of (n_ranked + 1,) each; what stands last, at -1, is a job that was not ranked."""
 
+class ByJob(NamedTuple):
+    """Columns of (n_jobs + 1,) each; what stands last, at -1, is a job that was not ranked."""
+
+    queue: Ints
+    key: Floats
     gangs: Ints
     lower: Bools
     held: Bools
@@ -27,23 +33,26 @@ class ByRank(NamedTuple):
 class GreenMemory:
     """The last active round's ranking and what it decided; about the jobs that were live then and no others.
 
-    Columns are (n_ranked,) by rank. A round makes no object per job, because thousands may wait.
+    Columns are (n_jobs,), as the round's table. A round neither makes an object per job nor sorts the jobs to their
+    end, because thousands may wait; what does so is a property here, for those who ask.
 
     Attributes:
         jobs: The jobs of the round's table.
-        order: The ranking before users' priorities, as indices of ``jobs``.
-        ahead: How many of those rank ahead of the lower queue; arrivals join behind them.
+        queue: Where each job stands in the ranking before users' priorities: ``STARVING``, ``AHEAD`` or ``BEHIND``.
+        key: What its place in that queue goes by, smallest first.
+        submitted_s: What it goes by where ``key`` is the same; and then by the id.
         gangs: The size each of those had or was to have.
         lower: Whether it has left the upper queue.
         held: Whether it waits for greener hours, whatever is free; None: no job does.
-        counted_from: (2, n_ranked) of a job that starved, its emissions (gCO2) and GPU seconds by then, as only what
+        counted_from: (2, n_jobs) of a job that starved, its emissions (gCO2) and GPU seconds by then, as only what
             came after counts; 0 for others; None: no job has starved.
         grown: For a job that has grown, what it was before its last step; kept only where the configuration asks.
     """
 
     jobs: tuple[JobId, ...] = ()
-    order: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    ahead: int = 0
+    queue: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    key: Floats = field(default_factory=lambda: np.empty(0))
+    submitted_s: Floats = field(default_factory=lambda: np.empty(0))
     gangs: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     lower: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     held: Bools | None = None
@@ -58,49 +67,60 @@ class GreenMemory:
         """Index of each job in the round's table."""
         return dict(zip(self.jobs, range(len(self.jobs)), strict=True))
 
+    @property
+    def ahead(self) -> int:
+        """How many jobs rank ahead of the lower queue; arrivals join behind them."""
+        return int(np.count_nonzero(self.queue < ARRIVED))
+
     @cached_property
-    def place(self) -> Ints:
-        """The rank of each job of the table, and last, at -1, of a later job: -1. (n_jobs + 1,)."""
-        place = np.full(len(self.jobs) + 1, -1)
-        place[self.order] = np.arange(self.order.size)
-        return place
+    def order(self) -> Ints:
+        """The whole ranking, as indices of ``jobs``: (n_jobs,)."""
+        return order_by(self.jobs, self.queue, self.key, self.submitted_s)
 
     @cached_property
     def rank(self) -> Mapping[JobId, int]:
         """Position of each job in the ranking; the jobs are in that order."""
-        ids = map(self.jobs.__getitem__, self.order.tolist())
-        return dict(zip(ids, range(self.order.size), strict=True))
+        return {self.jobs[job]: at for at, job in enumerate(self.order.tolist())}
 
     @cached_property
-    def by_rank(self) -> ByRank:
+    def by_job(self) -> ByJob:
         """The columns, for those that were not ranked, too."""
-        held = np.zeros(self.order.size, dtype=np.bool_) if self.held is None else self.held
-        return ByRank(np.append(self.gangs, 0), np.append(self.lower, False), np.append(held, False))
+        held = np.zeros(len(self.jobs), dtype=np.bool_) if self.held is None else self.held
+        return ByJob(
+            np.append(self.queue, ARRIVED),
+            np.append(self.key, 0.0),
+            np.append(self.gangs, 0),
+            np.append(self.lower, False),
+            np.append(held, False),
+        )
 
 
 def dump_memory(memory: GreenMemory) -> dict[str, Any]:
     """Return the memory as JSON values: one row per job, in rank order."""
+    order = memory.order
     ids = list(memory.rank)
-    rows = [list(row) for row in zip(ids, memory.gangs.tolist(), memory.lower.tolist(), strict=True)]
-    counted: list[list[float]] = [] if memory.counted_from is None else memory.counted_from.T.tolist()
+    rows = [list(row) for row in zip(ids, memory.gangs[order].tolist(), memory.lower[order].tolist(), strict=True)]
+    counted: list[list[float]] = [] if memory.counted_from is None else memory.counted_from.T[order].tolist()
     return {
         "ranking": rows,
         "ahead": memory.ahead,
         "counted_from": {job_id: amounts for job_id, amounts in zip(ids, counted, strict=False) if any(amounts)},
         "grown": {job_id: list(step) for job_id, step in memory.grown.items()},
-        "held": [] if memory.held is None else sorted(compress(ids, memory.held.tolist())),
+        "held": [] if memory.held is None else sorted(compress(ids, memory.held[order].tolist())),
     }
 
 
 def load_memory(stored: dict[str, Any]) -> GreenMemory:
-    """Return the memory that ``dump_memory`` wrote; what is missing is empty."""
+    """Return the memory that ``dump_memory`` wrote; what is missing is empty. Jobs stand by their rank from then on."""
     rows = [(JobId(job_id), int(gang), bool(lower)) for job_id, gang, lower in stored.get("ranking", [])]
     ids = tuple(job_id for job_id, _, _ in rows)
     counted, held = stored.get("counted_from", {}), frozenset(stored.get("held", ()))
+    rank = np.arange(len(ids))
     return GreenMemory(
         jobs=ids,
-        order=np.arange(len(ids)),
-        ahead=int(stored.get("ahead", 0)),
+        queue=np.where(rank < int(stored.get("ahead", 0)), AHEAD, BEHIND),
+        key=rank.astype(np.float64),
+        submitted_s=np.zeros(len(ids)),
         gangs=np.array([gang for _, gang, _ in rows], dtype=np.int64),
         lower=np.array([lower for _, _, lower in rows], dtype=np.bool_),
         held=np.array([job_id in held for job_id in ids], dtype=np.bool_) if held else None,

@@ -26,13 +26,12 @@ from services.core.cycle.plan import Plan, Reason
 from services.core.cycle.policy import StandingOrder
 from services.core.cycle.ranking import (
     Preemption,
-    Ranking,
     among_first,
     contenders,
     every_job,
     last_index,
     order_by,
-    wishes_first,
+    rank,
 )
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
@@ -49,7 +48,7 @@ from services.core.policies.green.efficiency import (
     last_step,
     occupancy_of,
 )
-from services.core.policies.green.memory import GreenMemory, dump_memory, load_memory
+from services.core.policies.green.memory import AHEAD, BEHIND, STARVING, GreenMemory, dump_memory, load_memory
 from services.core.policies.green.slack import can_wait, left_and_deadline_s
 from services.core.policies.greener_hours import expected_start_s
 
@@ -70,29 +69,29 @@ class Green:
         """Return Algorithm 1's plan in an active round, and the last ranking's in a passive one."""
         preemption = Preemption.at(snapshot.trigger)
         if preemption is Preemption.NOW:
-            order, gangs, memory = active_ranking(snapshot, memory, self.config)
-            held = memory.held
+            memory = active_ranking(snapshot, memory, self.config)
+            which, held = every_job(snapshot), memory.held
+            keys, gangs = (memory.queue, memory.key), memory.gangs
         else:
-            order, gangs, rank = passive_ranking(snapshot, memory, self.config)
-            held = None if memory.held is None else memory.by_rank.held[rank]
+            which = contenders(snapshot, preemption)
+            keys, gangs, held = passive_ranking(snapshot, memory, self.config, which)
         if held is not None:
-            order, gangs = order[~held], gangs[~held]
-        if order.size > 1:
-            wished = wishes_first(np.arange(order.size), snapshot.jobs.priority[order])
-            order, gangs = order[wished], gangs[wished]
-        ranking = Ranking(order, gangs)
+            free = np.flatnonzero(~held)
+            which, gangs, keys = which[free], gangs[free], (keys[0][free], keys[1][free])
+        ranking = rank(
+            snapshot, which, gangs, *keys, snapshot.jobs.submitted_s[which], preemption=preemption,
+            unranked=Reason.WAITING_FOR_ROUND if held is None else Reason.GREENER_HOURS,
+        )  # fmt: skip
         if held is not None:
-            ranking = Ranking(order, gangs, Reason.GREENER_HOURS).expecting(
-                lambda: _released_s(snapshot, memory, self.config)
-            )
+            ranking = ranking.expecting(lambda: _released_s(snapshot, memory, self.config))
         return reconcile(snapshot, ranking, preemption=preemption), memory
 
     def standing(self, memory: GreenMemory) -> StandingOrder:
         """Return the order of passive rounds."""
-        first_gpus = self.config.fixed_gpus or 0
-        return StandingOrder(
-            memory.jobs, memory.order, memory.place, memory.ahead, memory.gangs, first_gpus, memory.held
-        )
+        columns = memory.by_job
+        gangs = columns.gangs.copy()
+        gangs[-1] = self.config.fixed_gpus or 0
+        return StandingOrder(memory.jobs, columns.queue, columns.key, memory.submitted_s, gangs, columns.held)
 
     def dump(self, memory: GreenMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -108,7 +107,7 @@ class Scaling:
     """What the upper queue's rules make of the jobs; every column is (n_jobs,).
 
     Attributes:
-        rank: Where each job stood in the last active ranking, -1 where it was not there.
+        before: Where each job stood in the table of the last active round, -1 where it was not there.
         present: The size each job has, or waits to have.
         gangs: The size each job should have.
         lower: Which jobs are in the lower queue from this round on.
@@ -116,7 +115,7 @@ class Scaling:
         grown: As ``GreenMemory.grown``, from this round on.
     """
 
-    rank: Ints
+    before: Ints
     present: Ints
     gangs: Ints
     lower: Bools
@@ -124,62 +123,57 @@ class Scaling:
     grown: dict[JobId, BeforeGrowth] = field(default_factory=dict[JobId, BeforeGrowth])
 
 
-def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints, GreenMemory]:
-    """Return all jobs best first (n_jobs,), their sizes in that order (n_jobs,), and what to remember of it."""
+def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> GreenMemory:
+    """Return where all jobs stand, their sizes, and what else is to be remembered of this round."""
     jobs = snapshot.jobs
     scaling = scale(snapshot, memory, config)
     starves = starving(snapshot, config.starvation_s)
-    counted_from = _counted_from(snapshot, memory, scaling.rank, starves)
+    counted_from = _counted_from(snapshot, memory, scaling.before, starves)
     lower, upper = scaling.lower & ~starves, ~scaling.lower & ~starves
 
-    first = _by_submission(snapshot, starves)
-    head, skipped = admit_upper(snapshot, scaling, upper, config.theta)
+    head, head_key, skipped = admit_upper(snapshot, scaling, upper, config.theta)
+    queue = np.where(starves, STARVING, BEHIND)
+    queue[head] = AHEAD
     priority = lower_priority(
         _counted(snapshot, counted_from, config),
         scaling.degradation,
         shifting(jobs.gpu_power_w, *_intensities(snapshot, config), config.mu),
     )
-    rest = lower.copy()
-    rest[skipped] = True
-    ranked = np.flatnonzero(rest)
-    by_priority = ranked[order_by(jobs.ids, priority[ranked], jobs.submitted_s[ranked], which=ranked)]
-    order: Ints = np.concatenate((first, head, by_priority))
+    key = np.where(starves, 0.0, priority)
+    key[head] = head_key
 
     gangs = scaling.gangs.copy()
     gangs[skipped] = scaling.present[skipped]
-    sizes = gangs[order]
     held = _held(snapshot, lower, gangs, config)
-    following = GreenMemory(
+    return GreenMemory(
         jobs=tuple(jobs.ids),
-        order=order,
-        ahead=first.size + head.size,
-        gangs=sizes,
-        lower=scaling.lower[order],
-        held=held[order] if held.any() else None,
-        counted_from=None if counted_from is None else counted_from[:, order],
+        queue=queue,
+        key=key,
+        submitted_s=jobs.submitted_s.copy(),
+        gangs=gangs,
+        lower=scaling.lower,
+        held=held if held.any() else None,
+        counted_from=counted_from,
         grown=scaling.grown,
     )
-    return order, sizes, following
 
 
-def passive_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Ints, Ints]:
-    """Return all jobs best first by the last active ranking, their sizes, and their ranks: (n_ranked,) each.
+def passive_ranking(
+    snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, which: Ints
+) -> tuple[tuple[Ints, Floats], Ints, Bools | None]:
+    """Return where these jobs stand by the last active ranking, as ``GreenMemory`` has it, their sizes, and which of
+    them are held; None: no job is. Each (n_which,).
 
     Jobs that came since stand in order of submission behind those that were ahead of the lower queue. This is our
     reading of section 6.1, which puts new jobs at the end of the upper queue, and 6.3, which ranks in active rounds
     only. Shown by
     ``tests/unit/core/test_green_queues.py::test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue``.
     """
-    order = contenders(snapshot, Preemption.LATER)
-    rank = memory.place[last_index(snapshot, lambda: memory.index, order)]
-    if order.size > 1:
-        by_rank = np.argsort(rank)
-        order, rank = order[by_rank], rank[by_rank]
-        new, ahead = np.searchsorted(rank, (0, memory.ahead)).tolist()
-        arrivals = _in_order_of_submission(snapshot, order[:new])
-        order = np.concatenate((order[new:ahead], arrivals, order[ahead:]))
-        rank = np.concatenate((rank[new:ahead], rank[:new], rank[ahead:]))
-    return order, _present_gangs(snapshot, order, _remembered_gangs(memory, config, rank)), rank
+    before = last_index(snapshot, lambda: memory.index, which)
+    columns = memory.by_job
+    gangs = _present_gangs(snapshot, which, _remembered_gangs(memory, config, before))
+    held = None if memory.held is None else columns.held[before]
+    return (columns.queue[before], columns.key[before]), gangs, held
 
 
 def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scaling:
@@ -194,14 +188,14 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     Source: GREEN sections 5.1 and 6.1, Algorithm 1 lines 3-11.
     """
     jobs = snapshot.jobs
-    rank = memory.place[last_index(snapshot, lambda: memory.index)]
-    present = _present_gangs(snapshot, every_job(snapshot), _remembered_gangs(memory, config, rank))
-    known_lower = memory.by_rank.lower[rank]
+    before = last_index(snapshot, lambda: memory.index)
+    present = _present_gangs(snapshot, every_job(snapshot), _remembered_gangs(memory, config, before))
+    known_lower = memory.by_job.lower[before]
     degraded = degradation(jobs.efficiency_base, jobs.efficiency_now)
     runs = (jobs.phase == RUNNING) & ~known_lower
     if config.fixed_gpus is not None:
         fixed = possible_sizes(snapshot, np.full(len(jobs), config.fixed_gpus))
-        return Scaling(rank, present, fixed, known_lower | runs, degraded)
+        return Scaling(before, present, fixed, known_lower | runs, degraded)
     gamma = gamma_at(occupancy_of(snapshot), config.gamma_empty, config.gamma_full)
     cap = possible_sizes(snapshot, largest_gang(jobs.min_gpus, jobs.max_gpus, config.job_cap_gpus))
     may_grow = jobs.preemptible & (present + jobs.step_gpus <= cap)
@@ -217,7 +211,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     gangs = np.where(grows, present + jobs.step_gpus, present)
     gangs = np.where(runs & measured & ~holds & wide, present - jobs.step_gpus, gangs)
     lower = known_lower | (runs & ~grows & ~waits)
-    return Scaling(rank, present, gangs, lower, degraded, _grown(snapshot, memory, config, present, grows))
+    return Scaling(before, present, gangs, lower, degraded, _grown(snapshot, memory, config, present, grows))
 
 
 def _grown(
@@ -261,9 +255,9 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
     Their hour comes, or they starve; only active rounds look.
     """
     jobs = snapshot.jobs
-    rank = np.fromiter(map(memory.rank.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
-    held = np.flatnonzero((jobs.phase == QUEUED) & memory.by_rank.held[rank])
-    gangs = possible_sizes(snapshot, _remembered_gangs(memory, config, rank[held]), held)
+    before = np.fromiter(map(memory.index.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
+    held = np.flatnonzero((jobs.phase == QUEUED) & memory.by_job.held[before])
+    gangs = possible_sizes(snapshot, _remembered_gangs(memory, config, before[held]), held)
     needs = left_and_deadline_s(snapshot, held, gangs, config.slack_s, config.slack_share)
     comes_s = expected_start_s(snapshot, held, *needs)
     if config.starvation_s is not None:
@@ -271,30 +265,29 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
     return held, np.maximum(comes_s, snapshot.next_active_s)
 
 
-def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float) -> tuple[Ints, Ints]:
-    """Return the upper queue's jobs ahead of the lower queue, in rank order, and those theta keeps out, in any.
+def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float) -> tuple[Ints, Floats | float, Ints]:
+    """Return the upper queue's jobs ahead of the lower queue, their keys, and those theta keeps out; in any order.
 
-    While all their gangs together keep within ``theta`` of the cluster, all are ahead, in order of submission.
-    Otherwise they are taken by degradation, best first (unmeasured: 1), until their gangs exceed it; the job that
-    crosses the line is still ahead, as in Algorithm 1 line 7. Those kept out are ranked with the lower queue: section
-    6.4 "skips the remaining upper queue and considers the lower queue".
+    While all their gangs together keep within ``theta`` of the cluster, all are ahead, in order of submission: their
+    key is 0. Otherwise they are taken by degradation, best first (unmeasured: 1), until their gangs exceed it; the job
+    that crosses the line is still ahead, as in Algorithm 1 line 7. Those kept out are ranked with the lower queue:
+    section 6.4 "skips the remaining upper queue and considers the lower queue".
 
     Source: GREEN section 6.4, Algorithm 1 lines 3-8.
     """
     limit = theta * snapshot.total_gpus
     queue = np.flatnonzero(upper)
     if int(scaling.gangs[queue].sum()) <= limit:
-        queue = _in_order_of_submission(snapshot, queue)
-        return queue, queue[:0]
+        return queue, 0.0, queue[:0]
     jobs = snapshot.jobs
     keys = np.where(np.isnan(scaling.degradation), -1.0, -scaling.degradation)[queue], jobs.submitted_s[queue]
     some = among_first(int(limit) + 1, *keys)  # no gang is smaller than one GPU
     some = some[order_by(jobs.ids, *(key[some] for key in keys), which=queue[some])]
     gangs = scaling.gangs[queue[some]]
-    ahead = queue[some[np.cumsum(gangs) - gangs <= limit]]
+    some = some[np.cumsum(gangs) - gangs <= limit]
     kept_out = upper.copy()
-    kept_out[ahead] = False
-    return ahead, np.flatnonzero(kept_out)
+    kept_out[queue[some]] = False
+    return queue[some], keys[0][some], np.flatnonzero(kept_out)
 
 
 def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
@@ -310,19 +303,6 @@ def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
     return (jobs.phase == QUEUED) & (snapshot.now_s - jobs.waiting_since_s >= starvation_s)
 
 
-def _by_submission(snapshot: Snapshot, which: Bools) -> Ints:
-    """Return the indices of the marked jobs, first submitted first."""
-    return _in_order_of_submission(snapshot, np.flatnonzero(which))
-
-
-def _in_order_of_submission(snapshot: Snapshot, which: Ints) -> Ints:
-    """Return these jobs, first submitted first."""
-    jobs = snapshot.jobs
-    if which.size < 2:
-        return which
-    return which[order_by(jobs.ids, jobs.submitted_s[which], which=which)]
-
-
 def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
     """Return the size each of these jobs has, or waits to have, by what is remembered of it: (n_which,)."""
     jobs, awaited = snapshot.jobs, possible_sizes(snapshot, remembered, which)
@@ -333,10 +313,10 @@ def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
     return np.where((phase == STARTING) | (phase == RUNNING), gpus, awaited)
 
 
-def _remembered_gangs(memory: GreenMemory, config: GreenConfig, rank: Ints) -> Ints:
-    """Return the size that jobs of these ranks had or were to have; of a new job, whose rank is -1, its first: (n,)."""
-    gangs = memory.by_rank.gangs[rank]
-    return np.where(rank < 0, config.fixed_gpus, gangs) if config.fixed_gpus is not None else gangs
+def _remembered_gangs(memory: GreenMemory, config: GreenConfig, before: Ints) -> Ints:
+    """Return the size that jobs of these places in the last table had or were to have; of a new job (-1) its first."""
+    gangs = memory.by_job.gangs[before]
+    return np.where(before < 0, config.fixed_gpus, gangs) if config.fixed_gpus is not None else gangs
 
 
 def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Floats, float | Floats]:
@@ -346,11 +326,11 @@ def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Float
     return curves.each(lambda curve: curve.at(now_s)), means
 
 
-def _counted_from(snapshot: Snapshot, memory: GreenMemory, rank: Ints, starves: Bools) -> Floats | None:
+def _counted_from(snapshot: Snapshot, memory: GreenMemory, before: Ints, starves: Bools) -> Floats | None:
     """Return what each job had emitted, gCO2, and held, GPU seconds, when it last starved; 0 if never: (2, n_jobs)."""
     jobs, counted = snapshot.jobs, None
     if memory.counted_from is not None:
-        counted = np.where(rank < 0, 0.0, np.take(memory.counted_from, rank, axis=1))
+        counted = np.where(before < 0, 0.0, np.take(memory.counted_from, before, axis=1))
     which = np.flatnonzero(starves)
     if which.size:
         counted = np.zeros((2, len(jobs))) if counted is None else counted
