@@ -60,6 +60,9 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
     ("joint", "joint-powerflow-levers"): ("joint, 1,000 Wh per hour, without sleep", "day", "GB", "direct"),
     ("joint", "joint-cloud-levers"): ("joint, 24 h, carbon alone, without hours", "a week from July 1", "SE", "direct"),
     ("joint", "joint-unseen-levers"): ("joint without limits", "three days of October, 12x4 V100", "CA-ON", "direct"),
+    ("joint", "joint-intensity"): (
+        *("joint, 12 h slack, intensity by the 0.75 quantile", "the day, August 8", "SE", "direct"),
+    ),
     ("joint", "joint-users"): ("joint", "August 8", "GB", "direct"),
     ("joint", "joint-powerflow-day"): ("joint, 300 Wh per hour", "day", "GB", "direct"),
     ("joint", "joint-powerflow-day-seeds"): ("joint, 1,000 Wh per hour", "day", "GB", "direct"),
