@@ -19,6 +19,7 @@ J_PER_WH = 3_600.0
 LONGEST_EVENT = 4 * 1024 * 1024
 """Bytes that are held back for the end of an event; a longer one is passed on in parts, unread."""
 DONE = b"data: [DONE]"
+_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class StreamReader:
     def __init__(self, footprint: Callable[[], Footprint], *, wants_usage: bool) -> None:
         self._footprint = footprint
         self._wants_usage = wants_usage
-        self._held = b""
+        self._held = bytearray()
         self._is_stated = False
         self.events = 0
         self.input_tokens: int | None = None
@@ -74,16 +75,18 @@ class StreamReader:
 
     def feed(self, piece: bytes) -> bytes:
         """Return what can be passed on now: whole events."""
-        if self._held:
-            piece = self._held + piece
-            self._held = b""
-        if not piece.endswith((b"\n\n", b"\r\n\r\n")):
-            cut = max(place + len(mark) if (place := piece.rfind(mark)) >= 0 else 0 for mark in (b"\n\n", b"\r\n\r\n"))
-            if not cut and len(piece) > LONGEST_EVENT:
-                return piece
-            piece, self._held = piece[:cut], piece[cut:]
-            if not piece:
-                return b""
+        if self._held or not piece.endswith(_ENDS):
+            held = self._held
+            seen = max(0, len(held) - 3)  # an end may begin in what was held back; the rest was looked through
+            held += piece
+            cut = max(place + len(mark) if (place := held.rfind(mark, seen)) >= 0 else 0 for mark in _ENDS)
+            if not cut:
+                if len(held) <= LONGEST_EVENT:
+                    return b""
+                self._held = bytearray()
+                return bytes(held)
+            piece = bytes(held[:cut])
+            del held[:cut]
         if DONE not in piece and not _may_state_usage(piece):
             self.events += piece.count(b"\ndata:") + piece.startswith(b"data:")
             return piece
@@ -91,7 +94,7 @@ class StreamReader:
 
     def close(self) -> bytes:
         """Return what comes after the last piece."""
-        left, self._held = self._held, b""
+        left, self._held = bytes(self._held), bytearray()
         if left:
             left = self._event(left)
         if self._is_stated:
@@ -143,7 +146,7 @@ def _split(piece: bytes) -> list[bytes]:
     found: list[bytes] = []
     at = 0
     while at < len(piece):
-        ends = [(piece.find(mark, at), len(mark)) for mark in (b"\n\n", b"\r\n\r\n")]
+        ends = [(piece.find(mark, at), len(mark)) for mark in _ENDS]
         ends = [(place, size) for place, size in ends if place >= 0]
         if not ends:
             found.append(piece[at:])

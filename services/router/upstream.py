@@ -25,6 +25,8 @@ from services.kit.networks import Network, is_within
 
 HIGH_WATER = 256 * 1024
 """Bytes of an answer that may wait for a slow client before its server is read no further."""
+MOST_HEAD_BYTES = 64 * 1024
+"""Of an answer that are no part of its body, one after another: headers, trailers, what chunks carry besides."""
 KEPT_S = 60.0
 """How long an unused connection is kept."""
 CHECK_S = 0.5
@@ -75,6 +77,7 @@ class Connection(asyncio.Protocol):
         "_pieces",
         "_size",
         "_transport",
+        "_unread",
         "_waiter",
         "answered_at_s",
         "began_at_s",
@@ -102,6 +105,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: deque[bytes] = deque()
         self._size = 0
+        self._unread = 0
         self._paused = False
         self.status = 0
         self.headers: list[Header] = []
@@ -120,7 +124,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived."""
+        if self.complete:
+            self.close()  # nobody has asked for more
+            return
         self.last_at_s = time.monotonic()
+        self._unread += len(data)
         if not self.answered_at_s:
             self.answered_at_s = self.last_at_s
         try:
@@ -130,6 +138,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(UpstreamError("malformed", f"The server's answer is not HTTP: {error}"))
         else:
+            if self._unread > MOST_HEAD_BYTES and not self.complete:
+                self._fail(UpstreamError("malformed", f"The server's headers are larger than {MOST_HEAD_BYTES} bytes."))
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -149,14 +159,21 @@ class Connection(asyncio.Protocol):
     # the parser's side
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
-        self.headers.append((name.lower(), value))
+        """Keep a header; trailers are nobody's concern."""
+        if not self.status:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Keep the status; an interim one is forgotten."""
+        if self.complete:
+            self.reusable = False  # a second answer, which nobody has asked for
+            return
         status = self._parser.get_status_code()
         if 100 <= status < 200:
             self.headers = []
+            return
+        if not 200 <= status < 600:
+            self._fail(UpstreamError("malformed", f"The server's answer has the status {status}."))
             return
         self.status = status
         if not self._parser.should_keep_alive():
@@ -164,6 +181,9 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece, and read no further while too much waits."""
+        if self.complete:
+            return
+        self._unread = 0
         self._pieces.append(body)
         self._size += len(body)
         if self._size > HIGH_WATER and not self._paused and self._transport is not None:
