@@ -8,13 +8,16 @@ repeated, and the newest is right. ``revision`` says which decision a report fol
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
 from services.contracts.nodes import EnergyInterval
 from services.contracts.schema import Instant, Message, Name, NodeMessage, Text
+from services.core.domain.signal import Signal
 
 OURS = "wattshift"
 """The engine of jobs and nodes that agents of this control plane look after."""
@@ -119,6 +122,29 @@ class EngineNode(NodeMessage):
     zone: Name | None = Field(default=None, description="Its grid zone; by default the report's.")
 
 
+class ZoneStep(NodeMessage):
+    """What a grid emits from a moment on, until the next step."""
+
+    start_at: Instant
+    gco2_per_kwh: float
+
+
+class ZoneOutlook(NodeMessage):
+    """What a grid zone is expected to emit: steps in order of time, of which the last holds on."""
+
+    zone: Name
+    signal: Signal
+    steps: list[ZoneStep] = Field(min_length=1, max_length=1_000)
+
+    def mean(self, start_s: float, end_s: float) -> float:
+        """Return the mean intensity between two moments, UTC seconds, gCO2/kWh; the first step holds before, too."""
+        times = [each.start_at.timestamp() for each in self.steps]
+        edges = [start_s, *(time for time in times[1:] if start_s < time < end_s), end_s]
+        values = [self.steps[max(bisect_right(times, edge) - 1, 0)].gco2_per_kwh for edge in edges[:-1]]
+        lengths = [until - since for since, until in pairwise(edges)]
+        return sum(value * length for value, length in zip(values, lengths, strict=True)) / (end_s - start_s)
+
+
 class EngineReport(NodeMessage):
     """How the engine is; sent at every look, with the jobs that have changed since the last report."""
 
@@ -142,6 +168,12 @@ class EngineReport(NodeMessage):
         description="All jobs that wait or run; the answer names those not among them.",
     )
     wants_decisions: bool = Field(default=False, description="Whether the answer is to repeat what is decided.")
+    wants_outlooks: list[Name] = Field(
+        default_factory=list[str],
+        max_length=100,
+        exclude_if=lambda zones: not zones,
+        description="Grid zones of which the answer is to say what they will emit.",
+    )
 
 
 class EngineAction(StrEnum):
@@ -181,6 +213,11 @@ class EngineReply(NodeMessage):
         description="Jobs of the report that run, of which that run was stopped: they have waited since.",
     )
     decisions: list[EngineDecision] = Field(default_factory=list[EngineDecision])
+    outlooks: list[ZoneOutlook] = Field(
+        default_factory=list[ZoneOutlook],
+        exclude_if=lambda outlooks: not outlooks,
+        description="Those that are known of the zones that it was asked for.",
+    )
 
 
 class Direct(NodeMessage):

@@ -52,7 +52,9 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         ledger = Ledger(database, intensities, settings.pue)
         users = RedisUsers(database, redis) if settings.node_redis == "own" else None
         enrolment = Enrolment(settings, database, users)
-        app.state.telemetry = Telemetry(settings, database, redis, ledger, Sealer(settings.secrets_key), enrolment)
+        app.state.telemetry = Telemetry(
+            settings, database, redis, ledger, Sealer(settings.secrets_key), enrolment, intensities
+        )
         show_figures(app.state.metrics, database)
         loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         every_s, keep_days = settings.retention_interval_s, settings.clocks_keep_days

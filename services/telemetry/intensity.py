@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from services.contracts.carbon import IntensityHistory, IntensityOutlook, IntensityPoint, curve_of
+from services.contracts.engines import ZoneOutlook, ZoneStep
 from services.contracts.problems import ProblemCode
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.kit.http import ServiceClient
@@ -25,6 +26,8 @@ from services.kit.problems import ProblemError, unavailable
 log = Log(__name__)
 
 MAX_HISTORY_PAGES = 20
+MAX_STEPS = 1_000
+"""Of an outlook that is told to others."""
 
 _A_DAY_EITHER_WAY: dict[str, str | int | float] = {"past_s": 86_400, "ahead_s": 86_400, "clock": "grid"}
 """The forecast prices energy while the carbon service does not answer."""
@@ -113,6 +116,16 @@ class IntensitySource:
         if start_s < known.curve.start_s and (older := await self._older(zone, start_s, end_s, known)) is not None:
             return older.during(start_s, end_s)
         return known.during(start_s, end_s)
+
+    async def outlook(self, zone: str, now_s: float) -> ZoneOutlook | None:
+        """Return what a zone is expected to emit from ``now_s``, UTC seconds, on; None if nothing is known."""
+        known = await self._current(zone, now_s)
+        if known is None:
+            return None
+        curve, first = known.curve, known.curve.step_at(now_s)
+        steps = zip(curve.times_s[first:].tolist(), curve.intensity_gco2_per_kwh[first:].tolist(), strict=True)
+        points = [ZoneStep(start_at=datetime.fromtimestamp(at, UTC), gco2_per_kwh=value) for at, value in steps]
+        return ZoneOutlook(zone=zone, signal=known.signal, steps=points[:MAX_STEPS])
 
     async def _current(self, zone: str, end_s: float) -> KnownCurve | None:
         async with self._locks.setdefault(zone, asyncio.Lock()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ from services.kit.problems import ProblemError, not_found
 from services.kit.redis import hint
 from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment, known_as
+from services.telemetry.intensity import IntensitySource
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
 from services.telemetry.measured import by_holder
@@ -71,6 +73,7 @@ class Telemetry:
     ledger: Ledger
     sealer: Sealer
     enrolment: Enrolment
+    intensities: IntensitySource
 
     def __post_init__(self) -> None:
         ttl_s = self.settings.lease_ttl_s
@@ -160,7 +163,9 @@ class Telemetry:
         reply, changed = found
         if changed:
             await hint(self.redis, "node", node=engine)
-        return reply
+        now_s = time.time()
+        asked = [await self.intensities.outlook(zone, now_s) for zone in report.wants_outlooks]
+        return reply.model_copy(update={"outlooks": [each for each in asked if each is not None]})
 
     async def _owned(self, node: nodes.KnownNode, intervals: Sequence[EnergyInterval]) -> Sequence[EnergyInterval]:
         """Return what an agent measures on an engine's node by the engine's jobs; of other nodes, as it is."""

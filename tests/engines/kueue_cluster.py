@@ -24,6 +24,8 @@ from aiohttp.test_utils import TestServer
 Json = dict[str, Any]
 SCHEMAS: dict[str, Json] = json.loads(gzip.decompress(Path(__file__).with_name("kueue-crds.json.gz").read_bytes()))
 CHECK, RESOURCE = "carbon", "nvidia.com/gpu"
+REMOTE = "multikueue"
+"""The name of MultiKueue's check, where a cluster manages others."""
 
 
 def now() -> str:
@@ -67,6 +69,8 @@ class KueueCluster:
         self.down = False
         self.conflicts = 0
         self.ahead_s = 0.0
+        self.rooms: dict[str, int] = {}
+        """GPUs that are free in each worker cluster; none: it manages no others."""
         self._requeue_at_s: dict[str, float] = {}
         self._versions = itertools.count(1)
         self._changed = asyncio.Condition()
@@ -85,6 +89,9 @@ class KueueCluster:
         meta["resourceVersion"] = str(next(self._versions))
         if plural in self._validators:
             self._validators[plural].validate(document)
+        status = document.get("status", {})
+        if plural == "workloads" and status.get("clusterName") and status.get("nominatedClusterNames"):
+            raise web.HTTPUnprocessableEntity(text=json.dumps({"reason": "Invalid", "code": 422}))
         self.objects[plural][key] = document
         await self._tell("MODIFIED" if known else "ADDED", plural, document)
         return document
@@ -130,15 +137,34 @@ class KueueCluster:
                     self._requeue_at_s[key] = time.time() + self.ahead_s + wait_s
                     each["status"] |= {"conditions": [condition("Evicted", "True", "AdmissionCheck")]}
                     each["status"].pop("admission", None)
-                    each["status"]["admissionChecks"] = [state("Pending")]
+                    each["status"]["admissionChecks"] = self._pending()
                     await self.put("workloads", each)
             elif not holds(each):
                 if gpus <= free["h100"] and self._requeue_at_s.get(key, 0.0) <= time.time() + self.ahead_s:
                     free["h100"] -= gpus
-                    await self.put("workloads", reserved(each, gpus))
+                    await self.put("workloads", reserved(each, gpus, self._pending()))
+            elif self.rooms and await self._dispatched(each, gpus):
+                continue
             elif "Admitted" not in true_conditions(each) and {check["state"] for check in checks} == {"Ready"}:
                 each["status"]["conditions"].append(condition("Admitted", "True", "Admitted"))
                 await self.put("workloads", each)
+
+    def _pending(self) -> list[Json]:
+        return [state("Pending"), *([state("Pending", REMOTE)] if self.rooms else [])]
+
+    async def _dispatched(self, each: Json, gpus: int) -> bool:
+        """Let a worker cluster that is nominated, and has room, take a workload; return whether one did."""
+        status = each["status"]
+        if any(check["state"] != "Ready" for check in status["admissionChecks"] if check["name"] != REMOTE):
+            return False
+        for name in status.get("nominatedClusterNames", ()):
+            if not status.get("clusterName") and self.rooms.get(name, 0) >= gpus:
+                self.rooms[name] -= gpus
+                status |= {"clusterName": name, "nominatedClusterNames": []}
+                status["admissionChecks"] = [state("Ready", check["name"]) for check in status["admissionChecks"]]
+                await self.put("workloads", each)
+                return True
+        return False
 
     async def finish(self, key: str, reason: str = "Succeeded") -> None:
         each = json.loads(json.dumps(self.at("workloads", key)))
@@ -253,8 +279,8 @@ def condition(kind: str, status: str, reason: str) -> Json:
     return {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": now()}
 
 
-def state(value: str) -> Json:
-    return {"name": CHECK, "state": value, "message": "", "lastTransitionTime": now()}
+def state(value: str, name: str = CHECK) -> Json:
+    return {"name": name, "state": value, "message": "", "lastTransitionTime": now()}
 
 
 def true_conditions(workload: Json) -> set[str]:
@@ -266,12 +292,12 @@ def holds(workload: Json) -> bool:
     return "QuotaReserved" in true_conditions(workload) and "Finished" not in true_conditions(workload)
 
 
-def reserved(workload: Json, gpus: int) -> Json:
+def reserved(workload: Json, gpus: int, checks: list[Json]) -> Json:
     usage = {"name": "main", "count": gpus, "flavors": {RESOURCE: "h100"}, "resourceUsage": {RESOURCE: str(gpus)}}
     status = {
         "conditions": [condition("QuotaReserved", "True", "QuotaReserved")],
         "admission": {"clusterQueue": "research", "podSetAssignments": [usage]},
-        "admissionChecks": [state("Pending")],
+        "admissionChecks": checks,
     }
     return workload | {"status": status}
 
@@ -312,3 +338,19 @@ async def furnish(cluster: KueueCluster) -> None:
         ("localqueues", local),
     ):
         await cluster.put(plural, api | document)
+
+
+async def furnish_workers(cluster: KueueCluster, zones: dict[str, str], rooms: dict[str, int]) -> None:
+    """Make it a cluster that manages others, in these grid zones and with so much room."""
+    api = {"apiVersion": f"kueue.x-k8s.io/{cluster.version}"}
+    reference = {"apiGroup": "kueue.x-k8s.io", "kind": "MultiKueueConfig", "name": "all"}
+    check = {"controllerName": "kueue.x-k8s.io/multikueue", "parameters": reference}
+    source = {"kubeConfig": {"location": "secret", "locationType": "Secret"}}
+    spec = source if cluster.version == "v1beta1" else {"clusterSource": source}
+    await cluster.put("admissionchecks", api | {"kind": "AdmissionCheck", "metadata": {"name": REMOTE}, "spec": check})
+    config = {"kind": "MultiKueueConfig", "metadata": {"name": "all"}, "spec": {"clusters": list(zones)}}
+    await cluster.put("multikueueconfigs", api | config)
+    for name, zone in zones.items():
+        meta = {"name": name, "annotations": {"wattshift.io/zone": zone}}
+        await cluster.put("multikueueclusters", api | {"kind": "MultiKueueCluster", "metadata": meta, "spec": spec})
+    cluster.rooms = dict(rooms)

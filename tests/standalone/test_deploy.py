@@ -201,7 +201,7 @@ def blocks(lock: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [("agent", ["agent", "traces"]), ("control", ["control", "solvers", "parquet", "ipmi", "traces"])],
+    [("agent", ["agent", "traces"]), ("control", ["control", "solvers", "parquet", "ipmi", "traces", "kueue"])],
 )
 def test_an_image_installs_its_extras_as_they_were_tested(name: str, extras: list[str]) -> None:
     tested, deployed = blocks(ROOT / "requirements.lock"), blocks(ROOT / "deploy" / f"{name}.lock")

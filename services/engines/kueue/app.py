@@ -13,9 +13,11 @@ import contextlib
 from services.engines.kueue.bridge import Bridge
 from services.engines.kueue.cluster import Cluster, ClusterSilentError
 from services.engines.kueue.settings import KueueSettings
+from services.kit.bridge_figures import shown_at
 from services.kit.bridges import run_bridge
 from services.kit.ids import utc_now
 from services.kit.logging import Log, configure_logging
+from services.kit.metrics import Metrics
 from services.kit.settings import settings_or_exit
 
 log = Log(__name__)
@@ -31,7 +33,7 @@ async def run(settings: KueueSettings) -> None:
 
 async def release(settings: KueueSettings) -> None:
     """Admit all workloads for as long as the bridge's Lease is too old, until cancelled."""
-    async with Cluster.connected(settings) as cluster:
+    async with Cluster.connected(settings) as cluster, shown_at(settings.metrics_address, Metrics()):
         while True:
             try:
                 renewed_at = await cluster.lease_renewed_at()

@@ -22,6 +22,7 @@ from services.contracts.engines import (
     EngineReport,
 )
 from services.engines.kueue.cluster import Cluster, ClusterSilentError
+from services.engines.kueue.dispatcher import Dispatcher
 from services.engines.kueue.reading import Queues, Workload, queues_of, workload_of
 from services.engines.kueue.settings import KueueSettings
 from services.engines.kueue.steering import Slot, changes_of, nodes_of, report_of, slots_of
@@ -51,6 +52,7 @@ class Bridge:
         self._decisions: dict[str, EngineDecision] = {}
         self._slots: dict[str, list[Slot]] = {}
         self._sent: dict[str, EngineJob] = {}
+        self._dispatcher = Dispatcher(settings, cluster) if settings.dispatch else None
         self._listed = asyncio.Event()
         self._woken = asyncio.Event()
         self._queues_at_s = self._present_at_s = -1e9
@@ -95,6 +97,8 @@ class Bridge:
             await self._listed.wait()
         await self._read_queues()
         written = await self._answer()
+        if self._dispatcher is not None:
+            written += await self._dispatcher.look(heard=self._is_heard())
         self._problem = None
         if self._control_plane is not None:
             await self._cluster.renew_lease()
@@ -115,6 +119,8 @@ class Bridge:
 
     def _take_event(self, kind: str, found: Any) -> None:
         resource = self._settings.resource
+        if self._dispatcher is not None:
+            self._dispatcher.take_event(kind, found)
         if kind == "ALL":
             read = [workload_of(each, resource) for each in found]
             self._workloads = {each.uid: each for each in read if each is not None}
@@ -132,6 +138,8 @@ class Bridge:
             return
         kinds = ("clusterqueues", "localqueues", "resourceflavors", "admissionchecks")
         found = [await self._cluster.listed(kind) for kind in kinds]
+        if self._dispatcher is not None:
+            await self._dispatcher.read(found[3])
         self._queues = queues_of(found[0], found[1], found[2], found[3], self._settings)
         for check in found[3]:
             if check["metadata"]["name"] in self._queues.checks and self._control_plane is not None:
@@ -142,10 +150,13 @@ class Bridge:
     def _live(self) -> list[Workload]:
         return [each for each in self._workloads.values() if not each.state.is_over]
 
-    async def _answer(self) -> int:
+    def _is_heard(self) -> bool:
         silent_s = time.monotonic() - self._heard_at_s
-        heard = self._control_plane is not None and silent_s < self._settings.silence_s
-        changes = changes_of(self._live(), self._queues, self._decisions, self._settings, utc_now(), heard=heard)
+        return self._control_plane is not None and silent_s < self._settings.silence_s
+
+    async def _answer(self) -> int:
+        now = utc_now()
+        changes = changes_of(self._live(), self._queues, self._decisions, self._settings, now, heard=self._is_heard())
         written = 0
         for change in changes:
             # One that is another by now comes again, by the watch, and is compared anew.
@@ -172,6 +183,8 @@ class Bridge:
             self._sent |= {report.external_id: report for report in part}
         now_s = time.monotonic()
         fields: dict[str, Any] = {} if self._told else {"nodes": nodes_of(self._queues, self._settings)}
+        if self._dispatcher is not None:
+            fields["wants_outlooks"] = self._dispatcher.zones_to_ask()
         if asks := now_s - self._present_at_s >= PRESENT_EVERY_S:
             fields["present"] = [each.uid for each in live]
         reply = await self._say(self._report_with(wants_decisions=not self._told, **fields))
@@ -237,5 +250,7 @@ class Bridge:
         assert self._control_plane is not None
         reply = await self._control_plane.call("engine", report, EngineReply, 30.0)
         self._heard_at_s = time.monotonic()
+        if self._dispatcher is not None and report.wants_outlooks:
+            self._dispatcher.take_outlooks(reply.outlooks)
         self.take(reply.decisions)
         return reply

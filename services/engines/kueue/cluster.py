@@ -11,6 +11,7 @@ import aiohttp
 from kubernetes.aio import client, config, watch
 from kubernetes.aio.client.exceptions import ApiException
 
+from services.engines.kueue.dispatching import CLUSTERS, Nomination
 from services.engines.kueue.reading import Json
 from services.engines.kueue.settings import KueueSettings
 from services.engines.kueue.steering import Change
@@ -73,9 +74,11 @@ class Cluster:
         self.version = VERSIONS[0] if found is not None else VERSIONS[1]
 
     async def listed(self, plural: str) -> list[Json]:
-        """Return all objects of a kind."""
+        """Return all objects of a kind; none of one that the server does not know."""
         await self.greet()
-        return (await self._list(plural))["items"]
+        with contextlib.suppress(_OtherByNowError):
+            return (await self._list(plural))["items"]
+        return []
 
     async def watched(self, plural: str) -> AsyncIterator[tuple[str, Json | list[Json]]]:
         """Yield ``("ALL", objects)`` first, and then what happens to each; end when it is time to list anew."""
@@ -115,6 +118,21 @@ class Cluster:
                 await _asked(self._patch(self._objects.patch_namespaced_custom_object_status, place, body))
             if change.annotations:
                 body = {"metadata": {"annotations": dict(change.annotations)}}
+                await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, body))
+        except _OtherByNowError:
+            return False
+        return True
+
+    async def nominate(self, nomination: Nomination) -> bool:
+        """Nominate clusters for a workload, unless that is another one by now; return whether it was written."""
+        nominee = nomination.nominee
+        place = (GROUP, self.version, nominee.namespace, "workloads", nominee.name)
+        status = {"nominatedClusterNames": list(nomination.clusters)}
+        try:
+            body: Json = {"metadata": {"resourceVersion": nominee.version}, "status": status}
+            await _asked(self._patch(self._objects.patch_namespaced_custom_object_status, place, body))
+            if nomination.note and nominee.own_annotations.get(CLUSTERS) != nomination.note:
+                body = {"metadata": {"annotations": {CLUSTERS: nomination.note}}}
                 await _asked(self._patch(self._objects.patch_namespaced_custom_object, place, body))
         except _OtherByNowError:
             return False

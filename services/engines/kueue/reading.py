@@ -105,9 +105,8 @@ class Queues:
 
 def workload_of(document: Json, resource: str) -> Workload | None:
     """Return a workload; None if it asks for no GPUs, or cannot be read."""
-    meta, spec, status = (_dict(document.get(name)) for name in ("metadata", "spec", "status"))
-    sets = [_dict(each) for each in _list(spec.get("podSets"))]
-    gpus = sum(_count(each) * _gpus_of(_dict(each.get("template")), resource) for each in sets)
+    meta, spec, status = (as_dict(document.get(name)) for name in ("metadata", "spec", "status"))
+    gpus = gpus_of(spec, resource)
     try:
         submitted_at = datetime.fromisoformat(meta["creationTimestamp"])
         uid, name, version = str(meta["uid"]), str(meta["name"]), str(meta["resourceVersion"])
@@ -115,11 +114,10 @@ def workload_of(document: Json, resource: str) -> Workload | None:
         return None
     if not 1 <= gpus <= 65_536:
         return None
-    conditions = {each.get("type"): each for each in map(_dict, _list(status.get("conditions")))}
+    conditions = conditions_of(status)
     state, since = _state_of(conditions, active=spec.get("active") is not False)
-    admission = _dict(status.get("admission"))
-    templates = [_dict(_dict(_dict(each.get("template")).get("metadata")).get("annotations")) for each in sets]
-    own = _dict(meta.get("annotations"))
+    admission = as_dict(status.get("admission"))
+    own = as_dict(meta.get("annotations"))
     limit_s = spec.get("maximumExecutionTimeSeconds")
     return Workload(
         uid=uid,
@@ -130,17 +128,41 @@ def workload_of(document: Json, resource: str) -> Workload | None:
         gpus=gpus,
         state=state,
         active=spec.get("active") is not False,
-        reserved=_is_true(conditions, "QuotaReserved"),
+        reserved=is_true(conditions, "QuotaReserved"),
         cluster_queue=str(admission.get("clusterQueue") or ""),
         flavors=_flavors_of(admission, resource),
-        checks=tuple(_dict(each) for each in _list(status.get("admissionChecks"))),
-        annotations={str(key): str(value) for each in (*templates, own) for key, value in each.items()},
+        checks=tuple(as_dict(each) for each in as_list(status.get("admissionChecks"))),
+        annotations=annotations_of(document),
         own_annotations={str(key): str(value) for key, value in own.items()},
         submitted_at=submitted_at,
         since=since,
         time_limit_s=float(limit_s) if isinstance(limit_s, int) and limit_s > 0 else None,
-        detail=str(_dict(conditions.get("Finished") or conditions.get("Evicted")).get("message") or ""),
+        detail=str(as_dict(conditions.get("Finished") or conditions.get("Evicted")).get("message") or ""),
     )
+
+
+def gpus_of(spec: Json, resource: str) -> int:
+    """Return how many GPUs a workload asks for, by its spec."""
+    sets = map(as_dict, as_list(spec.get("podSets")))
+    return sum(_count(each) * _gpus_of(as_dict(each.get("template")), resource) for each in sets)
+
+
+def pods_of(spec: Json) -> int:
+    """Return how many pods a workload has, by its spec."""
+    return sum(map(_count, map(as_dict, as_list(spec.get("podSets")))))
+
+
+def annotations_of(document: Json) -> dict[str, str]:
+    """Return what is written on the pods of a workload, and on itself, which counts where both say something."""
+    sets = map(as_dict, as_list(as_dict(document.get("spec")).get("podSets")))
+    said = [as_dict(as_dict(as_dict(each.get("template")).get("metadata")).get("annotations")) for each in sets]
+    own = as_dict(as_dict(document.get("metadata")).get("annotations"))
+    return {str(key): str(value) for each in (*said, own) for key, value in each.items()}
+
+
+def conditions_of(status: Json) -> dict[Any, Json]:
+    """Return the conditions of an object, by type."""
+    return {each.get("type"): each for each in map(as_dict, as_list(status.get("conditions")))}
 
 
 def queues_of(
@@ -152,19 +174,21 @@ def queues_of(
 ) -> Queues:
     """Return what there is beside the workloads, of Kueue's objects."""
     ours = frozenset(
-        _name(each) for each in checks if _dict(each.get("spec")).get("controllerName") == settings.controller
+        name_of(each) for each in checks if as_dict(each.get("spec")).get("controllerName") == settings.controller
     )
     labels, zones = dict[str, Json](), dict[str, str]()
     for each in flavors:
-        labels[_name(each)] = _dict(_dict(each.get("spec")).get("nodeLabels"))
-        if zone := _dict(_dict(each.get("metadata")).get("annotations")).get(ZONE):
-            zones[_name(each)] = str(zone)
+        labels[name_of(each)] = as_dict(as_dict(each.get("spec")).get("nodeLabels"))
+        if zone := as_dict(as_dict(each.get("metadata")).get("annotations")).get(ZONE):
+            zones[name_of(each)] = str(zone)
     checked: dict[str, frozenset[str]] = {}
     flavored: list[Flavored] = []
     for each in cluster_queues:
-        spec, name = _dict(each.get("spec")), _name(each)
-        strategy = _list(_dict(spec.get("admissionChecksStrategy")).get("admissionChecks"))
-        wanted = {str(_dict(rule).get("name")) for rule in strategy} | set(map(str, _list(spec.get("admissionChecks"))))
+        spec, name = as_dict(each.get("spec")), name_of(each)
+        strategy = as_list(as_dict(spec.get("admissionChecksStrategy")).get("admissionChecks"))
+        wanted = {str(as_dict(rule).get("name")) for rule in strategy} | set(
+            map(str, as_list(spec.get("admissionChecks")))
+        )
         if wanted & ours:
             checked[name] = ours & wanted
         stopped = str(spec.get("stopPolicy") or "None")
@@ -174,7 +198,9 @@ def queues_of(
             model = settings.gpu_models.get(flavor) or settings.gpu_models.get(label) or label
             flavored.append(Flavored(name, flavor, gpus, model[:63], closed, zones.get(flavor)))
     clusters = {
-        (str(_dict(each.get("metadata")).get("namespace")), _name(each)): str(_dict(each["spec"]).get("clusterQueue"))
+        (str(as_dict(each.get("metadata")).get("namespace")), name_of(each)): str(
+            as_dict(each["spec"]).get("clusterQueue")
+        )
         for each in local_queues
         if each.get("spec")
     }
@@ -182,16 +208,17 @@ def queues_of(
 
 
 def _state_of(conditions: Mapping[Any, Json], *, active: bool) -> tuple[EngineJobState, datetime | None]:
-    if _is_true(conditions, "Finished"):
+    if is_true(conditions, "Finished"):
         failed = "fail" in str(conditions["Finished"].get("reason", "")).lower()
         return EngineJobState.FAILED if failed else EngineJobState.SUCCEEDED, _since(conditions["Finished"])
-    if _is_true(conditions, "Admitted"):
+    if is_true(conditions, "Admitted"):
         return EngineJobState.RUNNING, _since(conditions["Admitted"])
     return EngineJobState.PENDING if active else EngineJobState.CANCELLED, None
 
 
-def _is_true(conditions: Mapping[Any, Json], kind: str) -> bool:
-    return _dict(conditions.get(kind)).get("status") == "True"
+def is_true(conditions: Mapping[Any, Json], kind: str) -> bool:
+    """Return whether a condition holds."""
+    return as_dict(conditions.get(kind)).get("status") == "True"
 
 
 def _since(condition: Json) -> datetime | None:
@@ -203,10 +230,10 @@ def _since(condition: Json) -> datetime | None:
 
 def _flavors_of(admission: Json, resource: str) -> dict[str, int]:
     found: dict[str, int] = {}
-    for each in map(_dict, _list(admission.get("podSetAssignments"))):
+    for each in map(as_dict, as_list(admission.get("podSetAssignments"))):
         flavor, gpus = (
-            _dict(each.get("flavors")).get(resource),
-            quantity(_dict(each.get("resourceUsage")).get(resource)),
+            as_dict(each.get("flavors")).get(resource),
+            quantity(as_dict(each.get("resourceUsage")).get(resource)),
         )
         if isinstance(flavor, str) and gpus:
             found[flavor] = found.get(flavor, 0) + gpus
@@ -215,21 +242,21 @@ def _flavors_of(admission: Json, resource: str) -> dict[str, int]:
 
 def _quotas(spec: Json, resource: str) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
-    for group in map(_dict, _list(spec.get("resourceGroups"))):
-        for flavor in map(_dict, _list(group.get("flavors"))):
-            for each in map(_dict, _list(flavor.get("resources"))):
+    for group in map(as_dict, as_list(spec.get("resourceGroups"))):
+        for flavor in map(as_dict, as_list(group.get("flavors"))):
+            for each in map(as_dict, as_list(flavor.get("resources"))):
                 gpus = quantity(each.get("nominalQuota"))
                 if each.get("name") == resource and gpus:
-                    found.append((_name({"metadata": flavor}), gpus))
+                    found.append((name_of({"metadata": flavor}), gpus))
     return found
 
 
 def _gpus_of(template: Json, resource: str) -> int:
     """Return the GPUs of a pod: those of its containers together, which run at once."""
     total = 0
-    for container in map(_dict, _list(_dict(template.get("spec")).get("containers"))):
-        resources = _dict(container.get("resources"))
-        wanted = _dict(resources.get("requests")).get(resource, _dict(resources.get("limits")).get(resource))
+    for container in map(as_dict, as_list(as_dict(template.get("spec")).get("containers"))):
+        resources = as_dict(container.get("resources"))
+        wanted = as_dict(resources.get("requests")).get(resource, as_dict(resources.get("limits")).get(resource))
         total += quantity(wanted)
     return total
 
@@ -249,13 +276,16 @@ def _count(pod_set: Json) -> int:
     return count if isinstance(count, int) and count > 0 else 0
 
 
-def _name(document: Json) -> str:
-    return str(_dict(document.get("metadata")).get("name") or "")
+def name_of(document: Json) -> str:
+    """Return the name of an object."""
+    return str(as_dict(document.get("metadata")).get("name") or "")
 
 
-def _dict(value: object) -> Json:
+def as_dict(value: object) -> Json:
+    """Return a value that is an object; anything else as an empty one."""
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
-def _list(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
+    """Return a value that is a list; anything else as an empty one."""
     return value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]

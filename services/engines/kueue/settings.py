@@ -39,6 +39,19 @@ class KueueSettings(BridgeSettings):
     silence_s: float = Field(
         60.0, gt=0, description="Without an answer of the control plane for so long, all workloads are admitted."
     )
+    dispatch: bool = Field(
+        False, description="Whether it nominates the worker clusters of MultiKueue, in a manager cluster."
+    )
+    dispatch_wait_s: float = Field(
+        300.0,
+        gt=0,
+        le=86_400,
+        description="How long a nominated cluster has to take a workload before the next may.",
+    )
+    dispatch_length_s: float = Field(
+        3_600.0, gt=0, le=1e7, description="How long workloads are expected to run that do not say how long they may."
+    )
+    outlook_interval_s: float = Field(300.0, gt=0, le=86_400, description="How often zones' outlooks are asked for.")
     lease_namespace: str = Field("wattshift", description="Where the bridge's Lease is.")
     release_after_s: float = Field(
         600.0, ge=60, description="A bridge whose Lease is older is dead: `--release` then admits in its place."

@@ -1,0 +1,133 @@
+"""The part of the bridge that nominates MultiKueue's worker clusters, in the cluster that manages them.
+
+Nothing is kept: after a restart, those that are nominated have their time anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from services.contracts.engines import EngineMode, ZoneOutlook
+from services.engines.kueue.cluster import Cluster
+from services.engines.kueue.dispatching import (
+    MULTIKUEUE,
+    Nominee,
+    WorkerCluster,
+    loads_of,
+    nomination_of,
+    nominee_of,
+    ranking,
+    worker_clusters_of,
+)
+from services.engines.kueue.reading import Json, as_dict, name_of
+from services.engines.kueue.settings import KueueSettings
+from services.kit.ids import utc_now
+from services.kit.logging import Log
+from services.kit.metrics import counter
+
+log = Log(__name__)
+
+NOMINATIONS = counter(
+    "wattshift_kueue_nominations_total",
+    "Workloads for which a first worker cluster was picked, or would have been in a dry run.",
+    ["cluster", "mode"],
+)
+
+
+class Dispatcher:
+    """Nominates clusters for the workloads of one manager cluster."""
+
+    def __init__(self, settings: KueueSettings, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._documents: dict[str, Json] = {}
+        self._clusters: dict[str, tuple[WorkerCluster, ...]] = {}
+        self._outlooks: dict[str, ZoneOutlook] | None = None
+        self._asked_at_s = -1e9
+        self._since_s: dict[str, tuple[tuple[str, ...], float]] = {}
+
+    def take_event(self, kind: str, found: Any) -> None:
+        """Take what has happened to a workload; of ``ALL``, all that there are."""
+        if kind == "ALL":
+            self._documents = {_uid(each): each for each in found}
+        elif kind == "DELETED":
+            self._documents.pop(_uid(found), None)
+        else:
+            self._documents[_uid(found)] = found
+
+    async def read(self, checks: Sequence[Json]) -> None:
+        """Read the clusters that there are.
+
+        Raises:
+            ClusterSilentError: The API server does not answer.
+        """
+        ours = [each for each in checks if as_dict(each.get("spec")).get("controllerName") == MULTIKUEUE]
+        lists = [await self._cluster.listed(kind) for kind in ("multikueueconfigs", "multikueueclusters")]
+        self._clusters = worker_clusters_of(ours, *lists)
+
+    def zones_to_ask(self) -> list[str]:
+        """Return the zones whose outlooks are to be asked for now; none if it is not time yet."""
+        if time.monotonic() - self._asked_at_s < self._settings.outlook_interval_s:
+            return []
+        return sorted({each.zone for clusters in self._clusters.values() for each in clusters if each.zone})[:100]
+
+    def take_outlooks(self, outlooks: Iterable[ZoneOutlook]) -> None:
+        """Take what was answered."""
+        self._outlooks = {each.zone: each for each in outlooks}
+        self._asked_at_s = time.monotonic()
+
+    async def look(self, *, heard: bool) -> int:
+        """Nominate what is to be nominated; return how many workloads were changed.
+
+        Raises:
+            ClusterSilentError: The API server does not answer.
+        """
+        if heard and self._outlooks is None and self.zones_to_ask():
+            return 0  # they are asked for with this very look
+        nominees = [each for each in map(self._read, self._documents.values()) if each is not None]
+        loads = loads_of(nominees)
+        self._since_s = {uid: since for uid, since in self._since_s.items() if uid in self._documents}
+        written = 0
+        for each in sorted(nominees, key=lambda each: (each.namespace, each.name)):
+            written += await self._nominate(each, loads, steers=heard and self._settings.mode is EngineMode.CONTROL)
+        return written
+
+    async def _nominate(self, nominee: Nominee, loads: dict[str, int], *, steers: bool) -> bool:
+        settings, now_s, outlooks = self._settings, utc_now().timestamp(), self._outlooks or {}
+        clusters = self._clusters.get(nominee.check, ())
+        waited = self._waited_s(nominee) >= settings.dispatch_wait_s
+        ranked = ranking(nominee, clusters, outlooks, loads, settings, now_s)
+        wanted = nomination_of(nominee, clusters, outlooks, loads, settings, now_s, steers=steers, waited=waited)
+        if wanted is None or not await self._cluster.nominate(wanted):
+            return False
+        for name in set(wanted.clusters) - set(nominee.nominated):
+            loads[name] = loads.get(name, 0) + (nominee.gpus or nominee.pods)
+        if not nominee.nominated and not nominee.left_alone:
+            first, grams = ranked[0]
+            NOMINATIONS.labels(first.name, settings.mode.value).inc()
+            log.info(
+                "kueue.nominated" if steers else "kueue.would_nominate",
+                workload=f"{nominee.namespace}/{nominee.name}",
+                cluster=first.name,
+                gco2=None if grams is None else round(grams),
+            )
+        return True
+
+    def _waited_s(self, nominee: Nominee) -> float:
+        """Return for how long it has been nominated for the very clusters that it is."""
+        now_s = time.monotonic()
+        names, since_s = self._since_s.get(nominee.uid, ((), now_s))
+        if names != nominee.nominated or not nominee.waits:
+            names, since_s = nominee.nominated, now_s
+        self._since_s[nominee.uid] = names, since_s
+        return now_s - since_s
+
+    def _read(self, document: Json) -> Nominee | None:
+        return nominee_of(document, self._clusters, self._settings.resource)
+
+
+def _uid(document: Json) -> str:
+    meta = as_dict(document.get("metadata"))
+    return str(meta.get("uid") or f"{meta.get('namespace')}/{name_of(document)}")
