@@ -43,7 +43,7 @@ FIXED = re.compile(
     r"""standing_service             # a reason code of the public API
     | \bwire_format\b
     | celery\ pool|billiard\.pool
-    | "verbs":                     # a field of Kubernetes' API
+    | "verbs":|\["verbs"\]|\bverbs:\ \[  # a field of Kubernetes' API
     """,
     re.VERBOSE,
 )

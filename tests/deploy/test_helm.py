@@ -139,9 +139,9 @@ def test_pods_run_without_rights(helm: Callable[..., Json]) -> None:
 
 def test_the_bridge_may_do_what_it_does_and_no_more(helm: Callable[..., Json]) -> None:
     rules = objects(helm(CONTROL))["ClusterRole", "wattshift-green-kueue"]["rules"]
-    may = {(resource, verb) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
-    assert {verb for _, verb in may} == {"get", "list", "watch", "patch"}
-    assert {resource for resource, verb in may if verb == "patch"} == {
+    may = {(resource, action) for rule in rules for resource in rule["resources"] for action in rule["verbs"]}
+    assert {action for _, action in may} == {"get", "list", "watch", "patch"}
+    assert {resource for resource, action in may if action == "patch"} == {
         "workloads",
         "workloads/status",
         "admissionchecks/status",
