@@ -85,6 +85,7 @@ class EngineJob(NodeMessage):
     steered: bool = Field(description="Whether decisions on it are carried out; if not, it is only accounted for.")
     why_not: Text = Field(default="", max_length=200, description="Why it is left alone.")
     stoppable: bool = Field(default=False, description="Whether it may be stopped, to run again later.")
+    shrinkable: bool = Field(default=False, description="Whether, as it runs, it may lose GPUs without being stopped.")
     gpus: int = Field(ge=1, le=65_536)
     max_gpus: int | None = Field(default=None, ge=1, le=65_536, description="By default `gpus`: it has one size.")
     step_gpus: int = Field(default=1, ge=1, le=65_536)
@@ -184,6 +185,8 @@ class EngineAction(StrEnum):
     RELEASE = "release"
     REQUEUE = "requeue"
     """It is stopped, and waits on hold; one that has not started is put on hold."""
+    SHRINK = "shrink"
+    """It runs on, on fewer GPUs; only of a job that is reported to be shrinkable."""
     CANCEL = "cancel"
 
 
@@ -193,7 +196,9 @@ class EngineDecision(NodeMessage):
     external_id: ExternalId
     revision: int = Field(ge=1)
     action: EngineAction
-    gpus: int | None = Field(default=None, ge=1, description="The size to start it at; null: as it was submitted.")
+    gpus: int | None = Field(
+        default=None, ge=1, description="The size to start it at, null: as it was submitted; or to shrink it to."
+    )
     rank: int | None = Field(default=None, ge=0, description="Its place in the order of what is released; 0 is first.")
     until: Instant | None = Field(default=None, description="When it is expected to start.")
     grace_s: float = Field(default=0.0, ge=0, le=86_400, description="Between the job's own signal and its stop.")

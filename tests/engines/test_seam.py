@@ -3,7 +3,10 @@
 from datetime import timedelta
 from itertools import product
 
-from services.contracts.engines import EngineJobState, EngineMode
+from services.contracts.engines import EngineJobState, EngineMode, EngineShare
+from services.core.cycle.plan import Preempt, Reason
+from services.core.domain.ids import JobId
+from services.scheduler.planning.apply import _preempt
 from tests.engines.bridge import SUBMITTED, Bridge, a_job, node, on
 from tests.scheduler.world import World
 
@@ -129,6 +132,38 @@ async def test_a_preempted_run_is_requeued_and_waits(world: World) -> None:
     assert (await bridge.job("1"))["state"] == "held"
     assert (await bridge.decision("1"))["action"] == "hold"
     assert (await bridge.job("1"))["preemptions"] == 1
+
+
+async def scale_in(world: World, job_id: str, gpus: int) -> None:
+    """Have a plan want a smaller size of a running job."""
+    async with world.database.transaction() as connection:
+        await _preempt(connection, [Preempt(JobId(job_id), Reason.SCALE_IN, gpus)])
+
+
+async def test_a_shrinkable_run_loses_gpus_in_place_and_is_stopped_if_its_engine_refuses(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol()
+    run = a_job("1", "running", shares=[on("g1", 0, 1), on("g2", 0, 1)], gpus=4, max_gpus=4, shrinkable=True)
+    await bridge.say(run)
+    job = await bridge.job("1")
+    await scale_in(world, job["id"], 2)
+    decision = await bridge.decision("1")
+    assert (decision["action"], decision["gpus"], (await bridge.job("1"))["state"]) == ("shrink", 2, "running")
+
+    await bridge.say(run.model_copy(update={"shares": [EngineShare(node="g1", devices=[0, 1])], "revision": 1}))
+    assert (await bridge.claims())["1"] == {("slurm.g1", 0), ("slurm.g1", 1)}
+    assert ((await bridge.job("1"))["generation"], await world.events(job["id"])) == (
+        1,
+        ["submitted", "deviation", "running", "resized"],
+    )
+    assert await world.fetch("SELECT FROM engine_days WHERE what = 'deviation_other_size'") == []
+
+    await bridge.say(run.model_copy(update={"revision": 1}))  # it has changed its mind
+    await scale_in(world, job["id"], 3)
+    await bridge.say(run.model_copy(update={"revision": 2, "refused": "no"}))
+    await scale_in(world, job["id"], 3)
+    assert (await bridge.decision("1"))["action"] == "requeue"
+    assert (await bridge.job("1"))["state"] == "preempting"
 
 
 async def test_a_refused_stop_leaves_the_run_as_it_is(world: World) -> None:

@@ -183,7 +183,7 @@ async def test_a_run_that_was_stopped_and_is_shown_as_running_is_stopped_again(l
         await bridge.look()
 
     calls = (lies / "calls").read_text()
-    assert calls.count("requeue 7") == 1
+    assert calls.count("requeue incomplete 7") == 1
     assert "scancel" not in calls
 
 
@@ -215,7 +215,54 @@ async def test_a_refusal_is_repeated_three_times_and_then_said(lies: Path) -> No
 
     assert (told.jobs["7@1000"].revision, told.jobs["7@1000"].state) == (4, "running")
     assert "presently disabled" in told.jobs["7@1000"].refused
-    assert (lies / "calls").read_text().count("requeue 7") == 3
+    assert (lies / "calls").read_text().count("requeue incomplete 7") == 3
+
+
+TWO_NODES = {
+    "job_state": "RUNNING",
+    "node_count": 2,
+    "nodes": "gpu[1-2]",
+    "gres_detail": ["gpu:h200:2(IDX:0-1)", "gpu:h200:2(IDX:4-5)"],
+    "admin_comment": "wattshift:7@1000",
+    "comment": "wattshift:shrink,gpus=2-4,signal=USR1,grace=0",
+}
+
+
+async def test_a_running_job_loses_nodes_in_place_after_its_signal(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    say(lies, TWO_NODES)
+    await bridge.look()
+    assert told.jobs["7@1000"].shrinkable
+    bridge.take([EngineDecision(external_id="7@1000", revision=3, action=EngineAction.SHRINK, gpus=2, grace_s=60)])
+    assert [len((await bridge.look()).shrinks) for _ in range(2)] == [0, 1]
+    calls = (lies / "calls").read_text()
+    assert calls.index("scancel --signal=USR1 --batch 7") < calls.index("scontrol update jobid=7 numnodes=1")
+
+    say(lies, TWO_NODES | {"node_count": 1, "nodes": "gpu1", "gres_detail": ["gpu:h200:2(IDX:0-1)"]})
+    changes = await bridge.look()
+
+    assert changes.size == 0
+    job = told.jobs["7@1000"]
+    assert (job.revision, job.shrinkable, job.refused) == (3, False, "")
+    assert [(share.node, share.devices) for share in job.shares] == [("gpu1", [0, 1])]
+
+
+async def test_a_shrink_that_slurm_refuses_is_said(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    say(lies, TWO_NODES | {"comment": "wattshift:shrink,gpus=2-4"})
+    await bridge.look()
+    bridge.take([EngineDecision(external_id="7@1000", revision=3, action=EngineAction.SHRINK, gpus=2)])
+    _refuse(lies, "Requested operation not supported on this system for job 7")
+    for _ in range(5):
+        await bridge.look()
+
+    assert (told.jobs["7@1000"].revision, told.jobs["7@1000"].refused) == (
+        3,
+        "Requested operation not supported on this system",
+    )
+    assert (lies / "calls").read_text().count("numnodes=1") == 3
 
 
 def _refuse(lies: Path, words: str) -> None:

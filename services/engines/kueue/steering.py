@@ -222,6 +222,8 @@ def _is_followed(workload: Workload, decision: EngineDecision, ours: Collection[
             return state != READY or workload.state is not EngineJobState.PENDING
         case EngineAction.REQUEUE:
             return workload.state is not EngineJobState.RUNNING
+        case EngineAction.SHRINK:  # no workload is reported to be shrinkable
+            return False
         case EngineAction.CANCEL:
             return workload.state.is_over
 

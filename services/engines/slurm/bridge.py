@@ -172,7 +172,13 @@ class Bridge:
                 memory.refusals = {decision.revision: memory.refusals.get(decision.revision, 0) + 1}
                 memory.refused = words
                 log.warning("slurm.refused", job=number, action=decision.action.value, why=words)
-        log.info("slurm.changed", jobs=changes.size, requeued=len(changes.requeues), refused=len(refused))
+        log.info(
+            "slurm.changed",
+            jobs=changes.size,
+            requeued=len(changes.requeues),
+            shrunk=len(changes.shrinks),
+            refused=len(refused),
+        )
         return changes
 
     async def _report(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,18 +60,27 @@ class Commands:
             for at in range(0, len(numbers), _LISTED):
                 words = [f"jobid={','.join(map(str, numbers[at : at + _LISTED]))}", *_fields(wanted)]
                 if any(re.search(r"\s", word) for word in words):  # scontrol keeps the quotes of what it reads
-                    said += (await self._run("scontrol", "--quiet", "update", *words, may_fail=True))[2]
+                    said += (await self._run("scontrol", "update", *words, may_fail=True))[2]
                 else:
                     lines.append(f"update {' '.join(words)}")
-        lines += [f"requeue {number}" for number in changes.requeues]
+        # Without that word, Slurm runs a job again that has ended since we looked.
+        lines += [f"requeue incomplete {number}" for number in changes.requeues]
         if lines:
-            said += (await self._run("scontrol", "--quiet", given="\n".join(lines) + "\n", may_fail=True))[2]
+            said += (await self._run("scontrol", given="\n".join(lines) + "\n", may_fail=True))[2]
         for number, signal in changes.signals:
             _, _, words = await self._run("scancel", f"--signal={signal}", "--batch", str(number), may_fail=True)
             said += f"\n{words.strip()} for job {number}" if words.strip() else ""
+        for number, nodes in changes.shrinks:
+            said += await self._shrink(number, nodes)
         if changes.cancels:
             await self._run("scancel", *map(str, changes.cancels), may_fail=True)
         return {int(found["number"]): found["words"][-300:] for found in _FOR_JOB.finditer(said)}
+
+    async def _shrink(self, number: int, nodes: int) -> str:
+        """Leave a running job its first nodes; return what Slurm says against it, naming the job."""
+        with tempfile.TemporaryDirectory() as folder:  # scontrol writes scripts for the job's shell where it runs
+            words = ["scontrol", "update", f"jobid={number}", f"numnodes={nodes}"]
+            return (await self._run(*words, may_fail=True, folder=folder))[2]
 
     async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
         """Return how jobs ended, by number and submission, as accounting has it; nothing where there is none."""
@@ -95,7 +105,9 @@ class Commands:
         except orjson.JSONDecodeError as error:
             raise SlurmSilentError(f"{command[0]} answers no JSON: {error}") from error
 
-    async def _run(self, *command: str, given: str = "", may_fail: bool = False) -> tuple[int, str, str]:
+    async def _run(
+        self, *command: str, given: str = "", may_fail: bool = False, folder: str | None = None
+    ) -> tuple[int, str, str]:
         """Return a command's exit status and what it prints.
 
         Raises:
@@ -108,6 +120,7 @@ class Commands:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._environment,
+                cwd=folder,
             )
         except OSError as error:
             raise SlurmSilentError(f"{command[0]} cannot be run: {error}") from error

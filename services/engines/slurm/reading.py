@@ -106,6 +106,11 @@ class SlurmJob:
         pairs = found["options"].split(",") if found else []
         return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
+    @property
+    def by_node(self) -> bool:
+        """Whether its user lets it have fewer nodes, and lets it lose some while it runs."""
+        return "shrink" in self.options and self.per_node > 0
+
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:

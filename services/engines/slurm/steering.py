@@ -31,11 +31,13 @@ class Changes:
     Attributes:
         updates: Fields to set, by the numbers of jobs; jobs with the same ones are together.
         signals: Jobs to be sent a signal, and which.
+        shrinks: Jobs to leave so many nodes.
         requeues, cancels: Numbers of jobs.
     """
 
     updates: Sequence[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]] = ()
     signals: Sequence[tuple[int, str]] = ()
+    shrinks: Sequence[tuple[int, int]] = ()
     requeues: Sequence[int] = ()
     cancels: Sequence[int] = ()
 
@@ -43,7 +45,7 @@ class Changes:
     def size(self) -> int:
         """How many jobs are changed."""
         updated = sum(len(numbers) for numbers, _ in self.updates)
-        return updated + len(self.signals) + len(self.requeues) + len(self.cancels)
+        return updated + len(self.signals) + len(self.shrinks) + len(self.requeues) + len(self.cancels)
 
 
 @dataclass
@@ -112,6 +114,7 @@ def report_of(
         steered=not reason,
         why_not=reason,
         stoppable=job.requeue and job.batch,
+        shrinkable=job.by_node and len(job.shares) > 1,
         gpus=job.gpus if job.state == "running" else low,
         max_gpus=max(high, job.gpus) if job.state == "running" else high,
         step_gpus=1 if job.state == "running" else step,
@@ -133,13 +136,16 @@ def report_of(
 def sizes_of(job: SlurmJob) -> tuple[int, int, int]:
     """Return the smallest and the largest size of a job, and the step between sizes.
 
-    Only a job that asks for GPUs by node and runs on one can be started at another size than it was submitted with.
+    Only a job that asks for GPUs by node can be started at another size than it was submitted with: on one node, or,
+    if its user says so, on another number of nodes.
     """
     found = _SIZES.fullmatch(job.options.get("gpus", ""))
-    if not found or not job.per_node or job.nodes_wanted != 1:
+    if not found or not job.per_node or (job.nodes_wanted != 1 and not job.by_node):
         return job.gpus, job.gpus, 1
     low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-    if not 1 <= low <= high or step < 1:
+    if job.by_node:
+        step = job.per_node
+    if not 1 <= low <= high or step < 1 or (job.by_node and low % step):
         return job.gpus, job.gpus, 1
     return low, high - (high - low) % step, step
 
@@ -163,6 +169,8 @@ def is_followed(job: SlurmJob, decision: EngineDecision, now_s: float) -> bool:
             return job.state not in ("pending", "running")
         case EngineAction.REQUEUE:
             return job.state != "running"
+        case EngineAction.SHRINK:
+            return job.state != "running" or job.gpus <= (decision.gpus or job.gpus)
         case EngineAction.HOLD:
             return not job.waits or job.eligible_s > now_s
 
@@ -200,6 +208,7 @@ def changes_of(
     steered = [(job, name) for job, name in jobs if not why_not(job, settings, now_s)]
     fields: dict[int, dict[str, str]] = {}
     signals: list[tuple[int, str]] = []
+    shrinks: list[tuple[int, int]] = []
     requeues: list[int] = []
     cancels: list[int] = []
     for job, name in steered:
@@ -219,8 +228,15 @@ def changes_of(
         if not job.waits:
             if job.tag != name:  # a requeue changes its submission, by which a new bridge would take it for another
                 fields[job.number] = _tagged(job, name)
-            if decision and decision.action is EngineAction.REQUEUE:
-                _stop(job, decision, memory, now_s, signals, requeues)
+            if (
+                decision
+                and not is_followed(job, decision, now_s)
+                and _has_had_grace(job, decision, memory, now_s, signals)
+            ):
+                if decision.action is EngineAction.SHRINK and job.per_node:
+                    shrinks.append((job.number, max((decision.gpus or job.gpus) // job.per_node, 1)))
+                elif decision.action is EngineAction.REQUEUE:
+                    requeues.append(job.number)
             continue
         fields[job.number] = _waiting(job, name, decision, settings, now_s, heard=heard)
     rankable = [(job, name) for job, name in steered if name not in older]
@@ -231,7 +247,7 @@ def changes_of(
         if wanted:
             together.setdefault(tuple(sorted(wanted.items())), []).append(number)
     updates = [(tuple(sorted(numbers)), wanted) for wanted, numbers in together.items()]
-    return Changes(updates, signals, requeues, cancels)
+    return Changes(updates, signals, shrinks, requeues, cancels)
 
 
 def priorities_of(
@@ -271,7 +287,9 @@ def _waiting(
         if job.eligible_s > now_s:
             wanted["starttime"] = "now"
         low, high, _ = sizes_of(job)
-        if decision.gpus and low < high and decision.gpus != job.gpus:
+        if decision.gpus and low < high and decision.gpus != job.gpus and job.by_node:
+            wanted["numnodes"] = str(decision.gpus // job.per_node)
+        elif decision.gpus and low < high and decision.gpus != job.gpus:
             typed = f"{job.gpu_type}:" if job.gpu_type else ""
             wanted["gres"] = f"gpu:{typed}{decision.gpus}"
         return wanted
@@ -284,23 +302,17 @@ def _tagged(job: SlurmJob, name: str) -> dict[str, str]:
     return {"admincomment": f"wattshift:{name} {TAG.sub('', job.admin_comment).strip()}".strip()}
 
 
-def _stop(
-    job: SlurmJob,
-    decision: EngineDecision,
-    memory: Memory,
-    now_s: float,
-    signals: list[tuple[int, str]],
-    requeues: list[int],
-) -> None:
-    """Have a running job stopped: by its own signal first and a grace after that, where its user asks for one."""
+def _has_had_grace(
+    job: SlurmJob, decision: EngineDecision, memory: Memory, now_s: float, signals: list[tuple[int, str]]
+) -> bool:
+    """Return whether a running job may lose GPUs now: where its user asks for it, first a signal, and then a grace."""
     signal = job.options.get("signal", "")
     if signal and memory.signalled != decision.revision:
         signals.append((job.number, signal))
-        return
+        return False
     grace = job.options.get("grace", "")
     grace_s = min(float(grace), decision.grace_s) if grace.isdigit() else decision.grace_s
-    if not signal or now_s - memory.signalled_s >= grace_s:
-        requeues.append(job.number)
+    return not signal or now_s - memory.signalled_s >= grace_s
 
 
 def begin_time(at_s: float) -> str:

@@ -85,6 +85,11 @@ def requeued(grace_s: float, note: str) -> Json:
     return {"action": EngineAction.REQUEUE.value, "grace_s": grace_s, "note": note}
 
 
+def shrunk(gpus: int, grace_s: float, note: str) -> Json:
+    """Return the decision that a job runs on, on fewer GPUs."""
+    return {"action": EngineAction.SHRINK.value, "gpus": gpus, "grace_s": grace_s, "note": note}
+
+
 CANCELLED: Json = {"action": EngineAction.CANCEL.value}
 ON_HOLD: Json = {"action": EngineAction.HOLD.value, "note": "waits:held"}
 

@@ -45,7 +45,7 @@ class Known:
         gang: The state of its live allocation.
         planned: What that allocation holds, or is to hold.
         stop_reason: Why it is being stopped.
-        action, revision: What was last decided.
+        action, revision, gpus: What was last decided.
         cancel_requested, hold_requested: What its user wants here, or has already.
         controls: Whether decisions are carried out at all.
     """
@@ -56,6 +56,7 @@ class Known:
     stop_reason: EndReason | None = None
     action: EngineAction | None = None
     revision: int = 0
+    gpus: int | None = None
     cancel_requested: bool = False
     hold_requested: bool = False
     controls: bool = True
@@ -153,7 +154,8 @@ def _run_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
             return Runs(devices, Deviation.OTHER_SIZE)
         return Runs(devices, None if set(devices) == set(planned) else Deviation.OTHER_NODES)
     if devices and devices != known.planned:
-        return Runs(devices, Deviation.OTHER_SIZE if _size(devices) != _size(known.planned or {}) else None)
+        sizes = [_size(known.planned or {})] + ([known.gpus] if known.action is EngineAction.SHRINK else [])
+        return Runs(devices, None if _size(devices) in sizes else Deviation.OTHER_SIZE)
     return None
 
 

@@ -132,6 +132,7 @@ class _Fold:
             stop_reason=EndReason(row.stop_reason) if row.stop_reason else None,
             action=EngineAction(decision["action"]) if decision else None,
             revision=row.revision,
+            gpus=decision.get("gpus"),
             cancel_requested=row.cancel_requested,
             hold_requested=row.hold_requested,
             controls=row.controls,
@@ -185,6 +186,8 @@ class _Fold:
                 await engines.add_run(self._connection, gang, job_id, generation, self._shares(), begun_at)
             return
         await engines.placed(self._connection, row.gang_id, self._shares(), GangState.RUNNING.value)
+        if row.job_state == JobState.RUNNING:
+            await jobs.note(self._connection, job_id, "job.resized", event)
         if row.job_state == JobState.STARTING:
             starting, running = [JobState.STARTING], JobState.RUNNING
             await jobs.move(self._connection, job_id, starting, running, reason="running", detail=detail, data=event)

@@ -34,7 +34,7 @@ from services.db.database import Connection, Database
 from services.kit import traces
 from services.kit.logging import Log
 from services.scheduler.commands import base_batch, free_port, start_commands
-from services.scheduler.engines.decisions import stop_run
+from services.scheduler.engines.decisions import decide, shrunk, stop_run
 from services.scheduler.engines.directing import Theirs
 from services.scheduler.ingest.gangs import EndReason
 from services.scheduler.ingest.reports import stop_gang
@@ -42,7 +42,7 @@ from services.scheduler.learning.measuring import begin
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
 from services.scheduler.power.nodes import WOKEN
 from services.scheduler.reasons import SENTENCES
-from services.scheduler.repository import gangs, jobs, node_power, outbox, rounds
+from services.scheduler.repository import engines, gangs, jobs, node_power, outbox, rounds
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.gangs import CONTROL_COLUMNS, NewGang, StartableJob
 from services.scheduler.repository.jobs import Starting, Waiting
@@ -269,8 +269,14 @@ async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:
     if len(running) < len(preempts):
         raise StalePlanError("a job no longer runs")
     reasons = {preempt.job_id: preempt.reason for preempt in preempts}
+    smaller = {preempt.job_id: preempt.next_gpus for preempt in preempts if preempt.reason is Reason.SCALE_IN}
+    shrinkable = await engines.shrinkable(connection, list(smaller)) if smaller else frozenset[str]()
     for gang in running:
         reason = reasons[JobId(gang.job_id)]
+        if gang.job_id in shrinkable:
+            note = f"shrinks:{reason.value}"
+            await decide(connection, {gang.job_id: shrunk(smaller[JobId(gang.job_id)], gang.grace_s, note)})
+            continue
         stop = stop_gang if gang.engine == OURS else stop_run
         await stop(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
 

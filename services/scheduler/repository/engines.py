@@ -108,6 +108,15 @@ UPDATE engine_jobs e SET sent_at = now() FROM engines g
 RETURNING e.engine, e.decision
 """
 
+# One that its engine refused to make smaller is stopped instead.
+SHRINKABLE = """
+SELECT e.job_id FROM engine_jobs e JOIN engines g ON g.name = e.engine AND g.mode = 'control'
+  JOIN allocations a ON a.job_id = e.job_id AND a.state = 'running'
+ WHERE e.job_id = ANY($1::text[]) AND NOT e.over AND e.report @> '{"shrinkable": true, "state": "running"}'
+   AND NOT (e.decision @> '{"action": "shrink"}' AND e.report ->> 'refused' <> ''
+            AND (e.report ->> 'revision')::bigint >= e.revision)
+"""
+
 LIVE_JOBS = """
 SELECT e.job_id, e.engine, g.mode FROM engine_jobs e JOIN engines g ON g.name = e.engine
  WHERE NOT e.over AND e.job_id IS NOT NULL
@@ -360,6 +369,11 @@ async def foresee(connection: Connection, starts: Mapping[str, datetime | None])
     """Store until when jobs of dry runs would be held back, None: not at all, where that is new."""
     if starts:
         await connection.execute(FORESEE, list(starts), list(starts.values()))
+
+
+async def shrinkable(connection: Connection, job_ids: Sequence[str]) -> frozenset[str]:
+    """Return which of these jobs run and may lose GPUs without being stopped."""
+    return frozenset(row["job_id"] for row in await connection.fetch(SHRINKABLE, list(job_ids)))
 
 
 async def live_jobs(connection: Connection) -> dict[str, tuple[str, str]]:
