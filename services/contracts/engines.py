@@ -150,7 +150,7 @@ class EngineReport(NodeMessage):
     """How the engine is; sent at every look, with the jobs that have changed since the last report."""
 
     boot_id: Text = Field(max_length=64)
-    kind: Literal["slurm", "kueue"]
+    kind: Literal["slurm", "kueue", "ray"]
     version: Text = Field(default="", max_length=100)
     places: Places = Places.THEIRS
     mode: EngineMode
@@ -200,6 +200,7 @@ class EngineDecision(NodeMessage):
         default=None, ge=1, description="The size to start it at, null: as it was submitted; or to shrink it to."
     )
     rank: int | None = Field(default=None, ge=0, description="Its place in the order of what is released; 0 is first.")
+    zone: Name | None = Field(default=None, description="The grid zone that it was planned in, if it is one.")
     until: Instant | None = Field(default=None, description="When it is expected to start.")
     grace_s: float = Field(default=0.0, ge=0, le=86_400, description="Between the job's own signal and its stop.")
     note: Comment = Field(default="", description="For the engine's users, in the job's comment.")

@@ -31,9 +31,11 @@ PROCESSES = (
     "services.telemetry",
     "services.simulator",
     "services.engines.kueue",
+    "services.engines.ray",
     "services.engines.slurm",
 )
-WITHOUT_DB = ("gateway", "gpu_agent", "services.router", "services.engines.kueue", "services.engines.slurm")
+ENGINES = tuple(process for process in PROCESSES if process.startswith("services.engines."))
+WITHOUT_DB = ("gateway", "gpu_agent", "services.router", *ENGINES)
 FRONT_DOORS = {
     "services.cli": {
         "services.core",

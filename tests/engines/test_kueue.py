@@ -21,39 +21,10 @@ from services.kit.problems import ProblemError
 from services.telemetry.repository.engines import mirror
 from services.telemetry.repository.nodes import token_sha256
 from tests.engines.kueue_cluster import CHECK, KueueCluster, a_workload, furnish
+from tests.engines.plane import Plane
 from tests.scheduler.world import World
 
 HELD_FOR = timedelta(hours=3)
-
-
-class Plane:
-    """A control plane that says what the test wants said."""
-
-    def __init__(self) -> None:
-        self.reports: list[EngineReport] = []
-        self.wanted: dict[str, tuple[EngineAction, dict[str, Any]]] = {}
-        self.silent = False
-
-    async def call(self, what: str, report: EngineReport, answer: type[EngineReply], timeout_s: float) -> EngineReply:
-        if self.silent:
-            raise ProblemError(503, "unavailable", "It does not answer.")
-        self.reports.append(report)
-        known = {each.number: each.external_id for report in self.reports for each in report.jobs}
-        decisions = [
-            EngineDecision(external_id=known[number], revision=revision, action=action, **fields)
-            for revision, (number, (action, fields)) in enumerate(self.wanted.items(), start=1 + 10 * len(self.reports))
-            if number in known
-        ]
-        live = {each.external_id for report in self.reports for each in report.jobs if not each.state.is_over}
-        over = {each.external_id for report in self.reports for each in report.jobs if each.state.is_over}
-        unreported = [] if report.present is None else sorted(live - over - set(report.present))
-        return EngineReply(decisions=decisions, unreported=unreported)
-
-    def last(self, number: str) -> Any:
-        return [each for report in self.reports for each in report.jobs if each.number == number][-1]
-
-    def decide(self, number: str, action: EngineAction, **fields: Any) -> None:
-        self.wanted[number] = (action, fields)
 
 
 class Site:

@@ -44,14 +44,41 @@ class Grid(CarbonWatch):
         """Ask nobody."""
 
 
+class ControlPlane:
+    """Telemetry as a process, and a scheduler that turns by itself.
+
+    Attributes:
+        environment: The variables by which a bridge finds it.
+    """
+
+    def __init__(self, database: Database, grid: Grid, environment: dict[str, str], folder: Path) -> None:
+        self.database, self.grid, self.environment, self.folder = database, grid, environment, folder
+
+    async def rows(self, query: str, *arguments: Any) -> list[Any]:
+        """Return rows of the database."""
+        async with self.database.connection() as connection:
+            return await connection.fetch(query, *arguments)
+
+    async def policy(self, name: str, **parameters: Any) -> None:
+        """Put a policy in force; the next round is an active one."""
+        query = (
+            "UPDATE scheduler_state SET policy = $1, parameters = $2, memory = '{}', last_active_at = NULL, "
+            "version = version + 1 RETURNING 1"
+        )
+
+        async def words() -> str:
+            return ""
+
+        await until(lambda: self.rows(query, name, parameters), "the scheduler has a policy to change", 60, words)
+
+
 class Site:
     """A Slurm, its bridge, and a scheduler that turns by itself."""
 
-    def __init__(
-        self, lab: SlurmLab, database: Database, grid: Grid, environment: dict[str, str], folder: Path
-    ) -> None:
-        self.lab, self.database, self.grid = lab, database, grid
-        self._environment, self._folder = environment, folder
+    def __init__(self, lab: SlurmLab, plane: ControlPlane) -> None:
+        self.lab, self.database, self.grid = lab, plane.database, plane.grid
+        self.rows, self.policy = plane.rows, plane.policy
+        self._environment, self._folder = plane.environment, plane.folder
         self._bridge: subprocess.Popen[bytes] | None = None
         self.path: dict[str, str] = {}
         """Variables of the bridge, such as another PATH."""
@@ -91,19 +118,6 @@ class Site:
         """What the bridge printed."""
         return (self._folder / "bridge.log").read_text()
 
-    async def rows(self, query: str, *arguments: Any) -> list[Any]:
-        """Return rows of the database."""
-        async with self.database.connection() as connection:
-            return await connection.fetch(query, *arguments)
-
-    async def policy(self, name: str, **parameters: Any) -> None:
-        """Put a policy in force; the next round is an active one."""
-        query = (
-            "UPDATE scheduler_state SET policy = $1, parameters = $2, memory = '{}', last_active_at = NULL, "
-            "version = version + 1 RETURNING 1"
-        )
-        await self.until(lambda: self.rows(query, name, parameters), "the scheduler has a policy to change")
-
     async def job(self, number: str) -> dict[str, Any]:
         """Return our job for one of Slurm's numbers, the newest; empty while there is none."""
         query = "SELECT * FROM jobs WHERE external_id LIKE $1 || '@%' ORDER BY id DESC LIMIT 1"
@@ -111,13 +125,13 @@ class Site:
 
     async def until(self, condition: Callable[[], Awaitable[object]], what: str, within_s: float = 60) -> None:
         """Return once something is so; the bridge's last words are part of the error if it is not in time."""
-        deadline = asyncio.get_running_loop().time() + within_s
-        while not await condition():
-            if asyncio.get_running_loop().time() > deadline:
-                queue = self.lab.run("squeue", "-o", "%i %T %r %S %k %R", check=False)
-                jobs = await self.rows("SELECT external_id, state, reason, detail FROM jobs ORDER BY id DESC LIMIT 20")
-                raise TimeoutError(f"not within {within_s:g} s: {what}\n{queue}\n{jobs}\n{self.log[-3000:]}")
-            await asyncio.sleep(0.2)
+
+        async def words() -> str:
+            queue = self.lab.run("squeue", "-o", "%i %T %r %S %k %R", check=False)
+            jobs = await self.rows("SELECT external_id, state, reason, detail FROM jobs ORDER BY id DESC LIMIT 20")
+            return f"{queue}\n{jobs}\n{self.log[-3000:]}"
+
+        await until(condition, what, within_s, words)
 
     async def until_states(self, within_s: float = 60, **wanted: str) -> None:
         """Return once jobs of Slurm, as ``_NUMBER=STATE``, are in these states in Slurm."""
@@ -129,9 +143,37 @@ class Site:
         await self.until(are_so, str(wanted), within_s)
 
 
+async def until(
+    condition: Callable[[], Awaitable[object]], what: str, within_s: float, words: Callable[[], Awaitable[str]]
+) -> None:
+    """Return once something is so.
+
+    Raises:
+        TimeoutError: It was not in time; ``words`` are part of it.
+    """
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not await condition():
+        if asyncio.get_running_loop().time() > deadline:
+            raise TimeoutError(f"not within {within_s:g} s: {what}\n{await words()}")
+        await asyncio.sleep(0.2)
+
+
 @contextlib.asynccontextmanager
 async def a_site(lab: SlurmLab, postgres_url: str, redis_url: str, folder: Path, **options: Any) -> AsyncIterator[Site]:
     """Yield a site with an empty database; ``options`` are settings of the scheduler."""
+    async with a_control_plane(postgres_url, redis_url, folder, **options) as plane:
+        site = Site(lab, plane)
+        try:
+            yield site
+        finally:
+            site.stop_bridge()
+
+
+@contextlib.asynccontextmanager
+async def a_control_plane(
+    postgres_url: str, redis_url: str, folder: Path, **options: Any
+) -> AsyncIterator[ControlPlane]:
+    """Yield one with an empty database; ``options`` are settings of the scheduler."""
     folder.mkdir(parents=True, exist_ok=True)
     database_url = fresh_database(postgres_url)
     own = {
@@ -153,11 +195,9 @@ async def a_site(lab: SlurmLab, postgres_url: str, redis_url: str, folder: Path,
             client = ServiceClient(session, "http://127.0.0.1:1", "carbon")
             grid = Grid(client, "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
             turning = asyncio.create_task(Scheduler(settings, database, redis, grid).run())
-            site = Site(lab, database, grid, found.environment, folder)
             try:
-                yield site
+                yield ControlPlane(database, grid, found.environment, folder)
             finally:
-                site.stop_bridge()
                 await end_tasks([turning])
                 await redis.flushdb()
                 await redis.aclose()

@@ -16,20 +16,18 @@ from services.contracts.engines import (
     MAX_JOBS_OF_A_REPORT,
     EngineAction,
     EngineDecision,
-    EngineEnergyReport,
     EngineJob,
     EngineJobState,
     EngineNode,
     EngineReply,
     EngineReport,
 )
-from services.contracts.nodes import EnergyReceipt
 from services.engines.slurm.commands import SlurmSilentError
-from services.engines.slurm.energy import Energy
 from services.engines.slurm.identities import Identities
 from services.engines.slurm.reading import SlurmJob, SlurmNode
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import Changes, Memory, changes_of, is_same_run, report_of
+from services.kit.bridge_energy import ModelledEnergy
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
@@ -80,7 +78,7 @@ class Bridge:
         self._version = ""
         self._problem: str | None = None
         self._woken = asyncio.Event()
-        self._energy = Energy(settings)
+        self._energy = ModelledEnergy(settings.energy_interval_s)
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
         """Take decisions; of two on a job the newer one is in force."""
@@ -135,7 +133,8 @@ class Bridge:
         await self._report(named, live, now_s)
         self._forget({name for _, name in named})
         if self._settings.energy:
-            await self._book([each for each in live if each[1] not in self._older], now_s)
+            running = [self._sent[name] for _, name in live if name in self._sent and name not in self._older]
+            await self._energy.book(self._control_plane, list(map(self._node, self._nodes)), running, now_s)
         return changes
 
     async def _complain(self, problem: str) -> None:
@@ -275,14 +274,3 @@ class Bridge:
             for name in [name for name in kept if name not in seen and name not in self._gone_since_s]:
                 if name not in self._sent or self._sent[name].state.is_over:
                     known.pop(name, None)  # pyright: ignore[reportArgumentType, reportUnknownMemberType]
-
-    async def _book(self, live: Sequence[tuple[SlurmJob, str]], now_s: float) -> None:
-        """Book the energy of the minutes that are over."""
-        for node, intervals in self._energy.due(self._nodes, live, now_s).items():
-            report = EngineEnergyReport(node=node, intervals=intervals)
-            try:
-                await self._control_plane.call("engine-energy", report, EnergyReceipt, 10.0)
-            except ProblemError as error:  # no intensity is known yet: it is kept, and sent with the next interval
-                log.warning("energy.not_booked", node=node, error=error.detail)
-                return
-            self._energy.booked(node)

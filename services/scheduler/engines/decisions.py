@@ -75,9 +75,18 @@ def held(hold: Hold, note: str) -> Json:
     return {"action": EngineAction.HOLD.value, "note": note} | ({} if until is None else {"until": until.isoformat()})
 
 
-def released(gpus: int, rank: int, note: str) -> Json:
+def zone_of(snapshot: Snapshot, start: Start) -> str | None:
+    """Return the grid zone that a start was planned in; None if it is several."""
+    nodes = snapshot.nodes
+    zones = {snapshot.outlooks[int(nodes.zone[nodes.index[share.node_id]])].zone for share in start.placement.shares}
+    return zones.pop() if len(zones) == 1 else None
+
+
+def released(gpus: int, rank: int, note: str, zone: str | None = None) -> Json:
     """Return the decision that a job starts as soon as its engine has room."""
-    return {"action": EngineAction.RELEASE.value, "gpus": gpus, "rank": rank, "note": note}
+    return {"action": EngineAction.RELEASE.value, "gpus": gpus, "rank": rank, "note": note} | (
+        {} if zone is None else {"zone": zone}
+    )
 
 
 def requeued(grace_s: float, note: str) -> Json:

@@ -10,7 +10,16 @@ from services.contracts.engines import EngineMode
 from services.core.cycle.plan import Hold, Preempt, Start
 from services.core.cycle.snapshot import Snapshot
 from services.db.database import Connection
-from services.scheduler.engines.decisions import decide, held, hold_note, rank_at, released, requeued, start_note
+from services.scheduler.engines.decisions import (
+    decide,
+    held,
+    hold_note,
+    rank_at,
+    released,
+    requeued,
+    start_note,
+    zone_of,
+)
 from services.scheduler.repository import engines
 from services.scheduler.repository.documents import Json
 
@@ -56,7 +65,8 @@ class Theirs:
         for position, start in enumerate(starts):
             if start.job_id in self.steered:
                 rank = rank_at(self.snapshot.now_s, position)
-                wanted[start.job_id] = released(start.gpus, rank, start_note(self.snapshot, start))
+                note, zone = start_note(self.snapshot, start), zone_of(self.snapshot, start)
+                wanted[start.job_id] = released(start.gpus, rank, note, zone)
         for hold in holds:
             if hold.job_id in self.steered:
                 wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold))

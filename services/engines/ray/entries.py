@@ -1,0 +1,95 @@
+"""What entry points of jobs (``wattshift.ray``) ask the bridge, and where they do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Literal, Self
+
+from aiohttp import web
+from pydantic import Field, ValidationError, model_validator
+
+from services.contracts.schema import Instant, NodeMessage, Text
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+Gpus = Annotated[int, Field(ge=1, le=65_536)]
+
+
+class Entry(NodeMessage):
+    """How a job's entry point is, and what its user wants of it."""
+
+    state: Literal["waits", "starts", "runs", "stops"]
+    run: int = Field(ge=0, description="How often its command has been started.")
+    began_at: Instant | None = Field(default=None, description="When this run has begun; null while there is none.")
+    nodes: dict[Text, int] = Field(description="GPUs that its placement group has, by Ray's ids of nodes.")
+    gpus: Gpus
+    max_gpus: Gpus
+    step_gpus: Gpus = 1
+    gpu_model: Text | None = Field(default=None, max_length=63)
+    steer: bool = True
+    stoppable: bool = False
+    deadline: Instant | None = None
+    flexible_s: float | None = Field(default=None, ge=0, le=1e8)
+    time_limit_s: float | None = Field(default=None, gt=0, le=1e9)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its command lives."""
+        return self.state in ("runs", "stops")
+
+    @model_validator(mode="after")
+    def _has_sizes(self) -> Self:
+        if self.max_gpus < self.gpus or (self.max_gpus - self.gpus) % self.step_gpus:
+            raise ValueError("no gang has these sizes")
+        return self
+
+
+class Told(NodeMessage):
+    """What an entry point is to do.
+
+    Attributes:
+        again_s: When it is to ask again.
+        for_s: How long this holds if nobody answers then; after that it starts by itself.
+    """
+
+    action: Literal["hold", "run", "stop"]
+    gpus: int | None = None
+    zone: str | None = None
+    grace_s: float = 0.0
+    note: str = ""
+    again_s: float
+    for_s: float
+
+
+@asynccontextmanager
+async def listening(address: str, told: Callable[[str, Entry], Told]) -> AsyncGenerator[str]:
+    """Answer entry points until the end of the block; yield the address.
+
+    Raises:
+        OSError: Something else listens there.
+    """
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            entry = Entry.model_validate_json(await request.read())
+        except ValidationError as error:
+            problem = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            return web.Response(status=422, text=problem)
+        return web.Response(
+            text=told(request.match_info["name"], entry).model_dump_json(), content_type="application/json"
+        )
+
+    app = web.Application(client_max_size=1 << 20)
+    app.router.add_post("/v1/entries/{name}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    host, _, port = address.rpartition(":")
+    try:
+        site = web.TCPSite(runner, host.strip("[]"), int(port))
+        await site.start()
+        log.info("entries.heard", address=address)
+        yield f"http://{address}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,85 @@
+"""Ray's head by HTTP: its Job Submission API and its state API, as its dashboard serves them. Nothing imports Ray."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Self
+from urllib.parse import quote
+
+import aiohttp
+
+from services.engines.ray.reading import (
+    Holdings,
+    RayJob,
+    RayNode,
+    UnreadableError,
+    read_holdings,
+    read_jobs,
+    read_nodes,
+)
+from services.engines.ray.settings import RaySettings
+
+_ALL = {"limit": "10000", "detail": "true"}
+"""As many as Ray answers with at most; it says when there are more."""
+
+
+class RaySilentError(Exception):
+    """Ray does not answer, or not what it should."""
+
+
+class Head:
+    """One Ray cluster; errors of all are ``RaySilentError``."""
+
+    def __init__(self, client: aiohttp.ClientSession) -> None:
+        self._client = client
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, settings: RaySettings) -> AsyncGenerator[Self]:
+        """Yield the cluster that the settings name."""
+        headers = {"Authorization": f"Bearer {settings.auth_token}"} if settings.auth_token else {}
+        timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
+        async with aiohttp.ClientSession(settings.address, headers=headers, timeout=timeout) as client:
+            yield cls(client)
+
+    async def version(self) -> str:
+        """Return Ray's version."""
+        return str((await self._get("/api/version")).get("ray_version", ""))[:100]
+
+    async def jobs(self) -> list[RayJob]:
+        """Return all jobs that Ray remembers."""
+        return self._read(read_jobs, await self._get("/api/jobs/"))
+
+    async def nodes(self) -> list[RayNode]:
+        """Return the nodes that are alive and have GPUs."""
+        return self._read(read_nodes, await self._get("/api/v0/nodes", _ALL))
+
+    async def holdings(self) -> Holdings:
+        """Return which drivers hold GPUs otherwise than by ``wattshift.ray``."""
+        groups = await self._get("/api/v0/placement_groups", _ALL)
+        actors = await self._get(
+            "/api/v0/actors", _ALL | {"filter_keys": "state", "filter_predicates": "=", "filter_values": "ALIVE"}
+        )
+        return self._read(read_holdings, groups, actors)
+
+    async def stop(self, submission: str) -> None:
+        """Have a job stopped for good."""
+        await self._call("POST", f"/api/jobs/{quote(submission, safe='')}/stop", {})
+
+    def _read(self, read: Any, *documents: Any) -> Any:
+        try:
+            return read(*documents)
+        except UnreadableError as error:
+            raise RaySilentError(str(error)) from error
+
+    async def _get(self, path: str, query: dict[str, str] | None = None) -> Any:
+        return await self._call("GET", path, query or {})
+
+    async def _call(self, method: str, path: str, query: dict[str, str]) -> Any:
+        try:
+            async with self._client.request(method, path, params=query) as answer:
+                answer.raise_for_status()
+                return await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise RaySilentError(f"Ray does not answer {path}: {error or type(error).__name__}") from error
