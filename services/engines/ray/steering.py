@@ -145,7 +145,7 @@ def is_followed(job: RayJob, entry: Entry | None, decision: EngineDecision) -> b
             return entry.state != "starts"
         case EngineAction.REQUEUE:
             return entry.state == "waits"
-        case EngineAction.CANCEL:
+        case EngineAction.CANCEL | EngineAction.SHRINK:  # the latter is decided of no job here: none is shrinkable
             return False
 
 
