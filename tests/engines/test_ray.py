@@ -352,12 +352,12 @@ async def test_a_command_dies_with_its_entry_point(site: Site) -> None:
 
 async def test_a_command_that_will_not_stop_is_killed_after_its_grace(site: Site) -> None:
     site.start()
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    site.submit("train", command=(sys.executable, "-c", deaf))
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    site.submit("train", command=(sys.executable, "-c", stubborn))
     await site.until_state("train", "pending")
     site.plane.decide("train", EngineAction.RELEASE)
     await site.until_state("train", "running")
-    await asyncio.sleep(0.3)  # until it is deaf
+    await asyncio.sleep(0.3)  # until it is stubborn
     site.plane.decide("train", EngineAction.REQUEUE, grace_s=0.3)
     assert (await site.until_state("train", "pending")).requeues == 1
 
