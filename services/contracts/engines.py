@@ -204,6 +204,11 @@ class EngineDecision(NodeMessage):
     until: Instant | None = Field(default=None, description="When it is expected to start.")
     grace_s: float = Field(default=0.0, ge=0, le=86_400, description="Between the job's own signal and its stop.")
     note: Comment = Field(default="", description="For the engine's users, in the job's comment.")
+    gco2: float | None = Field(
+        default=None,
+        exclude_if=lambda gco2: gco2 is None,
+        description="What its run is expected to emit, grams; null where that cannot be told.",
+    )
 
 
 class EngineReply(NodeMessage):

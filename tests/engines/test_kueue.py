@@ -90,11 +90,12 @@ async def test_a_workload_waits_for_its_hour_runs_is_evicted_and_ends(tmp_path: 
     async with a_site(tmp_path, Plane(), version=version) as site:
         await site.kueue.put("workloads", a_workload("train", 4))
         until = utc_now() + HELD_FOR
-        site.plane.decide("team/train", EngineAction.HOLD, note="waits:greener_hours", until=until)
+        site.plane.decide("team/train", EngineAction.HOLD, note="waits:greener_hours", until=until, gco2=61.4)
         await site.settle(lambda: site.check("train").get("message") == "waits:greener_hours")
         annotations = site.kueue.at("workloads", "team/train")["metadata"]["annotations"]
         assert site.state("train") == "Pending"
         assert annotations["wattshift.io/expected-start"] == f"{until:%Y-%m-%dT%H:%M:%SZ}"
+        assert annotations["wattshift.io/expected-gco2"] == "61"
 
         site.plane.decide("team/train", EngineAction.RELEASE, note="released", rank=1)
         await site.settle(lambda: site.runs("train") and site.plane.last("team/train").state == "running")

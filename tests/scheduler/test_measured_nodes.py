@@ -15,6 +15,8 @@ async def test_no_job_is_placed_on_a_node_that_only_measures(world: World) -> No
     job = await world.job(2)
     await world.scheduler.turn()
     assert (await world.state(job), await world.claims()) == ("queued", 0)
+    (row,) = await world.fetch("SELECT reason FROM jobs")
+    assert row["reason"] == "no_eligible_node", "plans do not see it"
     await world.node("ours", 2)
     await world.scheduler.turn()
     held = await world.fetch("SELECT DISTINCT node_id FROM device_claims")

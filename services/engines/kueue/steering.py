@@ -34,7 +34,7 @@ from services.engines.kueue.reading import (
 from services.engines.kueue.settings import KueueSettings
 
 PENDING, READY, RETRY = "Pending", "Ready", "Retry"
-NOTE, START = "wattshift.io/note", "wattshift.io/expected-start"
+NOTE, START, GRAMS = (f"wattshift.io/{name}" for name in ("note", "expected-start", "expected-gco2"))
 """Annotations that users read."""
 _SHORTEST_RETRY_S, _LONGEST_RETRY_S = 30.0, 600.0
 """For how long Kueue is asked not to try a workload again: plans change, and it cannot be called back earlier."""
@@ -280,7 +280,8 @@ def _wait_s(decision: EngineDecision, now: datetime) -> int:
 
 def _notes(decision: EngineDecision) -> dict[str, str]:
     start = {START: f"{decision.until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"} if decision.until else {}
-    return ({NOTE: decision.note} if decision.note else {}) | start
+    grams = {} if decision.gco2 is None else {GRAMS: f"{decision.gco2:.0f}"}
+    return ({NOTE: decision.note} if decision.note else {}) | start | grams
 
 
 def _deadline_of(workload: Workload) -> datetime | None:

@@ -32,25 +32,43 @@ def rank_at(now_s: float, position: int) -> int:
 
 
 def hold_note(snapshot: Snapshot, hold: Hold) -> str:
-    """Return what users read of a job that waits: why, until when, and what it would then emit.
-
-    Emissions are those of its smallest gang at full power, for as long as is predicted.
-    """
+    """Return what users read of a job that waits: why, until when, and what it would then emit."""
     words = f"waits:{hold.reason.value}"
     if hold.expected_start_s is None:
         return words
     at = snapshot.jobs.index[hold.job_id]
     node = _first_node(snapshot, at)
     outlook = snapshot.outlooks[int(snapshot.nodes.zone[node]) if node is not None else 0]
-    start_s, length_s = hold.expected_start_s, float(snapshot.jobs.remaining_s[at])
+    start_s = hold.expected_start_s
     words += f" start:{datetime.fromtimestamp(start_s, UTC):%Y-%m-%dT%H:%MZ}"
     words += f" grid:{outlook.curve.at(start_s):.0f}gCO2/kWh"
-    if node is None or not math.isfinite(length_s):
-        return words
+    emitted = hold_gco2(snapshot, hold)
+    return words if emitted is None else f"{words} run:{emitted}gCO2"
+
+
+def hold_gco2(snapshot: Snapshot, hold: Hold) -> int | None:
+    """Return what the run of a job that waits is expected to emit, grams; None where that cannot be told."""
+    at = snapshot.jobs.index[hold.job_id]
+    node = _first_node(snapshot, at)
+    if hold.expected_start_s is None or node is None:
+        return None
+    return _run_gco2(snapshot, at, node, int(snapshot.jobs.min_gpus[at]), hold.expected_start_s)
+
+
+def start_gco2(snapshot: Snapshot, start: Start) -> int | None:
+    """Return what the run of a job that is released is expected to emit, grams; None where that cannot be told."""
+    node = snapshot.nodes.index[start.placement.shares[0].node_id]
+    return _run_gco2(snapshot, snapshot.jobs.index[start.job_id], node, start.gpus, snapshot.now_s)
+
+
+def _run_gco2(snapshot: Snapshot, job: int, node: int, gpus: int, start_s: float) -> int | None:
+    """Return the emissions of so many GPUs at full power, for as long as is predicted, whole grams."""
+    length_s = float(snapshot.jobs.remaining_s[job])
+    if not math.isfinite(length_s):
+        return None
     model = snapshot.gpu_models[int(snapshot.nodes.gpu_model[node])]
-    power_w = int(snapshot.jobs.min_gpus[at]) * board_of(model).peak_w
-    emitted = power_w * length_s / J_PER_KWH * outlook.curve.mean(start_s, start_s + length_s)
-    return f"{words} run:{emitted:.0f}gCO2"
+    mean = snapshot.outlooks[int(snapshot.nodes.zone[node])].curve.mean(start_s, start_s + length_s)
+    return round(gpus * board_of(model).peak_w * length_s / J_PER_KWH * mean)
 
 
 def start_note(snapshot: Snapshot, start: Start) -> str:
@@ -67,12 +85,13 @@ def _first_node(snapshot: Snapshot, job: int) -> int | None:
     return next((at for at, may in enumerate(suits.tolist()) if may), None)
 
 
-def held(hold: Hold, note: str) -> Json:
-    """Return the decision that a job waits."""
+def held(hold: Hold, note: str, gco2: int | None = None) -> Json:
+    """Return the decision that a job waits; its run is expected to emit ``gco2`` grams."""
     until = (
         None if hold.expected_start_s is None else datetime.fromtimestamp(round(hold.expected_start_s / 60) * 60, UTC)
     )
-    return {"action": EngineAction.HOLD.value, "note": note} | ({} if until is None else {"until": until.isoformat()})
+    when = {} if until is None else {"until": until.isoformat()}
+    return {"action": EngineAction.HOLD.value, "note": note} | when | _grams(gco2)
 
 
 def zone_of(snapshot: Snapshot, start: Start) -> str | None:
@@ -82,11 +101,14 @@ def zone_of(snapshot: Snapshot, start: Start) -> str | None:
     return zones.pop() if len(zones) == 1 else None
 
 
-def released(gpus: int, rank: int, note: str, zone: str | None = None) -> Json:
-    """Return the decision that a job starts as soon as its engine has room."""
-    return {"action": EngineAction.RELEASE.value, "gpus": gpus, "rank": rank, "note": note} | (
-        {} if zone is None else {"zone": zone}
-    )
+def released(gpus: int, rank: int, note: str, zone: str | None = None, gco2: int | None = None) -> Json:
+    """Return the decision that a job starts as soon as its engine has room, and is expected to emit ``gco2`` grams."""
+    where = {} if zone is None else {"zone": zone}
+    return {"action": EngineAction.RELEASE.value, "gpus": gpus, "rank": rank, "note": note} | where | _grams(gco2)
+
+
+def _grams(gco2: int | None) -> Json:
+    return {} if gco2 is None else {"gco2": gco2}
 
 
 def requeued(grace_s: float, note: str) -> Json:

@@ -13,10 +13,12 @@ from services.db.database import Connection
 from services.scheduler.engines.decisions import (
     decide,
     held,
+    hold_gco2,
     hold_note,
     rank_at,
     released,
     requeued,
+    start_gco2,
     start_note,
     zone_of,
 )
@@ -66,10 +68,11 @@ class Theirs:
             if start.job_id in self.steered:
                 rank = rank_at(self.snapshot.now_s, position)
                 note, zone = start_note(self.snapshot, start), zone_of(self.snapshot, start)
-                wanted[start.job_id] = released(start.gpus, rank, note, zone)
+                gco2 = start_gco2(self.snapshot, start)
+                wanted[start.job_id] = released(start.gpus, rank, note, zone, gco2)
         for hold in holds:
             if hold.job_id in self.steered:
-                wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold))
+                wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold), hold_gco2(self.snapshot, hold))
             elif hold.job_id in self.watched:
                 wanted[hold.job_id] = held(Hold(hold.job_id, hold.reason), "")
                 start_s = hold.expected_start_s
