@@ -10,7 +10,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from services.scheduler.settings import SchedulerSettings
 from tests.support.servers import ROOT, fresh_database
 from tests.support.services import services
 from tests.support.slurm import SlurmLab
-from tests.support.tokens import TOKEN
+from tests.support.tokens import TOKEN, tokens
 
 JOIN_TOKEN = "join-token-of-the-tests"
+ZONE = "US-CAL-CISO"
+"""Of a site whose grid is replayed."""
 
 
 class Grid(CarbonWatch):
@@ -51,8 +53,14 @@ class ControlPlane:
         environment: The variables by which a bridge finds it.
     """
 
-    def __init__(self, database: Database, grid: Grid, environment: dict[str, str], folder: Path) -> None:
-        self.database, self.grid, self.environment, self.folder = database, grid, environment, folder
+    def __init__(self, database: Database, carbon: CarbonWatch, environment: dict[str, str], folder: Path) -> None:
+        self.database, self.carbon, self.environment, self.folder = database, carbon, environment, folder
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of one that replays none."""
+        assert isinstance(self.carbon, Grid)
+        return self.carbon
 
     async def rows(self, query: str, *arguments: Any) -> list[Any]:
         """Return rows of the database."""
@@ -76,12 +84,17 @@ class Site:
     """A Slurm, its bridge, and a scheduler that turns by itself."""
 
     def __init__(self, lab: SlurmLab, plane: ControlPlane) -> None:
-        self.lab, self.database, self.grid = lab, plane.database, plane.grid
+        self.lab, self.database, self.carbon, self._plane = lab, plane.database, plane.carbon, plane
         self.rows, self.policy = plane.rows, plane.policy
         self._environment, self._folder = plane.environment, plane.folder
         self._bridge: subprocess.Popen[bytes] | None = None
         self.path: dict[str, str] = {}
         """Variables of the bridge, such as another PATH."""
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of a site that replays none."""
+        return self._plane.grid
 
     def start_bridge(self, **settings: str) -> None:
         """Start the bridge; settings are those of ``ENGINE_SLURM_...``."""
@@ -160,7 +173,7 @@ async def until(
 
 @contextlib.asynccontextmanager
 async def a_site(lab: SlurmLab, postgres_url: str, redis_url: str, folder: Path, **options: Any) -> AsyncIterator[Site]:
-    """Yield a site with an empty database; ``options`` are settings of the scheduler."""
+    """Yield a site with an empty database; ``options`` are those of ``a_control_plane``."""
     async with a_control_plane(postgres_url, redis_url, folder, **options) as plane:
         site = Site(lab, plane)
         try:
@@ -171,14 +184,21 @@ async def a_site(lab: SlurmLab, postgres_url: str, redis_url: str, folder: Path,
 
 @contextlib.asynccontextmanager
 async def a_control_plane(
-    postgres_url: str, redis_url: str, folder: Path, **options: Any
+    postgres_url: str, redis_url: str, folder: Path, *, replay: Mapping[str, str] | None = None, **options: Any
 ) -> AsyncIterator[ControlPlane]:
-    """Yield one with an empty database; ``options`` are settings of the scheduler."""
+    """Yield one with an empty database.
+
+    Args:
+        postgres_url, redis_url: Of servers.
+        folder: For its files.
+        replay: Settings of a carbon service of its own, whose zone is ``ZONE``; without, the grid is the test's to set.
+        options: Settings of the scheduler.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     database_url = fresh_database(postgres_url)
     own = {
         "WATTSHIFT_NODE_JOIN_TOKEN": JOIN_TOKEN,
-        "WATTSHIFT_ZONE": "Z",
+        "WATTSHIFT_ZONE": ZONE if replay else "Z",
         "WATTSHIFT_CARBON_URL": "http://127.0.0.1:1",
         "TELEMETRY_NODE_REDIS": "shared",
         "TELEMETRY_LEASE_TTL_S": "8",
@@ -189,16 +209,22 @@ async def a_control_plane(
         REDIS_URL=redis_url,
         **{"policy": "fifo", "round_interval_s": 3, "node_return_s": 0, "republish_after_s": 3, **options},
     )
-    with services(folder, database_url, redis_url, **own) as found, found.started("services.telemetry.app"):
+    async with contextlib.AsyncExitStack() as stack:
+        found = stack.enter_context(services(folder, database_url, redis_url, **own))
+        if replay:
+            stack.enter_context(found.started("carbon_service.app", CARBON_ZONES=ZONE, **replay))
+        stack.enter_context(found.started("services.telemetry.app"))
         database, redis = await Database.open(database_url), connect(redis_url)
-        async with new_session() as session:
-            client = ServiceClient(session, "http://127.0.0.1:1", "carbon")
-            grid = Grid(client, "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
-            turning = asyncio.create_task(Scheduler(settings, database, redis, grid).run())
-            try:
-                yield ControlPlane(database, grid, found.environment, folder)
-            finally:
-                await end_tasks([turning])
-                await redis.flushdb()
-                await redis.aclose()
-                await database.close()
+        session = await stack.enter_async_context(new_session())
+        kind, zone = (CarbonWatch, ZONE) if replay else (Grid, "Z")
+        url, signed = found.urls.get("CARBON", "http://127.0.0.1:1"), tokens("carbon", issuer="scheduler")
+        client = ServiceClient(session, url, "carbon", tokens=signed)
+        grid = kind(client, zone, refresh_s=5 if replay else 1e9, window_s=86_400, default_gco2_per_kwh=400)
+        turning = asyncio.create_task(Scheduler(settings, database, redis, grid).run())
+        try:
+            yield ControlPlane(database, grid, found.environment, folder)
+        finally:
+            await end_tasks([turning])
+            await redis.flushdb()
+            await redis.aclose()
+            await database.close()
