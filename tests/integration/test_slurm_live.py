@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from services.scheduler.engines.decisions import decide, requeued, shrunk
 from services.standalone import stack
 from tests.support import slurm
 from tests.support.servers import ROOT, scratch_folder
@@ -84,55 +83,6 @@ async def test_joint_requeues_what_runs_for_a_green_hour(site: Site) -> None:
     assert int(site.lab.job(number)["StartTime"]) >= green_s - 1
     assert site.lab.job(number)["Restarts"] == "1"
     assert [row["preemptions"] for row in await site.rows("SELECT preemptions FROM jobs")] == [1]
-
-
-@pytest.mark.slow
-async def test_a_job_on_two_nodes_is_made_smaller_as_it_runs_and_starts_on_one(site: Site) -> None:
-    """It holds both nodes and loses one; a second job is started on fewer nodes than it was submitted for."""
-    await site.policy("fifo", gang="max")
-    await site.steered()
-    options = ["--nodes=2", "--requeue", "--time=10", "--comment=wattshift:shrink,gpus=8-16"]
-    wide = site.lab.sbatch("sleep 300", *options, gpus=8)
-    await site.until_states(**{f"_{wide}": "RUNNING"})
-
-    async def runs_on(gpus: int) -> bool:
-        rows = await site.rows(
-            "SELECT gpus FROM allocations a JOIN jobs j ON j.id = a.job_id WHERE a.state = 'running'"
-        )
-        return [row["gpus"] for row in rows] == [gpus]
-
-    await site.until(lambda: runs_on(16), "it is known to hold both nodes")
-    job = await site.job(wide)
-    async with site.database.transaction() as connection:
-        await decide(connection, {job["id"]: shrunk(8, 0.0, "shrinks:scale_in")})
-    await site.until(lambda: runs_on(8), "it is known to hold one")
-    found = site.lab.job(wide)
-    assert (found["JobState"], found["NumNodes"], found["Restarts"]) == ("RUNNING", "1", "0")
-    assert (await site.job(wide))["generation"] == 1
-    assert "deviation_other_size" not in {row["what"] for row in await site.rows("SELECT what FROM engine_days")}
-
-    await site.policy("fifo", gang="min")
-    narrow = site.lab.sbatch("sleep 1", *options, gpus=8)
-    await site.until_states(**{f"_{narrow}": "COMPLETED", f"_{wide}": "RUNNING"})
-    assert site.lab.job(narrow)["NumNodes"] == "1"
-
-
-@pytest.mark.slow
-async def test_what_slurm_refuses_is_known_in_its_words(site: Site) -> None:
-    await site.steered()
-    number = site.lab.sbatch("sleep 300", "--no-requeue")
-    await site.until_states(**{f"_{number}": "RUNNING"})
-
-    async def refused() -> str:
-        query = "SELECT report ->> 'refused' AS words FROM engine_jobs WHERE external_id LIKE $1 || '@%'"
-        return (await site.rows(query, number))[0]["words"]
-
-    await site.until(lambda: site.rows("SELECT 1 FROM allocations WHERE state = 'running'"), "it is known to run")
-    async with site.database.transaction() as connection:
-        await decide(connection, {(await site.job(number))["id"]: requeued(0.0, "")})
-    await site.until(refused, "its refusal is known")
-    assert await refused() == "Requested operation is presently disabled"
-    assert site.lab.state(number) == "RUNNING"
 
 
 @pytest.mark.slow

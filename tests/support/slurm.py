@@ -6,6 +6,7 @@ controller and the nodes' daemons in one folder, on ports of their own, and ends
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -13,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,35 @@ class SlurmLab:
         """Start the controller and return once it answers."""
         self._spawn("slurmctld", "slurmctld", "-D", *options)
         self.wait(lambda: "UP" in self.run("scontrol", "ping"), 20, "the controller answers")
+
+    @contextlib.contextmanager
+    def slurmrestd(self, version: int) -> Iterator[dict[str, str]]:
+        """Run slurmrestd with one version until the end of the block; yield the bridge's settings for it."""
+        port, daemon = free_ports(1), pwd.getpwnam("daemon")
+        token = self.folder / "run" / "token"
+        token.write_text(self.run("scontrol", "token", "username=root", "lifespan=3600"))
+        with (self.folder / "log" / "slurmrestd.out").open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    *(shutil.which("slurmrestd") or "/usr/sbin/slurmrestd", "-a", "rest_auth/jwt"),
+                    *("-s", f"openapi/v0.0.{version}", f"127.0.0.1:{port}"),
+                ],
+                env={**self.environment, "SLURM_JWT": "daemon"},
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                user=daemon.pw_uid,
+                group=daemon.pw_gid,
+                extra_groups=[],
+            )
+        try:
+            self.wait(
+                lambda: socket.create_connection(("127.0.0.1", port), 1).close() is None, 20, "slurmrestd answers"
+            )
+            yield {"rest": f"http://127.0.0.1:{port}", "rest_token_file": str(token)}
+        finally:
+            process.kill()
+            process.wait()
 
     def kill_controller(self) -> None:
         """Kill the controller as a crash would."""

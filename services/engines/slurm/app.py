@@ -6,6 +6,7 @@ import asyncio
 
 from services.engines.slurm.bridge import Bridge, Slurm
 from services.engines.slurm.commands import Commands
+from services.engines.slurm.rest import Rest
 from services.engines.slurm.settings import SlurmSettings
 from services.kit.bridges import run_bridge
 from services.kit.logging import configure_logging
@@ -14,7 +15,11 @@ from services.kit.settings import settings_or_exit
 
 def slurm_of(settings: SlurmSettings) -> Slurm:
     """Return Slurm as it is reached by these settings."""
-    return Commands(settings.command_timeout_s)
+    commands = Commands(settings.command_timeout_s)
+    if not settings.rest:
+        return commands
+    token, timeout_s = settings.rest_token_file, settings.command_timeout_s
+    return Rest(settings.rest, commands, user=settings.rest_user, token_file=token, timeout_s=timeout_s)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, field_validator
@@ -61,6 +62,15 @@ class SlurmSettings(BridgeSettings):
         60.0, ge=10, le=3_600, description="How often energy is booked, by the models of the GPUs that jobs hold."
     )
     energy: bool = Field(True, description="Whether it is; false where agents on the nodes measure it.")
+    rest: str = Field(
+        "",
+        pattern=r"^(https?://\S+|unix:/\S+)?$",
+        description="slurmrestd, `http://HOST:PORT` or `unix:/PATH`; by default Slurm's commands do everything.",
+    )
+    rest_user: str = Field("root", description="The user of its token, an operator or administrator of Slurm.")
+    rest_token_file: Path | None = Field(
+        None, description="A file with a token of `scontrol token`, read at every request; a Unix socket needs none."
+    )
     command_timeout_s: float = Field(30.0, gt=0, le=600, description="How long one of Slurm's commands may take.")
 
     @field_validator("partitions", "leave_partitions", "leave_qos", mode="before")

@@ -1,0 +1,229 @@
+"""slurmrestd, where a site has it: jobs and nodes are read by it, and changed by it as far as it can.
+
+It speaks the newest version that this module knows and slurmrestd has. v0.0.36 to v0.0.38 cannot set admin comments,
+no version requeues, signals a batch script or shrinks: that, and changes of very many jobs, which scontrol takes
+together, is done by Slurm's commands. So is everything for a while if slurmrestd does not answer, or not in full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import orjson
+
+from services.engines.slurm.commands import Commands, version_of
+from services.engines.slurm.reading import SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
+from services.engines.slurm.steering import Changes
+from services.kit.logging import Log
+
+log = Log(__name__)
+T = TypeVar("T")
+
+VERSIONS = tuple(range(36, 44))
+"""v0.0.36 to v0.0.43; those from v0.0.39 on by their published descriptions alone."""
+_PATH = re.compile(r"^/slurm/v0\.0\.(\d+)/jobs/?$")
+AWAY_S = 60.0
+MOST_BY_REST = 100
+"""Jobs changed one by one; more of them are changed by commands, many at a time."""
+_AT_ONCE = 8
+
+
+class RestSilentError(Exception):
+    """slurmrestd does not answer, or answers what cannot be used; the message says how."""
+
+
+class RestRefusedError(Exception):
+    """Slurm refuses a change; the message has its words."""
+
+
+class Rest:
+    """Slurm by slurmrestd, and by its commands where that falls short."""
+
+    def __init__(
+        self, address: str, commands: Commands, *, user: str, token_file: Path | None, timeout_s: float
+    ) -> None:
+        """Speak to ``http://HOST:PORT``, or to a Unix socket as ``unix:/PATH``, which needs no token."""
+        self._socket = address.removeprefix("unix:") if address.startswith("unix:") else None
+        self._base = "http://slurmrestd" if self._socket else address.rstrip("/")
+        self._commands = commands
+        self._user, self._token_file, self._timeout_s = user, token_file, timeout_s
+        self._version = 0
+        self._away_until_s = 0.0
+
+    async def jobs(self) -> tuple[list[SlurmJob], str]:
+        """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
+
+        Raises:
+            SlurmSilentError: Neither slurmrestd nor Slurm's command says.
+        """
+        found = await self._read("jobs", lambda document: (read_jobs(document), version_of(document)))
+        return await self._commands.jobs() if found is None else found
+
+    async def nodes(self) -> list[SlurmNode]:
+        """Return the nodes with GPUs.
+
+        Raises:
+            SlurmSilentError: Neither slurmrestd nor Slurm's command says.
+        """
+        found = await self._read("nodes", read_nodes)
+        if found is None or not all(node.partitions for node in found):  # v0.0.36 does not name partitions
+            return await self._commands.nodes()
+        return found
+
+    async def change(self, changes: Changes) -> dict[int, str]:
+        """Do what is to be done; return what Slurm refused, by number.
+
+        Raises:
+            SlurmSilentError: Slurm's commands do not answer; what was done then shows at the next look.
+        """
+        jobs = sum(len(numbers) for numbers, _ in changes.updates) + len(changes.cancels)
+        if self._is_away() or jobs > MOST_BY_REST:
+            return await self._commands.change(changes)
+        refused: dict[int, str] = {}
+        left: list[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]] = []
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def update(number: int, fields: tuple[tuple[str, str], ...]) -> None:
+            body = self._body(fields)
+            try:
+                if body is None:
+                    raise RestSilentError("this version cannot set all of it")
+                async with room:
+                    await self._ask("POST", f"job/{number}", body)
+            except RestSilentError:  # a level: setting it twice is as setting it once
+                left.append(((number,), fields))
+            except RestRefusedError as error:
+                refused[number] = str(error)[-300:]
+
+        async def cancel(number: int) -> int | None:
+            try:
+                async with room:
+                    await self._ask("DELETE", f"job/{number}", None)
+            except RestSilentError:
+                return number
+            except RestRefusedError:
+                pass  # it has ended meanwhile, or is named again at the next look
+            return None
+
+        await asyncio.gather(*(update(number, fields) for numbers, fields in changes.updates for number in numbers))
+        cancelled = await asyncio.gather(*map(cancel, changes.cancels))
+        rest = replace(changes, updates=_together(left), cancels=[number for number in cancelled if number is not None])
+        return refused | (await self._commands.change(rest) if rest.size else {})
+
+    async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
+        """Return how jobs ended, by number and submission, as accounting has it; nothing where there is none."""
+        return await self._commands.ended(numbers)
+
+    def _is_away(self) -> bool:
+        return time.monotonic() < self._away_until_s
+
+    async def _read(self, what: str, read: Callable[[Any], T]) -> T | None:
+        """Return what slurmrestd says, None if it does not."""
+        if self._is_away():
+            return None
+        try:
+            return read(await self._ask("GET", what, None))
+        except (RestSilentError, RestRefusedError, UnreadableError) as error:
+            log.warning("slurmrestd.silent", error=str(error), what=what)
+            self._away_until_s = time.monotonic() + AWAY_S
+            self._version = 0
+            return None
+
+    async def _ask(self, method: str, what: str, body: Any) -> Any:
+        """Return the answer to a request in the version that is spoken.
+
+        Raises:
+            RestSilentError: There is none that can be used.
+            RestRefusedError: Slurm refuses it.
+        """
+        self._version = self._version or await self._newest()
+        status, document = await self._call(method, f"/slurm/v0.0.{self._version}/{what}", body)
+        errors: Any = document.get("errors") if isinstance(document, dict) else None
+        if method == "GET" and status == 200:
+            return document
+        if errors or status >= 400:
+            words = [each.get("error") or each.get("description") for each in errors or () if isinstance(each, dict)]
+            if method == "GET" or status < 500 or not any(words):  # not Slurm's word, but slurmrestd's
+                raise RestSilentError(f"slurmrestd answers {method} {what} with {status}: {str(errors)[:300]}")
+            raise RestRefusedError("; ".join(str(each) for each in words if each))
+        return document
+
+    async def _newest(self) -> int:
+        """Return the newest version that both sides know.
+
+        Raises:
+            RestSilentError: There is none.
+        """
+        for path in ("/openapi/v3", "/openapi"):
+            status, document = await self._call("GET", path, None)
+            if status == 200 and isinstance(document, dict) and isinstance(document.get("paths"), dict):
+                found = {int(match[1]) for each in document["paths"] if (match := _PATH.match(str(each)))}
+                if known := found.intersection(VERSIONS):
+                    return max(known)
+                raise RestSilentError(f"slurmrestd has none of v0.0.{VERSIONS[0]} to v0.0.{VERSIONS[-1]}")
+        raise RestSilentError(f"slurmrestd does not say which versions it has: {status}")
+
+    async def _call(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        headers = {"content-type": "application/json"}
+        try:
+            if self._token_file is not None:
+                token = self._token_file.read_text(encoding="utf-8").strip().removeprefix("SLURM_JWT=")
+                headers |= {"X-SLURM-USER-NAME": self._user, "X-SLURM-USER-TOKEN": token}
+            kept = aiohttp.UnixConnector(self._socket) if self._socket else aiohttp.TCPConnector()
+            limit = aiohttp.ClientTimeout(total=self._timeout_s)
+            data = None if body is None else orjson.dumps(body)
+            async with (
+                aiohttp.ClientSession(connector=kept, timeout=limit) as session,
+                session.request(method, self._base + path, data=data, headers=headers) as answer,
+            ):
+                content = await answer.read()
+                return answer.status, await asyncio.to_thread(orjson.loads, content) if content else None
+        except orjson.JSONDecodeError as error:
+            raise RestSilentError(f"slurmrestd answers {path} with no JSON: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise RestSilentError(f"slurmrestd does not answer: {error or type(error).__name__}") from error
+
+    def _body(self, fields: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
+        """Return fields of scontrol's as this version has them, None if it cannot set one of them."""
+        later, body = self._version >= 39, dict[str, Any]()
+        for name, value in fields:
+            match name:
+                case "comment":
+                    body["comment"] = value
+                case "admincomment" if later:
+                    body["admin_comment"] = value
+                case "priority" if later:
+                    body["priority"] = _number(int(value))
+                case "priority" if self._version > 36:
+                    body["priority"] = int(value)
+                case "starttime":
+                    begin_s = time.time() if value == "now" else datetime.fromisoformat(value + "+00:00").timestamp()
+                    # The old ones read words, in a time zone of their own.
+                    ahead_s = max(round(begin_s - time.time()), 0)
+                    body["begin_time"] = _number(int(begin_s)) if later else f"now+{ahead_s}" if ahead_s else "now"
+                case "gres":
+                    body |= {"tres_per_node": f"gres/{value}"} if later else {"gres": value}
+                case _:
+                    return None
+        return body if self._version else None
+
+
+def _number(value: int) -> dict[str, Any]:
+    return {"set": True, "infinite": False, "number": value}
+
+
+def _together(
+    updates: Sequence[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]],
+) -> list[tuple[tuple[int, ...], tuple[tuple[str, str], ...]]]:
+    found: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for numbers, fields in updates:
+        found.setdefault(fields, []).extend(numbers)
+    return [(tuple(sorted(numbers)), fields) for fields, numbers in found.items()]
