@@ -23,7 +23,9 @@ def by_holder(interval: EnergyInterval, holds: Sequence[Hold]) -> EnergyInterval
     """Return an interval whose usages, told by device, are those of the allocations that held the devices.
 
     Power is taken as even over the interval: who held a device for a part of it used that part of its energy. What
-    several hold at once is theirs in equal parts; what nobody held stays idle. The sum stays as it was measured.
+    several hold at once is theirs in equal parts; what nobody held stays idle. The sum stays as it was measured. A
+    device counts among those of whoever had half of its interval or more, so that an agent that was away for long gives
+    nobody the GPU time of all that.
     """
     usages: list[Usage] = []
     for usage in interval.usages:
@@ -53,6 +55,7 @@ def _part(usage: Usage, owner: str | None, share: float) -> Usage:
     return usage.model_copy(
         update={
             "allocation_id": owner,
+            "devices": usage.devices if share >= 0.5 else [],
             "gpu_energy_j": usage.gpu_energy_j * share,
             "cpu_energy_j": usage.cpu_energy_j * share,
             "static_energy_j": usage.static_energy_j * share,

@@ -125,7 +125,13 @@ status nvmlDeviceGetSupportedGraphicsClocks(void *h, unsigned memory_mhz, unsign
 }
 status nvmlDeviceGetPowerManagementLimit(void *h, unsigned *mw) { *mw = of(h)->limit; return fault("LIMIT"); }
 status nvmlDeviceGetPowerManagementDefaultLimit(void *h, unsigned *mw) { (void)h; *mw = 400000; return OK; }
+static void note_set(void) { /* in a file, where a test wants to know whether anything was set */
+  const char *path = getenv("NVML_FAKE_SET_NOTED");
+  FILE *file = path ? fopen(path, "a") : 0;
+  if (file) { fputs("set\n", file); fclose(file); }
+}
 status nvmlDeviceSetPowerManagementLimit(void *h, unsigned mw) {
+  note_set();
   if (fault("SET_LIMIT")) return fault("SET_LIMIT");
   if (mw < 100000 || mw > 400000) return INVALID;
   advance(of(h));
@@ -133,6 +139,7 @@ status nvmlDeviceSetPowerManagementLimit(void *h, unsigned mw) {
   return OK;
 }
 status nvmlDeviceSetGpuLockedClocks(void *h, unsigned low, unsigned high) {
+  note_set();
   if (fault("SET_CLOCK")) return fault("SET_CLOCK");
   (void)low;
   advance(of(h));
@@ -140,6 +147,7 @@ status nvmlDeviceSetGpuLockedClocks(void *h, unsigned low, unsigned high) {
   return OK;
 }
 status nvmlDeviceResetGpuLockedClocks(void *h) {
+  note_set();
   if (fault("SET_CLOCK")) return fault("SET_CLOCK");
   advance(of(h));
   of(h)->clock = 1410;

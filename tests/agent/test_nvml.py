@@ -207,6 +207,25 @@ async def test_an_agent_without_nvml_has_no_devices_and_says_why(node: Node) -> 
     assert "It has no GPUs: NVML does not answer" in (node.plane.heartbeats[-1].closed or "")
 
 
+@pytest.mark.parametrize("measure_only", [True, False])
+async def test_an_agent_that_only_measures_sets_nothing_and_minds_nobodys_processes(
+    node: Node, library: Path, measure_only: bool
+) -> None:
+    noted = node.folder / "set"
+    node.environment |= {"NVML_FAKE_SET_NOTED": str(noted), "NVML_FAKE_PID_0": str(os.getpid())}
+    node.environment |= {"GPU_AGENT_HEALTH_INTERVAL_S": "0.1", "GPU_AGENT_HEALTH_LASTS_S": "0"}
+    node.environment |= {"GPU_AGENT_MEASURE_ONLY": "true"} if measure_only else {}
+    await node.start(GPU_AGENT_DRIVER="nvml", LD_LIBRARY_PATH=str(library.parent))
+    await eventually(lambda: len(node.plane.intervals) >= 4 and len(node.plane.heartbeats) >= 8)
+    await node.stop()
+    assert noted.exists() is not measure_only
+    assert bool(node.plane.heartbeats[-1].gpu_faults) is not measure_only, "a process that belongs to no job of ours"
+    if measure_only:
+        intervals = node.plane.intervals[1:]
+        assert {tuple(each.devices) for interval in intervals for each in interval.usages} == {(0,), (1,)}
+        assert {each.source for interval in intervals for each in interval.usages} == {EnergySource.COUNTER}
+
+
 @pytest.mark.parametrize(("has_counter", "source"), [(True, EnergySource.COUNTER), (False, EnergySource.SAMPLED)])
 async def test_an_agent_measures_real_devices(
     node: Node, library: Path, has_counter: bool, source: EnergySource

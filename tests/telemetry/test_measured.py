@@ -31,23 +31,23 @@ def an_interval(start_s: float, end_s: float, *energies_j: float) -> EnergyInter
     )
 
 
-def shares(interval: EnergyInterval) -> dict[tuple[str | None, int], float]:
-    return {(each.allocation_id, each.devices[0]): pytest.approx(each.gpu_energy_j) for each in interval.usages}
+def shares(interval: EnergyInterval) -> dict[tuple[str | None, tuple[int, ...]], float]:
+    return {(each.allocation_id, tuple(each.devices)): pytest.approx(each.gpu_energy_j) for each in interval.usages}
 
 
 def test_a_device_is_its_holders_for_as_long_as_they_held_it() -> None:
     holds = [Hold("a", 0, 90, 104), Hold("b", 0, 104, float("inf")), Hold("c", 1, 105, 107), Hold("d", 5, 0, 1e9)]
     assert shares(by_holder(an_interval(100, 110, 50, 100), holds)) == {
-        ("a", 0): 20,
-        ("b", 0): 30,
-        ("c", 1): 20,
-        (None, 1): 80,
+        ("a", ()): 20,
+        ("b", (0,)): 30,
+        ("c", ()): 20,
+        (None, (1,)): 80,
     }
 
 
 def test_what_two_hold_at_once_is_theirs_in_equal_parts() -> None:
     holds = [Hold("a", 0, 0, 1e9), Hold("b", 0, 105, 1e9)]
-    assert shares(by_holder(an_interval(100, 110, 100), holds)) == {("a", 0): 75, ("b", 0): 25}
+    assert shares(by_holder(an_interval(100, 110, 100), holds)) == {("a", (0,)): 75, ("b", ()): 25}
 
 
 @given(
