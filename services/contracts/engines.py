@@ -8,14 +8,15 @@ repeated, and the newest is right. ``revision`` says which decision a report fol
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
-from services.contracts.nodes import EnergyInterval
+from services.contracts.nodes import Count, DeviceIndex, EnergyInterval, Reading
 from services.contracts.schema import Instant, Message, Name, NodeMessage, Text
 from services.core.domain.signal import Signal
 
@@ -27,6 +28,15 @@ ENGINE_LABEL = "engine"
 
 MAX_JOBS_OF_A_REPORT = 1_000
 Comment = Annotated[Text, Field(max_length=500)]
+_ODD = re.compile(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]")
+
+
+def _model_name(given: str) -> str:
+    return _ODD.sub("-", given).lstrip("-") or "GPU"
+
+
+GpuModelName = Annotated[Text, Field(max_length=63), AfterValidator(_model_name)]
+"""As the engine's site calls a model; what a name of ours cannot have is a dash, as everybody reads it among nodes."""
 ExternalId = Annotated[Text, Field(min_length=1, max_length=200)]
 
 
@@ -69,7 +79,7 @@ class EngineShare(NodeMessage):
     """What a job holds on one node of the engine."""
 
     node: Name
-    devices: list[int] = Field(max_length=1_024)
+    devices: list[DeviceIndex] = Field(max_length=1_024)
 
 
 class EngineJob(NodeMessage):
@@ -89,23 +99,25 @@ class EngineJob(NodeMessage):
     gpus: int = Field(ge=1, le=65_536)
     max_gpus: int | None = Field(default=None, ge=1, le=65_536, description="By default `gpus`: it has one size.")
     step_gpus: int = Field(default=1, ge=1, le=65_536)
-    gpu_model: Text | None = Field(default=None, max_length=63)
+    gpu_model: GpuModelName | None = None
     time_limit_s: float | None = Field(default=None, gt=0, le=1e9)
     deadline: Instant | None = Field(default=None, description="By when its user wants it to be done.")
     submitted_at: Instant
     started_at: Instant | None = None
     ended_at: Instant | None = None
-    requeues: int | None = Field(
+    requeues: Count | None = Field(
         default=None, ge=0, description="How often it has begun to wait again; null where its engine does not count."
     )
     rolled_back: bool = Field(
         default=False,
         description="Set here: since then its engine has shown an older state, in which that run is not over.",
     )
-    exit_code: int | None = None
+    exit_code: Count | None = None
     shares: list[EngineShare] = Field(default_factory=list[EngineShare], max_length=16_384)
     detail: Text = Field(default="", max_length=500)
-    revision: int = Field(default=0, ge=0, description="Of the last decision that was carried out; 0: of none.")
+    revision: int = Field(
+        default=0, ge=0, lt=2**63, description="Of the last decision that was carried out; 0: of none."
+    )
     refused: Text = Field(default="", max_length=500, description="Why that decision could not be carried out.")
 
 
@@ -114,8 +126,8 @@ class EngineNode(NodeMessage):
 
     name: Name
     gpus: int = Field(ge=1, le=1_024)
-    gpu_model: Text = Field(max_length=63)
-    memory_gib: float = Field(gt=0)
+    gpu_model: GpuModelName
+    memory_gib: Reading = Field(gt=0)
     queues: list[Text] = Field(max_length=1_000)
     closed: Text | None = Field(
         default=None, max_length=500, description="Why it takes no new work; null while it does."

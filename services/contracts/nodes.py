@@ -33,6 +33,10 @@ NOT_COPIED = "Its checkpoint was not copied"
 Joules = Annotated[float, Field(ge=0, le=1e12)]
 Amount = Annotated[float, Field(ge=-1e15, le=1e15)]
 """An amount of work, in the job's own unit. Bounds keep sums over a year finite."""
+Reading = Annotated[float, Field(ge=-1e15, le=1e15)]
+"""What a device is said to show, in its unit, whatever that is: sums over nodes stay finite."""
+Count = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+DeviceIndex = Annotated[int, Field(ge=0, le=16_383)]
 
 
 class EnergySource(StrEnum):
@@ -99,13 +103,13 @@ class DeviceInfo(NodeMessage):
         description="Whether the GPU is cut. Then jobs run on its slices, and not on the GPU itself.",
     )
     model: Name
-    memory_gib: float = Field(gt=0)
-    power_limit_w: float = Field(gt=0)
-    lowest_limit_w: float | None = Field(default=None, gt=0, description="Null where the device does not report it.")
+    memory_gib: Reading = Field(gt=0)
+    power_limit_w: Reading = Field(gt=0)
+    lowest_limit_w: Reading | None = Field(default=None, gt=0, description="Null where the device does not report it.")
     can_set_clock: bool = False
     can_set_power_limit: bool = False
     can_partition: bool = False
-    clocks_mhz: list[int] = Field(default_factory=list[int], max_length=1_000)
+    clocks_mhz: list[Count] = Field(default_factory=list[int], max_length=1_000)
 
     @model_validator(mode="after")
     def _is_numbered_by_its_place(self) -> Self:
@@ -273,11 +277,11 @@ class MeasuredInterval(NodeMessage):
     elapsed_s: float = Field(ge=0, le=1e9)
     work: Amount = Field(ge=0, description="In the job's own unit of work.")
     gpu_energy_j: Joules
-    marks: int = Field(ge=0, description="Number of progress reports, including the first.")
+    marks: Count = Field(ge=0, description="Number of progress reports, including the first.")
     over: bool = Field(
         default=False, description="Whether the last report ended the measurement, which does not change any more."
     )
-    local_batch: float | None = Field(
+    local_batch: Amount | None = Field(
         default=None, gt=0, description="Samples per GPU and step, if the job reports it."
     )
 
@@ -291,7 +295,7 @@ class ControlsStatus(DeviceControls, NodeMessage):
     since: Instant | None = Field(
         default=None, description="When they took effect; null if they have not on all devices."
     )
-    enforced_w: list[float] = Field(
+    enforced_w: list[Reading] = Field(
         default_factory=list[float], max_length=1_024, description="The power limits as read back from the devices."
     )
     interval: MeasuredInterval | None = Field(
@@ -305,24 +309,26 @@ class ControlsStatus(DeviceControls, NodeMessage):
 class DeviceReading(NodeMessage):
     """The current readings of a device."""
 
-    index: int
-    power_w: float = Field(description="Of a slice: its estimated share of its GPU's power, which contains it.")
+    index: DeviceIndex
+    power_w: Reading = Field(description="Of a slice: its estimated share of its GPU's power, which contains it.")
     utilization: float = Field(ge=0, le=1)
-    clock_mhz: int | None = None
-    memory_used_gib: float | None = None
-    power_limit_w: float | None = Field(
+    clock_mhz: Count | None = None
+    memory_used_gib: Reading | None = None
+    power_limit_w: Reading | None = Field(
         default=None, description="The power limit set for a gang; null for the default."
     )
-    locked_clock_mhz: int | None = Field(
+    locked_clock_mhz: Count | None = Field(
         default=None, description="The clock that the device is locked to; null if it is not locked."
     )
-    latency_clock_mhz: int | None = Field(
+    latency_clock_mhz: Count | None = Field(
         default=None,
         description="The clock that the latency of a pool's requests asks for; in a dry run it is not set. Null where "
         "clocks do not follow latency.",
     )
-    enforced_limit_w: float | None = Field(default=None, description="The power limit that the device itself reports.")
-    energy_j: float | None = Field(
+    enforced_limit_w: Reading | None = Field(
+        default=None, description="The power limit that the device itself reports."
+    )
+    energy_j: Reading | None = Field(
         default=None,
         exclude_if=_is_none,
         description="The device's energy counter, which counts from an arbitrary start; null if it has none, and of "
@@ -435,7 +441,7 @@ class PartitionStatus(NodeMessage):
     revision: int = Field(ge=0, lt=2**63, description="Of the wanted partition that `state` is about; 0 for none.")
     state: PartitionState
     detail: Text = Field(default="", max_length=2_000)
-    sizes: list[Int] = Field(
+    sizes: list[Annotated[Int, Field(ge=1, le=WHOLE)]] = Field(
         max_length=MAX_SLICES, description="In sevenths, in the order of their places; empty: uncut."
     )
 
@@ -541,7 +547,7 @@ class Usage(NodeMessage):
     """Energy of one interval that one gang used, or that was idle."""
 
     allocation_id: Annotated[Text, Field(max_length=200)] | None
-    devices: list[int] = Field(max_length=1_024)
+    devices: list[DeviceIndex] = Field(max_length=1_024)
     gpu_energy_j: Joules
     cpu_energy_j: Joules
     static_energy_j: Joules

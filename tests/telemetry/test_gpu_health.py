@@ -90,3 +90,9 @@ async def test_another_board_in_its_place_is_not_held_responsible(plane: Any) ->
     agent.registration["devices"][1]["uuid"] = "GPU-new"
     await agent.register()
     assert await out_of_service(plane, "n0") == {}
+
+
+async def test_a_gpu_that_is_named_twice_is_as_it_was_named_last(plane: Any) -> None:
+    agent = await plane.agent("n0", gpus=1)
+    await agent.beat(gpu_faults=[fault(0), fault(0, "f2", cause="ecc")])
+    assert await out_of_service(plane, "n0") == {0: (False, "ecc")}

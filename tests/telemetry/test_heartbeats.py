@@ -333,3 +333,13 @@ async def test_a_lease_counts_from_now_though_the_clock_was_set_back(plane) -> N
     async with plane.database.transaction(readonly=True) as connection:
         left_s = await connection.fetchval("SELECT extract(epoch FROM lease_until - now())::float8 FROM nodes")
     assert 0 < left_s <= reply.lease_ttl_s
+
+
+async def test_what_no_device_can_show_is_refused_and_the_list_of_nodes_is_read(plane):
+    agent = await plane.agent("n0")
+    for odd in ({"power_w": 1e308}, {"index": 2**64}, {"clock_mhz": 2**63}, {"energy_j": -1e300}):
+        reading = {"index": 0, "power_w": 50, "utilization": 0, **odd}
+        answer = await agent.post("/v1/nodes/n0/heartbeat", agent.heartbeat(devices=[reading] * 2))
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    listed = await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))
+    assert listed.status_code == 200

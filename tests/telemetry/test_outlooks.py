@@ -8,6 +8,7 @@ import pytest
 
 from services.contracts.engines import EngineMode, EngineReply, EngineReport
 from services.kit.ids import utc_now
+from tests.support.control_plane import OPERATOR, service_headers
 from tests.telemetry.test_measured import an_engine
 
 
@@ -37,3 +38,20 @@ async def test_zones_of_which_nothing_is_known_are_left_out(plane: Any) -> None:
     await an_engine(plane)
     plane.carbon.is_down = True
     assert (await asked(plane, "NOWHERE")).outlooks == []
+
+
+async def test_odd_names_of_models_and_nodes_that_are_named_twice_harm_nobody(plane: Any) -> None:
+    """Whatever a site calls its GPUs, everybody's nodes can be listed."""
+    await an_engine(plane)
+    names = ("NVIDIA A100 80GB", "A100:sxm", "\u00e9", "", "NVIDIA A100 80GB")
+    nodes = [
+        {"name": name, "gpus": 1, "gpu_model": model, "memory_gib": 80, "queues": []}
+        for name, model in zip("abcda", names, strict=True)
+    ]
+    report = {"boot_id": "b", "kind": "slurm", "mode": "control", "nodes": nodes}
+    headers = {"authorization": "Bearer token"}
+    assert (await plane.http.post("/v1/nodes/slurm/engine", json=report, headers=headers)).status_code == 200
+    listed = (await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))).json()["items"]
+    models = {node["id"]: node["devices"][0]["model"] for node in listed if node["devices"]}
+    for name, model in {"a": "NVIDIA-A100-80GB", "b": "A100-sxm", "c": "GPU", "d": "GPU"}.items():
+        assert models[f"slurm.{name}"] == model

@@ -152,7 +152,8 @@ async def mirror(
             report.boot_id,
         )  # fmt: skip
         if report.nodes is not None:
-            rows = [_node_row(engine, node) for node in report.nodes]
+            newest = {node.name: node for node in report.nodes}
+            rows = [_node_row(engine, node) for node in newest.values()]
             await connection.fetch(_NODES, engine, report.zone or default_zone, lease_ttl_s, rows)
             changed = True
         elif report.problem is None:

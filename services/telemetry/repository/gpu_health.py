@@ -81,11 +81,12 @@ async def note(connection: Connection, node_id: str, faults: list[GpuFault]) -> 
     Args:
         connection: In the transaction of the heartbeat, with the node's row locked.
         node_id: The node.
-        faults: All that is the matter, the worst of each GPU.
+        faults: All that is the matter, the worst of each GPU; of several of one, the last counts.
 
     Returns:
         Whether a GPU was taken out of service or is back in it, and the faults that count no more.
     """
+    faults = list({fault.gpu: fault for fault in faults}.values())
     known = {record["fault_id"] for record in await connection.fetch(_KNOWN_FAULTS, node_id)}
     stored = await connection.fetch(_NOTE, node_id, [fault.model_dump(mode="json") for fault in faults])
     new = [record for record in stored if record["fault_id"] not in known]
