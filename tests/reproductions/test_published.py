@@ -64,6 +64,7 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
         *("joint, 12 h slack, intensity by the 0.75 quantile", "the day, August 8", "SE", "direct"),
     ),
     ("joint", "joint-a-srpt-levers"): ("joint without seats", "10 Gb/s", "GB", "direct"),
+    ("joint", "joint-year-levers"): ("joint, 12 h slack, without hours", "October", "SE", "direct"),
     ("joint", "joint-year-bound"): ("joint, 24 h slack", "October", "CA-ON", "direct"),
     ("joint", "joint-users"): ("joint", "August 8", "GB", "direct"),
     ("joint", "joint-powerflow-day"): ("joint, 300 Wh per hour", "day", "GB", "direct"),
