@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from tests.support.environments import programs_of
-from tests.support.ray import RayLab, RaySite, a_ray_site
+from tests.support.ray import ZONES, RayLab, RaySite, a_ray_site
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def ray_lab() -> Iterator[RayLab]:
-    """A Ray for this module."""
-    programs = programs_of("ray", "ray[default]==2.60.0", variable="WATTSHIFT_RAY_ENVIRONMENT")
-    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # its sockets lie beneath it, and their names must be short
-    lab = RayLab(programs, folder)
-    try:
-        lab.start()
-        yield lab
-    finally:
-        lab.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-async def ray_site(ray_lab: RayLab, postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[RaySite]:
-    """A control plane for it; its bridge is the test's to start."""
-    async with a_ray_site(ray_lab, postgres_url, redis_url, tmp_path) as made:
-        yield made
-
-
-def program(folder: Path, name: str, text: str) -> str:
-    (folder / f"{name}.py").write_text(text)
-    return str(folder / f"{name}.py")
-
 
 COUNTS = """
 import json, os, pathlib, signal, sys, time
@@ -50,17 +27,120 @@ step = int((folder / "step").read_text()) if (folder / "step").exists() else 0
 while not told and not (folder / "done").exists():
     step += 1
     with (folder / "steps").open("a") as file:
-        file.write(json.dumps({"step": step, "gpus": os.environ["WATTSHIFT_GPUS"]}) + chr(10))
+        file.write(json.dumps({"step": step, "gpus": int(os.environ["WATTSHIFT_GPUS"])}) + chr(10))
     time.sleep(0.1)
 (folder / "step").write_text(str(step))
 """
+HOLDS = """
+import pathlib, sys, time, ray
+ray.init()
+
+@ray.remote(num_gpus=1)
+class Held:
+    def is_up(self):
+        return True
+
+held = Held.remote()
+ray.get(held.is_up.remote())
+while not (pathlib.Path(sys.argv[1]) / "over").exists():
+    time.sleep(0.1)
+"""
 
 
-async def test_a_job_runs(ray_site: RaySite, tmp_path: Path) -> None:
-    await ray_site.steered()
-    script = program(tmp_path, "counts", COUNTS)
-    ray_site.lab.submit("first", "--gpus", "2", "--", str(ray_site.lab.programs / "python"), script, str(tmp_path))
-    await ray_site.until_state("first", "running")
-    print(ray_site.lab.groups(), ray_site.lab.logs("first"))
+@pytest.fixture
+def lab() -> Iterator[RayLab]:
+    """A Ray of its own for each test, as one kills it."""
+    programs = programs_of("ray", "ray[default]==2.60.0", variable="WATTSHIFT_RAY_ENVIRONMENT")
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))  # its sockets lie beneath it, and their names must be short
+    made = RayLab(programs, folder)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+async def site(lab: RayLab, postgres_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[RaySite]:
+    """A control plane for it; its bridge is the test's to start."""
+    async with a_ray_site(lab, postgres_url, redis_url, tmp_path) as made:
+        yield made
+
+
+def command(site: RaySite, folder: Path, text: str) -> list[str]:
+    """Write a program; return the command that runs it with this folder."""
+    (folder / "program.py").write_text(text)
+    return [str(site.lab.programs / "python"), str(folder / "program.py"), str(folder)]
+
+
+def steps(folder: Path) -> list[dict[str, int]]:
+    """Return the steps that a program has made."""
+    path = folder / "steps"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def sizes(found: list[dict[str, int]]) -> list[int]:
+    """Return the sizes of runs, one after the other."""
+    return [gpus for gpus, _ in groupby(step["gpus"] for step in found)]
+
+
+async def runs_on(site: RaySite, folder: Path, gpus: int) -> None:
+    """Return once a program has made five steps on so many GPUs."""
+
+    async def made() -> bool:
+        last = steps(folder)[-5:]
+        return len(last) == 5 and all(step["gpus"] == gpus for step in last)
+
+    await site.until(made, f"it runs on {gpus}", 120)
+
+
+async def test_a_job_waits_for_its_green_hour_and_other_jobs_are_left_alone(site: RaySite, tmp_path: Path) -> None:
+    await site.plane.policy("wait-awhile")
+    await site.steered()
+    (tmp_path / "other").mkdir()
+    site.lab.submit("other", *command(site, tmp_path / "other", HOLDS)[1:], wrapped=False)
+    await site.until_state("other", "running")
+    now_s = time.time()
+    site.plane.grid.set([now_s - 3_600, now_s + 30, now_s + 3_600], [600, 10, 600], *ZONES.values())
+    site.lab.submit("green", "--gpus", "1", "--time-limit", "600", "--", *command(site, tmp_path, COUNTS))
+    waiting = await site.until_state("green", "queued")
+    await site.until(lambda: asyncio.to_thread(lambda: "wattshift: waits:" in site.lab.logs("green")), "users are told")
+    assert not steps(tmp_path)
+    running = await site.until_state("green", "running", 120)
+    assert time.time() >= now_s + 29
+    assert (running["id"], running["generation"]) == (waiting["id"], 1)
+    (group,) = [each for each in site.lab.groups() if each["name"] == "wattshift:green:1"]
+    (bundle,) = group["bundles"]
+    assert {name for name in bundle["unit_resources"] if name.startswith("zone:")} <= {"zone:DE", "zone:SE"}
+    assert len(bundle["unit_resources"]) == 3, "a GPU, a CPU, and the zone that it was planned in"
     (tmp_path / "done").touch()
-    await ray_site.until_state("first", "succeeded")
+    await site.until_state("green", "succeeded")
+    assert site.lab.job("green")["status"] == "SUCCEEDED"
+    assert site.lab.job("other")["status"] == "RUNNING"
+
+
+async def test_an_elastic_job_grows_over_both_nodes_and_shrinks_again_by_the_policy(
+    site: RaySite, tmp_path: Path
+) -> None:
+    await site.plane.policy("afs", resize_gain=0)
+    await site.steered()
+    mine, rival = tmp_path / "mine", tmp_path / "rival"
+    for folder in (mine, rival):
+        folder.mkdir()
+    site.lab.submit("rival", "--gpus", "3", "--", *command(site, rival, COUNTS))
+    await runs_on(site, rival, 3)
+    site.lab.submit("elastic", "--gpus", "1-4", "--stoppable", "--", *command(site, mine, COUNTS))
+    await runs_on(site, mine, 1)
+    (rival / "done").touch()
+    await runs_on(site, mine, 4)
+    (rival / "done").unlink()
+    site.lab.submit("again", "--gpus", "2", "--", *command(site, rival, COUNTS))
+    await runs_on(site, mine, 2)
+    for folder in (mine, rival):
+        (folder / "done").touch()
+    ended = await site.until_state("elastic", "succeeded")
+    assert (ended["generation"], ended["preemptions"]) == (3, 2)
+    found = steps(mine)
+    assert sizes(found) == [1, 4, 2]
+    assert [each["step"] for each in found] == list(range(1, len(found) + 1)), "none twice, none missing"

@@ -37,10 +37,10 @@ ZONE = "US-CAL-CISO"
 class Grid(CarbonWatch):
     """A grid whose intensities a test sets."""
 
-    def set(self, times_s: list[float], gco2_per_kwh: list[float]) -> None:
-        """Let intensities hold from these times on, UTC seconds; the last one for a day."""
+    def set(self, times_s: list[float], gco2_per_kwh: list[float], *zones: str) -> None:
+        """Let intensities hold from these times on, UTC seconds; the last one for a day. By default in zone ``Z``."""
         curve = CarbonCurve(np.array(times_s), np.array(gco2_per_kwh), times_s[-1] + 86_400)
-        self._known = {"Z": CarbonOutlook("Z", Signal.AVERAGE_DIRECT, curve)}
+        self._known = {zone: CarbonOutlook(zone, Signal.AVERAGE_DIRECT, curve) for zone in zones or ("Z",)}
 
     async def _refresh(self, zone: str) -> None:
         """Ask nobody."""
