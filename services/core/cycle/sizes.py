@@ -44,7 +44,10 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
             grid = low.item(job), high.item(job), step.item(job)
             return np.array([possible_size(wanted_gpus.item(0), *grid, eligible.item(job, 0) * snapshot.total_gpus)])
         low = low[which]
-        if not np.count_nonzero(wanted_gpus > low):
+        more = np.flatnonzero(wanted_gpus > low)
+        if more.size < which.size:  # of a long queue most wait at their minimum
+            if more.size:
+                low[more] = possible_sizes(snapshot, wanted_gpus[more], which[more])
             return low
         high, step, eligible = high[which], step[which], eligible[which]
     if len(snapshot.gpu_models) == 1:
