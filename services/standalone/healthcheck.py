@@ -1,9 +1,11 @@
-"""Exit 0 if a process of a container is well: `python -m services.standalone.healthcheck PORT|pulse`.
+"""Exit 0 if a process of a container is well: `python -m services.standalone.healthcheck PORT|pulse|tcp:ADDRESSES`.
 
-With a port, the service on it has to be ready; with `pulse`, the event loop of a worker has to turn.
+With a port, the service on it has to be ready; with `pulse`, the event loop of a worker has to turn; with the addresses
+of servers elsewhere, `HOST:PORT,HOST:PORT/...` as URLs have them, one has to be reached.
 """
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -16,8 +18,20 @@ def is_well(what: str) -> bool:
     """Return whether the process is well."""
     if what == "pulse":
         return is_beating(Path(os.environ[PULSE_FILE]))
+    if what.startswith("tcp:"):
+        return any(map(is_reached, what.removeprefix("tcp:").partition("/")[0].split(",")))
     tls = Tls.of_environment(os.environ)
     return http_ready(int(what), context=tls.client() if tls.certificate else None)
+
+
+def is_reached(address: str) -> bool:
+    """Return whether something listens at an address, `HOST:PORT`."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 if __name__ == "__main__":

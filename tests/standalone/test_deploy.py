@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -86,6 +87,28 @@ def test_simulated_agents_run_only_where_they_are_asked_for_and_others_reach_wha
     (agent,) = overlay("compose.agent.yml").values()
     assert tuple(agent["command"]) == ("python", "-m", processes.AGENT.module)
     assert agent["environment"]["GPU_AGENT_DRIVER"] == "nvml"
+
+
+def test_what_runs_twice_finds_its_servers_outside() -> None:
+    """The overlay keeps every name that others wait for, and every address of the two servers follows its variable."""
+    ha = overlay("compose.ha.yml")
+    assert {name for name, service in ha.items() if service.get("scale") == 2} == {"gateway", "admission", "scheduler"}
+    text = (ROOT / "docker-compose.yml").read_text()
+    for name, variable in (("postgres", "WATTSHIFT_POSTGRES"), ("valkey", "WATTSHIFT_VALKEY")):
+        assert ha[name]["command"] == ["sleep", "infinity"], "in place of the server"
+        assert f"tcp:${{{variable}:?" in ha[name]["healthcheck"]["test"][-1]
+        assert f"@{name}:" not in text
+        assert f"@${{{variable}:-{name}:" in text
+    ports = COMPOSE["services"]["gateway"]["ports"]
+    assert [each.rpartition(":")[0].endswith("${WATTSHIFT_PORT:-8000}") for each in ports] == [True], "a range of ports"
+
+
+def test_a_server_elsewhere_is_reached_by_one_of_its_addresses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert is_well(f"tcp:127.0.0.1:1,127.0.0.1:{port}/wattshift?target_session_attrs=read-write")
+    assert not is_well(f"tcp:127.0.0.1:{port}")
+    assert not is_well("tcp:nonsense")
 
 
 def test_a_workers_container_is_well_while_its_loop_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
