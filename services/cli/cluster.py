@@ -14,6 +14,7 @@ from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.forecast import forecast
 from services.cli.jobs import AsJson, Watch
+from services.cli.names import checked_name
 from services.cli.output import console
 from services.cli.plots import Piece, greenest, plot
 from services.cli.slices import partition, slice_words
@@ -137,13 +138,13 @@ def enroll(
 ) -> None:
     """Let a host become a node: print a token that its agent, or a bridge, trades for a credential, once."""
     body = {"lifetime_s": duration_s(lifetime, "--lifetime"), "role": "engine" if engine else "agent"}
-    found = Gateway().call("POST", f"/v1/nodes/{node}/enrollments", body=body)
+    found = Gateway().call("POST", f"/v1/nodes/{checked_name(node, 'node')}/enrollments", body=body)
     if as_json:
         output.print_json(found)
         return
     within = f"The token can be used once, within {output.duration(duration_s(lifetime, '--lifetime'))}."
     if engine:
-        start = f"Start the bridge named {node} with this (ENGINE_SLURM_ENROLL_TOKEN, ENGINE_KUEUE_ENROLL_TOKEN)."
+        start = f"Start the bridge named {node} with this (ENGINE_SLURM_ENROLL_TOKEN, or the same of KUEUE, RAY)."
         settings = f"ENROLL_TOKEN={found['token']}"
     else:
         start = f"On the host that is to be {node}, start the agent with these settings."

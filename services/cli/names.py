@@ -8,12 +8,24 @@ from typing import Any
 
 from services.cli import output
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.contracts.invalid import NAME_RULE
 from services.contracts.schema import NAME_PATTERN
 
 PATHS = {"job": "/v1/jobs", "array": "/v1/arrays"}
 _ID = re.compile(r"(?:job|array)_[0-9a-z]{26}")
 _BEGINNING = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
 _SHOWN = 10
+
+
+def checked_name(name: str, what: str) -> str:
+    """Return the name of a thing, a ``what``, if it can be one.
+
+    Raises:
+        CliError: It cannot.
+    """
+    if not re.match(NAME_PATTERN, name):
+        raise CliError(f"the name of a {what} {NAME_RULE}, not {name!r}", EXIT_USAGE)
+    return name
 
 
 def is_array(found_id: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +12,9 @@ import typer
 from services.cli import output
 from services.cli.client import EXIT_USAGE, CliError, Gateway
 from services.cli.jobs import AsJson
+from services.cli.names import checked_name
 from services.cli.output import console
 from services.cli.specs import read_text
-from services.contracts.invalid import NAME_RULE
-from services.contracts.schema import NAME_PATTERN
 from services.contracts.secrets import MAX_SECRET_BYTES
 
 Project = Annotated[str | None, typer.Option(help="The project whose jobs get it; by default all of the tenant's.")]
@@ -71,23 +69,12 @@ def set_secret(
     if len(value.encode(errors="replace")) > MAX_SECRET_BYTES:
         raise CliError(f"the value of {name} has more than {MAX_SECRET_BYTES:,} bytes; nothing was set", EXIT_USAGE)
     body = {"value": value, "project": project}
-    stored = Gateway().call("PUT", f"/v1/secrets/{checked_name(name)}", body=body)
+    stored = Gateway().call("PUT", f"/v1/secrets/{checked_name(name, 'secret')}", body=body)
     whose = f" for project {project}" if project else ""
     console.print(f"{name} is set{whose} (version {stored['version']})")
 
 
 def delete_secret(name: SecretName, project: Project = None) -> None:
     """Delete a secret; jobs that run keep its value."""
-    Gateway().call("DELETE", f"/v1/secrets/{checked_name(name)}", project=project)
+    Gateway().call("DELETE", f"/v1/secrets/{checked_name(name, 'secret')}", project=project)
     console.print(f"{name} is deleted")
-
-
-def checked_name(name: str) -> str:
-    """Return the name of a secret if it is one.
-
-    Raises:
-        CliError: It cannot be the name of a secret.
-    """
-    if not re.match(NAME_PATTERN, name):
-        raise CliError(f"the name of a secret {NAME_RULE}, not {name!r}", EXIT_USAGE)
-    return name

@@ -113,3 +113,9 @@ def test_a_key_of_a_user_and_a_project_submits_to_it_and_lists_its_users_jobs(
         submitted(run, "wrong", "--project", "fish")
 
     assert [(job["id"], job["project"]) for job in json.loads(run("jobs", "--mine", "--json"))] == [(mine, "birds")]
+
+
+def test_a_name_that_no_node_can_have_is_refused_before_anything_is_asked(run: Run) -> None:
+    with pytest.raises(CliError, match=r"the name of a node .*not 'bad name'") as refused:
+        run("nodes", "enroll", "bad name")
+    assert refused.value.exit_code == EXIT_USAGE
