@@ -30,7 +30,6 @@ from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.scheduler.counters import FAILURES
 from services.scheduler.engines.ingest import EngineIngest
-from services.scheduler.engines.saving import Savings
 from services.scheduler.figures import note_round
 from services.scheduler.ingest.dependencies import look
 from services.scheduler.ingest.reports import Ingest
@@ -41,6 +40,7 @@ from services.scheduler.learning.measuring import Measuring
 from services.scheduler.learning.predicting import Predicting
 from services.scheduler.planning.apply import Applied, Decided, StalePlanError, apply
 from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.saving import Savings
 from services.scheduler.planning.snapshot import Loaded, load
 from services.scheduler.power.hooks import NoHook, PowerHook
 from services.scheduler.power.limit import PowerWatch

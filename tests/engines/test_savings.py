@@ -20,8 +20,8 @@ from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
 from services.scheduler import engine_endpoints
-from services.scheduler.engines.saving import Savings
 from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.saving import Savings
 from tests.engines.bridge import Bridge, a_job, on
 from tests.scheduler.world import World
 from tests.support.tokens import ActingAs

@@ -18,6 +18,7 @@ from tests.support.snippets import Snippet, snippets_of
 REPLAYED = ("start.md", "recipes.md")
 """With what they print: test_start.py."""
 LEFT_OUT = {
+    r"ray job submit ": "no Ray is at hand; tests/integration/test_ray_live.py has one",
     r"(\.venv/bin/)?wattshift (up|down)\b|WATTSHIFT_TRACES=otlp wattshift up": "the installation is up already",
     r"\./run --setup": "this checkout is set up",
     r"export (CARBON|GATEWAY|WATTSHIFT|OTEL)_": "what processes are started with",
