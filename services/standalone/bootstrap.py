@@ -141,7 +141,9 @@ def _make_venv() -> None:
         raise SetupError(f"{sys.executable} -m venv {VENV} failed")
     # uv is faster, but reads no pip configuration: where a mirror is set for pip alone it fails, and pip does the work.
     uv = shutil.which("uv")
-    locked = ["install", "--require-hashes", "--only-binary=:all:", "--requirement", str(LOCK)]
+    # The lock is complete. Without --no-deps, older pips look for the newest release of a package that another one asks
+    # for with an extra, past the lock's version of it, and fail as soon as there is a newer one.
+    locked = ["install", "--no-deps", "--require-hashes", "--only-binary=:all:", "--requirement", str(LOCK)]
     if uv:
         command = [uv, "--quiet", "pip", *locked, "--python", str(PYTHON)]
         if subprocess.run(command, stderr=subprocess.DEVNULL, close_fds=False).returncode == 0:

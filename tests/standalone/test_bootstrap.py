@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -103,6 +104,12 @@ def test_no_ensurepip_is_said_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(bootstrap.SetupError, match=r"sudo apt-get install python3\.\d+-venv"):
         bootstrap._need_ensurepip()
+
+
+def test_the_lock_is_complete() -> None:
+    """Set-up installs what the lock names and resolves nothing: what it forgot would be missing."""
+    check = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    assert check.returncode == 0, check.stdout + check.stderr
 
 
 @pytest.mark.slow
