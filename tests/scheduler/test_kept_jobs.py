@@ -31,6 +31,8 @@ def _assert_same(kept: JobRows, full: list[JobRow]) -> None:
             assert column.tolist() == afresh[name].tolist(), name
         else:
             np.testing.assert_array_equal(column, afresh[name], name)
+    kinds = kept.kinds("state", "allocation_state", "memory_gib")  # is taken over to the next rows from here on
+    assert [kinds.values[at] for at in kinds.of] == [(row.state, row.allocation_state, row.memory_gib) for row in full]
 
 
 SINGLE = {

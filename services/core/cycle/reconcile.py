@@ -14,9 +14,8 @@ same ranking, arrives at the same claims and starts what has become free.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -42,6 +41,9 @@ from services.core.domain.ids import JobId
 
 FEW = 16
 """Fewer jobs are visited one by one sooner than sifted."""
+MOST_MADE = 1 << 18
+"""So many holds for one reason are kept at most."""
+_MADE: dict[Reason, dict[JobId, Hold]] = {}
 KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.OVER_QUOTA)
 
 
@@ -113,8 +115,7 @@ def reconcile(
             expected_s.update(dict.fromkeys(later, snapshot.next_active_s))
     for start in starts:
         del reasons[start[0]]
-    ids = snapshot.jobs.ids
-    holds = map(_hold, map(ids.__getitem__, reasons), reasons.values(), map(expected_s.get, reasons))
+    holds = _holds(snapshot.jobs.ids, reasons, expected_s)
     actions: tuple[Action, ...] = (*preempts, *(start for _, start in starts), *holds)
     return Plan(snapshot.version, actions)
 
@@ -287,7 +288,21 @@ def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
     return np.flatnonzero(unwanted).tolist()
 
 
-@lru_cache(maxsize=1 << 18)
-def _hold(job_id: JobId, reason: Reason, expected_start_s: float | None) -> Hold:
-    """Return the hold; the same immutable value serves every round a job spends waiting for the same reason."""
-    return Hold(job_id, reason, expected_start_s)
+def _holds(ids: Sequence[JobId], reasons: Mapping[int, Reason], expected_s: Mapping[int, float]) -> list[Hold]:
+    """Return a hold for each of these jobs, in their order.
+
+    The same immutable values serve every round that jobs spend waiting for the same reason: to look up a hundred
+    thousand takes a fraction of the time that it takes to make them.
+    """
+    made: list[Hold] = []
+    for reason in dict.fromkeys(reasons.values()):
+        if len(_MADE.setdefault(reason, {})) > MOST_MADE:
+            _MADE[reason] = {}
+    for job, reason in reasons.items():
+        job_id, known = ids[job], _MADE[reason]
+        expected_start_s = expected_s.get(job) if expected_s else None
+        hold = known.get(job_id)
+        if hold is None or hold.expected_start_s != expected_start_s:
+            hold = known[job_id] = Hold(job_id, reason, expected_start_s)
+        made.append(hold)
+    return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import repeat
 from typing import NoReturn
 
 import numpy as np
@@ -39,23 +40,22 @@ def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     if plan.snapshot_version != snapshot.version:
         raise PlanError(f"the plan is for snapshot {plan.snapshot_version}, not {snapshot.version}")
     index = snapshot.jobs.index
-    held: list[JobId] = []
+    held = [action.job_id for action in plan.actions if isinstance(action, Hold)]  # mostly all of a hundred thousand
     changed: list[Start | Preempt] = []
     controls: list[Control] = []
-    for action in plan.actions:
-        if isinstance(action, Hold):
-            held.append(action.job_id)
-        elif isinstance(action, (Start, Preempt)):
-            changed.append(action)
-        else:
-            controls.append(action)
+    if len(held) < len(plan.actions):
+        for action in (each for each in plan.actions if not isinstance(each, Hold)):
+            if isinstance(action, (Start, Preempt)):
+                changed.append(action)
+            else:
+                controls.append(action)
     named = [*held, *(action.job_id for action in changed)]
-    unique = set(named)
-    if len(unique) != len(named) or not index.keys() >= unique:
+    rows = np.fromiter(map(index.get, named, repeat(-1)), np.int64, len(named))
+    if rows.size and (rows.min() < 0 or np.bincount(rows).max() > 1):
         _refuse_names(named, index)
     phase = snapshot.jobs.phase
-    waits = phase[list(map(index.__getitem__, held))] == QUEUED if held else None
-    if waits is not None and not waits.all():
+    waits = phase[rows[: len(held)]] == QUEUED
+    if not waits.all():
         job_id = held[int(waits.argmin())]
         raise PlanError(f"job {job_id} cannot be held: it is {_phase_name(phase[index[job_id]])}, not queued")
     starts: list[Start] = []

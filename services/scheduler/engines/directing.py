@@ -70,7 +70,7 @@ class Theirs:
                 note, zone = start_note(self.snapshot, start), zone_of(self.snapshot, start)
                 gco2 = start_gco2(self.snapshot, start)
                 wanted[start.job_id] = released(start.gpus, rank, note, zone, gco2)
-        for hold in holds:
+        for hold in holds if self.steered or self.watched else ():
             if hold.job_id in self.steered:
                 wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold), hold_gco2(self.snapshot, hold))
             elif hold.job_id in self.watched:

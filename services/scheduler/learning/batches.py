@@ -25,8 +25,8 @@ from services.core.profiles.priors import ANY_FAMILY
 from services.core.profiles.profile import JobProfile
 from services.scheduler.learning.learned import WIDEST, step_times
 from services.scheduler.repository.documents import StoredStepTimes
+from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.profiles import TableRow
-from services.scheduler.repository.snapshots import JobRow
 
 DIGITS = 2
 """Significant digits of noise scales: a little more or less changes no batch."""
@@ -46,7 +46,7 @@ class _Kind:
 
 
 def with_permitted(
-    snapshot: Snapshot, jobs: Sequence[JobRow], tables: Sequence[TableRow], noise_scales: Mapping[str, float]
+    snapshot: Snapshot, jobs: JobRows, tables: Sequence[TableRow], noise_scales: Mapping[str, float]
 ) -> Snapshot:
     """Return the snapshot with the batches that users permit, and what jobs are predicted to do with the best of them.
 
@@ -56,7 +56,7 @@ def with_permitted(
         tables: What was learned of kinds of jobs, the one fitted last comes last.
         noise_scales: By kind, for jobs that have reported none.
     """
-    permitting = [at for at, job in enumerate(jobs) if job.batch_min is not None]
+    permitting = np.flatnonzero(np.isfinite(jobs.columns["batch_min"])).tolist()
     if not permitting or not snapshot.gpu_models:
         return snapshot
     learned = {(row.kind, row.gpu_model): row.by_batch for row in tables if row.by_batch is not None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import repeat
 from typing import Any
 
 import asyncpg
@@ -58,18 +57,42 @@ class StalePlanError(Exception):
     """The cluster has changed since the snapshot; nothing was written. Routine: the round is repeated."""
 
 
-Said = tuple[str | None, float | None]
-"""Why a job waits, and until when, UTC seconds, as it is written down."""
+@dataclass(frozen=True)
+class Said:
+    """Why jobs wait, as it is written down.
 
+    Attributes:
+        reasons: By job; None: nothing is.
+        expected_s: Until when, UTC seconds, of those of which that is.
+    """
 
-def said_of(jobs: Sequence[JobRow]) -> Mapping[str, Said]:
-    """Return why each job waits, as it is written down."""
-    columns = JobRows.of(jobs).columns
-    known = np.isfinite(columns["expected_start_s"])
-    ids, reasons = columns["id"], columns["reason"]
-    said = dict(zip(ids.tolist(), zip(reasons.tolist(), repeat(None), strict=False), strict=True))
-    expected_s = columns["expected_start_s"][known].tolist()
-    return said | dict(zip(ids[known].tolist(), zip(reasons[known].tolist(), expected_s, strict=True), strict=True))
+    reasons: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
+    expected_s: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def of(cls, jobs: Sequence[JobRow]) -> Said:
+        """Return what is written down of each job."""
+        columns = JobRows.of(jobs).columns
+        known = np.isfinite(columns["expected_start_s"])
+        ids, expected_s = columns["id"], columns["expected_start_s"]
+        return cls(
+            dict(zip(ids.tolist(), columns["reason"].tolist(), strict=True)),
+            dict(zip(ids[known].tolist(), expected_s[known].tolist(), strict=True)),
+        )
+
+    def new(self, holds: Sequence[Hold]) -> list[Waiting]:
+        """Return the holds that say otherwise; of a hundred thousand nearly all say the same."""
+        reasons, expected_s = self.reasons, self.expected_s
+        if expected_s or any(hold.expected_start_s is not None for hold in holds):
+            timed = [hold for hold in holds if reasons.get(hold.job_id) != hold.reason or self._differs(hold)]
+        else:
+            timed = [hold for hold in holds if reasons.get(hold.job_id) != hold.reason]
+        return [
+            Waiting(hold.job_id, hold.reason.value, SENTENCES[hold.reason], _instant(_until_s(hold))) for hold in timed
+        ]
+
+    def _differs(self, hold: Hold) -> bool:
+        return self.expected_s.get(hold.job_id) != _until_s(hold)
 
 
 @dataclass(frozen=True)
@@ -86,7 +109,7 @@ class Decided:
     plan: Plan
     memory: dict[str, Any] | None
     decide_ms: float
-    said: Mapping[str, Said] = field(default_factory=dict[str, Said])
+    said: Said = field(default_factory=Said)
 
 
 @dataclass(frozen=True)
@@ -124,10 +147,10 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
     Raises:
         StalePlanError: the snapshot is out of date.
     """
-    holds: list[Hold] = []
+    holds = [action for action in decided.plan.actions if isinstance(action, Hold)]  # one for each job that waits
     rest: list[Action] = []
-    for action in decided.plan.actions:  # mostly holds: one for each job that waits
-        (holds if isinstance(action, Hold) else rest).append(action)  # pyright: ignore[reportArgumentType]
+    if len(holds) < len(decided.plan.actions):
+        rest = [action for action in decided.plan.actions if not isinstance(action, Hold)]
     starts = [action for action in rest if isinstance(action, Start)]
     preempts = [action for action in rest if isinstance(action, Preempt)]
     controls = [action for action in rest if isinstance(action, (SetPowerLimit, SetClock))]
@@ -145,7 +168,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             started = await _start(connection, starts, ports, decided.snapshot)
             controls = await set_gangs(connection, controls)
             begun = await begin(connection, measurements, measured_values) if measurements else []
-            await _hold(connection, holds, decided.said)
+            await jobs.hold(connection, decided.said.new(holds))
             await theirs.direct(connection, starts, holds)
             await _power(connection, decided.plan.nodes)
             if starts or preempts or controls or begun or decided.plan.nodes or active:
@@ -281,14 +304,8 @@ async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:
         await stop(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
 
 
-async def _hold(connection: Connection, holds: Sequence[Hold], said: Mapping[str, Said]) -> None:
-    """Write down why jobs wait where another reason, or none, is written down."""
-    new: list[Waiting] = []
-    for hold in holds:
-        until_s = None if hold.expected_start_s is None else round(hold.expected_start_s)
-        if said.get(hold.job_id) != (hold.reason, until_s):
-            new.append(Waiting(hold.job_id, hold.reason.value, SENTENCES[hold.reason], _instant(until_s)))
-    await jobs.hold(connection, new)
+def _until_s(hold: Hold) -> int | None:
+    return None if hold.expected_start_s is None else round(hold.expected_start_s)
 
 
 def _instant(whole_s: int | None) -> datetime | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,14 +29,17 @@ PHASES = {
 
 def phase_of(job: JobRow) -> Phase:
     """Return a job's phase; a gang that is being stopped is on its way out, whatever its job's state says."""
-    return Phase.PREEMPTING if job.allocation_state == "stopping" else PHASES[job.state]
+    return _phase(job.state, job.allocation_state)
+
+
+def _phase(state: str, allocation_state: str | None) -> Phase:
+    return Phase.PREEMPTING if allocation_state == "stopping" else PHASES[state]
 
 
 def phases_of(jobs: JobRows) -> Ints:
     """Return ``phase_of`` each job: (n_jobs,)."""
-    phases = np.fromiter(map(PHASES.__getitem__, jobs.columns["state"]), np.int64, len(jobs))
-    phases[jobs.columns["allocation_state"] == "stopping"] = Phase.PREEMPTING
-    return phases
+    states = jobs.kinds("state", "allocation_state")
+    return np.array([_phase(*each) for each in states.values], dtype=np.int64)[states.of]
 
 
 def job_table(
@@ -65,7 +68,10 @@ def job_table(
     gpus, since_s = columns["gpus"], columns["since_s"]
     gpu_power_w = np.where(columns["gpu_s"] < 1, np.nan, columns["gpu_power_w"])
     base, now = _efficiencies(jobs, efficiencies)
-    curve_of_kind = [control_curves.get(kind, -1) for kind in columns["kind"]] if control_curves else [-1] * len(jobs)
+    curves = np.full((2, len(jobs)), -1, dtype=np.int64)
+    if control_curves:
+        curves[0] = [control_curves.get(kind, -1) for kind in columns["kind"]]
+        curves[1] = [speed_curves[at] if at >= 0 else -1 for at in curves[0].tolist()]
     attained_gpu_s = columns["attained_gpu_s"] + gpus * np.maximum(now_s - since_s, 0)
     progress = np.minimum(columns["done"] / columns["work"], 1.0)
     lengths_gpu_s = columns["predicted_gpu_s"]
@@ -97,10 +103,10 @@ def job_table(
         progress=progress,
         remaining_s=remaining_s(lengths_gpu_s, progress, attained_gpu_s, columns["min_gpus"]),
         placements=tuple(placements),
-        speed_curve=np.array([speed_curves[at] if at >= 0 else -1 for at in curve_of_kind], dtype=np.int64),
+        speed_curve=curves[1],
         power_limit_w=columns["power_limit_w"],
         clock_mhz=columns["clock_mhz"],
-        control_curve=np.array(curve_of_kind, dtype=np.int64),
+        control_curve=curves[0],
         shareable=columns["may_share_gpu"],
         memory_gib=columns["memory_gib"],
     )
@@ -131,13 +137,10 @@ def placement_of(shares: Sequence[StoredShare]) -> Placement:
 def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
     """Return on which kinds of nodes each job may run: (n_jobs, n_gpu_models)."""
     columns = jobs.columns
-    memory_gib = np.nan_to_num(columns["memory_gib"]).tolist()
-    needs_container = columns["needs_container"].tolist()
-    theirs = columns["engine"], columns["queue"]
-    asked = [*zip(columns["gpu_model"], memory_gib, needs_container, *theirs, strict=True)]
-    row = {each: at for at, each in enumerate(dict.fromkeys(asked))}
-    answers = np.array([[_fits(*each, kind) for kind in kinds] for each in row], dtype=np.bool_)
-    eligible = answers.reshape(len(row), len(kinds))[np.fromiter(map(row.__getitem__, asked), np.int64, len(jobs))]
+    asked = jobs.kinds("gpu_model", "memory_gib", "needs_container", "engine", "queue")
+    fits: Callable[..., bool] = _fits
+    answers = np.array([[fits(*each, kind) for kind in kinds] for each in asked.values], dtype=np.bool_)
+    eligible = answers.reshape(len(asked.values), len(kinds))[asked.of]
     # A job that is being cancelled or held claims nothing of what it releases: it will not come back for it.
     # Nor does a service instance that stops: should it come back, it is placed before all jobs.
     eligible[columns["leaves"] | (jobs.have("service") & (columns["state"] != "queued"))] = False
@@ -145,13 +148,13 @@ def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
 
 
 def _fits(
-    gpu_model: str | None, memory_gib: float, needs_container: bool, engine: str, queue: str, kind: NodeKind
+    gpu_model: str | None, memory_gib: float | None, needs_container: bool, engine: str, queue: str, kind: NodeKind
 ) -> bool:
     return (
         engine == kind.engine
         and (engine == OURS or queue in kind.queues)
         and (gpu_model is None or gpu_model == kind.gpu_model)
-        and memory_gib <= kind.memory_gib
+        and (memory_gib or 0.0) <= kind.memory_gib
         and (kind.containers or not needs_container)
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,7 @@ from services.scheduler.learning import learned
 from services.scheduler.learning.batches import with_permitted
 from services.scheduler.learning.curves import KnownCurves, known_of
 from services.scheduler.learning.predicting import Predicting
-from services.scheduler.planning.apply import Said, said_of
+from services.scheduler.planning.apply import Said
 from services.scheduler.planning.cluster import (
     Cluster,
     drawn_w,
@@ -59,7 +59,7 @@ class Loaded:
     predictions: Predictions | None = None
     withheld: Sequence[Withheld] = ()
     """Queued jobs that are not in the snapshot, as far as it is not written down yet why."""
-    said: Mapping[str, Said] = field(default_factory=dict[str, Said])
+    said: Said = field(default_factory=Said)
     """Why each job waits, as it is written down."""
 
 
@@ -107,7 +107,7 @@ async def load(
         rows.state.memory,
         predictions,
         unexplained,
-        said_of(rows.jobs),
+        Said.of(rows.jobs),
     )
 
 
@@ -133,14 +133,19 @@ async def read_rows(
     left_out = withheld(found.jobs, found.limits, found.needs)
     closed = {each.id for each in left_out}
     of_gated = [row.id for row in found.rows if row.id not in closed] if closed else None
+    jobs = JobRows.of(await (kept.fetch(connection, of_gated) if kept else snapshots.jobs(connection, of_gated)))
+    columns = jobs.columns
+    unpredicted = np.isnan(columns["predicted_gpu_s"]) & ~jobs.have("service")
+    unscaled = np.isfinite(columns["batch_min"]) & np.isnan(columns["noise_scale"])
     rows = await snapshots.cluster(
         connection,
-        await (kept.fetch(connection, of_gated) if kept else snapshots.jobs(connection, of_gated)),
+        jobs,
         min_profile_s=settings.min_profile_s,
         node_min_on_s=settings.node_min_on_s,
         node_standby_w=settings.node_standby_w,
         node_boot_w=settings.node_boot_w,
-        with_unpredicted=with_unpredicted,
+        unpredicted=columns["id"][unpredicted].tolist() if with_unpredicted else [],
+        unscaled=sorted({*columns["kind"][unscaled]}),
         known_version=known_version,
     )
     return rows, found.unexplained(left_out)

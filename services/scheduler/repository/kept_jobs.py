@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
@@ -50,12 +51,38 @@ _DTYPES: Mapping[str, type[Any]] = {
 Column = NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """Jobs by what they have in some columns: of a hundred thousand most have the same.
+
+    Attributes:
+        values: What there is, each once; some may be of no job any more.
+        of: (n_jobs,) which of these each job has.
+    """
+
+    values: tuple[tuple[Any, ...], ...]
+    of: Ints
+
+    @classmethod
+    def among(cls, rows: Sequence[JobRow], names: Sequence[str], known: Sequence[tuple[Any, ...]] = ()) -> Kinds:
+        """Return what rows have in these columns, at least two; ``known`` comes first, as it is."""
+        found = [*map(attrgetter(*names), rows)]
+        row = {each: at for at, each in enumerate(dict.fromkeys([*known, *found]))}
+        return cls((*row,), np.fromiter(map(row.__getitem__, found), np.int64, len(found)))
+
+
 class JobRows(Sequence[JobRow]):
     """Rows of jobs that are read as columns, too: (n_jobs,) each, which nobody may change."""
 
-    def __init__(self, rows: list[JobRow], columns: Mapping[str, Column] | None = None) -> None:
+    def __init__(
+        self,
+        rows: list[JobRow],
+        columns: Mapping[str, Column] | None = None,
+        kinds: Mapping[tuple[str, ...], Kinds] | None = None,
+    ) -> None:
         self._rows = rows
         self._made = columns
+        self._kinds = dict(kinds or {})
 
     @classmethod
     def of(cls, rows: Sequence[JobRow]) -> JobRows:
@@ -67,6 +94,12 @@ class JobRows(Sequence[JobRow]):
         """Each column by its name."""
         return _arrays(self._rows) if self._made is None else self._made
 
+    def kinds(self, *names: str) -> Kinds:
+        """Return the jobs by what they have in these columns, at least two."""
+        if names not in self._kinds:
+            self._kinds[names] = Kinds.among(self._rows, names)
+        return self._kinds[names]
+
     def have(self, column: str) -> Bools:
         """Return which jobs have a value in a column of objects: (n_jobs,)."""
         return np.not_equal(self.columns[column], _NOTHING).astype(np.bool_)
@@ -77,7 +110,8 @@ class JobRows(Sequence[JobRow]):
             return self
         which = np.flatnonzero(keep)
         kept = {name: _frozen(column[which]) for name, column in self.columns.items()}
-        return JobRows([self._rows[at] for at in which.tolist()], kept)
+        kinds = {names: Kinds(each.values, each.of[which]) for names, each in self._kinds.items()}
+        return JobRows([self._rows[at] for at in which.tolist()], kept, kinds)
 
     def renewed(self, come_from: Ints | None, at: Ints, new: list[JobRow]) -> JobRows:
         """Return rows of which some are taken over and the others are new.
@@ -99,7 +133,13 @@ class JobRows(Sequence[JobRow]):
             column = column.copy() if come_from is None else column[come_from]
             column[at] = patches[name]
             columns[name] = _frozen(column)
-        return JobRows(rows, columns)
+        kinds: dict[tuple[str, ...], Kinds] = {}
+        for names, each in self._kinds.items():
+            patch = Kinds.among(new, names, each.values)
+            of = each.of.copy() if come_from is None else each.of[come_from]
+            of[at] = patch.of
+            kinds[names] = Kinds(patch.values, of)
+        return JobRows(rows, columns, kinds)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -179,8 +219,10 @@ class KeptJobs:
         if found is None:
             found = JobRows.of(await snapshots.jobs(connection, of_gated))
             self.read_again = len(found)
+            if versions is not None and not _are_of(versions, found):
+                versions = None
         self._last = len(found)
-        if versions is not None and _are_of(versions, found):
+        if versions is not None:
             self._known = _Known(found, versions, server, full_at_s)
         return found
 
@@ -236,4 +278,4 @@ async def _versions(connection: Connection, of_gated: Sequence[str] | None) -> C
         return None
     made = np.empty(rows.size, dtype=[("id", f"S{width}"), ("versions", "u4", (len(_TABLES),))])
     made["id"], made["versions"] = rows["id"], rows["of"]["value"]
-    return made[np.argsort(made["id"])]
+    return made[np.argsort(made["id"], kind="stable")]  # they come nearly in this order, which that kind makes use of

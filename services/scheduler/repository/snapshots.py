@@ -354,7 +354,8 @@ async def cluster(
     node_min_on_s: float,
     node_standby_w: float,
     node_boot_w: float,
-    with_unpredicted: bool,
+    unpredicted: Sequence[str],
+    unscaled: Sequence[str],
     known_version: int | None = None,
 ) -> ClusterRows:
     """Return the live state.
@@ -365,13 +366,14 @@ async def cluster(
         min_profile_s: How long a gang of one size must have run before its efficiency counts.
         node_min_on_s: How long a node must have been on before plans may power it down.
         node_standby_w, node_boot_w: What nodes draw that are off, and that boot.
-        with_unpredicted: Whether jobs whose lengths are not predicted yet are of interest.
+        unpredicted: The jobs of which it is of interest what their users asked for.
+        unscaled: The kinds of jobs of which it is of interest what noise others of them reported.
         known_version: As for `rounds.state`.
     """
     return ClusterRows(
         state=await rounds.state(connection, known_version),
         jobs=jobs,
-        unpredicted=await _unpredicted(connection, jobs) if with_unpredicted else [],
+        unpredicted=await fetch_rows(connection, SpecRow, SPECS, [*unpredicted]) if unpredicted else [],
         efficiencies=await fetch_rows(connection, EfficiencyRow, EFFICIENCIES, min_profile_s),
         nodes=await fetch_rows(connection, NodeRow, NODES, node_min_on_s),
         claims=await fetch_rows(connection, ClaimRow, CLAIMS),
@@ -383,13 +385,12 @@ async def cluster(
         hosts_w={row.node_id: row.power_w for row in await fetch_rows(connection, HostRow, HOSTS)},
         asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),
         tables=await profiles.tables(connection),
-        noise_scales=await _noise_scales(connection, jobs),
+        noise_scales=await _noise_scales(connection, unscaled) if unscaled else {},
     )
 
 
-async def _noise_scales(connection: Connection, jobs: Sequence[JobRow]) -> Mapping[str, float]:
-    kinds = {job.kind for job in jobs if job.batch_min is not None and job.noise_scale is None}
-    rows = await connection.fetch(NOISE_SCALES, sorted(kinds)) if kinds else []
+async def _noise_scales(connection: Connection, kinds: Sequence[str]) -> Mapping[str, float]:
+    rows = await connection.fetch(NOISE_SCALES, [*kinds])
     return {row["kind"]: row["noise_scale"] for row in rows}
 
 
@@ -397,8 +398,3 @@ async def zones(database: Database) -> list[str]:
     """Return the zones of the nodes that are up or asleep."""
     async with database.connection() as connection:
         return [record[0] for record in await connection.fetch(ZONES)]
-
-
-async def _unpredicted(connection: Connection, jobs: Sequence[JobRow]) -> list[SpecRow]:
-    ids = [job.id for job in jobs if job.predicted_gpu_s is None and job.service is None]
-    return await fetch_rows(connection, SpecRow, SPECS, ids) if ids else []
