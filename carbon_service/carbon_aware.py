@@ -70,7 +70,7 @@ router = APIRouter(
 )
 
 
-def read_aliases(request: Request) -> dict[str, str]:
+async def read_aliases(request: Request) -> dict[str, str]:
     """Return the other names of zones."""
     return request.app.state.location_aliases
 

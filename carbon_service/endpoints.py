@@ -31,7 +31,7 @@ PROBLEMS: dict[int | str, dict[str, object]] = {
 router = APIRouter(prefix="/v1/carbon", tags=["carbon"], responses=PROBLEMS)
 
 
-def read_service(request: Request) -> CarbonService:
+async def read_service(request: Request) -> CarbonService:
     """Return the service of this process."""
     return request.app.state.carbon
 

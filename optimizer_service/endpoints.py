@@ -14,7 +14,7 @@ from services.kit.identity import Caller
 router = APIRouter(prefix="/v1/optimize", tags=["optimize"], responses=PROBLEMS)
 
 
-def read_service(request: Request) -> OptimizerService:
+async def read_service(request: Request) -> OptimizerService:
     """Return the service of this process."""
     return request.app.state.optimizer
 

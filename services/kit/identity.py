@@ -45,12 +45,15 @@ class RequireRole:
     This is the one place where a service's route states its role: by a parameter of type ``Caller``, ``Operator`` or
     ``Admin``, or of type ``ProjectCaller`` where the route answers keys that are limited to a project, too, and honours
     ``Identity.project``. ``tests/architecture/test_routes.py`` compares it with the gateway's table.
+
+    It is a coroutine, as all dependencies here are: FastAPI sends those that are none to a thread, which costs more
+    than the rest of a short request (``tests/architecture/test_routes.py``).
     """
 
     role: Role
     for_projects: bool = False
 
-    def __call__(self, request: Request) -> Identity:
+    async def __call__(self, request: Request) -> Identity:
         identity = read_identity(request)
         if not identity.role.may(request.method, self.role):
             raise forbidden(identity.role, self.role)

@@ -58,23 +58,23 @@ router = APIRouter(prefix="/v1")
 LARGEST_ROUND = 2**63 - 1
 
 
-def _service(request: Request) -> SchedulerService:
+async def _service(request: Request) -> SchedulerService:
     return request.app.state.service
 
 
-def _settings(request: Request) -> SchedulerSettings:
+async def _settings(request: Request) -> SchedulerSettings:
     return request.app.state.settings
 
 
-def _redis(request: Request) -> Redis:
+async def _redis(request: Request) -> Redis:
     return request.app.state.redis
 
 
-def _hook(request: Request) -> PowerHook:
+async def _hook(request: Request) -> PowerHook:
     return request.app.state.power_hook
 
 
-def _dry_runs(request: Request) -> DryRuns:
+async def _dry_runs(request: Request) -> DryRuns:
     return request.app.state.dry_runs
 
 

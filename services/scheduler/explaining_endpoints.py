@@ -15,7 +15,7 @@ from services.scheduler.explaining.explanations import Explanations
 router = APIRouter()
 
 
-def _explanations(request: Request) -> Explanations:
+async def _explanations(request: Request) -> Explanations:
     return request.app.state.explanations
 
 

@@ -41,15 +41,15 @@ TAKEN: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _fleets(request: Request) -> Fleets:
+async def _fleets(request: Request) -> Fleets:
     return request.app.state.fleets
 
 
-def _apps(request: Request) -> Apps:
+async def _apps(request: Request) -> Apps:
     return request.app.state.apps
 
 
-def _observations(request: Request) -> Observations:
+async def _observations(request: Request) -> Observations:
     return request.app.state.observations
 
 

@@ -38,11 +38,11 @@ DELETED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _pools(request: Request) -> Pools:
+async def _pools(request: Request) -> Pools:
     return request.app.state.pools
 
 
-def _traffic(request: Request) -> TrafficReports:
+async def _traffic(request: Request) -> TrafficReports:
     return request.app.state.traffic
 
 

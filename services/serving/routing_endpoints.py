@@ -17,11 +17,11 @@ from services.serving.upstream_keys import open_upstream_keys
 router = APIRouter(responses=PROBLEMS)
 
 
-def _endpoints(request: Request) -> Endpoints:
+async def _endpoints(request: Request) -> Endpoints:
     return request.app.state.endpoints
 
 
-def _routing(request: Request) -> Routing:
+async def _routing(request: Request) -> Routing:
     return request.app.state.routing
 
 

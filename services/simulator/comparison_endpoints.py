@@ -12,7 +12,7 @@ from services.simulator.comparisons import Comparisons
 router = APIRouter()
 
 
-def read_comparisons(request: Request) -> Comparisons:
+async def read_comparisons(request: Request) -> Comparisons:
     """Return the comparisons of this process."""
     return request.app.state.comparisons
 

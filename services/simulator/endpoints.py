@@ -21,7 +21,7 @@ from services.simulator.service import SimulatorService
 router = APIRouter(prefix="/v1/simulations", tags=["simulations"], responses=PROBLEMS)
 
 
-def read_service(request: Request) -> SimulatorService:
+async def read_service(request: Request) -> SimulatorService:
     """Return the service of this process."""
     return request.app.state.simulator
 

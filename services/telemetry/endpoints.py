@@ -36,6 +36,7 @@ from services.kit.identity import Admin, Caller, Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
 from services.telemetry.invariants import check_invariants
+from services.telemetry.report_route import ReportRoute
 from services.telemetry.reports import Question, footprint_report, job_footprint
 from services.telemetry.repository.jobs import owner_of
 from services.telemetry.requests import request_report
@@ -49,12 +50,12 @@ NODE_PATHS = re.compile(
 router = APIRouter(prefix="/v1", responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
 
 
-def read_telemetry(request: Request) -> Telemetry:
+async def read_telemetry(request: Request) -> Telemetry:
     """Return the use cases of this process."""
     return request.app.state.telemetry
 
 
-def read_token(request: Request) -> str:
+async def read_token(request: Request) -> str:
     """Return the bearer token of the request, or nothing."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     return token if scheme.lower() == "bearer" else ""
@@ -65,6 +66,21 @@ Token = Annotated[str, Depends(read_token)]
 
 
 GpuIndex = Annotated[int, Path(ge=0, le=1_023)]
+
+
+async def heartbeat(node_id: Name, body: Heartbeat, token: Token, service: Service) -> HeartbeatReply:
+    """Report ranks and devices; the answer renews the node's lease and names the gangs it may run."""
+    return await service.heartbeat(node_id, token, body)
+
+
+async def store_energy(node_id: Name, body: EnergyReport, token: Token, service: Service) -> EnergyReceipt:
+    """Report energy intervals; repeated intervals change nothing."""
+    return await service.store_energy(node_id, token, body)
+
+
+for path, endpoint in (("/nodes/{node_id}/heartbeat", heartbeat), ("/nodes/{node_id}/energy", store_energy)):
+    # Before all others: what is asked for most is found first.
+    router.add_api_route(path, endpoint, methods=["POST"], tags=["nodes"], route_class_override=ReportRoute)
 
 
 @router.post("/nodes/register", tags=["nodes"])
@@ -83,18 +99,6 @@ async def enroll(node_id: Name, enroller: NodeEnroller, token: Token, service: S
 async def rotate(node_id: Name, keys: NodeKeys, token: Token, service: Service) -> NodeCredential:
     """Replace a node's keys; needs its credential. The old ones end when the new one is shown here."""
     return await service.enrolment.replace(node_id, token, keys)
-
-
-@router.post("/nodes/{node_id}/heartbeat", tags=["nodes"])
-async def heartbeat(node_id: Name, body: Heartbeat, token: Token, service: Service) -> HeartbeatReply:
-    """Report ranks and devices; the answer renews the node's lease and names the gangs it may run."""
-    return await service.heartbeat(node_id, token, body)
-
-
-@router.post("/nodes/{node_id}/energy", tags=["nodes"])
-async def store_energy(node_id: Name, body: EnergyReport, token: Token, service: Service) -> EnergyReceipt:
-    """Report energy intervals; repeated intervals change nothing."""
-    return await service.store_energy(node_id, token, body)
 
 
 @router.post("/nodes/{node_id}/engine", tags=["nodes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from typing import Any
 
 import pytest
@@ -160,6 +161,24 @@ def _requirement(route: APIRoute) -> RequireRole:
         return RequireRole(Role.USER, for_projects=True)
     assert len(stated) == 1, f"{route.path} states its role by one parameter: Caller, ProjectCaller, Operator or Admin"
     return stated[0]
+
+
+def test_no_dependency_is_sent_to_a_thread() -> None:
+    """FastAPI runs those that are no coroutines in a thread, one after another, on every request."""
+
+    def calls(dependant: Dependant) -> Iterator[object]:
+        for inner in dependant.dependencies:
+            yield inner.call
+            yield from calls(inner)
+
+    routes = [route for routers in ROUTERS.values() for router in routers for route in router.routes]
+    asked = {call for route in routes if isinstance(route, APIRoute) for call in calls(route.dependant)}
+    assert len(asked) > 10
+    assert [call for call in asked if not _is_coroutine(call)] == []
+
+
+def _is_coroutine(call: object) -> bool:
+    return iscoroutinefunction(call) or iscoroutinefunction(getattr(type(call), "__call__", None))  # noqa: B004
 
 
 def _is_internal(route: APIRoute) -> bool:
