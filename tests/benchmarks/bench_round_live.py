@@ -5,6 +5,7 @@
 Half of the GPUs are taken by running jobs, the rest of the jobs wait. Reports each part's time in ms, and the CPU time
 of the process, which tells more where other work shares the cores; the first round, which starts what fits, is reported
 apart from the following ones. Before each of these, every running job uses energy, and a hundred jobs are submitted.
+The resident memory of the process is that after these rounds, and after twenty more.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import statistics
 import time
 from typing import Any
 
+import psutil
+
 from services.core.cycle.snapshot import Trigger
 from tests.benchmarks.results import write_result
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database, postgres_server, valkey_server
 
 NODES, GPUS_PER_NODE, ROUNDS, NEW = 625, 8, 5, 100
+MORE_ROUNDS = 20
+"""So many more are held, for the memory of the process to grow in, if it does."""
 SIZES = ((10_000, NODES), (100_000, 1_250), (100_000, 10_000))
 """Jobs and nodes."""
 
@@ -82,12 +87,18 @@ async def measure(database_url: str, redis_url: str, jobs: int, nodes: int) -> d
                 later.append(await _round(world, Trigger.ACTIVE))
             else:
                 passive.append(await _round(world, Trigger.PASSIVE))
+        before_mib = _mib()
+        for at in range(MORE_ROUNDS):
+            await world.fetch(USE)
+            await _round(world, Trigger.PASSIVE if at % 2 else Trigger.ACTIVE)
     return {
         "jobs": jobs,
         "gpus": nodes * GPUS_PER_NODE,
         "first": first,
         "active_median": _median(later),
         "passive_median": _median(passive),
+        "mib_after_12_rounds": before_mib,
+        f"mib_after_{MORE_ROUNDS}_more": _mib(),
     }
 
 
@@ -98,6 +109,11 @@ async def _round(world: World, trigger: Trigger) -> dict[str, float]:
     assert held is not None, "the plan was never accepted"
     parts = {"load_ms": held.load_ms, "decide_ms": held.decide_ms, "apply_ms": held.apply_ms}
     return {**parts, "total_ms": sum(parts.values()), "cpu_ms": cpu_s * 1e3, "starts": held.applied.starts}
+
+
+def _mib() -> float:
+    """Return the resident memory of this process, MiB."""
+    return round(psutil.Process().memory_info().rss / 2**20, 1)
 
 
 def _median(rounds: list[dict[str, float]]) -> dict[str, float]:
@@ -112,6 +128,7 @@ def main() -> None:
         print(f"{each['jobs']:,} jobs, {each['gpus']:,} GPUs, in ms:")
         for kind in ("first", "active_median", "passive_median"):
             print(f"{kind:<16}" + "  ".join(f"{part} {value:8.1f}" for part, value in each[kind].items()))
+        print("  ".join(f"{name} {value}" for name, value in each.items() if name.startswith("mib")))
     write_result("round_live", {"sizes": figures})
 
 
