@@ -42,7 +42,7 @@ from services.core.domain.ids import JobId
 FEW = 16
 """Fewer jobs are visited one by one sooner than sifted."""
 MOST_MADE = 1 << 18
-"""So many holds for one reason are kept at most."""
+"""So many holds are kept at most, and those of the round that makes more."""
 _MADE: dict[Reason, dict[JobId, Hold]] = {}
 KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.OVER_QUOTA)
 
@@ -295,9 +295,10 @@ def _holds(ids: Sequence[JobId], reasons: Mapping[int, Reason], expected_s: Mapp
     thousand takes a fraction of the time that it takes to make them.
     """
     made: list[Hold] = []
+    if sum(map(len, _MADE.values())) > MOST_MADE:
+        _MADE.clear()
     for reason in dict.fromkeys(reasons.values()):
-        if len(_MADE.setdefault(reason, {})) > MOST_MADE:
-            _MADE[reason] = {}
+        _MADE.setdefault(reason, {})
     for job, reason in reasons.items():
         job_id, known = ids[job], _MADE[reason]
         expected_start_s = expected_s.get(job) if expected_s else None
