@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from carbon_service.providers.protocol import DAY_S, Point, ProviderError
 from carbon_service.repository import Repository
 from carbon_service.zones import Source
+from services.core.domain.carbon import Signal
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -17,6 +18,8 @@ log = Log(__name__)
 PRUNE_INTERVAL_S = 600.0
 LONGEST_BACKOFF_S = 900.0
 POINTS_PER_BATCH = 20_000
+MOST_GCO2_PER_KWH = 100_000.0
+"""A hundred times what the dirtiest power plant emits, and room enough for marginal rates in a congested grid."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +114,11 @@ class Poller:
     async def _save(
         self, source: Source, points: tuple[Point, ...], skipped: int, known_until_s: float | None
     ) -> list[Point]:
-        """Store the points that do not lie in an impossible future, and return them."""
+        """Store the points that have a possible value and do not lie in an impossible future, and return them."""
         feed, now_s = source.feed, self._now_s()
         # A clock gone wrong at the provider must not make us believe that all is known until the year 9999.
         latest_start_s = now_s + feed.ahead_s + feed.step_s
-        kept = [point for point in points if point.start_s <= latest_start_s]
+        kept = [point for point in possible(points, source) if point.start_s <= latest_start_s]
         source.skipped_values += skipped + len(points) - len(kept)
         if not feed.revision_s and known_until_s is not None:
             kept = [replace(p, start_s=max(p.start_s, known_until_s)) for p in kept if p.end_s > known_until_s]
@@ -128,8 +131,10 @@ class Poller:
         if feed.forecast_interval_s is None or now_s < self._forecast_due_s.get(source, 0.0):
             return
         for issue in await source.provider.forecast(key.zone, key.signal, feed.horizon_s):
-            source.skipped_values += issue.skipped
-            await self._repository.save_forecast(key, issue, now_s)
+            points = possible(issue.points, source)
+            source.skipped_values += issue.skipped + len(issue.points) - len(points)
+            if points:
+                await self._repository.save_forecast(key, replace(issue, points=tuple(points)), now_s)
         # Slightly early, so that a poll that comes a moment before its time does not put the forecast off by a turn.
         self._forecast_due_s[source] = now_s + 0.9 * feed.forecast_interval_s
 
@@ -139,6 +144,12 @@ class Poller:
         gone = await self._repository.prune(source.key, before_s, retention.max_points, retention.max_forecasts)
         if gone:
             log.info("source.pruned", **_name(source), rows=gone)
+
+
+def possible(points: tuple[Point, ...], source: Source) -> list[Point]:
+    """Return the points whose value a grid can have: emissions are not negative, unless they are those avoided."""
+    least = -MOST_GCO2_PER_KWH if source.key.signal is Signal.MARGINAL else 0.0
+    return [point for point in points if least <= point.gco2_per_kwh <= MOST_GCO2_PER_KWH]
 
 
 def _name(source: Source) -> dict[str, str]:

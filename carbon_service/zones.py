@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from carbon_service.providers.protocol import Feed, Provider
 from carbon_service.repository import RECORDED, SourceKey
+from services.contracts.invalid import no_such_zone
 from services.contracts.problems import ProblemCode
 from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
@@ -63,8 +64,7 @@ class Zones:
         """
         sources = self.by_zone.get(zone)
         if sources is None:
-            known = ", ".join(sorted(self.by_zone))
-            raise ProblemError(404, ProblemCode.UNKNOWN_ZONE, f"There is no such zone here; the zones are {known}.")
+            raise ProblemError(404, ProblemCode.UNKNOWN_ZONE, no_such_zone(zone, self.by_zone))
         wanted = signal or self.default_signal
         if wanted not in sources:
             has = ", ".join(sources)

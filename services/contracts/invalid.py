@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 NAME_RULE = "must be 1 to 63 letters, digits, '.', '-' or '_', the first of them a letter or digit"
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _LONGEST_SHOWN = 60
+_MOST_NAMED = 20
 
 _KINDS = {
     "int_type": "a whole number",
@@ -86,6 +88,18 @@ def first_error(error: ValidationError, *, without: Sequence[int | str] = (), wh
         place = place[len(without) :]
     field = field_of(place) or whole
     return f"{field}: {explained(first)}" if field else explained(first)
+
+
+def no_such_zone(zone: str, known: Iterable[str]) -> str:
+    """Return that there is no such grid zone, which ones have a name like it, and which ones there are."""
+    names = sorted(known)
+    by_folded = {name.casefold(): name for name in names}
+    near = [by_folded[each] for each in difflib.get_close_matches(zone.casefold()[:_LONGEST_SHOWN], by_folded, n=3)]
+    listed = ", ".join(names[:_MOST_NAMED])
+    rest = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    meant = f"; did you mean {' or '.join(near)}?" if near else "."
+    name = zone if len(zone) <= _LONGEST_SHOWN else f"{zone[:_LONGEST_SHOWN]}..."
+    return f"There is no zone {name}{meant} The zones are {listed or 'none'}{rest}."
 
 
 def _shown(value: Any) -> str:

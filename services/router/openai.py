@@ -12,6 +12,8 @@ from services.kit.edge.exchange import Header
 from services.kit.problems import ProblemError
 
 JSON: Header = (b"content-type", b"application/json")
+MOST_NESTED = 250
+"""Levels of a body: orjson reads some 1,000 and writes 254, and a field of the body may have to be changed."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -124,6 +126,11 @@ def read(content: bytes) -> Asked:
         raise DoorError(400, "invalid_json", f"The body is not valid JSON: {error}.") from None
     if not isinstance(found, dict):
         raise DoorError(400, "invalid_json", "The body must be a JSON object.")
+    if content.count(b"[") + content.count(b"{") > MOST_NESTED:  # few bodies; only these can be nested so deeply
+        try:
+            orjson.dumps(found)
+        except TypeError:
+            raise DoorError(400, "invalid_json", "The body is nested too deeply.") from None
     fields = cast("dict[str, Any]", found)
     model = fields.get("model")
     if not isinstance(model, str) or not model:

@@ -13,6 +13,7 @@ from services.contracts.apps import FleetSpec
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.identity import Identity
+from services.contracts.invalid import no_such_zone
 from services.contracts.pools import ClassTerms, ModeProfile
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import PageQuery
@@ -430,7 +431,7 @@ class Endpoints:
             return
         zones = await self._zones()
         if zones is not None and spec.zone not in zones:  # what cannot be checked now is shown as unknown intensity
-            detail = f"There is no zone {spec.zone}; the zones are {', '.join(sorted(zones))}."
+            detail = no_such_zone(spec.zone, zones)
             raise ProblemError(
                 422, ProblemCode.UNKNOWN_ZONE, detail, errors=[FieldError(pointer="/zone", detail=detail)]
             )

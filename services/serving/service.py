@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from services.contracts.identity import Identity
+from services.contracts.invalid import no_such_zone
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import PageQuery
 from services.contracts.schema import NAME_PATTERN
@@ -208,7 +209,7 @@ class Pools:
             return
         for index, place in enumerate(spec.places):
             if place.zone not in zones:
-                detail = f"There is no zone {place.zone}; the zones are {', '.join(sorted(zones))}."
+                detail = no_such_zone(place.zone, zones)
                 raise _invalid(ProblemCode.UNKNOWN_ZONE, f"/places/{index}/zone", detail)
             if place.signal is not None and place.signal not in zones[place.zone]:
                 detail = f"Zone {place.zone} has {', '.join(sorted(zones[place.zone]))}, not {place.signal}."

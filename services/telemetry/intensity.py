@@ -4,7 +4,7 @@ The carbon service's outlook, history and forecast as one step curve, is kept pe
 an interval ends after the time for which the known outlook was made, so that energy is priced with the newest values;
 an interval from before the outlook is priced from the service's history. If the service does not answer, the last curve
 known is used, then the last intensity that the ledger used in that zone; both are marked as estimated. Without even
-that, the node is asked to send the interval again later.
+that, the node is asked to send the interval again later; where the carbon service has no such zone, it is told so.
 """
 
 from __future__ import annotations
@@ -99,23 +99,31 @@ class IntensitySource:
         self._refresh_s = refresh_s
         self._known: dict[str, KnownCurve] = {}
         self._asked: dict[str, float] = {}
+        self._unknown: dict[str, str] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def during(self, zone: str, start_s: float, end_s: float) -> Intensity:
         """Return the mean intensity of ``zone`` over ``[start_s, end_s)``, UTC seconds.
 
         Raises:
-            ProblemError: 503, nothing at all is known of the zone.
+            ProblemError: 503, nothing at all is known of the zone; ``unknown_zone`` where the carbon service has none
+                of this name, which an operator may still give it.
         """
         known = await self._current(zone, end_s)
         if known is None:
             found = await self._last_used(zone)
             if found is None:
-                raise unavailable("The carbon service")
+                raise self._nothing_known(zone)
             return Intensity(found.gco2_per_kwh, found.signal, estimated=True)
         if start_s < known.curve.start_s and (older := await self._older(zone, start_s, end_s, known)) is not None:
             return older.during(start_s, end_s)
         return known.during(start_s, end_s)
+
+    def _nothing_known(self, zone: str) -> ProblemError:
+        if (why := self._unknown.get(zone)) is None:
+            return unavailable("The carbon service")
+        detail = f"{why} The energy can be accounted for once CARBON_ZONES has the zone; send it again then."
+        return ProblemError(503, ProblemCode.UNKNOWN_ZONE, detail, headers={"Retry-After": "1"})
 
     async def outlook(self, zone: str, now_s: float) -> ZoneOutlook | None:
         """Return what a zone is expected to emit from ``now_s``, UTC seconds, on; None if nothing is known."""
@@ -146,7 +154,10 @@ class IntensitySource:
                 )
             except ProblemError as error:
                 log.warning("carbon.unavailable", zone=zone, code=error.problem_code, detail=error.detail)
+                if error.problem_code is ProblemCode.UNKNOWN_ZONE:
+                    self._unknown[zone] = error.detail
                 return known
+            self._unknown.pop(zone, None)
             self._known[zone] = KnownCurve(curve_of(outlook.points), outlook.signal, outlook.now.timestamp())
             return self._known[zone]
 

@@ -1,15 +1,18 @@
 """Keeping the store up to date: first fetch, gaps after downtime, outages, and a fast replay."""
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import httpx
 import pytest
 
-from carbon_service.providers.protocol import ProviderError
+from carbon_service.poller import possible
+from carbon_service.providers.protocol import Point, ProviderError
 from carbon_service.providers.recorded import Recorded
 from carbon_service.providers.uk import UkCarbonIntensity
 from carbon_service.repository import Repository
+from services.core.domain.carbon import Signal
 from tests.carbon.harness import NOW_S, Bench, Now, a_bench
 from tests.carbon.upstream import Answer, Upstream, Watch
 
@@ -140,6 +143,31 @@ async def test_a_provider_whose_clock_is_wrong_is_not_believed(uk: Bench, britai
     await uk.poll()
     assert uk.source.skipped_values == 1
     assert await uk.repository.known_until_s(uk.source.key) == NOW_S // HALF_HOUR_S * HALF_HOUR_S
+
+
+async def test_values_that_no_grid_has_are_not_believed(uk: Bench, britain: Britain) -> None:
+    now_s = NOW_S // HALF_HOUR_S * HALF_HOUR_S
+    values = [-1.0, 1e308, -1e308, 100_001.0, 0.0, 100_000.0]
+    past = [period(now_s - (at + 1) * HALF_HOUR_S, value) for at, value in enumerate(values)]
+    ahead = [period(now_s + at * HALF_HOUR_S, None, value) for at, value in enumerate((100.0, 1e308, -1.0, 200.0))]
+    for path in britain.paths():
+        britain.upstream.answers[path] = []
+        britain.upstream.answer(path, {"data": ahead if path.endswith("fw48h") else past})
+    await uk.poll()
+
+    history, _ = await uk.service.history("GB", None, NOW_S - 9 * 86_400, now_s, 1000)
+    assert [point.gco2_per_kwh for point in history.points] == [100_000.0, 0.0]
+    issue = await uk.repository.forecast(uk.source.key, NOW_S)
+    assert issue is not None
+    assert [point.gco2_per_kwh for point in issue.points] == [100.0, 200.0]
+    assert uk.source.skipped_values == 6
+
+
+async def test_marginal_emissions_may_be_avoided_ones(uk: Bench) -> None:
+    points = tuple(Point(at, at + 1.0, value, is_estimated=False) for at, value in enumerate((-20.0, -1e6, 50.0)))
+    marginal = replace(uk.source, key=replace(uk.source.key, signal=Signal.MARGINAL))
+    assert [point.gco2_per_kwh for point in possible(points, marginal)] == [-20.0, 50.0]
+    assert [point.gco2_per_kwh for point in possible(points, uk.source)] == [50.0]
 
 
 async def test_forecasts_are_asked_for_at_their_own_pace(uk: Bench, britain: Britain) -> None:

@@ -5,13 +5,8 @@ Bounded and repeatable: boundary cases from the description, and a few generated
 cases takes ten seconds, so this file is collected by `test_api.py` alone, not by every worker of a run.
 """
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pytest
-import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import Case
@@ -21,9 +16,8 @@ from schemathesis.specs.openapi import checks
 
 from gateway.openapi import describe
 from gateway.routes import EVENTS, JSON, ROUTES
-from services.standalone.stack import Stack
-from tests.support.forked import forked_by_the_supervisor
-from tests.support.servers import scratch_folder
+from tests.fuzz.asking import FOLLOWED
+from tests.fuzz.world import World
 
 CONFIG = SchemathesisConfig.from_dict(
     {
@@ -33,7 +27,6 @@ CONFIG = SchemathesisConfig.from_dict(
         "checks": {"negative_data_rejection": {"expected-statuses": [400, 404, 409, 413, 414, 415, 422]}},
     }
 )
-FOLLOWED = {route.path for route in ROUTES if route.media == EVENTS} | {"/v1/jobs/{job_id}/logs"}
 
 
 def described() -> dict[str, Any]:
@@ -51,34 +44,12 @@ def described() -> dict[str, Any]:
 schema = schemathesis.openapi.from_dict(described(), config=CONFIG)
 
 
-@dataclass
-class Api:
-    """A whole installation: its address, the headers of its admin, and a job that is there."""
-
-    url: str
-    headers: dict[str, str]
-    job_id: str
-    session: requests.Session
-
-
-@pytest.fixture(scope="module")
-async def api() -> AsyncIterator[Api]:
-    """An installation without nodes: a job that was made up must not run on the machine that tests."""
-    with scratch_folder() as folder, forked_by_the_supervisor():
-        async with Stack(folder / "data", nodes="", workers=()) as stack:
-            key = (Path(stack.environment["WATTSHIFT_DATA_DIR"]) / "admin.key").read_text().strip()
-            headers = {"authorization": f"Bearer {key}"}
-            spec = {"name": "there", "command": ["true"], "hold": True}
-            with requests.Session() as session:
-                made = session.post(f"{stack.gateway_url}/v1/jobs", json=spec, headers=headers, timeout=10)
-                yield Api(stack.gateway_url, headers, made.json()["id"], session)
-
-
 @schema.parametrize()
 @settings(max_examples=4, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-def test_every_answer_was_promised(case: Case, api: Api) -> None:
-    _make_answerable(case, api)
-    answer = case.call(base_url=api.url, headers={**api.headers, **dict(case.headers or {})}, session=api.session)
+def test_every_answer_was_promised(case: Case, world: World) -> None:
+    _make_answerable(case, world)
+    headers = {**world.admin, **dict(case.headers or {})}
+    answer = case.call(base_url=world.stack.gateway_url, headers=headers, session=world.session)
     case.validate_response(
         answer,
         checks=[
@@ -92,11 +63,11 @@ def test_every_answer_was_promised(case: Case, api: Api) -> None:
     )
 
 
-def _make_answerable(case: Case, api: Api) -> None:
+def _make_answerable(case: Case, world: World) -> None:
     """Let streams end with what there is, and let some of the questions be about a job that is there."""
     if case.path in FOLLOWED and isinstance(case.query, dict):
         query: dict[str, Any] = case.query
         query["follow"] = "false"
     parameters = case.path_parameters or {}
     if len(str(parameters.get("job_id", "x"))) % 2 == 0:
-        parameters["job_id"] = api.job_id
+        parameters["job_id"] = world.held_job

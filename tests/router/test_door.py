@@ -106,6 +106,11 @@ async def test_models_are_those_that_the_tenant_may_use(router: Running, stage: 
         (b'{"model": 7}', (400, "missing_model")),
         (b'{"model": "no-such-model"}', (404, "model_not_found")),
         (b'{"model": "llama-70b", "stream": "yes"}', (400, "invalid_value")),
+        (b'{"model": "llama-70b", "tools": ' + b"[" * 300 + b"]" * 300 + b"}", (400, "invalid_json")),
+        (
+            b'{"model": "llama-70b", "messages": ' + b'[{"content": ' * 200 + b"1" + b"}]" * 200 + b"}",
+            (400, "invalid_json"),
+        ),
     ],
 )
 async def test_bad_bodies_get_openais_shape_and_reach_no_server(
@@ -114,6 +119,12 @@ async def test_bad_bodies_get_openais_shape_and_reach_no_server(
     answer = await router.ask(content=body, json=None, headers={"content-type": "application/json"})
     assert error_of(answer) == expected
     assert stage.one.seen == []
+
+
+async def test_many_messages_are_not_taken_for_deep_ones(router: Running, stage: Stage) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}] * 400
+    assert (await router.ask(json={"model": MODEL, "messages": messages})).status_code == 200
+    assert len(stage.one.seen) == 1
 
 
 async def test_keys_types_sizes_and_paths_are_checked(router: Running, stage: Stage) -> None:

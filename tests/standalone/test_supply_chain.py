@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,23 @@ def test_the_document_names_every_package_of_the_lock_with_its_version(tmp_path:
     assert status == 0
 
     document = json.loads((tmp_path / "s.json").read_text())
-    locked = dict(re.findall(r"^([a-z0-9._-]+)==(\S+)", LOCK.read_text(), re.MULTILINE))
     assert document["bomFormat"] == "CycloneDX"
-    assert {each["name"]: each["version"] for each in document["components"]} == locked
+    assert {each["name"]: each["version"] for each in document["components"]} == locked(LOCK)
     assert all(each.get("purl") == f"pkg:pypi/{each['name']}@{each['version']}" for each in document["components"])
+
+
+def locked(path: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9._-]+)(?:\[[^\]]*\])?==([^\s\\;]+)", path.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["agent.lock", "control.lock"])
+def test_an_image_has_what_the_product_needs_in_the_versions_that_are_tested(name: str) -> None:
+    image, tested = locked(ROOT / "deploy" / name), locked(ROOT / "requirements.lock")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[^A-Za-z0-9._-]", each, maxsplit=1)[0].lower() for each in project["dependencies"]}
+
+    assert {package: version for package, version in image.items() if tested.get(package) != version} == {}
+    assert needed - {*image} == set()
 
 
 def said(*packages: dict[str, object]) -> str:

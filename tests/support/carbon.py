@@ -24,6 +24,7 @@ class FakeCarbon:
     outlook_from_s: float = 0.0
     is_down: bool = False
     is_stale: bool = False
+    has_zone: bool = True
     signal: Signal = Signal.AVERAGE_DIRECT
     asked: int = 0
     url: str = ""
@@ -57,6 +58,8 @@ class FakeCarbon:
         self.asked += 1
         if self.is_down:
             return _problem(503, ProblemCode.UNAVAILABLE)
+        if not self.has_zone:
+            return _problem(404, ProblemCode.UNKNOWN_ZONE)
         if not self.steps:
             return _problem(404, ProblemCode.NO_DATA)
         return web.json_response(text=self.outlook(request.match_info["zone"]).model_dump_json())

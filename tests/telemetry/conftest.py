@@ -57,5 +57,6 @@ async def plane(module_plane: Plane) -> Plane:
         await connection.execute(f"TRUNCATE {TABLES} CASCADE")
     module_plane.carbon.flat(360.0)
     module_plane.carbon.is_down = False
+    module_plane.carbon.has_zone = True
     module_plane.carbon.outlook_from_s = 0.0
     return replace(module_plane, zone=f"Z{next(_zones)}")

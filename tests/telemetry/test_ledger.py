@@ -1,12 +1,24 @@
 """Energy intervals become ledger lines, footprints and profiles, once each."""
 
+from __future__ import annotations
+
 import asyncio
+from typing import Any
 
 import pytest
 
 from services.contracts.nodes import EnergySource
 from services.kit.ids import utc_now
-from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
+from tests.support.control_plane import (
+    OPERATOR,
+    USER,
+    FakeAgent,
+    accept_job,
+    allocate,
+    eventually,
+    service_headers,
+    usage,
+)
 
 KWH_J = 3.6e6
 
@@ -102,6 +114,25 @@ async def test_without_the_carbon_service_the_last_known_intensity_is_used_and_m
     assert (await agent.report(agent.interval(t - 2, t - 1, usage(None, KWH_J)))).status_code == 200
     line = (await lines(plane))[0]
     assert (line["intensity_gco2_per_kwh"], line["intensity_estimated"], line["carbon_gco2"]) == (-20, True, -20)
+
+
+async def test_energy_of_a_zone_that_the_carbon_service_lacks_waits_for_the_zone_and_says_so(plane) -> None:
+    agent = await plane.agent()
+    plane.carbon.has_zone = False
+    t = now_s()
+    interval = agent.interval(t - 3, t - 2, usage(None, 1))
+    refused = await agent.report(interval)
+    assert (refused.status_code, refused.json()["code"]) == (503, "unknown_zone")
+    assert refused.json()["detail"].startswith("as told The energy can be accounted for once CARBON_ZONES has the zone")
+    assert await lines(plane) == []
+
+    plane.carbon.has_zone = True
+    assert await eventually(lambda: _accepted(agent, interval))
+    assert len(await lines(plane)) == 1
+
+
+async def _accepted(agent: FakeAgent, interval: dict[str, Any]) -> bool:
+    return (await agent.report(interval)).status_code == 200
 
 
 async def test_a_node_that_moves_to_another_zone_is_charged_each_zone_for_its_own_time(plane) -> None:

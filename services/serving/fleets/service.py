@@ -29,6 +29,7 @@ from services.contracts.apps import (
     FleetSpec,
 )
 from services.contracts.identity import Identity
+from services.contracts.invalid import no_such_zone
 from services.contracts.partition import MAX_APPLICATIONS, PartitionResult, VariantInstances
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.queries import PageQuery
@@ -170,8 +171,7 @@ class Fleets:
         if zones is None:  # what cannot be checked now shows in the plans
             return
         if spec.zone not in zones:
-            detail = f"There is no zone {spec.zone}; the zones are {', '.join(sorted(zones))}."
-            raise _invalid("/zone", detail, ProblemCode.UNKNOWN_ZONE)
+            raise _invalid("/zone", no_such_zone(spec.zone, zones), ProblemCode.UNKNOWN_ZONE)
         if spec.signal is not None and spec.signal not in zones[spec.zone]:
             raise _invalid("/signal", f"Zone {spec.zone} has {', '.join(sorted(zones[spec.zone]))}, not {spec.signal}.")
 

@@ -18,7 +18,21 @@ from services.simulator.raw import TOO_LARGE, ReadReport, TraceFormatError
 
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
+LONGEST_LINE = 2**24
+"""Characters; a few kilobytes can unpack to gigabytes without the end of a line."""
 Row = dict[str, str]
+
+
+class _Lines(io.TextIOWrapper):
+    """Text whose lines are read one by one, and none that would fill the memory."""
+
+    def __next__(self) -> str:
+        line = self.readline(LONGEST_LINE + 1)
+        if not line:
+            raise StopIteration
+        if len(line) > LONGEST_LINE:
+            raise TraceFormatError(f"a line has more than {LONGEST_LINE} characters: it is no trace")
+        return line
 
 
 @contextmanager
@@ -28,7 +42,7 @@ def open_text(path: Path) -> Generator[IO[str], None, None]:
     A Parquet table is read as the CSV that it would be.
 
     Raises:
-        TraceFormatError: there is no such file, or it is not text.
+        TraceFormatError: there is no such file, or it is not text; in the block, a line is too long.
     """
     try:
         with path.open("rb") as raw:
@@ -39,7 +53,7 @@ def open_text(path: Path) -> Generator[IO[str], None, None]:
                 yield _table_of(path)
                 return
             binary = gzip.GzipFile(fileobj=raw) if packed else raw
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:  # pyright: ignore[reportArgumentType]
+            with _Lines(binary, encoding="utf-8-sig", newline="") as text:  # pyright: ignore[reportArgumentType]
                 yield text
     except FileNotFoundError as error:
         raise TraceFormatError(f"there is no file {path}") from error

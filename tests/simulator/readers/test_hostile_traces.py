@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from services.core.domain.errors import DomainError
 from services.simulator.readers import read_carbon, read_jobs, read_raw
 from services.simulator.readers.formats import FORMATS
+from services.simulator.readers.text import LONGEST_LINE
 from tests.simulator.readers.test_carbon_files import EM
 from tests.simulator.readers.test_job_formats import HISTORY, OPENB, PHILLY, SACCT, SWF
 
@@ -90,6 +91,15 @@ def test_a_damaged_grid_is_read_as_far_as_it_holds_or_refused(tmp_path: Path, co
     assert np.isfinite(trace.curve.intensity_gco2_per_kwh).all()
     assert np.isfinite(trace.curve.times_s).all()
     assert (np.diff(trace.curve.times_s) > 0).all()
+
+
+@pytest.mark.parametrize("start", [*JOBS, *GRIDS, ""])
+def test_a_few_kilobytes_that_unpack_to_one_endless_line_are_refused(tmp_path: Path, start: str) -> None:
+    bomb = write(tmp_path, gzip.compress(start.encode() + b"0" * (LONGEST_LINE + 2**20)))
+    read = read_carbon if start in GRIDS else read_raw
+
+    with pytest.raises(DomainError, match=r"a line has more than \d+ characters"):
+        read(bomb)
 
 
 @pytest.mark.parametrize("cell", CELLS)

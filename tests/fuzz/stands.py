@@ -1,0 +1,25 @@
+"""What must still hold after all that `gate.py`, `services.py` and `operations.py` have asked."""
+
+from __future__ import annotations
+
+from gateway.routes import ROUTES
+from tests.fuzz.asking import FOLLOWED, WITHIN_S, ask
+from tests.fuzz.world import World
+
+
+def test_the_installation_stands(world: World) -> None:
+    """Every process is ready, everything that was stored can be read, and the job runs."""
+    for service, url in world.urls.items():
+        answer = world.session.get(f"{url}/readyz", timeout=WITHIN_S)
+        assert answer.status_code == 200, (service, answer.text)
+    for route in ROUTES:
+        if route.method == "GET" and "{" not in route.path:
+            url = world.stack.gateway_url + route.path
+            sent = {"method": "GET", "url": url, "params": {"follow": "false"} if route.path in FOLLOWED else {}}
+            assert ask(world.session, sent, world.admin).status_code < 500, route.path
+    job = world.session.get(
+        f"{world.stack.gateway_url}/v1/jobs/{world.ids['job_id']}", headers=world.admin, timeout=WITHIN_S
+    )
+    assert job.json()["state"] == "running"
+    found = world.session.get(f"{world.stack.gateway_url}/v1/invariants", headers=world.admin, timeout=WITHIN_S).json()
+    assert found["holds"], found
