@@ -109,6 +109,15 @@ class Launcher:
         """
         return self._confinement.identities.account_of(start)
 
+    def confinement_of(self, start: StartGang, rank: Path) -> list[tuple[str, str]]:
+        """Return what confines a job's processes before it has folders beside that of its rank.
+
+        Raises:
+            DomainError: This node cannot run jobs as its account.
+            OSError: A limit cannot be set.
+        """
+        return self._confinement.entries(start, rank, self.account_of(start), [])
+
     def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
         """Return what to run, and make the job's folders.
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,7 @@ class Sources:
         read_chunk: Callable[[int], Awaitable[OpenedChunk]],
         credential: str | None,
         account: Account | None,
+        confinement: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> Path | None:
         """Return the folder with the files of a gang's job, or None if it names none.
 
@@ -71,10 +72,11 @@ class Sources:
             read_chunk: Reads a part of the archive from the control plane.
             credential: For the repository.
             account: Who owns the files; None for this process's user.
+            confinement: Returns what confines the gang's processes, and git.
 
         Raises:
             InputError: They cannot be had.
-            OSError: They cannot be written.
+            OSError: They cannot be written, or a limit cannot be set.
         """
         source = start.spec.source
         if source is None:
@@ -89,7 +91,7 @@ class Sources:
             rank.chmod(0o711)
         try:
             if source.git is not None:
-                await fetch_commit(source.git, credential, draft, self._git, account)
+                await fetch_commit(source.git, credential, draft, self._git, account, confinement())
             elif source.upload is not None:
                 archive = await self._archive(source.upload, read_chunk)
                 most_bytes = self._limits.unpacked_bytes
