@@ -11,13 +11,13 @@ import base64
 import hashlib
 import os
 import secrets
-import shutil
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_agent import trees
 from gpu_agent.account import Account
 from gpu_agent.archives import unpack
 from gpu_agent.git import GitRules, fetch_commit
@@ -85,7 +85,7 @@ class Sources:
         if made.is_dir():
             return made
         for path in rank.glob(f"{_DRAFT}*"):
-            await asyncio.to_thread(shutil.rmtree, path, True)
+            await asyncio.to_thread(trees.remove, path)
         draft = rank / f"{_DRAFT}{secrets.token_hex(4)}"
         if account is not None:
             rank.chmod(0o711)
@@ -98,7 +98,7 @@ class Sources:
                 await asyncio.to_thread(unpack, archive, draft, most_bytes, account)
             draft.rename(made)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, draft, True))
+            await asyncio.shield(asyncio.to_thread(trees.remove, draft))
             raise
         return made
 
@@ -150,7 +150,7 @@ def remove_sources(allocations: Path) -> None:
         for path in allocations.iterdir():
             if RankFolder(path).is_released():
                 for folder in (path / FOLDER, *path.glob(f"{_DRAFT}*")):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    trees.remove(folder)
 
 
 def _sha256(path: Path) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,21 @@ async def test_an_upload_that_arrives_damaged_is_one_clear_reason(node: Node, up
     assert (rank.ended_by, rank.detail) == (EndedBy.REFUSED, f"The upload {uploaded[:12]} arrived damaged.")
     assert not (node.folder / "ran").exists()
     assert [path.name for path in node.rank_dir(gang).glob(".source-*")] == []
+
+
+async def test_an_upload_that_breaks_the_way_in_ends_and_frees_its_gpus(node: Node) -> None:
+    """A gang that neither runs nor ends would keep its GPUs from all others."""
+    packing = io.BytesIO()
+    with tarfile.open(fileobj=packing, mode="w:gz") as tar:
+        for number in range(2_000):
+            link = tarfile.TarInfo(f"l{number}")
+            link.type, link.linkname = tarfile.SYMTYPE, f"l{number + 1}"
+            tar.addfile(link)
+    node.plane.upload = packing.getvalue()
+    await node.start()
+    gang = await node.run("true", source={"upload": hashlib.sha256(node.plane.upload).hexdigest()})
+    rank = await ended(node, gang)
+    assert (rank.ended_by, "The uploaded archive cannot be read" in rank.detail) == (EndedBy.REFUSED, True)
 
 
 async def test_an_upload_that_is_gone_is_one_clear_reason(node: Node) -> None:
