@@ -71,6 +71,8 @@ _CLEANUP_S = 30.0
 ORDER_RECORD = struct.Struct("<QQ")
 _ORDER_SHARE, _ORDER_POLL_S, _ORDER_LONG_PAUSE_S = 0.05, 0.25, 1.0
 _ORDER_RECORDS = 1 << 20
+_ORDER_END = 1 << 63
+"""Of what is put in order: a job can make its output as large as files can be, empty it, and do so again."""
 _ORDER_LINES_BYTES = 1 << 20
 _ORDER_SNAPSHOTS = 8
 _IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 0x2, os.O_NONBLOCK, os.O_CLOEXEC
@@ -385,6 +387,8 @@ class Order:
 
     def _add(self, stream: int, piece: range) -> None:
         combined_end, last = self._records[-1] if self._records else (0, -1)
+        if combined_end + len(piece) > _ORDER_END:
+            return
         if self._records and last == 2 * piece.start + stream:
             self._records[-1] = (combined_end + len(piece), 2 * piece.stop + stream)
         else:
