@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from redis.asyncio import Redis
 
-from gpu_agent import files, logs, retention, shim
+from gpu_agent import files, logs, retention, secrets, shim
 from gpu_agent.checkpoint_store import Store, StoreError
 from gpu_agent.checkpoints import Checkpoints, CopyRules
 from gpu_agent.confinement import Confinement
@@ -157,7 +157,7 @@ class Agent(ReportingAgent):
         limits = SourceLimits(settings.source_max_bytes, settings.source_cache_bytes)
         git = GitRules(settings.git_timeout_s, settings.git_local)
         sources = Sources(settings.state_folder, limits, git)
-        self._fetcher = Fetcher(self.plane, sources, settings.retry_s, launcher.account_of)
+        self._fetcher = Fetcher(self.plane, sources, settings.retry_s, launcher.account_of, launcher.confinement_of)
         self.inbox = Inbox(redis, settings.node_id, self.gangs, settings.retry_s)
         self._learned = LearnedClocks(settings.state_folder / "learned-clocks")
         self.clocks = LatencyClocks(
@@ -167,6 +167,7 @@ class Agent(ReportingAgent):
 
     async def start(self) -> None:
         """Take over what an earlier agent left, then begin."""
+        secrets.prepare_memory()
         remove_keys(self.gangs.folder)
         self.gangs.load()
         if os.geteuid() == 0:  # other accounts have to pass through to their jobs' files, and can list nothing there

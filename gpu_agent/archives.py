@@ -35,10 +35,14 @@ def unpack(archive: Path, into: Path, most_bytes: int, account: Account | None =
     """
     into.mkdir(mode=0o700)
     try:
-        with gzip.open(archive) as unzipped, tarfile.open(fileobj=_Bounded(unzipped, most_bytes), mode="r:") as tar:
-            links = _unpack_files(tar, into, account)
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, UnicodeError) as error:
+        _unpack(archive, into, most_bytes, account)
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, RecursionError) as error:
         raise InputError(f"The uploaded archive cannot be read: {error}.") from error
+
+
+def _unpack(archive: Path, into: Path, most_bytes: int, account: Account | None) -> None:
+    with gzip.open(archive) as unzipped, tarfile.open(fileobj=_Bounded(unzipped, most_bytes), mode="r:") as tar:
+        links = _unpack_files(tar, into, account)
     for name, target in links:
         path = into / name
         _make_folders(into, path.parent, account)
@@ -59,6 +63,8 @@ def _unpack_files(tar: tarfile.TarFile, into: Path, account: Account | None) -> 
         if count > MOST_ENTRIES:
             raise InputError(f"The uploaded archive has more than {MOST_ENTRIES:,} entries.")
         path = into / _inside(member.name)
+        if path == into and not member.isdir():
+            raise InputError("The uploaded archive has an entry without a name.")
         if member.isdir():
             _make_folders(into, path, account)
         elif member.issym():

@@ -15,6 +15,8 @@ from gpu_agent.account import Account
 from gpu_agent.checkpoint_store import PIECE_BYTES, Copy, Entry, Store, StoreError, leads_inside
 
 MOST_ENTRIES = 200_000
+MOST_LEVELS = 200
+"""Of folders in folders: each is open while what is beneath it is looked at."""
 
 
 class UnfitError(Exception):
@@ -58,7 +60,7 @@ def walk(folder: Path, owner: int | None) -> Iterator[tuple[str, Seen, int]]:
     out.
 
     Raises:
-        UnfitError: It has too many entries, or a name that is not UTF-8.
+        UnfitError: It has too many entries, folders that are nested too deep, or a name that is not UTF-8.
     """
     count = 0
     for above, folders, names, descriptor in os.fwalk(folder, follow_symlinks=False):
@@ -66,6 +68,8 @@ def walk(folder: Path, owner: int | None) -> Iterator[tuple[str, Seen, int]]:
             if (count := count + 1) > MOST_ENTRIES:
                 raise UnfitError(f"it has more than {MOST_ENTRIES:,} files")
             path = os.path.relpath(os.path.join(above, name), folder)
+            if path.count("/") > MOST_LEVELS:
+                raise UnfitError(f"it has folders that are nested more than {MOST_LEVELS} deep")
             try:
                 path.encode()
             except UnicodeEncodeError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
 import threading
 import time
 from collections import defaultdict
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import orjson
 
-from gpu_agent import files
+from gpu_agent import files, trees
 from gpu_agent.account import Account
 from gpu_agent.checkpoint_folders import ChangedError, DamagedError, Seen, UnfitError, listed, pieces, restore, walk
 from gpu_agent.checkpoint_store import Copy, Entry, Manifest, Store, StoreError
@@ -129,7 +128,7 @@ class Checkpoints:
         folder = self._folder / start.job_id
         self._folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         for left in self._folder.glob(f".{start.job_id}.*.draft"):
-            shutil.rmtree(left, ignore_errors=True)
+            trees.remove(left)
         newest, base = store.newest(start.job_id, start.generation), dict[str, Seen]()
         is_here = newest is None or (generation >= newest.generation and nodes == start.nnodes == 1)
         if newest is not None and not is_here:
@@ -159,7 +158,7 @@ class Checkpoints:
         if found is None:
             return None
         self._note(start.job_id).unlink(missing_ok=True)  # what is here counts for nothing until it is noted anew
-        shutil.rmtree(folder, ignore_errors=True)
+        trees.remove(folder)
         draft.rename(folder)
         log.info("checkpoint.fetched", allocation_id=start.allocation_id, generation=found.generation)
         return found
@@ -301,7 +300,7 @@ class Checkpoints:
             with self._locks[job], suppress(OSError, ValueError):
                 is_old = job not in used and time.time() - note.stat().st_mtime > older_than_s
                 if is_old and orjson.loads(note.read_bytes())["copied"]:
-                    shutil.rmtree(self._folder / job, ignore_errors=True)
+                    trees.remove(self._folder / job)
                     note.unlink(missing_ok=True)
 
     def _store_for(self, start: StartGang) -> Store | None:

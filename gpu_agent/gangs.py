@@ -464,6 +464,10 @@ class Gangs:
             log.error("gang.not_started", allocation_id=gang.allocation_id, error=str(error))
             self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, f"it cannot be started: {error}")
             self._on_change()
+        except Exception as error:  # else the gang would hold its devices, and neither run nor end
+            log.exception("gang.not_started", allocation_id=gang.allocation_id)
+            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, f"it cannot be started: {error!r}"[:500])
+            self._on_change()
 
     async def _fetched(self, gang: Gang, start: StartGang) -> Inputs | None:
         """Return what a gang needs; None if it was to stop before all of it was there, and is over now.

@@ -1,4 +1,8 @@
-"""Fetch one commit of a git repository, as the user that jobs run as."""
+"""Fetch one commit of a git repository, as the user that the job runs as, and confined as the job is.
+
+What git does is up to the job's owner: the server that it talks to, and the files of the account that it and ``ssh``
+read, such as ``~/.ssh/config``, which can name programs to run.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,25 @@ import asyncio
 import base64
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from gpu_agent import files
+from gpu_agent import files, shim
 from gpu_agent.account import Account
 from gpu_agent.environment import passed_environment
 from gpu_agent.secrets import InputError, memory_folder
 from services.contracts.sources import GitSource
 
 _LONGEST_MESSAGE = 400
+_RUN = "import sys; sys.path.append(sys.argv[1]); import enclosed; sys.exit(enclosed.main(sys.argv[2], sys.argv[3:]))"
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,12 @@ class GitRules:
 
 
 async def fetch_commit(
-    source: GitSource, credential: str | None, into: Path, rules: GitRules, account: Account | None = None
+    source: GitSource,
+    credential: str | None,
+    into: Path,
+    rules: GitRules,
+    account: Account | None = None,
+    confinement: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Make a folder with the files of a commit, without its history where the server allows that.
 
@@ -51,6 +62,7 @@ async def fetch_commit(
         into: The folder.
         rules: Of this site.
         account: Who runs git and owns the files; None for this process's user.
+        confinement: What confines the job's processes, and so git, as entries of the spec of its shim.
 
     Raises:
         InputError: It cannot be had; the message has git's own words, without the credential.
@@ -63,7 +75,7 @@ async def fetch_commit(
     try:
         with _access(source, credential, into, account, local=rules.local) as environment:
             async with asyncio.timeout(rules.timeout_s):
-                await _fetch(source, into, _Git(into, environment, rules, account))
+                await _fetch(source, into, _Git(into, environment, rules, account, confinement))
     except TimeoutError:
         raise InputError(f"{source.url} was not fetched within {rules.timeout_s:g} s.") from None
     except _GitError as error:
@@ -100,36 +112,42 @@ class _GitError(Exception):
 
 
 class _Git:
-    def __init__(self, folder: Path, environment: Mapping[str, str], rules: GitRules, account: Account | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        rules: GitRules,
+        account: Account | None,
+        confinement: Sequence[tuple[str, str]],
+    ) -> None:
         allowed = ["https", "ssh", *(["file"] if rules.local else [])]
         options = {"protocol.allow": "never", **{f"protocol.{name}.allow": "always" for name in allowed}}
         options |= {"core.hooksPath": os.devnull, "fetch.recurseSubmodules": "false"}
-        self._words = ["git", *(word for name, value in options.items() for word in ("-c", f"{name}={value}"))]
-        self._folder = folder
+        self._words = [
+            *(sys.executable, "-I", "-S", "-c", _RUN, os.path.dirname(shim.__file__), str(folder)),
+            *("git", *(word for name, value in options.items() for word in ("-c", f"{name}={value}"))),
+        ]
         self._environment = environment
-        self._user: dict[str, Any] = (
-            {}
-            if account is None or account.user_id == os.geteuid()
-            else {"user": account.user_id, "group": account.group_id, "extra_groups": account.groups}
-        )
+        entries = list(confinement)
+        if account is not None:
+            entries.append(("user", " ".join(map(str, (account.user_id, account.group_id, *account.groups)))))
+        self._entries = shim.spec_bytes(entries)
 
     async def run(self, *words: str) -> None:
+        if shutil.which("git", path=self._environment.get("PATH")) is None:
+            raise InputError("This node has no git.")
+        process: subprocess.Popen[bytes] = await asyncio.to_thread(
+            subprocess.Popen,
+            [*self._words, *words],
+            cwd="/",
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
         try:
-            process: subprocess.Popen[bytes] = await asyncio.to_thread(  # uvloop cannot start a process as another user
-                subprocess.Popen,
-                [*self._words, *words],
-                cwd=self._folder,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                **self._user,
-            )
-        except FileNotFoundError:
-            raise InputError("This node has no git.") from None
-        try:
-            _, said = await asyncio.to_thread(process.communicate)
+            _, said = await asyncio.to_thread(process.communicate, self._entries)
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -173,7 +191,7 @@ def _access(
         }
     else:
         folder = memory_folder(into.parent)
-        folder.mkdir(mode=0o711, exist_ok=True)
+        os.close(shim.open_own_folder(str(folder)))
         descriptor, name = tempfile.mkstemp(prefix=_key_prefix(into.parent.parent), dir=folder)
         key = Path(name)
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -55,6 +56,7 @@ class Fetcher:
         sources: Makes the folders with jobs' files.
         retry_s: Pause between two attempts while the control plane does not answer.
         account_of: Who runs a gang's job, and owns its files.
+        confinement_of: What confines its processes, and those that fetch its files, as entries of a shim's spec.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Fetcher:
         sources: Sources,
         retry_s: float,
         account_of: Callable[[StartGang], Account | None] = lambda start: None,
+        confinement_of: Callable[[StartGang, Path], Sequence[tuple[str, str]]] = lambda start, rank: (),
     ) -> None:
+        self._confinement_of = confinement_of
         self._account_of = account_of
         self._plane = plane
         self._sources = sources
@@ -95,7 +99,8 @@ class Fetcher:
             account = self._account_of(start)
         except DomainError as error:
             raise InputError(str(error)) from None
-        return Inputs(values, await self._sources.make(start, rank, read_chunk, credential, account))
+        confinement = partial(self._confinement_of, start, rank)
+        return Inputs(values, await self._sources.make(start, rank, read_chunk, credential, account, confinement))
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer of the control plane, however long it is away."""

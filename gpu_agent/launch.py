@@ -109,6 +109,15 @@ class Launcher:
         """
         return self._confinement.identities.account_of(start)
 
+    def confinement_of(self, start: StartGang, rank: Path) -> list[tuple[str, str]]:
+        """Return what confines a job's processes before it has folders beside that of its rank.
+
+        Raises:
+            DomainError: This node cannot run jobs as its account.
+            OSError: A limit cannot be set.
+        """
+        return self._confinement.entries(start, rank, self.account_of(start), [])
+
     def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
         """Return what to run, and make the job's folders.
 
@@ -154,7 +163,9 @@ class Launcher:
                 [Process(_name(start, rank), rank_variables(start, rank)) for rank in local_ranks],
                 make_dir=paths.checkpoint_dir,
                 account=account,
-                confinement=self._confinement.entries(start, folder.path, account, self._kept(start, paths, account)),
+                confinement=self._confinement.entries(
+                    start, folder.path, account, self._kept(start, paths, account, folder.path)
+                ),
                 secrets_dir=secrets_dir,
                 secrets=entries,
             )
@@ -216,13 +227,18 @@ class Launcher:
             engine, start, devices, inside, str(env_file), mounts, account, local_rank, str(secret_file), limits
         )
 
-    def _kept(self, start: StartGang, paths: RankPaths, account: Account | None) -> list[Path]:
-        """Return the job's folders that it sees wherever they are: its own, and those that its account can enter."""
+    def _kept(self, start: StartGang, paths: RankPaths, account: Account | None, rank: Path) -> list[Path]:
+        """Return the job's folders that it sees wherever they are: its own, and those that its account can enter.
+
+        The folders of other ranks are not among them, though accounts have to pass through these.
+        """
         if account is None:
             return []
         asked = [Path(path) for path in (start.spec.checkpoint_dir, start.spec.working_dir) if path]
         own = [] if start.spec.checkpoint_dir else [Path(paths.checkpoint_dir)]
-        return own + [path for path in asked if path.is_dir() and account.can_enter(path)]
+        return own + [
+            path for path in asked if path.is_dir() and account.can_enter(path) and not _is_beside(path, rank)
+        ]
 
     def _check_reach(self, account: Account, working_dir: str | None, gangs_folder: Path) -> None:
         """Raise InputError if an account cannot enter the folder of its job; one that is missing, the shim names.
@@ -254,6 +270,12 @@ class Launcher:
                     return path
         _make(last, account)
         return last
+
+
+def _is_beside(path: Path, rank: Path) -> bool:
+    """Whether a path leads to where ranks have their folders, and not into that of this rank."""
+    real, own = Path(os.path.realpath(path)), Path(os.path.realpath(rank))
+    return real.is_relative_to(own.parent) and not real.is_relative_to(own)
 
 
 def _make(path: Path, account: Account | None) -> None:

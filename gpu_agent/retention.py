@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_agent import trees
 from gpu_agent.ranks import RankFolder
 from services.kit.logging import Log
 
@@ -45,7 +45,7 @@ def clean(allocations: Path, generations: Path, limits: Limits, lacking_bytes: i
     for ended_at, size, path in settled:
         if now - ended_at <= limits.age_s and kept <= most:
             break
-        shutil.rmtree(path, ignore_errors=True)
+        trees.remove(path)
         kept -= size
         removed += 1
     with suppress(OSError):
@@ -66,6 +66,5 @@ def _settled(allocations: Path) -> list[tuple[float, int, Path]]:
             if not folder.is_released():
                 continue
             with suppress(OSError):
-                size = sum(entry.lstat().st_blocks * 512 for entry in path.rglob("*"))
-                found.append((path.stat().st_mtime, size, path))
+                found.append((path.stat().st_mtime, trees.disk_bytes(path), path))
     return found

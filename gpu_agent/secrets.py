@@ -18,6 +18,9 @@ from gpu_agent import shim
 from gpu_agent.containers import env_file_text
 from services.contracts.jobs import JobSpec
 from services.contracts.secrets import SECRETS_DIR
+from services.kit.logging import Log
+
+log = Log(__name__)
 
 MEMORY = Path("/dev/shm")
 CONTAINER_VARIABLES = ".env"
@@ -35,10 +38,21 @@ def secrets_folder(rank: Path) -> Path:
 
 def memory_folder(rank: Path) -> Path:
     """Return the folder in memory that all agents of this user have, or else one in the rank's folder."""
-    ours = MEMORY / f"wattshift-{os.geteuid()}"
-    if not MEMORY.is_mount() or not os.access(MEMORY, os.W_OK) or not _may_be_used(ours):
+    if not MEMORY.is_mount() or not os.access(MEMORY, os.W_OK) or not _may_be_used(_ours()):
         return rank / "secrets"
-    return ours
+    return _ours()
+
+
+def prepare_memory() -> None:
+    """Make the folder in memory before any job runs that could make it first.
+
+    Where somebody did, secrets that are files are on the disk while their rank runs, and the log says so.
+    """
+    if MEMORY.is_mount() and os.access(MEMORY, os.W_OK):
+        try:
+            os.close(shim.open_own_folder(str(_ours())))
+        except OSError as error:
+            log.warning("secrets.not_in_memory", folder=str(_ours()), error=str(error))
 
 
 def remove_secrets(rank: Path) -> None:
@@ -81,10 +95,14 @@ def shim_entries(
     return [("secret_file", f"{CONTAINER_VARIABLES}={env_file_text(variables)}"), *files] if variables else files
 
 
+def _ours() -> Path:
+    return MEMORY / f"wattshift-{os.geteuid()}"
+
+
 def _may_be_used(folder: Path) -> bool:
     """Whether a folder in memory is this user's own, or can become so: everybody may make folders there."""
     try:
         found = folder.lstat()
     except OSError:
         return True
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022

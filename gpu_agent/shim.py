@@ -57,6 +57,7 @@ LEFTOVER_GRACE_S = 5.0
 """How long processes that the command leaves behind have after SIGTERM."""
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _RESERVED_BYTES = 4096
@@ -70,6 +71,8 @@ _CLEANUP_S = 30.0
 ORDER_RECORD = struct.Struct("<QQ")
 _ORDER_SHARE, _ORDER_POLL_S, _ORDER_LONG_PAUSE_S = 0.05, 0.25, 1.0
 _ORDER_RECORDS = 1 << 20
+_ORDER_END = 1 << 63
+"""Of what is put in order: a job can make its output as large as files can be, empty it, and do so again."""
 _ORDER_LINES_BYTES = 1 << 20
 _ORDER_SNAPSHOTS = 8
 _IN_MODIFY, _IN_NONBLOCK, _IN_CLOEXEC = 0x2, os.O_NONBLOCK, os.O_CLOEXEC
@@ -384,6 +387,8 @@ class Order:
 
     def _add(self, stream: int, piece: range) -> None:
         combined_end, last = self._records[-1] if self._records else (0, -1)
+        if combined_end + len(piece) > _ORDER_END:
+            return
         if self._records and last == 2 * piece.start + stream:
             self._records[-1] = (combined_end + len(piece), 2 * piece.stop + stream)
         else:
@@ -827,7 +832,10 @@ def main(folder: str) -> int:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if spec.secrets_dir:
         spec.add_secrets(_read_all(0))
-        _write_secrets(spec)
+        try:
+            _write_secrets(spec)
+        except OSError as failure:
+            raise SystemExit(f"its secrets cannot be written: {failure}") from None
     _Shim(spec).run()
     return 0
 
@@ -843,16 +851,14 @@ def _write_secrets(spec: _Spec) -> None:
     """Write the secrets that are files, readable by the job's user alone."""
     if not spec.secret_files:
         return
-    try:
-        os.mkdir(os.path.dirname(spec.secrets_dir), 0o711)  # in memory, it holds the folders of all ranks
-    except FileExistsError:
-        pass
+    above, name = os.path.split(spec.secrets_dir)
+    parent = open_own_folder(above)
     remove_secrets(spec.secrets_dir)  # of a shim that was killed before it started anything
-    os.mkdir(spec.secrets_dir, 0o700)
+    os.mkdir(name, 0o700, dir_fd=parent)
+    folder = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
     owner = spec.user[:2] if spec.user and spec.user[0] != os.geteuid() else [-1, -1]
     for name, content in spec.secret_files:
-        path = os.path.join(spec.secrets_dir, name)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400, dir_fd=folder)
         try:
             written = 0
             while written < len(content):
@@ -860,13 +866,36 @@ def _write_secrets(spec: _Spec) -> None:
             os.fchown(descriptor, *owner)
         finally:
             os.close(descriptor)
-    os.chown(spec.secrets_dir, *owner)
+    os.fchown(folder, *owner)
+    os.close(folder)
+    os.close(parent)
+
+
+def open_own_folder(folder: bytes | str) -> int:
+    """Return a descriptor of a folder that nobody else can change, which is made if it is missing.
+
+    In memory, where everybody may make folders, somebody else may have been first since it was last looked at.
+
+    Raises:
+        PermissionError: It belongs to another user, or others may write there.
+        OSError: It cannot be made, or is no folder.
+    """
+    try:
+        os.mkdir(folder, 0o711)  # it holds the folders of all ranks
+    except FileExistsError:
+        pass
+    descriptor = os.open(folder, _FOLDER_FLAGS)
+    found = os.fstat(descriptor)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, "others can change this folder", os.fsdecode(folder))
+    return descriptor
 
 
 def remove_secrets(folder: bytes | str) -> None:
     """Remove a folder of secret files, if there is one. A job may have put anything there: no link is followed."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(folder, _FOLDER_FLAGS)
     except OSError:
         return
     try:

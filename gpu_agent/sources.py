@@ -11,13 +11,13 @@ import base64
 import hashlib
 import os
 import secrets
-import shutil
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_agent import trees
 from gpu_agent.account import Account
 from gpu_agent.archives import unpack
 from gpu_agent.git import GitRules, fetch_commit
@@ -62,6 +62,7 @@ class Sources:
         read_chunk: Callable[[int], Awaitable[OpenedChunk]],
         credential: str | None,
         account: Account | None,
+        confinement: Callable[[], Sequence[tuple[str, str]]] = tuple,
     ) -> Path | None:
         """Return the folder with the files of a gang's job, or None if it names none.
 
@@ -71,10 +72,11 @@ class Sources:
             read_chunk: Reads a part of the archive from the control plane.
             credential: For the repository.
             account: Who owns the files; None for this process's user.
+            confinement: Returns what confines the gang's processes, and git.
 
         Raises:
             InputError: They cannot be had.
-            OSError: They cannot be written.
+            OSError: They cannot be written, or a limit cannot be set.
         """
         source = start.spec.source
         if source is None:
@@ -83,20 +85,20 @@ class Sources:
         if made.is_dir():
             return made
         for path in rank.glob(f"{_DRAFT}*"):
-            await asyncio.to_thread(shutil.rmtree, path, True)
+            await asyncio.to_thread(trees.remove, path)
         draft = rank / f"{_DRAFT}{secrets.token_hex(4)}"
         if account is not None:
             rank.chmod(0o711)
         try:
             if source.git is not None:
-                await fetch_commit(source.git, credential, draft, self._git, account)
+                await fetch_commit(source.git, credential, draft, self._git, account, confinement())
             elif source.upload is not None:
                 archive = await self._archive(source.upload, read_chunk)
                 most_bytes = self._limits.unpacked_bytes
                 await asyncio.to_thread(unpack, archive, draft, most_bytes, account)
             draft.rename(made)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, draft, True))
+            await asyncio.shield(asyncio.to_thread(trees.remove, draft))
             raise
         return made
 
@@ -148,7 +150,7 @@ def remove_sources(allocations: Path) -> None:
         for path in allocations.iterdir():
             if RankFolder(path).is_released():
                 for folder in (path / FOLDER, *path.glob(f"{_DRAFT}*")):
-                    shutil.rmtree(folder, ignore_errors=True)
+                    trees.remove(folder)
 
 
 def _sha256(path: Path) -> str:

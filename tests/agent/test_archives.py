@@ -34,9 +34,12 @@ def a_file(name: str, content: bytes = b"x", **fields: int) -> tuple[tarfile.Tar
     return member, content
 
 
-def a_link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tuple[tarfile.TarInfo, bytes]:
+def a_link(
+    name: str, target: str, kind: bytes = tarfile.SYMTYPE, *, nul: bool = False
+) -> tuple[tarfile.TarInfo, bytes]:
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target
+    member.pax_headers = {"linkpath": "a\0b"} if nul else {}
     return member, b""
 
 
@@ -85,6 +88,10 @@ def test_what_the_client_packs_is_what_the_node_unpacks(tmp_path: Path) -> None:
         ([a_file("f"), a_link("hard", "f", tarfile.LNKTYPE)], "no file, folder or link"),
         ([special("device", tarfile.CHRTYPE)], "no file, folder or link"),
         ([special("fifo", tarfile.FIFOTYPE)], "no file, folder or link"),
+        ([a_file(".")], "an entry without a name"),
+        ([a_link("", "a")], "an entry without a name"),
+        ([a_link(f"l{n}", f"l{n + 1}") for n in range(2_000)], "cannot be read"),
+        ([a_link("a", "b", nul=True)], "cannot be read"),
         ([a_file("large", bytes(5 * MIB))], "more than 2 MiB unpacked"),
         ([a_file(f"f{n}", bytes(MIB)) for n in range(5)], "more than 2 MiB unpacked"),
     ],

@@ -127,6 +127,21 @@ async def test_a_link_in_the_place_of_a_checkpoint_folder_is_refused(node: Node)
     assert code == 126 or "data/checkpoints" not in printed
 
 
+@pytest.mark.parametrize("how", ["path", "link"])
+async def test_the_folder_of_another_rank_is_no_working_folder(node: Node, how: str) -> None:
+    """Accounts have to pass through it to its files, so its mode alone would let them in."""
+    await node.start()
+    other = await node.run("sleep", "600", tenant="victims", devices=[0])
+    await eventually(lambda: node.plane.state(other) == "running")
+    link = node.folder / "link"
+    link.symlink_to(node.rank_dir(other))
+    asked = str(node.rank_dir(other) if how == "path" else link)
+    gang = await node.run("cat", "users", tenant="attackers", devices=[1], working_dir=asked)
+    code, detail, printed = await _exit(node, gang)
+    assert code not in (0, None), printed
+    assert (printed, "working" in detail) == ("", True)
+
+
 async def test_what_a_closed_folder_holds_is_shown_if_the_installation_says_so(node: Node) -> None:
     closed = node.folder / "closed"
     (closed / "examples").mkdir(parents=True)

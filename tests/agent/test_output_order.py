@@ -148,6 +148,19 @@ def test_output_of_a_shim_of_an_earlier_release_is_shown(tmp_path: Path) -> None
     assert shown(tmp_path, is_over=True) == "out\nerr\n"
 
 
+def test_a_stream_that_grows_beyond_all_bounds_does_not_end_the_shim(
+    order: Order, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems let a file without content have the largest size that there is, time and again."""
+    write(0, "first\n")
+    order.look()
+    for _ in range(4):
+        for size in (2**63 - 1, 0):
+            monkeypatch.setattr(order, "_sizes", lambda size=size: [size, 0])
+            order.look()
+    assert read_both(tmp_path, 0, 100, is_over=True).data == b"first\n"
+
+
 def test_a_stream_that_the_job_truncates_goes_on(order: Order, tmp_path: Path) -> None:
     write(0, "one\n")
     write(1, "an error that will be overwritten\n")

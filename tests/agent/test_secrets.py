@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -213,3 +215,44 @@ def test_a_folder_in_memory_that_somebody_else_made_is_not_used(
     assert secrets_folder(Path("/rank")).parent == tmp_path / f"wattshift-{os.geteuid()}"
     (tmp_path / f"wattshift-{os.geteuid()}").symlink_to("/etc")
     assert secrets_folder(Path("/rank")).parent == Path("/rank/secrets")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files to other users takes root")
+@pytest.mark.parametrize("how", ["owner", "mode", "link"])
+def test_a_folder_in_memory_that_others_can_change_gets_nothing(tmp_path: Path, how: str) -> None:
+    """It was looked at when the rank was prepared, and somebody may have made it since."""
+    memory, precious = tmp_path / "memory", tmp_path / "precious"
+    precious.mkdir()
+    if how == "link":
+        memory.symlink_to(precious)
+    else:
+        memory.mkdir()
+        os.chown(memory, 12_345 if how == "owner" else 0, 0)
+        memory.chmod(0o711 if how == "owner" else 0o777)
+    rank = tmp_path / "rank"
+    rank.mkdir()
+    (rank / shim.SPEC).write_bytes(
+        shim.spec_bytes([("argv", "true"), ("secrets_dir", str(memory / "of-the-rank")), ("user", "12345 12345")])
+    )
+    shim.write_lease(str(rank / shim.LEASE), shim.clock() + 60, 60)
+
+    ended = subprocess.run(
+        [sys.executable, "-I", "-S", shim.__file__, str(rank)],
+        input=shim.spec_bytes([("secret_file", "key=value")]),
+        capture_output=True,
+        check=False,
+    )
+
+    assert b"its secrets cannot be written: " in ended.stderr
+    assert (ended.returncode, (rank / shim.STARTED).exists()) == (1, False)
+    assert [*memory.iterdir(), *precious.iterdir()] == []
+    assert precious.stat().st_uid == 0
+
+
+async def test_the_agent_makes_the_folder_in_memory_before_jobs_can(node: Node) -> None:
+    if not secrets.MEMORY.is_mount():
+        pytest.skip("this host has no folder in memory")
+    await node.start()
+    folder = secrets.memory_folder(node.state_dir)
+    assert folder.parent == secrets.MEMORY, "nobody else has made it on this host"
+    assert (folder.stat().st_uid, folder.stat().st_mode & 0o022) == (os.geteuid(), 0)

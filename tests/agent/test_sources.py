@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu_agent import git
+from gpu_agent import git, seccomp
+from gpu_agent.cgroups import Cgroups, Limits
 from gpu_agent.git import GitRules, fetch_commit
 from gpu_agent.secrets import InputError
 from services.contracts.nodes import EndedBy
@@ -99,6 +102,21 @@ async def test_an_upload_that_arrives_damaged_is_one_clear_reason(node: Node, up
     assert (rank.ended_by, rank.detail) == (EndedBy.REFUSED, f"The upload {uploaded[:12]} arrived damaged.")
     assert not (node.folder / "ran").exists()
     assert [path.name for path in node.rank_dir(gang).glob(".source-*")] == []
+
+
+async def test_an_upload_that_breaks_the_way_in_ends_and_frees_its_gpus(node: Node) -> None:
+    """A gang that neither runs nor ends would keep its GPUs from all others."""
+    packing = io.BytesIO()
+    with tarfile.open(fileobj=packing, mode="w:gz") as tar:
+        for number in range(2_000):
+            link = tarfile.TarInfo(f"l{number}")
+            link.type, link.linkname = tarfile.SYMTYPE, f"l{number + 1}"
+            tar.addfile(link)
+    node.plane.upload = packing.getvalue()
+    await node.start()
+    gang = await node.run("true", source={"upload": hashlib.sha256(node.plane.upload).hexdigest()})
+    rank = await ended(node, gang)
+    assert (rank.ended_by, "The uploaded archive cannot be read" in rank.detail) == (EndedBy.REFUSED, True)
 
 
 async def test_an_upload_that_is_gone_is_one_clear_reason(node: Node) -> None:
@@ -224,6 +242,47 @@ async def test_credentials_reach_git_and_no_message_or_disk(
     assert (tmp_path / "environment.key").read_text() == key
     assert credential not in str(raised.value)
     assert list(git.memory_folder(rank).glob(f"{git._key_prefix(rank.parent)}*")) == []
+
+
+LOOK_AROUND = """#!/bin/sh
+exec >> {out}
+grep -E '^(NoNewPrivs|Seccomp|Uid|CapEff):' /proc/self/status
+cat /proc/self/cgroup
+ls -d {hidden} /proc/1
+pwd
+whoami
+echo "fatal: looked" >&2; exit 1
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+async def test_git_is_confined_as_the_job_is(open_node: Node) -> None:
+    """It runs what the server, and the account's own files such as ~/.ssh/config, make it run."""
+    node, spy = open_node, open_node.folder / "bin" / "git"
+    out, hidden = node.folder / "seen", node.state_dir / "allocations" / "of-another"
+    spy.parent.mkdir()
+    spy.write_text(LOOK_AROUND.format(out=out, hidden=hidden))
+    spy.chmod(0o755)
+    out.touch()
+    out.chmod(0o666)
+    await node.start(PATH=f"{spy.parent}:{os.environ['PATH']}")
+    hidden.mkdir(parents=True)
+
+    gang = await node.run("true", source={"git": {"url": "https://example.org/r.git", "revision": "1" * 40}})
+    rank = await ended(node, gang)
+
+    assert (rank.ended_by, "cannot be fetched: looked" in rank.detail) == (EndedBy.REFUSED, True)
+    seen = out.read_text()
+    limits = Cgroups(node.state_dir, Limits(2**30, 2**30, 64))
+    limits.prepare()
+    facts = [
+        *("NoNewPrivs:\t1", "CapEff:\t0000000000000000", str(node.rank_dir(gang) / ".source-"), "tenant-t"),
+        *(["Seccomp:\t2"] if seccomp.program() else []),
+        *([f"/{gang}\n"] if limits.has("pids") else []),
+    ]
+    assert [fact for fact in facts if fact not in seen] == [], seen
+    assert "Uid:\t0" not in seen
+    assert (str(hidden) in seen, "/proc/1\n" in seen) == (False, False), "others' folders and processes are not there"
 
 
 def test_keys_of_a_killed_agent_are_removed(tmp_path: Path) -> None:

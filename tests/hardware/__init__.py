@@ -1,1 +1,1 @@
-"""Against a real GPU; every test skips where there is none, and none changes a device's settings."""
+"""Against real GPUs; every test skips where there is none, and the settings of the devices are as before after it."""

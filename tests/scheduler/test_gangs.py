@@ -1,5 +1,6 @@
 """What a gang's reports make of it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,13 @@ def test_once_all_of_it_has_ended(before: Gang, state: JobState, reason: EndReas
     end = fate_of(before)
     assert isinstance(end, End)
     assert (end.job_state, end.reason) == (state, reason)
+
+
+@pytest.mark.parametrize("said", ["this node has no container engine", "Its files are gone."])
+def test_why_a_job_never_started_is_told_in_whole_sentences(said: str) -> None:
+    end = fate_of(gang(replace(REFUSED, detail=said), start_attempts=2, failed_starts=1))
+    assert isinstance(end, End)
+    assert end.detail == f"{said.rstrip('.')}. Tried 2 times."
 
 
 def test_the_exit_code_is_that_of_the_part_that_failed_by_itself() -> None:

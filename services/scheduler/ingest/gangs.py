@@ -194,7 +194,8 @@ def _end_of(gang: Gang) -> End:
             detail = _detail(gang) or "It did not start running in time."
             if gang.failed_starts + 1 < gang.start_attempts:
                 return _paused(gang, reason, detail, preempted=False)
-            return End(JobState.FAILED, reason, f"{detail} Tried {gang.start_attempts} times.", _exit_code(gang))
+            tried = f"{detail.rstrip('.')}. Tried {gang.start_attempts} times."
+            return End(JobState.FAILED, reason, tried, _exit_code(gang))
         case _:
             return _failure(gang)
 
