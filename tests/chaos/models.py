@@ -24,7 +24,8 @@ TERMS = "CHAOS_TERMS"
 ASSUMED_QPS = 8.0
 CAPACITIES_QPS = (3.0, 5.0, 20.0)
 """Of an instance: by these the same demand takes three instances, two or one."""
-CHANGES_EVERY_S = (3.0, 9.0)
+CHANGES_EVERY_S = (6.0, 14.0)
+"""A change supersedes the plan that is being made: more often, and none would ever be carried out."""
 LOOK_S = 0.5
 
 
