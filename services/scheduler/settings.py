@@ -38,7 +38,8 @@ class SchedulerSettings(SharedSettings):
         5.0,
         ge=0,
         description="After the scheduler has started, or the database took no writes, nodes get so long to be heard "
-        "again before any is given up.",
+        "again before any is given up; unless it is 0, a lease and its margin after a start at least, as the "
+        "database's clock may have been set before.",
     )
     start_timeout_s: float = Field(120, gt=0, description="How long a gang may take to run on all its nodes.")
     start_attempts: int = Field(5, ge=1, description="Gangs that may fail to start before the job fails.")

@@ -42,8 +42,8 @@ def summary(outcome: Outcome, seed: int) -> str:
     """Return the line that a campaign ends with."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in outcome.faults.most_common())
     return (
-        f"chaos: {outcome.faults.total()} faults ({kinds}) while {outcome.jobs} jobs ran, "
-        f"{len(outcome.breaches)} breaches, seed {seed}"
+        f"chaos: {outcome.faults.total()} faults ({kinds}) while {outcome.jobs} jobs ran and "
+        f"{outcome.requests.total()} requests were made, {len(outcome.breaches)} breaches, seed {seed}"
     )
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.client import Accepted, User
+from tests.chaos.client import Accepted, Caller, User
+from tests.chaos.visitors import APP, POOL
 
 LEDGER_SHARE = 1e-3
 ENDS = ("job.succeeded", "job.failed", "job.cancelled")
 
 
-async def breaches_of(user: User, ended: dict[str, Any], checkpoints: Path, notes: Path) -> list[str]:
+async def breaches_of(
+    user: User, ended: dict[str, Any], checkpoints: Path, notes: Path, slain: Mapping[str, Set[str]]
+) -> list[str]:
     """Return what does not hold, a sentence each.
 
     Args:
@@ -20,12 +24,13 @@ async def breaches_of(user: User, ended: dict[str, Any], checkpoints: Path, note
         ended: The jobs that have ended, by id.
         checkpoints: The folder of all jobs' checkpoint folders.
         notes: What jobs themselves have noticed.
+        slain: Gangs of each job of which something was killed.
     """
     found = [f"a request was refused: {refusal}" for refusal in user.refused]
     found += [f"{job.name} has not moved on: it is not over" for job in user.jobs if job.job_id not in ended]
     for job in user.jobs:
         if job.job_id in ended:
-            found += _of_job(job, ended[job.job_id], checkpoints / job.job_id)
+            found += _of_job(job, ended[job.job_id], checkpoints / job.job_id, len(slain.get(job.job_id, ())))
             found += await _of_events(user, job)
     for kind in ("twin", "device-held-twice"):
         if (notes / kind).exists():
@@ -34,10 +39,12 @@ async def breaches_of(user: User, ended: dict[str, Any], checkpoints: Path, note
     return found + await _of_names(user) + await _of_ledger(user)
 
 
-def _of_job(job: Accepted, said: dict[str, Any], folder: Path) -> list[str]:
+def _of_job(job: Accepted, said: dict[str, Any], folder: Path, slain: int) -> list[str]:
     expected = {"failed"} if job.fails else {"succeeded"}
     if job.was_cancelled:
         expected |= {"cancelled"}
+    if slain > job.max_restarts:
+        expected |= {"failed"}
     if said["state"] not in expected:
         return [f"{job.name} {said['state']} ({said.get('detail')}), expected {' or '.join(sorted(expected))}"]
     if said["state"] != "succeeded":
@@ -59,7 +66,7 @@ async def _of_events(user: User, job: Accepted) -> list[str]:
 
 async def _of_names(user: User) -> list[str]:
     """Every submission became one job, however often it was sent."""
-    pages = await _pages(user, "/v1/jobs", limit=500)
+    pages = await user.pages("/v1/jobs", limit=500)
     names = sorted(job["name"] for page in pages for job in page["items"] if job["name"].startswith(f"{user.storm}-"))
     accepted = sorted(job.name for job in user.jobs)
     return [] if names == accepted else [f"there are the jobs {names}, accepted were {accepted}"]
@@ -68,7 +75,7 @@ async def _of_names(user: User) -> list[str]:
 async def _of_ledger(user: User) -> list[str]:
     said = await user.ask("GET", "/v1/invariants")
     found = [f"{each['name']}: {each['detail']}" for each in said["invariants"] if not each["holds"]]
-    pages = await _pages(user, "/v1/reports/footprint", group_by="job")
+    pages = await user.pages("/v1/reports/footprint", group_by="job")
     of_jobs = sum(line["footprint"]["gpu_energy_j"] for page in pages for line in page["lines"])
     whole, metered = of_jobs + pages[-1]["idle"]["gpu_energy_j"], pages[-1]["metered_gpu_energy_j"]
     if abs(whole - metered) > LEDGER_SHARE * metered:
@@ -76,8 +83,16 @@ async def _of_ledger(user: User) -> list[str]:
     return found
 
 
-async def _pages(user: User, path: str, **params: Any) -> list[Any]:
-    pages = [await user.ask("GET", path, params=params)]
-    while cursor := pages[-1].get("next_cursor"):
-        pages.append(await user.ask("GET", path, params=params | {"cursor": cursor}))
-    return pages
+async def breaches_of_requests(caller: Caller, paid: Mapping[str, int]) -> list[str]:
+    """Return which model has more requests in the ledger than were ever made.
+
+    It may have fewer: what a router that is killed has not reported yet is no request's.
+    """
+    said = await caller.ask("GET", "/v1/reports/requests", params={"group_by": "model"})
+    counted = {line["group"]: line["requests"] for line in said["lines"]}
+    made = {name: paid.get(name, 0) for name in counted}
+    return [
+        f"the ledger has {counted[name]} requests to {name}, {made[name]} were made"
+        for name in counted
+        if name not in (POOL, APP) or counted[name] > made[name]
+    ]

@@ -24,6 +24,40 @@ LASTING = 4
 what a lost node ran begins again elsewhere at once."""
 LASTING_TICKS, LASTING_TICK_S = (120, 160), 0.3
 RUNNING = 3
+RESTARTS, FEW_RESTARTS = 2, 1
+"""Of jobs that succeed, and of those that are made to fail."""
+
+
+@dataclass
+class Caller:
+    """Asks the public API until it answers; ``refused`` has what should have been accepted."""
+
+    http: httpx.AsyncClient
+    refused: list[str] = field(default_factory=list[str], kw_only=True)
+
+    async def ask(self, method: str, path: str, **options: Any) -> Any:
+        """Ask until there is an answer; it is noted if the answer is a refusal."""
+        while True:
+            try:
+                answer = await self.http.request(method, path, **options)
+            except httpx.HTTPError:
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if answer.status_code < 400:
+                return answer.json() if answer.content else None
+            if answer.status_code < 500 and answer.status_code not in (408, 409, 425, 429):
+                self.refused.append(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
+                return None
+            if answer.status_code == 409:
+                return None  # it had ended already
+            await asyncio.sleep(PAUSE_S)
+
+    async def pages(self, path: str, **params: Any) -> list[Any]:
+        """Return all pages of a list."""
+        found = [await self.ask("GET", path, params=params)]
+        while cursor := found[-1].get("next_cursor"):
+            found.append(await self.ask("GET", path, params=params | {"cursor": cursor}))
+        return found
 
 
 @dataclass
@@ -33,6 +67,7 @@ class Accepted:
     Attributes:
         ticks: The work that it has to do.
         fails: It ends with ``FAILS`` each time.
+        max_restarts: So many of its gangs may be killed, and it has to succeed all the same.
         was_cancelled: A cancellation was accepted too.
     """
 
@@ -40,20 +75,19 @@ class Accepted:
     name: str
     ticks: int
     fails: bool
+    max_restarts: int = 0
     was_cancelled: bool = False
 
 
 @dataclass
-class User:
-    """Submits until told to stop; see ``jobs`` for what was accepted, ``refused`` for what should have been."""
+class User(Caller):
+    """Submits until told to stop; see ``jobs`` for what was accepted."""
 
-    http: httpx.AsyncClient
     dice: random.Random
     program: Path
     notes: Path
     storm: str
     jobs: list[Accepted] = field(default_factory=list[Accepted])
-    refused: list[str] = field(default_factory=list[str])
 
     async def use(self, until: asyncio.Event) -> None:
         """Submit, cancel and switch policies until it is over; the last requests are answered after that."""
@@ -75,23 +109,6 @@ class User:
                 found[job.job_id] = answer
         return found
 
-    async def ask(self, method: str, path: str, **options: Any) -> Any:
-        """Ask until there is an answer; it is noted if the answer is a refusal."""
-        while True:
-            try:
-                answer = await self.http.request(method, path, **options)
-            except httpx.HTTPError:
-                await asyncio.sleep(PAUSE_S)
-                continue
-            if answer.status_code < 400:
-                return answer.json() if answer.content else None
-            if answer.status_code < 500 and answer.status_code not in (408, 409, 425, 429):
-                self.refused.append(f"{method} {path}: {answer.status_code} {answer.text[:200]}")
-                return None
-            if answer.status_code == 409:
-                return None  # it had ended already
-            await asyncio.sleep(PAUSE_S)
-
     async def _submit(self, until: asyncio.Event) -> None:
         while not until.is_set():
             if len(self.jobs) >= FIRST:
@@ -111,11 +128,11 @@ class User:
                 "processes": "per_node",
                 "work": {"total": ticks},
                 "grace_s": 2,
-                "max_restarts": 1 if fails else 0,
+                "max_restarts": FEW_RESTARTS if fails else RESTARTS,
             }
             made = await self.ask("POST", "/v1/jobs", json=body, headers={"idempotency-key": name})
             if made:
-                self.jobs.append(Accepted(made["id"], name, ticks, fails))
+                self.jobs.append(Accepted(made["id"], name, ticks, fails, body["max_restarts"]))
 
     async def _interfere(self, until: asyncio.Event) -> None:
         while not until.is_set():

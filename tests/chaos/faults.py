@@ -19,12 +19,15 @@ SHARES: Mapping[str, float] = {
     "wipe": 0.5,
     "fill": 1.0,
     "jump": 1.0,
+    "slay": 1.0,
+    "orphan": 1.0,
 }
 """How often each kind comes, relative to the others: ``kill`` -9; ``freeze``: SIGSTOP, then SIGCONT; ``lose``: an agent
 is frozen until its jobs have begun again elsewhere, while what it runs goes on; ``part``: a node reaches nothing for as
 long as that; troubles of links;
 ``repeat`` and ``reorder``: commands that a node has had already are sent again; ``wipe``: Valkey forgets everything;
-``fill``: no room is left on a node's disk; ``jump``: the wall clock of a host is set, and later set right."""
+``fill``: no room is left on a node's disk; ``jump``: the wall clock of a host is set, and later set right;
+``slay``: `kill -9` of a process of a job or of a model server; ``orphan``: of the shim above one."""
 
 JUMPS_S = (-3_600, -40, 40, 3_600)
 """Some within what tokens allow, some not."""
@@ -33,6 +36,7 @@ SHORT_S = (0.1, 1.5)
 LONG_S = (5.0, 9.0)
 """Longer than a lease, so that nodes count as lost."""
 LONG_SHARE = 0.12
+MOMENTS = ("kill", "repeat", "reorder", "wipe", "slay", "orphan")
 AWAY = ("lose", "part")
 AWAY_S = (12.0, 24.0)
 """So long that, with the margin, a node's jobs are queued again and begin elsewhere before it returns. One node at a
@@ -82,7 +86,7 @@ def draw(dice: random.Random, storm_s: float, pause_s: float, targets: Mapping[s
         elif kind == "jump":
             span_s = JUMP_LASTS_S
         lasts_s = dice.uniform(*span_s)
-        moment = kind in ("kill", "repeat", "reorder", "wipe")
+        moment = kind in MOMENTS
         if at_s >= away_until_s or (kind not in AWAY and target != f"agent-{away}"):
             by_s = dice.choice(JUMPS_S) if kind == "jump" else 0
             faults.append(Fault(at_s, kind, target, 0.0 if moment else lasts_s, by_s))

@@ -21,6 +21,7 @@ from tests.chaos.checks import breaches_of
 from tests.chaos.client import Accepted, User
 from tests.chaos.faults import AWAY, SHARES, draw
 from tests.chaos.links import Link
+from tests.chaos.visitors import APP, POOL
 from tests.chaos.watch import Watch
 from tests.support.forked import forked_by_the_supervisor
 from tests.support.servers import scratch_folder
@@ -34,6 +35,7 @@ async def test_a_short_campaign_breaches_nothing() -> None:
     assert outcome.breaches == []
     assert outcome.jobs > 0
     assert len(outcome.faults) > 5, "of several kinds"
+    assert outcome.requests.keys() == {POOL, APP}
 
 
 def test_a_seed_draws_the_same_storm_again() -> None:
@@ -46,7 +48,7 @@ def test_a_seed_draws_the_same_storm_again() -> None:
 def test_one_node_is_away_at_a_time_and_nobody_wakes_it() -> None:
     targets = TARGETS | dict.fromkeys(("kill", "freeze", "lose"), ("agent-one", "agent-two"))
     storm = draw(random.Random(3), 600, 0.25, targets)
-    absences = [fault for fault in storm if fault.kind in AWAY]
+    absences = [fault for fault in storm if fault.kind in AWAY and fault.at_s + fault.lasts_s < 600]
     assert {fault.kind for fault in absences} == set(AWAY)
     for absence in absences:
         agent = f"agent-{absence.target.removeprefix('agent-')}"
@@ -132,6 +134,7 @@ async def test_the_watch_sees_two_gangs_of_a_job_and_what_outlives_it(tmp_path: 
         while not watch.look():
             assert first.poll() is None
         assert watch.twins == {}
+        assert [(each.node, each.devices) for each in watch.look()] == [("node-1", ((0, 7, 0), (1, 7, 0)))]
         assert await watch.left({"job", "another"}, within_s=0.5) == ["job"]
         second = run_job(tmp_path / "two", notes, 10_000, generation=2)
         try:
@@ -142,6 +145,7 @@ async def test_the_watch_sees_two_gangs_of_a_job_and_what_outlives_it(tmp_path: 
             second.kill()
             second.wait()
         assert watch.twins == {"job": "job.1 and job.2"}
+        assert watch.overcommitted.keys() == {"GPU 0 of node-1", "GPU 1 of node-1"}
     finally:
         first.kill()
         first.wait()
@@ -163,7 +167,7 @@ def an_installation(request: httpx.Request) -> httpx.Response:
         lines = [f'data: {{"type": "{word}"}}' for word in ["job.submitted", *ends]]
         return httpx.Response(200, text="\n".join(lines))
     answers: dict[str, Any] = {
-        "/v1/jobs": {"items": [{"name": f"s-{name}"} for name in "abc"], "next_cursor": None},
+        "/v1/jobs": {"items": [{"name": f"s-{name}"} for name in "abcef"], "next_cursor": None},
         "/v1/invariants": {"invariants": [{"name": "one_gang_per_job", "holds": False, "detail": "two of b"}]},
         "/v1/reports/footprint": {"idle": {"gpu_energy_j": 10.0}, "lines": [], "metered_gpu_energy_j": 11.0},
     }
@@ -179,15 +183,19 @@ async def test_whatever_does_not_hold_is_told(tmp_path: Path) -> None:
     async with httpx.AsyncClient(transport=httpx.MockTransport(an_installation), base_url="http://world") as http:
         user = User(http, random.Random(1), tmp_path, tmp_path, "s")
         user.jobs = [Accepted(name, f"s-{name}", 3, fails=name == "c") for name in ("a", "b", "c", "d")]
+        user.jobs += [Accepted(name, f"s-{name}", 3, fails=False, max_restarts=1) for name in ("e", "f")]
         ended = {name: {"state": "succeeded", "detail": None} for name in ("a", "b", "c")}
-        found = await breaches_of(user, ended, tmp_path, tmp_path)
+        ended |= {name: {"state": "failed", "detail": "killed"} for name in ("e", "f")}
+        found = await breaches_of(user, ended, tmp_path, tmp_path, {"e": {"e.1"}, "f": {"f.1", "f.2"}})
     assert found == [
         "s-d has not moved on: it is not over",
         "s-b counts as done, with 2 of 3 ticks",
         "s-b has the events ['job.submitted', 'job.failed', 'job.succeeded']",
         "s-c succeeded (None), expected failed",
+        "s-e failed (killed), expected succeeded",
         "twin: 0 b.2 on node-1",
-        "there are the jobs ['s-a', 's-b', 's-c'], accepted were ['s-a', 's-b', 's-c', 's-d']",
+        "there are the jobs ['s-a', 's-b', 's-c', 's-e', 's-f'], accepted were "
+        "['s-a', 's-b', 's-c', 's-d', 's-e', 's-f']",
         "one_gang_per_job: two of b",
         "the ledger has 10.0 J where the devices counted 11.0 J",
     ]
@@ -196,4 +204,7 @@ async def test_whatever_does_not_hold_is_told(tmp_path: Path) -> None:
 def test_the_last_line_has_faults_breaches_and_seed() -> None:
     outcome = Outcome(jobs=3, breaches=["one"])
     outcome.faults.update(kill=2, wipe=1)
-    assert summary(outcome, 7) == "chaos: 3 faults (2 kill, 1 wipe) while 3 jobs ran, 1 breaches, seed 7"
+    outcome.requests.update(chat=4, photos=1)
+    assert summary(outcome, 7) == (
+        "chaos: 3 faults (2 kill, 1 wipe) while 3 jobs ran and 5 requests were made, 1 breaches, seed 7"
+    )

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -30,17 +30,28 @@ from services.standalone.supervisor import Supervisor
 from tests.chaos.clocks import Clocks
 from tests.chaos.faults import Fault
 from tests.chaos.links import TROUBLES, Link, Trouble
+from tests.chaos.models import FLEET_GPUS, FLEET_MODEL
+from tests.chaos.watch import Watch
 from tests.integration.conftest import QUICK
 
 SETTINGS = QUICK | {
     "TELEMETRY_LEASE_TTL_S": "4",
     "SCHEDULER_NODE_RETURN_S": "0.5",
     "GPU_AGENT_DISK_RESERVE_BYTES": "0",
+    "SERVING_INSTANCE_LOOK_S": "0.3",
+    "SERVING_PLAN_LOOK_S": "0.5",
+    "SERVING_PLAN_RETRY_S": "3",
+    "SERVING_PLAN_SETTLE_S": "2",
+    "SERVING_PLAN_EVENT_GAP_S": "10",
+    "SERVING_FLEET_CUT_S": "30",
+    "SERVING_FLEET_RETRY_S": "3",
+    "GPU_AGENT_PARTITION_RETRY_S": "0.5",
+    "ROUTER_QUEUE_TIMEOUT_S": "15",
 }
 """Leases that long faults outlast, nodes that are given up although the scheduler was away a moment ago, and
-small disks that count as free until they are full."""
-NODES = processes.parse_nodes("2x2,1x4")
-NOT_NEEDED = ("router",)
+small disks that count as free until they are full; plans and instances by the second, as rounds are."""
+NODES = processes.parse_nodes(f"2x2,1x4,1x{FLEET_GPUS}:{FLEET_MODEL}")
+WORKERS = ("plan-solver",)
 DISK_MB = 32
 PASSWORD = "chaos"
 CONTROL = "control"
@@ -56,7 +67,10 @@ class World:
         self.folder = folder
         self.notes = folder / "notes"
         self.done: Counter[str] = Counter()
-        self.stack = Stack(folder / "data", nodes="", env=SETTINGS, services=_services(), workers=(), watches=False)
+        self.job, self.server = folder / "programs" / "job.py", folder / "programs" / "server.py"
+        self.watch = Watch(self.job, self.server)
+        self.slain: defaultdict[str, set[str]] = defaultdict(set)
+        self.stack = Stack(folder / "data", nodes="", env=SETTINGS, workers=WORKERS, watches=False)
         # A supervisor that watched would replace what is frozen before its lease is over.
         self._servers, self._agents = Supervisor(folder, watches=False), Supervisor(folder, watches=False)
         self._ports = Ports()
@@ -74,6 +88,11 @@ class World:
         return self.stack.gateway_url
 
     @property
+    def router_url(self) -> str:
+        """Where models are asked."""
+        return self.stack.urls["router"]
+
+    @property
     def key(self) -> str:
         """The admin key."""
         return (self.folder / "data" / "admin.key").read_text().strip()
@@ -83,7 +102,7 @@ class World:
         running = [process.name for process in self._processes()]
         nodes = [node.node_id for node in NODES]
         agents = [f"agent-{node}" for node in nodes]
-        commands = dict.fromkeys(("repeat", "reorder"), nodes)
+        on_nodes = dict.fromkeys(("repeat", "reorder", "slay", "orphan"), nodes)
         links = {trouble: [*self._links] for trouble in TROUBLES}
         full = [path.name for path in self._disks]
         return {
@@ -92,7 +111,7 @@ class World:
             "lose": agents,
             "part": nodes,
             **links,
-            **commands,
+            **on_nodes,
             "wipe": ["valkey"],
             "fill": full,
             "jump": self._clocks.hosts,
@@ -107,6 +126,8 @@ class World:
                 happened = await self._freeze(fault)
             case "repeat" | "reorder" | "wipe":
                 happened = await self._disturb(fault)
+            case "slay" | "orphan":
+                happened = self._slay(fault)
             case "fill":
                 happened = await self._fill(fault)
             case "jump":
@@ -136,6 +157,11 @@ class World:
     async def __aenter__(self) -> Self:
         self.notes.mkdir()
         self.notes.chmod(0o777)  # jobs write there, each as the account of its tenant
+        self.job.parent.mkdir()
+        self.job.parent.chmod(0o755)  # every account reads them
+        for program in (self.job, self.server):
+            shutil.copyfile(Path(__file__).with_name(program.name), program)
+            program.chmod(0o644)
         try:
             await self._start()
         except BaseException:
@@ -216,6 +242,23 @@ class World:
                 return True
         return False
 
+    def _slay(self, fault: Fault) -> bool:
+        """Kill a process of a job or model server on a node, or the shim above it; remember whose gang that was."""
+        running = sorted((each for each in self.watch.look() if each.node == fault.target), key=lambda each: each.pid)
+        if not running:
+            return False
+        victim = running[int(1e3 * fault.at_s) % len(running)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(victim.pid)
+            if fault.kind == "orphan":
+                process = process.parent()
+                if process is None or not any("import shim" in word for word in process.cmdline()):
+                    return False
+            self.slain[victim.job].add(victim.allocation)
+            process.kill()
+            return True
+        return False
+
     async def _freeze(self, fault: Fault) -> bool:
         pid = next(process.pid for process in self._processes() if process.name == fault.target)
         if pid is None:
@@ -289,15 +332,3 @@ async def _trouble(links: Sequence[Link], trouble: Trouble, lasts_s: float) -> b
         for link in links:
             link.end(trouble)
     return True
-
-
-def _services() -> list[processes.Service]:
-    return [service for service in processes.SERVICES if service.name not in NOT_NEEDED]
-
-
-def install_job(folder: Path) -> Path:
-    """Copy the job's program to where every account can read it."""
-    program = folder / "job.py"
-    shutil.copyfile(Path(__file__).with_name("job.py"), program)
-    program.chmod(0o644)
-    return program

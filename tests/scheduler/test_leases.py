@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +129,7 @@ async def test_nodes_are_heard_before_they_are_given_up(postgres_url: str, redis
         now_s = 1_000.0
         for after_s in range(0, 60, 4):
             assert not (await ingest.look(now_s + after_s)).nodes_lost
+        await world.fetch("UPDATE nodes SET heartbeat_at = now()")  # after its end: no lease from before is waited for
         await world.fetch("ALTER TABLE nodes ADD CONSTRAINT full_disk CHECK (state <> 'lost') NOT VALID")
         with pytest.raises(asyncpg.PostgresError):
             await ingest.look(now_s + 60)
@@ -284,7 +286,7 @@ async def test_a_share_that_stops_when_its_lost_node_returns_has_not_failed(worl
 async def test_leases_are_not_over_because_the_clock_was_set(world: World) -> None:
     await world.node("n1")
     steady_s, margin_s = 1_000.0, world.settings.lease_margin_s
-    clock = DatabaseClock(margin_s, lambda: steady_s)
+    clock = DatabaseClock(margin_s, lambda: steady_s, begins_unsure=False)
 
     async def is_steady_after(passed_s: float) -> bool:
         nonlocal steady_s
@@ -299,6 +301,20 @@ async def test_leases_are_not_over_because_the_clock_was_set(world: World) -> No
     assert not await is_steady_after(-3_600), "set forward by an hour, for all that the process can tell"
     assert not await is_steady_after(19 + margin_s), "a lease of 20 s may not be over"
     assert await is_steady_after(1.1)
+
+
+async def test_a_clock_that_was_set_while_no_scheduler_ran_ends_no_lease(world: World) -> None:
+    """Its successor cannot know: as long as a lease may be that was given a moment before, none is over."""
+    await world.node("n1")
+    job = await world.running()
+    lease = "heartbeat_at = now() - interval '1 h', lease_until = now() - interval '1 h' + interval '2 s'"
+    await world.fetch(f"UPDATE nodes SET {lease} RETURNING 1")
+    settings = world.settings.model_copy(update={"node_return_s": 0.01, "lease_margin_s": 1.0})
+    successor, began_s = Ingest(world.database, settings), time.monotonic()
+    while await world.state(job) == "running":
+        await successor.look(time.monotonic())
+        await asyncio.sleep(0.1)
+    assert time.monotonic() - began_s >= 3.0, "two seconds of lease, and the margin"
 
 
 async def test_a_lease_that_was_given_before_the_clock_was_set_back_ends_as_it_would_have(world: World) -> None:

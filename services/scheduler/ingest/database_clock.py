@@ -23,18 +23,25 @@ class DatabaseClock:
 
     If the first is set forward, leases look over that are not: until all of them are, none counts as over. If it is set
     back, leases look longer than they are: they are made to end when they would have.
+
+    What it did before this process looked is not known. So it is taken to have been set forward until then, unless told
+    otherwise: all leases that were given before that are over by the time that the longest would be.
     """
 
-    def __init__(self, margin_s: float, steady_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, margin_s: float, steady_s: Callable[[], float] = time.monotonic, *, begins_unsure: bool = True
+    ) -> None:
         """Begin without knowledge.
 
         Args:
             margin_s: By which leases are over before nodes are given up.
             steady_s: A clock that cannot be set.
+            begins_unsure: Whether it may have been set before the first reading.
         """
         self._margin_s, self._steady_s = margin_s, steady_s
         self._least_jump_s = max(LEAST_JUMP_S, MARGIN_SHARE * margin_s)
         self._most_ahead_s = math.inf
+        self._begins_unsure = begins_unsure
         self._read_at_s = self._unsure_until_s = -math.inf
 
     async def is_steady(self, connection: Connection) -> bool:
@@ -45,7 +52,10 @@ class DatabaseClock:
         answered_at_s = self._steady_s()
         allowed_s = self._least_jump_s + SLEW * (answered_at_s - self._read_at_s)
         ahead_by_s = database_s - answered_at_s - self._most_ahead_s
-        if ahead_by_s > allowed_s:
+        if self._begins_unsure:
+            self._begins_unsure = False
+            self._unsure_until_s = answered_at_s + longest_s + self._margin_s
+        elif ahead_by_s > allowed_s:
             self._unsure_until_s = answered_at_s + longest_s + self._margin_s
             log.warning("database_clock.jumped", by_s=round(ahead_by_s, 1), wait_s=round(longest_s + self._margin_s, 1))
         self._most_ahead_s, self._read_at_s = database_s - asked_at_s, answered_at_s

@@ -73,7 +73,7 @@ class Ingest:
         self._repeated_at_s: dict[str, float] = {}
         self._unacknowledged_since_s: dict[str, float] = {}
         self._looks_since_s = self._looked_at_s = -math.inf
-        self._clock = DatabaseClock(settings.lease_margin_s)
+        self._clock = DatabaseClock(settings.lease_margin_s, begins_unsure=settings.node_return_s > 0)
 
     async def look(self, now_s: float) -> Ingested:
         """Fold everything reported so far; return what changed.
