@@ -29,7 +29,7 @@ from services.core.cycle.plan import (
     Start,
 )
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.domain.ids import JobId, allocation_id
+from services.core.domain.ids import JobId, NodeId, allocation_id
 from services.db.database import Connection, Database
 from services.kit import traces
 from services.kit.logging import Log
@@ -41,7 +41,7 @@ from services.scheduler.ingest.reports import stop_gang
 from services.scheduler.learning.measuring import begin
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
 from services.scheduler.power.nodes import WOKEN
-from services.scheduler.reasons import SENTENCES
+from services.scheduler.reasons import SENTENCES, detail_of
 from services.scheduler.repository import engines, gangs, jobs, node_power, outbox, rounds
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.gangs import CONTROL_COLUMNS, NewGang, StartableJob
@@ -145,7 +145,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             started = await _start(connection, starts, ports, decided.snapshot)
             controls = await set_gangs(connection, controls)
             begun = await begin(connection, measurements, measured_values) if measurements else []
-            await _hold(connection, holds, decided.said)
+            await _hold(connection, holds, decided.said, decided.snapshot.bound)
             await theirs.direct(connection, starts, holds)
             await _power(connection, decided.plan.nodes)
             if starts or preempts or controls or begun or decided.plan.nodes or active:
@@ -281,13 +281,16 @@ async def _preempt(connection: Connection, preempts: Sequence[Preempt]) -> None:
         await stop(connection, gang, EndReason.PREEMPTED, detail=SENTENCES[reason], code=reason.value)
 
 
-async def _hold(connection: Connection, holds: Sequence[Hold], said: Mapping[str, Said]) -> None:
+async def _hold(
+    connection: Connection, holds: Sequence[Hold], said: Mapping[str, Said], bound: Mapping[JobId, tuple[NodeId, ...]]
+) -> None:
     """Write down why jobs wait where another reason, or none, is written down."""
     new: list[Waiting] = []
     for hold in holds:
         until_s = None if hold.expected_start_s is None else round(hold.expected_start_s)
         if said.get(hold.job_id) != (hold.reason, until_s):
-            new.append(Waiting(hold.job_id, hold.reason.value, SENTENCES[hold.reason], _instant(until_s)))
+            words = detail_of(hold.reason, bound.get(hold.job_id, ()))
+            new.append(Waiting(hold.job_id, hold.reason.value, words, _instant(until_s)))
     await jobs.hold(connection, new)
 
 
