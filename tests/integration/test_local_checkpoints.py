@@ -16,7 +16,8 @@ SAVES = 'f=$WATTSHIFT_CHECKPOINT_DIR/step; echo "found $(cat $f 2>/dev/null)."; 
 @pytest.fixture
 def pair() -> Iterator[Installation]:
     with scratch_folder() as folder:
-        made = Installation(folder / "data", "2x2", without=UNUSED, GPU_AGENT_CHECKPOINTS="local")
+        without = (*UNUSED, "simulator", "optimizer", "worker", "router", "serving")
+        made = Installation(folder / "data", "2x2", without=without, GPU_AGENT_CHECKPOINTS="local")
         made.up()
         yield made
         made.down()
