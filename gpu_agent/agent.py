@@ -152,6 +152,7 @@ class Agent(ReportingAgent):
                 host_power=host.source,
                 labels=settings.labels,
                 protections=self.confinement.protections(),
+                checkpoints=settings.checkpoints,
             ),
         )
         limits = SourceLimits(settings.source_max_bytes, settings.source_cache_bytes)

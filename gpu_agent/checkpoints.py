@@ -8,6 +8,7 @@ whether what is here, or what is in the store, is the newest.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import threading
 import time
@@ -197,7 +198,7 @@ class Checkpoints:
             return ""
         matters = ended.code != 0 or rank.stop_requested()
         if self._store is None:
-            return f"{NOT_COPIED}: it is on {self._node_id} alone." if matters else ""
+            return f"{NOT_COPIED}: it is on {self._node_id} alone." if matters and self.is_held_here(start) else ""
         if (settled := _read_outcome(rank)) is not None:
             return settled
         if start.allocation_id not in self._last:
@@ -208,6 +209,21 @@ class Checkpoints:
         if time.time() < until:
             return None
         return f"{NOT_COPIED} in time: elsewhere it continues from an earlier one, or from its start."
+
+    def is_held_here(self, start: StartGang | None) -> bool | None:
+        """Whether there is anything in the folder of a gang's job that this node alone has; None where others have it.
+
+        What cannot be listed counts as a checkpoint.
+        """
+        if start is None or start.spec.checkpoint_dir is not None or self._is_shared or self._store is not None:
+            return None
+        try:
+            with os.scandir(self._folder / start.job_id) as entries:
+                return next(entries, None) is not None
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
 
     def is_settled(self, start: StartGang | None, rank: RankFolder) -> bool:
         """Whether nothing is still to be done for the checkpoint of a gang that has ended."""

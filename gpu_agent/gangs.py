@@ -62,6 +62,7 @@ class Gang:
         shim: The shim, if this agent started it.
         settings: Controls for its devices; None if there are none.
         traceparent: The span of which its start is a child, where traces are on.
+        holds_checkpoint: Whether this node alone has a checkpoint of its job, once it has ended.
     """
 
     allocation_id: str
@@ -85,6 +86,7 @@ class Gang:
     devices: tuple[int, ...] = field(default=())
     settings: DeviceControls | None = None
     traceparent: str | None = None
+    holds_checkpoint: bool | None = None
 
     @property
     def is_over(self) -> bool:
@@ -106,6 +108,7 @@ class Gang:
             progress_done=report.done if report else None,
             progress_total=report.total if report else None,
             noise_scale=report.noise_scale if report else None,
+            holds_checkpoint=self.holds_checkpoint,
         )
 
 
@@ -420,6 +423,7 @@ class Gangs:
             gang.state, gang.exit_code, gang.ended_by = RankState.EXITED, ended.code, ended.ended_by
             gang.detail = "; ".join(note for note in (ended.detail or gang.detail, copied) if note)
             gang.ended_at = ended.ended_at
+            gang.holds_checkpoint = self._checkpoints.is_held_here(gang.start) if self._checkpoints else None
             log.info("gang.exited", allocation_id=gang.allocation_id, code=ended.code, ended_by=ended.ended_by)
         elif gang.folder.stop_requested():
             gang.state = RankState.STOPPING

@@ -132,6 +132,20 @@ JOBS = (
         statuses=(_WRONG_STATE,),
     ),
     Route(
+        "POST",
+        "/v1/jobs/{job_id}/forget-checkpoint",
+        Role.USER,
+        Upstream.ADMISSION,
+        "jobs",
+        "Let a job begin anew elsewhere",
+        "A job waits for the nodes that alone have its checkpoint (`checkpoint_nodes`). This lets it start anywhere, "
+        "where it begins anew; the checkpoint stays where it is. A job that may start anywhere is left as it is.",
+        operation="forget_checkpoint",
+        for_projects=True,
+        answer=jobs.Job,
+        statuses=(_WRONG_STATE,),
+    ),
+    Route(
         "GET",
         "/v1/jobs/{job_id}/events",
         Role.USER,

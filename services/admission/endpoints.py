@@ -68,6 +68,10 @@ def job_routes(submissions: Submissions, jobs: Jobs, streams: EventStreams, logs
     async def release(caller: ProjectCaller, job_id: str) -> Job:
         return await jobs.steer(caller, job_id, Command.RELEASE)
 
+    @router.post("/v1/jobs/{job_id}/forget-checkpoint")
+    async def forget_checkpoint(caller: ProjectCaller, job_id: str) -> Job:
+        return await jobs.steer(caller, job_id, Command.FORGET_CHECKPOINT)
+
     @router.get("/v1/jobs/{job_id}/events")
     async def job_events(
         caller: ProjectCaller, job_id: str, query: Annotated[EventQuery, Query()], last_event_id: LastEventId = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from services.admission.repository.jobs import JobFilter, JobRepository
+from services.admission.repository.jobs import JobFilter, JobRepository, LockedJob
 from services.admission.steering import Command, Decision, decide
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobList
@@ -88,7 +88,7 @@ class Jobs:
         return job
 
     async def steer(self, identity: Identity, job_id: str, command: Command) -> Job:
-        """Cancel, hold or release a job; repeating a command changes nothing.
+        """Cancel, hold or release a job, or forget its checkpoint; repeating a command changes nothing.
 
         The row is locked meanwhile. A scheduler that starts the job at the same time either comes first, and is then
         asked to stop the gang, or comes second, and then finds that the job is not queued any more.
@@ -99,22 +99,28 @@ class Jobs:
             if job is None:
                 raise not_found("job")
             decision = decide(
-                command, job.state, cancel_requested=job.cancel_requested, hold_requested=job.hold_requested
+                command,
+                job.state,
+                cancel_requested=job.cancel_requested,
+                hold_requested=job.hold_requested,
+                is_bound=bool(job.bound_to),
             )
             if decision is not None:
-                await self._apply(repository, identity, job_id, job.tenant_id, decision)
+                await self._apply(repository, identity, job_id, job, decision)
         if decision is not None:
             self._on_change()
         return await self.get(identity, job_id)
 
     @staticmethod
     async def _apply(
-        repository: JobRepository, identity: Identity, job_id: str, tenant_id: str, decision: Decision
+        repository: JobRepository, identity: Identity, job_id: str, job: LockedJob, decision: Decision
     ) -> None:
         await repository.change(job_id, decision)
         data: dict[str, Any] = {"by": identity.key_id}
         if state := decision.values.get("state"):
             data["state"] = state
-        await repository.add_event(job_id, tenant_id, decision.event, **data)
-        if tenant_id != identity.tenant_id:
-            await repository.audit(identity, decision.event, job_id, tenant=tenant_id)
+        if "bound_to" in decision.values:
+            data["nodes"] = [*job.bound_to]
+        await repository.add_event(job_id, job.tenant_id, decision.event, **data)
+        if job.tenant_id != identity.tenant_id:
+            await repository.audit(identity, decision.event, job_id, tenant=job.tenant_id)

@@ -17,6 +17,7 @@ class Command(StrEnum):
     CANCEL = "cancel"
     HOLD = "hold"
     RELEASE = "release"
+    FORGET_CHECKPOINT = "forget-checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,10 @@ class Decision:
     now: tuple[str, ...] = ()
 
 
-def decide(command: Command, state: JobState, *, cancel_requested: bool, hold_requested: bool) -> Decision | None:
-    """Return what to change; None if the job is already as requested.
+def decide(
+    command: Command, state: JobState, *, cancel_requested: bool, hold_requested: bool, is_bound: bool = False
+) -> Decision | None:
+    """Return what to change; None if the job is already as requested. ``is_bound``: to the nodes of its checkpoint.
 
     A job without GPUs changes state at once. One that holds GPUs is only marked: the scheduler, the only process that
     ends gangs, does the rest.
@@ -50,6 +53,8 @@ def decide(command: Command, state: JobState, *, cancel_requested: bool, hold_re
             return _hold(state, cancel_requested, hold_requested)
         case Command.RELEASE:
             return _release(state, cancel_requested, hold_requested)
+        case Command.FORGET_CHECKPOINT:
+            return _forget_checkpoint(state, cancel_requested, is_bound)
 
 
 def _cancel(state: JobState, cancel_requested: bool) -> Decision | None:
@@ -76,6 +81,16 @@ def _release(state: JobState, cancel_requested: bool, hold_requested: bool) -> D
     if state is JobState.HELD:
         return _move(state, JobState.QUEUED, None, ("queued_at",))
     return Decision("job.hold_withdrawn", {"hold_requested": False}) if hold_requested else None
+
+
+def _forget_checkpoint(state: JobState, cancel_requested: bool, is_bound: bool) -> Decision | None:
+    _refuse_if_over(state, cancel_requested, "sent elsewhere")
+    if state.holds_gpus:
+        raise TransitionError(f"The job is {state}. Only one that waits can begin anew elsewhere: hold it before.")
+    if not is_bound:
+        return None
+    said = {"reason": None, "detail": None} if state is JobState.QUEUED else {}
+    return Decision("job.checkpoint_forgotten", {"bound_to": None, **said})
 
 
 def _refuse_if_over(state: JobState, cancel_requested: bool, asked: str) -> None:

@@ -41,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command()(logs)
     for command in ("cancel", "hold", "release"):
         app.command(command, help=f"{command.capitalize()} jobs, or all tasks of arrays.")(_steer(command))
+    app.command()(forget_checkpoint)
 
 
 def list_jobs(
@@ -283,6 +284,24 @@ def _steer(action: str) -> Any:
                 console.print(f"{answer['id']}  {answer['name']}: {what_follows(action, answer)}", soft_wrap=True)
 
     return command
+
+
+def forget_checkpoint(
+    jobs: Annotated[
+        list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, beginnings of ids, or names; unambiguous.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Let jobs that wait for the node of their checkpoint begin anew elsewhere; the checkpoint stays there."""
+    gateway = Gateway()
+    wanted = [job_id(gateway, each) for each in jobs]
+    answers = [gateway.call("POST", f"/v1/jobs/{each}/forget-checkpoint") for each in wanted]
+    if as_json:
+        output.print_json(answers)
+        return
+    for job in answers:
+        follows = "It may start on any node." if job["state"] == "queued" else f"It is {job['state']}."
+        console.print(f"{job['id']}  {job['name']}: {follows}", soft_wrap=True)
 
 
 def what_follows(action: str, job: dict[str, Any]) -> str:

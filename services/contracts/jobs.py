@@ -412,6 +412,11 @@ class Job(Message):
     preemptions: int
     restarts: int
     exit_code: int | None = None
+    checkpoint_nodes: list[str] = Field(
+        default_factory=list[str],
+        description="The nodes that alone have the checkpoint of a job that waits: it starts on these, or waits for "
+        "them; none if it may start anywhere.",
+    )
     progress: JobProgress | None = None
     footprint: JobFootprint = JobFootprint()
     warnings: list[str] = Field(

@@ -120,6 +120,7 @@ class DeviceInfo(NodeMessage):
         return self
 
 
+CheckpointPlace = Literal["shared", "store", "local"]
 ProtectionName = Literal[
     "accounts", "folders", "processes", "privileges", "system_calls", "memory", "process_count", "devices"
 ]
@@ -150,6 +151,12 @@ class NodeRegistration(NodeMessage):
     host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     protections: list[Protection] = Field(default_factory=list[Protection], max_length=32)
+    checkpoints: CheckpointPlace | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Where jobs' checkpoints are that name no folder: `shared` by all nodes, copied to a `store`, or "
+        "`local` to the node. Null: an agent of an earlier release.",
+    )
     measures_only: bool = Field(
         default=False,
         exclude_if=lambda only: not only,
@@ -406,6 +413,12 @@ class RankStatus(NodeMessage):
     noise_scale: float | None = Field(
         default=None, gt=0, le=1e15, description="The job's gradient noise scale, samples, if it reports it."
     )
+    holds_checkpoint: bool | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Whether the job's folder of checkpoints on this node, which no other node has, has anything in "
+        "it, once the rank has exited; null where others have it, too, and while that is not known.",
+    )
     settings: ControlsStatus | None = Field(default=None, description="Null if none were ever requested.")
     clocks: list[ClockMinute] = Field(
         default_factory=list[ClockMinute],
@@ -656,6 +669,11 @@ class Node(Message):
         default=None, description="The engine's node whose energy it measures; null for none."
     )
     containers: bool
+    checkpoints: CheckpointPlace | None = Field(
+        default=None,
+        description="Where jobs' checkpoints are that name no folder: `shared` by all nodes, copied to a `store`, or "
+        "`local` to the node, to which jobs are then bound; null where the agent is of an earlier release.",
+    )
     devices: list[DeviceInfo]
     readings: list[DeviceReading]
     partitions: list[GpuPartition] = Field(

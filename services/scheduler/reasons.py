@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.core.cycle.plan import Reason
 
 SENTENCES: dict[Reason, str] = {
@@ -33,5 +35,19 @@ SENTENCES: dict[Reason, str] = {
     Reason.FAIR_SHARE: "Its tenant holds its share of the GPUs, or has had more than others have; theirs come first.",
     Reason.GREENER_HOURS: "It waits for hours of lower carbon intensity.",
     Reason.SHORTER_FIRST: "Jobs that are predicted to need less of the cluster come before it.",
+    Reason.CHECKPOINT_NODE_BUSY: "Other jobs hold the GPUs of the node of its checkpoint, or get them before it.",
+    Reason.CHECKPOINT_NODE_CLOSED: "The node of its checkpoint takes no work, or has too few GPUs for it by now.",
+    Reason.CHECKPOINT_NODE_AWAY: "The node of its checkpoint is silent, off or gone.",
     Reason.BETTER_PLACEMENT: "GPUs are free, but too spread for it to run well; it waits a while for better ones.",
 }
+
+
+_OF_NODES = (Reason.CHECKPOINT_NODE_BUSY, Reason.CHECKPOINT_NODE_CLOSED, Reason.CHECKPOINT_NODE_AWAY)
+
+
+def detail_of(reason: Reason, nodes: Sequence[str] = ()) -> str:
+    """Return a reason in words; ``nodes``: those to which the job is bound."""
+    words = SENTENCES[reason]
+    if reason in _OF_NODES and nodes:
+        words = f"{words} It waits for {', '.join(nodes)}; `wattshift forget-checkpoint` lets it begin anew elsewhere."
+    return words

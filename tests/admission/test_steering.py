@@ -27,6 +27,8 @@ TABLE: list[tuple[Command, list[JobState], str | None]] = [
     (Command.RELEASE, [S.HELD], "job.queued"),
     (Command.RELEASE, [S.QUEUED, *HOLDING], SAME),
     (Command.RELEASE, ENDED, REFUSED),
+    (Command.FORGET_CHECKPOINT, [S.QUEUED, S.HELD], SAME),
+    (Command.FORGET_CHECKPOINT, [*HOLDING, *ENDED], REFUSED),
 ]
 CASES = [(command, state, event) for command, states, event in TABLE for state in states]
 
@@ -113,3 +115,11 @@ async def test_what_an_operator_does_to_others_is_audited(admission: Admission) 
     assert (await admission.ask("POST", f"/v1/jobs/{job_id}/cancel", role="operator")).status_code == 200
     entries = (await admission.ask("GET", "/v1/audit", role="operator")).json()["items"]
     assert (entries[0]["action"], entries[0]["target"]) == ("job.cancelled", job_id)
+
+
+@pytest.mark.parametrize(("state", "said"), [(S.QUEUED, {"reason": None, "detail": None}), (S.HELD, {})])
+def test_a_checkpoint_is_forgotten_by_a_job_that_waits(state: JobState, said: dict[str, None]) -> None:
+    decision = decide(Command.FORGET_CHECKPOINT, state, cancel_requested=False, hold_requested=False, is_bound=True)
+
+    assert decision is not None
+    assert (decision.event, decision.values) == ("job.checkpoint_forgotten", {"bound_to": None, **said})

@@ -420,3 +420,5 @@ async def test_a_node_without_a_store_says_that_it_has_the_checkpoint_alone(node
     await eventually(lambda: (node.state_dir / "checkpoints" / JOB / "ready").exists())
     await stopped(node, gang)
     assert node.plane.rank(gang).detail == f"Its checkpoint was not copied: it is on {node.id} alone."
+    assert node.plane.rank(gang).holds_checkpoint
+    assert node.plane.registrations[-1].checkpoints == "local"

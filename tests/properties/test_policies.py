@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import hosts_and_guests
 from services.core.cycle.snapshot import RUNNING, STARTING, JobTable, Phase, RoundHints, Snapshot, Trigger
 from services.core.domain.controls import ControlKind
-from services.core.domain.ids import JobId
+from services.core.domain.ids import JobId, NodeId
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
 from tests.support.builders import story
 from tests.support.strategies import snapshots
@@ -177,6 +177,29 @@ def a_plan_without_reasons_has_the_same_starts_and_stops(rounds: Rounds, data: s
         assert without.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
 
 
+def bound_jobs_start_where_they_are_bound_to_or_wait(rounds: Rounds, data: st.DataObject) -> None:
+    first, second = (with_bound(each, data) for each in rounds.snapshots)
+    silent = RoundHints(reasons=False)
+
+    plans = rounds.again(first, second)
+    without_reasons = rounds.again(replace(first, hints=silent), replace(second, hints=silent))
+
+    bound = Rounds(rounds.name, rounds.parameters, (first, second), plans)
+    devices_are_given_once_and_gangs_are_whole(bound, data)
+    every_waiting_job_starts_or_has_one_reason(bound, data)
+    only_active_rounds_preempt_and_only_what_may_be_preempted(bound, data)
+    for (snapshot, plan), silently in zip(bound, without_reasons, strict=True):
+        assert silently.actions == tuple(action for action in plan.actions if not isinstance(action, Hold))
+        for action in plan.actions:
+            on = snapshot.bound.get(action.job_id)
+            if on is not None and isinstance(action, Start):
+                assert tuple(share.node_id for share in action.placement.shares) == on
+            if on is not None and isinstance(action, Hold):
+                assert action.reason is not Reason.NO_ELIGIBLE_NODE
+                gone = any(node_id not in snapshot.nodes.index for node_id in on)
+                assert gone == (action.reason is Reason.CHECKPOINT_NODE_AWAY)
+
+
 PROMISES = (
     devices_are_given_once_and_gangs_are_whole,
     no_device_is_given_to_a_second_job,
@@ -188,6 +211,7 @@ PROMISES = (
     two_zones_with_one_grid_are_as_one_zone,
     memory_goes_through_json_and_decides_the_same,
     a_plan_without_reasons_has_the_same_starts_and_stops,
+    bound_jobs_start_where_they_are_bound_to_or_wait,
 )
 
 
@@ -240,6 +264,19 @@ def with_pairs(snapshot: Snapshot) -> Snapshot:
         nodes=replace(nodes, free_devices=free_devices, free_gpus=counted),
         shared=tuple(pairs),
     )
+
+
+def with_bound(snapshot: Snapshot, data: st.DataObject) -> Snapshot:
+    """Return the snapshot with some jobs bound: those that hold GPUs to their nodes, others to any, also one gone."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    bound: dict[JobId, tuple[NodeId, ...]] = {}
+    choices = st.lists(st.sampled_from([*nodes.ids, *nodes.ids, NodeId("gone")]), min_size=1, max_size=2, unique=True)
+    for job_id, placement in zip(jobs.ids, jobs.placements, strict=True):
+        if placement is not None and data.draw(st.booleans()):
+            bound[job_id] = tuple(share.node_id for share in placement.shares)
+        elif placement is None and data.draw(st.booleans()):
+            bound[job_id] = tuple(data.draw(choices))
+    return replace(snapshot, bound=bound)
 
 
 def with_controls(snapshot: Snapshot) -> Snapshot:

@@ -24,7 +24,7 @@ def a_row(job_id: str, reason: str | None, expected_start_s: float | None = None
 
 
 def new(rows: list[JobRow], *holds: Hold) -> list[tuple[str, str, float | None]]:
-    found = Said.of(rows).new(holds)
+    found = Said.of(rows).new(holds, {})
     return [(each.job_id, each.reason, each.expected_start_at and each.expected_start_at.timestamp()) for each in found]
 
 

@@ -136,6 +136,7 @@ class LockedJob:
     tenant_id: str
     cancel_requested: bool
     hold_requested: bool
+    bound_to: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +189,13 @@ class JobRepository:
 
     async def lock(self, job_id: str, caller: Identity) -> LockedJob | None:
         """Return what commands on a job depend on, if the caller may see it; lock it until the transaction ends."""
-        query = select(jobs.c.state, jobs.c.tenant_id, jobs.c.cancel_requested, jobs.c.hold_requested)
+        asked = jobs.c.cancel_requested, jobs.c.hold_requested
+        query = select(jobs.c.state, jobs.c.tenant_id, *asked, jobs.c.bound_to)
         query = query.where(jobs.c.id == job_id, *_visible(caller)).with_for_update()
         row = (await self._connection.execute(query)).one_or_none()
-        return None if row is None else LockedJob(JobState(row.state), row.tenant_id, row[2], row[3])
+        return (
+            None if row is None else LockedJob(JobState(row.state), row.tenant_id, row[2], row[3], tuple(row[4] or ()))
+        )
 
     async def change(self, job_id: str, decision: Decision) -> None:
         """Set columns of a job that this transaction has locked."""
@@ -272,6 +276,7 @@ def _job(row: Row[Any]) -> Job:
         preemptions=row.preemptions,
         restarts=row.restarts,
         exit_code=row.exit_code,
+        checkpoint_nodes=row.bound_to or [] if row.state in (JobState.QUEUED, JobState.HELD) else [],
         warnings=row.warnings or [],
         array_id=row.array_id,
         array_index=row.array_index,

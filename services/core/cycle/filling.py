@@ -13,6 +13,7 @@ from itertools import islice
 
 import numpy as np
 
+from services.core.cycle.bound import NodeRoom
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
@@ -153,18 +154,30 @@ class Filler:
 
     Attributes:
         starts: (position, GPU model) of each start, in rank order.
+        bound: What is left of the nodes to which jobs are bound.
     """
 
     def __init__(
-        self, ranked: Ranked, room: list[int], free: list[int], quota: Quota | None, *, backfill: bool = True
+        self,
+        ranked: Ranked,
+        room: list[int],
+        free: list[int],
+        quota: Quota | None,
+        *,
+        backfill: bool = True,
+        bound: NodeRoom | None = None,
     ) -> None:
-        """Take the obtainable devices of each model, and how many of them are free now: (n_gpu_models,)."""
+        """Take the obtainable devices of each model, and how many of them are free now: (n_gpu_models,).
+
+        ``bound`` has those of the nodes to which jobs are bound, if any is.
+        """
         self._ranked = ranked
         self._room = room.copy()
         self._free = free.copy()
         self._left = sum(room)
         self._quota = quota
         self._backfill = backfill
+        self.bound = bound
         self._blocked = 0
         self._columns: dict[int, tuple[int, ...]] = {}
         self._kept: Ints = np.empty(0, dtype=np.int64)
@@ -183,7 +196,7 @@ class Filler:
         if not self._left and self._quota is None:
             return
         ranked = self._ranked
-        if positions is not None and len(self._room) == 1 and self._quota is None:
+        if positions is not None and len(self._room) == 1 and self._quota is None and self.bound is None:
             positions = self._keep_first(positions)
         every_model = (1 << len(self._room)) - 1
         n_visited = 0
@@ -220,7 +233,7 @@ class Filler:
 
     def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
         """Keep a running job, at its new size if that fits, else at the present one, else not at all."""
-        ranked, quota = self._ranked, self._quota
+        ranked, quota, bound = self._ranked, self._quota, self.bound
         model, held, gpus = ranked.model.item(position), ranked.held.item(position), ranked.gpus.item(position)
         if model < 0 or not held:
             if quota is not None:
@@ -228,16 +241,21 @@ class Filler:
             return
         room = self._room[model]
         resizes = wanted != gpus and wanted <= room and bool(models >> model & 1) and ranked.resizable.item(position)
+        resizes = resizes and (bound is None or bound.fits(job, wanted))
         if resizes and (quota is None or quota.allows(job, wanted)):
             verdict, held, gpus = RESIZE, wanted, wanted
         elif quota is not None and not quota.allows(job, gpus):
             self._given[position] = OVER_QUOTA
             return
-        elif held > room:
+        elif held > room or not (bound is None or bound.keeps(job)):
             return
         else:
             verdict = KEEP
         self._given[position] = verdict
+        if bound is not None and verdict == RESIZE:
+            bound.claim(job, wanted)
+        elif bound is not None:
+            bound.keep(job)
         self._room[model] -= held
         self._left -= held
         if quota is not None:
@@ -251,6 +269,11 @@ class Filler:
                 self._given[position] = OVER_QUOTA
             return
         best = self._model_for(wanted, models)
+        bound = self.bound if self.bound is not None and self.bound.is_bound(job) else None
+        if bound is not None and (best < 0 or not bound.fits(job, wanted)):
+            if not self._backfill and queued:  # it lets others pass, but for what is free where it has to start
+                self._keep_back(bound, job, wanted, models.bit_length() - 1)
+            return
         if best < 0:
             if not self._backfill:
                 self._blocked |= models
@@ -259,16 +282,28 @@ class Filler:
         self._left -= wanted
         if quota is not None:
             quota.claim(job, wanted)
+        if bound is not None:
+            bound.claim(job, wanted)
         if not queued:
             return
-        if self._free[best] < wanted:
+        if self._free[best] < wanted or not (bound is None or bound.has_free(job, wanted)):
             self._given[position] = AWAIT
+            if bound is not None:
+                self._free[best] -= bound.keep_back(job, wanted, self._free[best])
         elif quota is not None and not quota.take_now(job, wanted):
             self._given[position] = OVER_QUOTA
         else:
             self._given[position] = START
+            if bound is not None:
+                bound.start(job, wanted)
             self._free[best] -= wanted
             self.starts.append((position, best))
+
+    def _keep_back(self, bound: NodeRoom, job: int, wanted: int, model: int) -> None:
+        kept = bound.keep_back(job, wanted, min(self._free[model], self._room[model]))
+        self._free[model] -= kept
+        self._room[model] -= kept
+        self._left -= kept
 
     def _model_for(self, wanted: int, models: int) -> int:
         columns = self._columns.get(models)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from services.core.cycle.blocks import MASK_BITS, FreeBlocks
+from services.core.cycle.blocks import MASK_BITS, ORDERS, FreeBlocks
 from services.core.cycle.snapshot import NodeTable, Snapshot
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import DomainError
@@ -29,6 +29,13 @@ NEVER_TIGHT = int(np.iinfo(np.int64).max)
 def mask_of(devices: Sequence[int]) -> int:
     """Return the devices as bits; those beyond ``MASK_BITS`` are left out."""
     return sum(1 << device for device in devices if device < MASK_BITS)
+
+
+def block_among(free: tuple[int, ...], gpus: int) -> tuple[int, ...]:
+    """Return the devices to take of a node's free ones: in the smallest aligned block, so that others stay whole."""
+    order = (gpus - 1).bit_length()
+    found = FreeBlocks({0: mask_of(free)}, [len(free)], [False]).smallest(order) if order < ORDERS else None
+    return free[:gpus] if found is None else tuple(range(found[1], found[1] + gpus))
 
 
 @lru_cache(maxsize=1 << 14)

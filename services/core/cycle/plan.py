@@ -58,6 +58,12 @@ class Reason(StrEnum):
     """Jobs that are predicted to need less of the cluster come before it."""
     BETTER_PLACEMENT = "better_placement"
     """GPUs are free, but so spread that it would run much slower: it waits a while for better ones."""
+    CHECKPOINT_NODE_BUSY = "checkpoint_node_busy"
+    """Its checkpoint is on a node alone, where others hold the GPUs or come before it."""
+    CHECKPOINT_NODE_CLOSED = "checkpoint_node_closed"
+    """Its checkpoint is on a node alone, which takes no work, or no longer has as many GPUs as it needs."""
+    CHECKPOINT_NODE_AWAY = "checkpoint_node_away"
+    """Its checkpoint is on a node alone, which is silent or gone."""
     # waits and ends that no policy decides
     DEPENDENCY = "dependency"
     """It waits for other jobs to end, as its user asked."""

@@ -257,13 +257,14 @@ def ranks_whole_queue(snapshot: Snapshot) -> bool:
 
     So it is where the round gives reasons, and with several GPU models or tenants' quotas, for then a job that does
     not fit stops only some of those behind it, and where GPUs are divided between tenants, which changes the order.
+    A job that is bound to a node stops none.
     """
-    return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot)
+    return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot) or bool(snapshot.bound)
 
 
 def is_uniform(snapshot: Snapshot) -> bool:
-    """Whether all devices are alike: of one GPU model, on nodes that take work."""
-    return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable
+    """Whether all devices are alike to all jobs: of one GPU model, on nodes that take work."""
+    return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable and not snapshot.bound
 
 
 def has_tenants(snapshot: Snapshot) -> bool:

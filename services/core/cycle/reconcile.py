@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from services.core.cycle.bound import NodeRoom
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
@@ -91,10 +92,11 @@ def reconcile(
         filler = _fill_all(snapshot, ranked, capacity, backfill)
     else:
         quota = _quota(snapshot, all_runs_on=True)
-        filler = Filler(ranked, capacity.room, capacity.free, quota, backfill=backfill)
+        bound = NodeRoom(snapshot, reclaims=False) if snapshot.bound else None
+        filler = Filler(ranked, capacity.room, capacity.free, quota, backfill=backfill, bound=bound)
         filler.fill(None if sifted else ranked.waiting())
     found = [(ranked.jobs.item(at), ranked.wanted.item(at), model) for at, model in filler.starts]
-    starts, declined = _starts(snapshot, found, place)
+    starts, declined = _starts(snapshot, found, place, filler.bound)
     preempts = _preempts(snapshot, ranked, filler.verdicts(), behind) if preemption is Preemption.NOW else []
     if not explained:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
@@ -131,7 +133,8 @@ def _waiting_only(snapshot: Snapshot, ranking: Ranking, capacity: Capacity, back
     waits = (phase == QUEUED) | (phase == PREEMPTING)
     if np.count_nonzero(waits) < waits.size:
         order, gpus = order[waits], gpus[waits]
-    if order.size > FEW and capacity.total.size == 1 and backfill and not has_tenants(snapshot):
+    sifts = backfill and not has_tenants(snapshot) and not snapshot.bound
+    if order.size > FEW and capacity.total.size == 1 and sifts:
         room = capacity.room[0]
         fits = np.flatnonzero((gpus <= room) & snapshot.jobs.eligible[order, 0])
         order, gpus = order[fits], gpus[fits]
@@ -159,7 +162,8 @@ def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: 
     model, held = capacity.model[reclaimed], capacity.held[reclaimed]
     reclaimed_gpus: list[int] = np.bincount(model, held, capacity.total.size).astype(np.int64).tolist()
     room = [each + more for each, more in zip(capacity.room, reclaimed_gpus, strict=True)]
-    filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=False), backfill=backfill)
+    bound = NodeRoom(snapshot, reclaims=True) if snapshot.bound else None
+    filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=False), backfill=backfill, bound=bound)
     filler.fill(ranked.movable())
     return filler
 
@@ -194,19 +198,25 @@ def _those_that_fit(snapshot: Snapshot, ranking: Ranking, backfill: bool) -> lis
 
 
 def _starts(
-    snapshot: Snapshot, found: Sequence[tuple[int, int, int]], place: Placer | None
+    snapshot: Snapshot, found: Sequence[tuple[int, int, int]], place: Placer | None, bound: NodeRoom | None = None
 ) -> tuple[list[tuple[int, Start]], list[int]]:
     """Return (job, start) for every gang that is placed, and the jobs whose gang the placer declined.
 
     Args:
         snapshot: The cluster.
         found: Job, size and GPU model of each gang, best rank first.
-        place: As in ``reconcile``.
+        place: As in ``reconcile``; not asked for jobs that are bound to nodes, which are placed first.
+        bound: What those jobs get, and what is kept for others of them.
     """
     starts: list[tuple[int, Start]] = []
     declined: list[int] = []
     if found:
         free, place = FreeDevices(snapshot.nodes), place or PLACERS[snapshot.placement]
+        if bound is not None:
+            ids = snapshot.jobs.ids
+            starts += [(job, Start(ids[job], bound.place(job, free), Reason.IN_ORDER)) for job in bound.shares]
+            free.take([each for each in bound.kept_back.items() if each[1]])
+            found = [each for each in found if each[0] not in bound.shares]
         for job, gpus, model in found:
             placement = place(snapshot, job, gpus, model, free)
             if placement is None:

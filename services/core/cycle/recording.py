@@ -67,6 +67,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "slice_jobs": [[each.job_id, each.sevenths, each.units.tolist()] for each in snapshot.slice_jobs],
         "shared": [list(pair) for pair in snapshot.shared],
         "gpu_memory_gib": snapshot.gpu_memory_gib.tolist(),
+        "bound": {job_id: list(on) for job_id, on in sorted(snapshot.bound.items())},
     }
 
 
@@ -112,6 +113,7 @@ def snapshot_from_json(stored: dict[str, Any]) -> Snapshot:
         ),
         shared=tuple((JobId(one), JobId(other)) for one, other in stored.get("shared", [])),
         gpu_memory_gib=np.array(stored.get("gpu_memory_gib", []), dtype=np.float64),
+        bound={JobId(job_id): tuple(map(NodeId, on)) for job_id, on in stored.get("bound", {}).items()},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Generic
 
+from services.core.cycle.bound import show_bound, with_bound_reasons
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.services import place_services
@@ -32,6 +33,8 @@ def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> Cyc
         one.
     """
     shown = without_guests(snapshot) if snapshot.shared else snapshot
+    if snapshot.bound:
+        shown = show_bound(shown)
     if not snapshot.services and not snapshot.slice_jobs:
         plan, following = policy.decide(shown, memory)
     else:
@@ -42,5 +45,7 @@ def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> Cyc
         plan = replace(plan, actions=(*on_slices, *first, *plan.actions))
     if snapshot.shared:
         plan = with_guests_stops(snapshot, plan, policy)
+    if snapshot.bound:
+        plan = with_bound_reasons(snapshot, plan)
     check_plan(snapshot, plan)
     return CycleResult(plan, following)

@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.core.cycle.blocks import ORDERS, FreeBlocks
-from services.core.cycle.placing import FreeDevices, mask_of
+from services.core.cycle.placing import FreeDevices, block_among
 from services.core.cycle.plan import Action, Hold, Preempt, Reason, Start
 from services.core.cycle.ranking import with_holds, without_indices
 from services.core.cycle.snapshot import PREEMPTING, JobTable, NodeTable, ServiceInstance, Snapshot
@@ -148,7 +147,7 @@ class _Placing:
             return False
         if (node := self._together.get(service.job_id, -1)) not in fits:
             node = min(fits, key=lambda node: (bool(nodes.asleep[node]), int(count[node]), node))
-        devices = _block(self._free.on(node), service.gpus)
+        devices = block_among(self._free.on(node), service.gpus)
         self._taken[node].update(devices)
         self.starts.append(Start(service.job_id, self._free.take_devices([(node, devices)]), Reason.SERVICE_INSTANCE))
         return True
@@ -249,13 +248,6 @@ def _placed_together(services: Sequence[ServiceInstance], nodes: NodeTable, free
         return {}
     found = pack(sizes, np.stack([service.nodes for service in waiting]), free)
     return {} if found is None else {service.job_id: node for service, node in zip(waiting, found, strict=True)}
-
-
-def _block(free: tuple[int, ...], gpus: int) -> tuple[int, ...]:
-    """Return the devices to take of a node's free ones: in the smallest aligned block, so that others stay whole."""
-    order = (gpus - 1).bit_length()
-    found = FreeBlocks({0: mask_of(free)}, [len(free)], [False]).smallest(order) if order < ORDERS else None
-    return free[:gpus] if found is None else tuple(range(found[1], found[1] + gpus))
 
 
 def _less(placement: Placement | None, devices: set[tuple[str, int]]) -> Placement | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from services.core.cycle.bound import is_bound_elsewhere
 from services.core.cycle.plan import Plan, Preempt, Reason, Start
 from services.core.cycle.policy import PacksJobs
 from services.core.cycle.ranking import without_indices
@@ -103,6 +104,8 @@ def may_share(snapshot: Snapshot, host: int, guest: int) -> bool:
     if node is None or not snapshot.nodes.schedulable[node] or jobs.min_gpus[guest] != 1:
         return False
     model = snapshot.nodes.gpu_model[node]
+    if is_bound_elsewhere(snapshot, jobs.ids[guest], placement):
+        return False
     pair = [host, guest]
     if not (jobs.shareable[pair].all() and jobs.preemptible[pair].all() and jobs.eligible[guest, model]):
         return False

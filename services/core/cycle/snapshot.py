@@ -396,6 +396,8 @@ class Snapshot:
             ``tenant_gpu_quota`` is less by them. None: there are none.
         gpu_memory_gib: (n_gpu_models,) memory of a device; empty: unknown.
         tenant_weights: How much of the GPUs each tenant is to have against others, above 0; 1 where none is given.
+        bound: The nodes on which a job has to start, all of them and in this order, because nothing else has its
+            checkpoint; jobs that may start anywhere are left out. See ``services.core.cycle.bound``.
         shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
         hints: What the round may leave out.
     """
@@ -434,6 +436,7 @@ class Snapshot:
     gpu_memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
     tenant_weights: Mapping[str, float] = field(default_factory=dict[str, float])
     shares: TenantShares | None = None
+    bound: Mapping[JobId, tuple[NodeId, ...]] = field(default_factory=dict[JobId, tuple[NodeId, ...]])
     hints: RoundHints = NO_HINTS
 
     def again(self, **changed: Any) -> Snapshot:

@@ -43,6 +43,7 @@ nodes = Table(
     Column("lease_until", Timestamp),
     Column("engine", Text, nullable=False, server_default=text("'wattshift'")),
     Column("queues", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("checkpoints", Text),
     Column("measures_only", Boolean, nullable=False, server_default=text("false")),
     Column("engine_node", Text),
     Index("nodes_by_engine_node", "engine_node", postgresql_where=text("engine_node IS NOT NULL")),
@@ -50,6 +51,7 @@ nodes = Table(
 """A node of another ``engine`` has no agent: a bridge reports it, with the engine's ``queues`` that use it. One that
 ``measures_only`` has an agent that runs nothing: nothing is placed there, and what it measures is of ``engine_node``.
 
+``checkpoints`` says where its agent keeps those of jobs: ``shared``, ``store`` or ``local``; NULL: it did not say.
 ``lease_until`` is written before the agent learns of its lease, so the agent's own deadline is never later. The
 scheduler sets ``state`` to lost under the same row lock once the lease has certainly expired."""
 
@@ -137,8 +139,10 @@ rank_statuses = Table(
     Column("ended_at", Timestamp),
     Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("settings", JSONB),
+    Column("holds_checkpoint", Boolean),
 )
-"""The last report of each node on its share of a gang."""
+"""The last report of each node on its share of a gang. ``holds_checkpoint``: whether the job's folder has anything on
+this node, which alone has it; NULL where others have it, too, and where that is not known."""
 
 settings_in_force = Table(
     "settings_in_force",

@@ -25,7 +25,7 @@ from services.scheduler.planning.dry_run import (
     slices_for,
 )
 from services.scheduler.planning.live_view import DryRound
-from services.scheduler.reasons import SENTENCES
+from services.scheduler.reasons import detail_of
 from services.scheduler.repository.predictions import Predictions
 
 
@@ -98,6 +98,8 @@ def why_it_waits(
     start = action if isinstance(action, Start) and seen_by_policy else None
     hold = action if isinstance(action, Hold) and seen_by_policy else None
     may_run = jobs.eligible[job][nodes.gpu_model] if len(nodes) else np.empty(0, dtype=np.bool_)
+    if (on_nodes := snapshot.bound.get(job_id)) is not None:
+        may_run &= np.array([node_id in on_nodes for node_id in nodes.ids], dtype=np.bool_)
     suits = may_run & nodes.schedulable if len(nodes) else may_run
     asked = AskedGpus(
         min=spec.gpus.min,
@@ -146,7 +148,9 @@ def why_it_waits(
             known_until=datetime.fromtimestamp(outlook.curve.end_s, UTC),
         ),
     )
-    detail = None if reason is None else "Its GPUs are free: the next round starts it." if start else SENTENCES[reason]
+    detail = None if reason is None else detail_of(reason, on_nodes or ())
+    if start:
+        detail = "Its GPUs are free: the next round starts it."
     place = place_of(dry, job_id) if seen_by_policy else None
     effects = of_round(dry, job_id) if seen_by_policy else []
     return WhyItWaits(explanation, None if reason is None else reason.value, detail, place, assumptions, effects)

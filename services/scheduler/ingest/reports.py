@@ -220,6 +220,7 @@ class Ingest:
             if not isinstance(end, End):
                 return False
             attained_gpu_s = await gangs.end(connection, gang.id, end.reason.value)
+            await gangs.bind(connection, gang.job_id, gang.id)
             sources = HOLDING
             if end.job_state is JobState.HELD:
                 await jobs.mark_preempting(connection, gang.job_id)

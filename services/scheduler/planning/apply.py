@@ -28,7 +28,7 @@ from services.core.cycle.plan import (
     Start,
 )
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.domain.ids import JobId, allocation_id
+from services.core.domain.ids import JobId, NodeId, allocation_id
 from services.db.database import Connection, Database
 from services.kit import traces
 from services.kit.logging import Log
@@ -40,7 +40,7 @@ from services.scheduler.ingest.reports import stop_gang
 from services.scheduler.learning.measuring import begin
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
 from services.scheduler.power.nodes import WOKEN
-from services.scheduler.reasons import SENTENCES
+from services.scheduler.reasons import SENTENCES, detail_of
 from services.scheduler.repository import engines, gangs, jobs, node_power, outbox, rounds
 from services.scheduler.repository.documents import Json, StoredShare
 from services.scheduler.repository.gangs import CONTROL_COLUMNS, NewGang, StartableJob
@@ -80,15 +80,26 @@ class Said:
             dict(zip(ids[known].tolist(), expected_s[known].tolist(), strict=True)),
         )
 
-    def new(self, holds: Sequence[Hold]) -> list[Waiting]:
-        """Return the holds that say otherwise; of a hundred thousand nearly all say the same."""
+    def new(self, holds: Sequence[Hold], bound: Mapping[JobId, tuple[NodeId, ...]]) -> list[Waiting]:
+        """Return the holds that say otherwise; of a hundred thousand nearly all say the same.
+
+        Args:
+            holds: Those of a plan.
+            bound: The nodes of jobs that have to wait for them.
+        """
         reasons, expected_s = self.reasons, self.expected_s
         if expected_s or any(hold.expected_start_s is not None for hold in holds):
             timed = [hold for hold in holds if reasons.get(hold.job_id) != hold.reason or self._differs(hold)]
         else:
             timed = [hold for hold in holds if reasons.get(hold.job_id) != hold.reason]
         return [
-            Waiting(hold.job_id, hold.reason.value, SENTENCES[hold.reason], _instant(_until_s(hold))) for hold in timed
+            Waiting(
+                hold.job_id,
+                hold.reason.value,
+                detail_of(hold.reason, bound.get(hold.job_id, ())),
+                _instant(_until_s(hold)),
+            )
+            for hold in timed
         ]
 
     def _differs(self, hold: Hold) -> bool:
@@ -168,7 +179,7 @@ async def apply(database: Database, decided: Decided, ports: tuple[int, int], me
             started = await _start(connection, starts, ports, decided.snapshot)
             controls = await set_gangs(connection, controls)
             begun = await begin(connection, measurements, measured_values) if measurements else []
-            await jobs.hold(connection, decided.said.new(holds))
+            await jobs.hold(connection, decided.said.new(holds, decided.snapshot.bound))
             await theirs.direct(connection, starts, holds)
             await _power(connection, decided.plan.nodes)
             if starts or preempts or controls or begun or decided.plan.nodes or active:

@@ -215,6 +215,7 @@ def snapshot_of(
         gpu_memory_gib=np.array([kind.memory_gib for kind in cluster.kinds], dtype=np.float64),
         slice_units=cut.units,
         slice_jobs=waiting_slice_jobs(jobs, cluster.nodes, nodes, eligible, cut),
+        bound={JobId(row.job_id): tuple(map(NodeId, row.nodes)) for row in rows.bound},
         network=replace(settings.network, server_gpus=cluster.widest_node_gpus),
         length_spreads=length_spreads(jobs, predictions),
     )

@@ -9,7 +9,7 @@ from services.contracts.nodes import ControlsStatus
 from services.core.domain.controls import ControlKind
 from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
-from services.db.job_specs import GRACE_S, MAX_RESTARTS, WORK_TOTAL
+from services.db.job_specs import GRACE_S, KEEPS_CHECKPOINTS, MAX_RESTARTS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
 from services.db.submission_traces import TRACEPARENTS
 from services.kit import traces
@@ -111,6 +111,21 @@ LOST_SLICES = """
 SELECT DISTINCT c.allocation_id FROM device_claims c JOIN nodes n ON n.id = c.node_id
  WHERE c.parent IS NOT NULL
    AND NOT n.devices @> jsonb_build_array(jsonb_build_object('index', c.device, 'uuid', c.uuid))
+"""
+
+# A gang that never began leaves its job as it was. Where nodes keep checkpoints to themselves and do not say that the
+# folder is empty (one was lost, say), there may be one.
+BIND = f"""
+UPDATE jobs j SET bound_to = CASE WHEN ran.holds THEN ran.nodes END
+  FROM (SELECT array_agg(s.share ->> 'node_id' ORDER BY s.at) AS nodes, bool_or(r.started_at IS NOT NULL) AS began,
+               coalesce(bool_or(n.checkpoints = 'local' AND r.started_at IS NOT NULL
+                                AND r.holds_checkpoint IS DISTINCT FROM false), false) AS holds
+          FROM allocations a CROSS JOIN jsonb_array_elements(a.shares) WITH ORDINALITY AS s (share, at)
+          LEFT JOIN nodes n ON n.id = s.share ->> 'node_id'
+          LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = n.id
+         WHERE a.id = $2) ran
+ WHERE j.id = $1 AND ran.began AND {KEEPS_CHECKPOINTS}
+   AND j.bound_to IS DISTINCT FROM CASE WHEN ran.holds THEN ran.nodes END
 """
 
 # A GPU that is sick, or one that a node no longer has which registered again since. An agent that finds no GPU at all
@@ -495,6 +510,11 @@ async def end(connection: Connection, allocation_id: str, reason: str) -> float:
     held_gpu_s = await connection.fetchval(END, allocation_id, reason)
     await connection.execute("DELETE FROM device_claims WHERE allocation_id = $1", allocation_id)
     return held_gpu_s
+
+
+async def bind(connection: Connection, job_id: str, allocation_id: str) -> None:
+    """Bind a job to the nodes of a gang that has ended, if one of them alone has a checkpoint; else to none."""
+    await connection.execute(BIND, job_id, allocation_id)
 
 
 async def lose_nodes(connection: Connection, node_ids: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ SELECT coalesce(extract(epoch FROM last_active_at)::float8 + $1, 0) - extract(ep
 FINGERPRINT = """
 SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
           FROM jobs WHERE state = 'queued'),
+       (SELECT count(*) FROM jobs WHERE bound_to IS NOT NULL AND state = 'queued'),
        (SELECT count(*) FROM device_claims),
        (SELECT coalesce(string_agg(id || zone || labels || (draining OR closed IS NOT NULL) || registered_at, ','
                                    ORDER BY id), '')

@@ -17,6 +17,7 @@ from services.db.job_specs import (
     GLOBAL_BATCH,
     GPU_MEMORY_GIB,
     GPU_MODEL,
+    KEEPS_CHECKPOINTS,
     MAX_GPUS,
     MAY_SHARE_GPU,
     MIN_GPUS,
@@ -137,6 +138,20 @@ SELECT {profiles.KIND} AS kind, exp(avg(ln(p.noise_scale))) AS noise_scale
 WEIGHTS = """
 SELECT id AS tenant_id, (limits ->> 'share_weight')::float8 AS weight
   FROM tenants WHERE (limits ->> 'share_weight')::float8 <> 1
+"""
+
+# A job that waits is bound to the nodes of its last gang, as `gangs.bind` wrote; one that has a gang to those of that,
+# where one of them keeps checkpoints to itself.
+BOUND = f"""
+SELECT j.id AS job_id, j.bound_to AS nodes FROM jobs j WHERE j.bound_to IS NOT NULL AND j.state = 'queued'
+UNION ALL
+SELECT a.job_id, ARRAY(SELECT s.share ->> 'node_id' FROM jsonb_array_elements(a.shares) WITH ORDINALITY AS s (share, at)
+                        ORDER BY s.at)
+  FROM allocations a JOIN jobs j ON j.id = a.job_id
+ WHERE EXISTS (SELECT FROM nodes WHERE checkpoints = 'local')  -- asked once: mostly there is none
+   AND a.state <> 'ended' AND {KEEPS_CHECKPOINTS} AND EXISTS (
+       SELECT FROM jsonb_array_elements(a.shares) s JOIN nodes n ON n.id = s ->> 'node_id'
+        WHERE n.checkpoints = 'local')
 """
 
 MEASURED = "SELECT job_id FROM setting_measurements WHERE state = 'running'"
@@ -298,6 +313,13 @@ class WeightRow(NamedTuple):
     weight: float
 
 
+class BoundRow(NamedTuple):
+    """A job, and the nodes on which it has to start, in the order of its ranks."""
+
+    job_id: str
+    nodes: list[str]
+
+
 @dataclass(frozen=True)
 class ClusterRows:
     """All that a snapshot is made of.
@@ -310,6 +332,7 @@ class ClusterRows:
         tables: What was learned of the kinds of these jobs.
         noise_scales: What jobs reported of theirs, the geometric mean by kind, samples; of kinds of which a job is
             here that has not yet.
+        bound: The jobs that may not start anywhere, but where their checkpoints are.
     """
 
     state: rounds.State
@@ -327,6 +350,7 @@ class ClusterRows:
     asleep_w: float
     tables: list[profiles.TableRow]
     noise_scales: Mapping[str, float] = field(default_factory=dict[str, float])
+    bound: Sequence[BoundRow] = ()
 
 
 def query_of(query: str, of_gated: Sequence[str] | None) -> tuple[str, list[list[str]]]:
@@ -386,6 +410,7 @@ async def cluster(
         asleep_w=await connection.fetchval(ASLEEP_W, node_standby_w, node_boot_w),
         tables=await profiles.tables(connection),
         noise_scales=await _noise_scales(connection, unscaled) if unscaled else {},
+        bound=await fetch_rows(connection, BoundRow, BOUND),
     )
 
 

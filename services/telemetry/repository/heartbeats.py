@@ -63,16 +63,18 @@ RETURNING nodes.id, before.state <> 'up' OR before.boot_id IS DISTINCT FROM new_
 # A share's state only ever advances: a repeated or overtaken heartbeat changes nothing.
 _NOTE_RANKS = """
 INSERT INTO rank_statuses AS known
-    (allocation_id, node_id, state, exit_code, ended_by, detail, started_at, ended_at)
-SELECT a.id, r.node_id, r.state, r.exit_code, r.ended_by, r.detail, r.started_at, r.ended_at
-FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[], $6::text[], $7::timestamptz[], $8::timestamptz[])
-    AS r (node_id, allocation_id, state, exit_code, ended_by, detail, started_at, ended_at)
+    (allocation_id, node_id, state, exit_code, ended_by, detail, started_at, ended_at, holds_checkpoint)
+SELECT a.id, r.node_id, r.state, r.exit_code, r.ended_by, r.detail, r.started_at, r.ended_at, r.holds_checkpoint
+FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[], $6::text[], $7::timestamptz[], $8::timestamptz[],
+        $10::bool[])
+    AS r (node_id, allocation_id, state, exit_code, ended_by, detail, started_at, ended_at, holds_checkpoint)
 JOIN allocations a ON a.id = r.allocation_id
     AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', r.node_id))
 ORDER BY a.id, r.node_id
 ON CONFLICT (allocation_id, node_id) DO UPDATE SET
     state = excluded.state, exit_code = excluded.exit_code, ended_by = excluded.ended_by, detail = excluded.detail,
-    started_at = coalesce(excluded.started_at, known.started_at), ended_at = excluded.ended_at, updated_at = now()
+    started_at = coalesce(excluded.started_at, known.started_at), ended_at = excluded.ended_at,
+    holds_checkpoint = excluded.holds_checkpoint, updated_at = now()
 WHERE array_position($9::text[], excluded.state) > array_position($9::text[], known.state)
 RETURNING node_id
 """
@@ -224,7 +226,8 @@ async def _note_ranks(connection: Connection, heard: Mapping[str, Heartbeat], re
     ranks = [(node, rank) for node, beat in heard.items() for rank in _newest(beat.ranks)]
     if not ranks:
         return
-    changed = await connection.fetch(_NOTE_RANKS, *_columns(ranks), list(RankState))
+    holds = [rank.holds_checkpoint for _, rank in ranks]
+    changed = await connection.fetch(_NOTE_RANKS, *_columns(ranks), list(RankState), holds)
     settings = [
         (node, rank.allocation_id, rank.settings.model_dump(mode="json")) for node, rank in ranks if rank.settings
     ]

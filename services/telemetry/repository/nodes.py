@@ -21,19 +21,19 @@ Json = dict[str, Any]
 _REGISTER = """
 INSERT INTO nodes
     (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices, protections,
-     measures_only, engine_node, state)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, 'lost')
+     measures_only, engine_node, checkpoints, state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 'lost')
 ON CONFLICT (id) DO UPDATE SET
     token_sha256 = excluded.token_sha256, address = excluded.address, agent_url = excluded.agent_url,
     zone = excluded.zone, driver = excluded.driver, containers = excluded.containers,
     host_power = excluded.host_power, labels = excluded.labels, devices = excluded.devices,
     protections = excluded.protections, measures_only = excluded.measures_only, engine_node = excluded.engine_node,
-    readings = '[]', registered_at = now()
+    checkpoints = excluded.checkpoints, readings = '[]', registered_at = now()
 """
 
 _NODES = f"""
 SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.driver, n.measures_only, n.engine_node,
-    n.containers, n.protections,
+    n.containers, n.checkpoints, n.protections,
     CASE WHEN $4 THEN n.devices ELSE (
         SELECT coalesce(jsonb_agg(d - 'clocks_mhz' ORDER BY place), '[]')
         FROM jsonb_array_elements(n.devices) WITH ORDINALITY AS listed (d, place)) END AS devices,
@@ -108,6 +108,7 @@ class NodeRow(NamedTuple):
     measures_only: bool
     engine_node: str | None
     containers: bool
+    checkpoints: str | None
     protections: list[Json]
     devices: list[Json]
     readings: list[Json]
@@ -189,6 +190,7 @@ async def register(
             [each.model_dump(mode="json") for each in registration.protections],
             registration.measures_only,
             registration.engine_node,
+            registration.checkpoints,
         )
         await connection.execute(gpu_health.REPLACED, registration.node_id)
 

@@ -235,6 +235,10 @@ class AsyncClient:
         """Let a held job start."""
         return await self._steer(job, "release")
 
+    async def forget_checkpoint(self, job: AnyJob) -> models.Job:
+        """Let a job that waits for the node of its checkpoint begin anew elsewhere."""
+        return await self._steer(job, "forget-checkpoint")
+
     async def array(self, array: AnyArray) -> models.JobArray:
         """Return an array of jobs as it is now, with its tasks counted by state."""
         return read(models.JobArray, (await self.request("GET", f"/v1/arrays/{id_of(array)}")).json())

@@ -234,6 +234,10 @@ class Client:
         """Let a held job start."""
         return self._steer(job, "release")
 
+    def forget_checkpoint(self, job: AnyJob) -> models.Job:
+        """Let a job that waits for the node of its checkpoint begin anew elsewhere."""
+        return self._steer(job, "forget-checkpoint")
+
     def array(self, array: AnyArray) -> models.JobArray:
         """Return an array of jobs as it is now, with its tasks counted by state."""
         return read(models.JobArray, (self.request("GET", f"/v1/arrays/{id_of(array)}")).json())

@@ -487,6 +487,8 @@ class Job:
         clock_mhz: Clock that its GPUs are locked to; null for the default.
         batch_size: Total batch, samples per step, that its gang was started with; null while it holds no GPUs,
             and without `batch` in its spec.
+        checkpoint_nodes: The nodes that alone have the checkpoint of a job that waits: it starts on these, or
+            waits for them; none if it may start anywhere.
         warnings: Budgets of its project that are exceeded and only warn.
         array_id: The array that it is a task of.
         array_index: Its index in the array.
@@ -514,6 +516,7 @@ class Job:
     preemptions: int
     restarts: int
     exit_code: int | None = None
+    checkpoint_nodes: list[str] = field(default_factory=list[str])
     progress: JobProgress | None = None
     footprint: JobFootprint | None = None
     warnings: list[str] = field(default_factory=list[str])
@@ -813,6 +816,8 @@ class Node:
         closed: Why the node itself takes no new work, such as a full disk; null while it does.
         measures_only: Whether its agent only measures: no job of ours is placed on it.
         engine_node: The engine's node whose energy it measures; null for none.
+        checkpoints: Where jobs' checkpoints are that name no folder: `shared` by all nodes, copied to a `store`,
+            or `local` to the node, to which jobs are then bound; null where the agent is of an earlier release.
         partitions: How its GPUs are to be cut, for those that ever were.
         gpu_health: Its GPUs that get no new work; none while all of them do.
         gpus: Slices are not counted, only the GPUs they are part of.
@@ -833,6 +838,7 @@ class Node:
     measures_only: bool = False
     engine_node: str | None = None
     containers: bool
+    checkpoints: str | None = None
     devices: list[DeviceInfo]
     readings: list[DeviceReading]
     partitions: list[GpuPartition] = field(default_factory=list["GpuPartition"])

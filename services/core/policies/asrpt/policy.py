@@ -268,7 +268,7 @@ class Asrpt:
         """Return the rank of the first job of the queue that holds up those behind it, None if none does.
 
         A gang that could not sit on the empty cluster does not, nor a job whose tenant is at its quota with what the
-        round started.
+        round started, nor one that is bound to nodes: others pass it.
         """
         if not queue:
             return None
@@ -283,6 +283,7 @@ class Asrpt:
             job = index[first.job_id]
             gpus = self._gpus(snapshot, job)
             fits = bool((jobs.eligible[job] & (model_gpus(snapshot) >= gpus)).any())
+            fits = fits and first.job_id not in snapshot.bound
             if fits and (quota is None or quota.allows(job, gpus)) and not self._fits_nowhere(snapshot, job):
                 return first.rank
             queue = queue.without_first()
@@ -298,7 +299,7 @@ class Asrpt:
         times = [offer.until_s for offer in memory.offers.values()]
         machine, queue = memory.machine, memory.queue
         if machine.running is not None and not self._stands_still(memory):
-            blocked = len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota
+            blocked = len(snapshot.gpu_models) == 1 and not snapshot.tenant_gpu_quota and not snapshot.bound
             if not (queue and blocked and queue.first.rank <= machine.running.rank):
                 times.append(machine.ends_s)
         return min((time_s for time_s in times if time_s > snapshot.now_s), default=None)

@@ -218,7 +218,10 @@ def _moves(snapshot: Snapshot, plan: Plan) -> Iterator[Preempt]:
     spans = [
         job
         for job in np.flatnonzero((jobs.phase == Phase.RUNNING) & jobs.preemptible & (jobs.gpus > 1)).tolist()
-        if (placement := jobs.placements[job]) is not None and len(placement.shares) > 1 and jobs.ids[job] not in named
+        if (placement := jobs.placements[job]) is not None
+        and len(placement.shares) > 1
+        and jobs.ids[job] not in named
+        and jobs.ids[job] not in snapshot.bound
     ]
     for job in sorted(spans, key=lambda job: (-int(jobs.gpus[job]), jobs.ids[job])):
         placement = jobs.placements[job]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from services.core.cycle.bound import Widening, bound_among
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan, Reason
@@ -160,7 +161,7 @@ def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, wor
     left = sum(Capacity(snapshot).free) - int(gpus[waits].sum())
     if left <= 0:
         return gpus
-    new = np.flatnonzero(is_new)
+    new = np.flatnonzero(is_new & ~bound_among(snapshot, which))
     modes = modes_of(snapshot, which[new], worth.hour_w[which[new]], config)
     best = modes.gpus[np.arange(new.size), modes.best]
     gpus = gpus.copy()
@@ -274,10 +275,13 @@ def _sizes(
 
     holds = (jobs.gpus[goes] > 0) & (jobs.phase[goes] != PREEMPTING)
     last, column = np.where(holds & ~pays(best), now, best), np.zeros(goes.size, dtype=np.int64)
+    on_nodes = Widening(snapshot, goes, gpus)
     for row, step in _steps(modes.gain[goes], np.where(holds, now, 0)):
         job = int(goes[row])
         more = int(modes.gpus[job, step] - gpus[row])
-        if column[row] == step - 1 and step <= last[row] and more <= room[models[job]]:
+        fits = more <= room[models[job]] and on_nodes.allows(job, more)
+        if column[row] == step - 1 and step <= last[row] and fits:
+            on_nodes.take(job, more)
             column[row], gpus[row] = step, gpus[row] + more
             room[models[job]] -= more
     return np.where(holds & (column > now) & ~pays(column), jobs.gpus[goes], gpus)

@@ -43,6 +43,7 @@ def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: 
             else []
         )
         movable = jobs.phase[job] == Phase.RUNNING and jobs.preemptible[job] and len(at) == 1
+        movable = movable and jobs.ids[job] not in snapshot.bound
         if not movable or jobs.ids[job] in stopped:
             fixed.update(at)
         elif nodes.schedulable[at[0]]:

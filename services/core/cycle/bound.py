@@ -1,0 +1,280 @@
+"""Jobs that are bound to nodes, because their checkpoints are there and nowhere else.
+
+Such a job starts on these nodes, on all of them and in the order in which its gang had them, so that each rank finds
+its part where it was written; or it waits. ``run_cycle`` shows policies what it may still have: sizes that its nodes
+can hold, no GPU model while one of its nodes takes no work. ``reconcile`` counts what bound jobs get node by node
+(``NodeRoom``) and places them before all others. The policy's order decides who gets a node's GPUs, as anywhere; those
+that are free for a bound job which waits for the rest of them are kept for it.
+
+Nothing here is used while no job is bound.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from services.core.cycle.placing import FreeDevices, block_among
+from services.core.cycle.plan import Action, Hold, Plan, Reason, Start
+from services.core.cycle.ranking import stopping
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, JobTable, Snapshot
+from services.core.domain.arrays import Bools, Ints
+from services.core.domain.errors import PlanError
+from services.core.domain.ids import JobId, NodeId
+from services.core.domain.placement import Placement
+
+_SHORT = frozenset(
+    {
+        Reason.NOT_ENOUGH_FREE_GPUS,
+        Reason.NO_ELIGIBLE_NODE,
+        Reason.NOT_ENOUGH_FREE_SLICES,
+        Reason.NO_SUCH_SLICE,
+    }
+)
+"""Reasons that are said of all nodes."""
+
+
+def show_bound(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with bound jobs at the sizes and on the GPU models that their nodes leave them."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    low, high, eligible = jobs.min_gpus.copy(), jobs.max_gpus.copy(), jobs.eligible.copy()
+    for job_id, on in snapshot.bound.items():
+        job = jobs.index.get(job_id)
+        if job is None:
+            continue
+        sizes = _sizes(snapshot, job, on)
+        if sizes is None:
+            if jobs.phase[job] == QUEUED:
+                eligible[job] = False
+            continue
+        low[job], high[job] = sizes
+        eligible[job] &= np.arange(len(snapshot.gpu_models)) == nodes.gpu_model[nodes.index[on[0]]]
+    shown = JobTable.of_columns({**jobs.__dict__, "min_gpus": low, "max_gpus": high, "eligible": eligible})
+    slices = tuple(replace(each, units=each.units & _units(snapshot, each.job_id)) for each in snapshot.slice_jobs)
+    return snapshot.again(jobs=shown, slice_jobs=slices)
+
+
+def _units(snapshot: Snapshot, job_id: JobId) -> Bools:
+    """Return the slices that a job may have by the node to which it is bound: (n_slice_units,)."""
+    on, ids = snapshot.bound.get(job_id), snapshot.nodes.ids
+    here = (on is None or (ids[unit.node],) == on for unit in snapshot.slice_units)
+    return np.fromiter(here, np.bool_, len(snapshot.slice_units))
+
+
+def _sizes(snapshot: Snapshot, job: int, on: Sequence[NodeId]) -> tuple[int, int] | None:
+    """Return the smallest and the largest gang that a job can have on its nodes; None: they take none."""
+    jobs, nodes = snapshot.jobs, snapshot.nodes
+    rows = [nodes.index[node_id] for node_id in on if node_id in nodes.index]
+    if len(rows) < len(on) or not nodes.schedulable[rows].all() or len(set(nodes.gpu_model[rows].tolist())) > 1:
+        return None
+    least, most, step, now = (each.item(job) for each in (jobs.min_gpus, jobs.max_gpus, jobs.step_gpus, jobs.gpus))
+    whole = sum(map(nodes.gpus.item, rows))
+    low = least + max(-((least - len(rows)) // step), 0) * step
+    high = least + (min(most, whole) - least) // step * step
+    if now:  # whatever became of its nodes, it has what it has
+        low, high = min(low, now), max(high, now)
+    return (low, high) if low <= high else None
+
+
+def with_bound_reasons(snapshot: Snapshot, plan: Plan) -> Plan:
+    """Return the plan in which bound jobs that wait for their nodes say so."""
+
+    def explained(action: Action) -> Action:
+        if not isinstance(action, Hold) or (on := snapshot.bound.get(action.job_id)) is None:
+            return action
+        reason = why_not_there(snapshot, action.job_id, on)
+        if reason is not None:
+            return Hold(action.job_id, reason)
+        if action.reason in _SHORT:
+            return Hold(action.job_id, Reason.CHECKPOINT_NODE_BUSY, action.expected_start_s)
+        return action
+
+    return replace(plan, actions=tuple(map(explained, plan.actions)))
+
+
+def why_not_there(snapshot: Snapshot, job_id: JobId, on: Sequence[NodeId]) -> Reason | None:
+    """Return why a job cannot start on the nodes to which it is bound, however free they are; None: it can."""
+    nodes, job = snapshot.nodes, snapshot.jobs.index.get(job_id)
+    if any(node_id not in nodes.index for node_id in on):
+        return Reason.CHECKPOINT_NODE_AWAY
+    can = job is None or _sizes(snapshot, job, on) is not None
+    for each in snapshot.slice_jobs:
+        if each.job_id == job_id:
+            can = bool((each.units & _units(snapshot, job_id)).any())
+    return None if can else Reason.CHECKPOINT_NODE_CLOSED
+
+
+def check_bound(snapshot: Snapshot, starts: Iterable[Start]) -> None:
+    """Raise unless bound jobs start where they are bound to.
+
+    Raises:
+        PlanError: naming the job.
+    """
+    for start in starts:
+        on = snapshot.bound.get(start.job_id)
+        where = tuple(share.node_id for share in start.placement.shares)
+        if on is not None and where != on:
+            raise PlanError(f"job {start.job_id} cannot start on {', '.join(where)}: its checkpoint is on {_named(on)}")
+
+
+def is_bound_elsewhere(snapshot: Snapshot, job_id: JobId, placement: Placement) -> bool:
+    """Whether a job may not start there, because it is bound to other nodes."""
+    on = snapshot.bound.get(job_id)
+    return on is not None and on != tuple(share.node_id for share in placement.shares)
+
+
+def bound_among(snapshot: Snapshot, which: Ints) -> Bools:
+    """Return which of these jobs are bound to nodes: (n_which,)."""
+    if not snapshot.bound:
+        return np.zeros(which.size, dtype=np.bool_)
+    ids, bound = snapshot.jobs.ids, snapshot.bound
+    return np.fromiter((ids[job] in bound for job in which.tolist()), np.bool_, which.size)
+
+
+def _named(on: Sequence[NodeId]) -> str:
+    return ", ".join(on)
+
+
+class NodeRoom:
+    """What is left, as a ranking is filled, of the GPUs of nodes to which jobs are bound.
+
+    Bound jobs claim GPUs of their nodes; other jobs claim none, since they are placed last and anywhere. But what
+    runs on such a node, and goes on there, has its GPUs of it.
+
+    Attributes:
+        shares: Where each bound job starts: (node, how many), in the order of its nodes.
+        kept_back: Free devices that nothing else may get in this round, by node.
+    """
+
+    def __init__(self, snapshot: Snapshot, *, reclaims: bool) -> None:
+        """Count what is obtainable; ``reclaims``: with what jobs hold that may be stopped."""
+        jobs, nodes = snapshot.jobs, snapshot.nodes
+        index = nodes.index
+        self.shares: dict[int, list[tuple[int, int]]] = {}
+        self.kept_back: dict[int, int] = defaultdict(int)
+        self._on: dict[int, list[int]] = {}
+        for job_id, on in snapshot.bound.items():
+            job = jobs.index.get(job_id)
+            if job is not None and all(node_id in index for node_id in on):
+                self._on[job] = [index[node_id] for node_id in on]
+        here = {node for on in self._on.values() for node in on if nodes.schedulable[node]}
+        self._free = {node: nodes.free_gpus.item(node) for node in here}
+        self._room = dict(self._free)
+        self._held: dict[int, list[tuple[int, int]]] = {}
+        goes = set(stopping(snapshot).tolist())
+        for job in np.flatnonzero(jobs.gpus > 0).tolist():
+            placement = jobs.placements[job]
+            held = [
+                (node, len(share.devices))
+                for share in (placement.shares if placement else ())
+                if (node := index.get(share.node_id)) in here
+            ]
+            if held and (job in goes or (reclaims and jobs.preemptible[job] and jobs.phase[job] != PREEMPTING)):
+                for node, gpus in held:
+                    self._room[node] += gpus
+            if held and jobs.phase[job] in (STARTING, RUNNING):
+                self._held[job] = held
+
+    def is_bound(self, job: int) -> bool:
+        """Whether a job is bound to nodes that are there."""
+        return job in self._on
+
+    def fits(self, job: int, gpus: int) -> bool:
+        """Whether a job's nodes have as many left, free or not; always of one that is not bound."""
+        return job not in self._on or self._spread(self._on[job], gpus, self._room) is not None
+
+    def keeps(self, job: int) -> bool:
+        """Whether what a running job holds on such nodes is not claimed by those before it."""
+        return all(self._room[node] >= gpus for node, gpus in self._held.get(job, ()))
+
+    def keep(self, job: int) -> None:
+        """Count what a running job goes on with."""
+        for node, gpus in self._held.get(job, ()):
+            self._room[node] -= gpus
+
+    def claim(self, job: int, gpus: int) -> None:
+        """Count what a bound job is to have of its nodes, now or later."""
+        for node, count in (self._spread(self._on[job], gpus, self._room) or ()) if job in self._on else ():
+            self._room[node] -= count
+
+    def has_free(self, job: int, gpus: int) -> bool:
+        """Whether as many GPUs of its nodes are free for a bound job."""
+        return self._spread(self._on[job], gpus, self._free) is not None
+
+    def start(self, job: int, gpus: int) -> None:
+        """Give a bound job free GPUs of its nodes, which there are."""
+        self.shares[job] = self._spread(self._on[job], gpus, self._free) or []
+        for node, count in self.shares[job]:
+            self._free[node] -= count
+
+    def keep_back(self, job: int, gpus: int, most: int) -> int:
+        """Keep free GPUs of its nodes for a bound job that waits for more, ``most`` at most; return how many."""
+        kept = 0
+        for node in self._on[job]:
+            count = min(self._free.get(node, 0), gpus - kept, most - kept)
+            self._free[node] = self._free.get(node, 0) - count
+            self.kept_back[node] += count
+            kept += count
+        return kept
+
+    def place(self, job: int, free: FreeDevices) -> Placement:
+        """Take the devices of a bound job that starts; on one node in the smallest block that has as many."""
+        shares = self.shares[job]
+        if len(shares) > 1:
+            return free.take(shares)
+        [(node, gpus)] = shares
+        return free.take_devices([(node, block_among(free.on(node), gpus))])
+
+    @staticmethod
+    def _spread(on: Sequence[int], gpus: int, left: Mapping[int, int]) -> list[tuple[int, int]] | None:
+        """Return how many GPUs of each node a gang has, at least one of each; None where there are not as many."""
+        has = [left.get(node, 0) for node in on]
+        if min(has) < 1 or sum(has) < gpus or gpus < len(on):
+            return None
+        shares: list[tuple[int, int]] = []
+        for at, (node, count) in enumerate(zip(on, has, strict=True)):
+            gives = min(count, gpus - (len(on) - at - 1))
+            shares.append((node, gives))
+            gpus -= gives
+        return shares
+
+
+class Widening:
+    """How far bound jobs may grow together on their nodes, for policies that share out the GPUs of all nodes.
+
+    What is left of each node is what neither the smallest gangs of the jobs that are bound to it have, nor other jobs.
+    """
+
+    def __init__(self, snapshot: Snapshot, which: Ints, gpus: Ints) -> None:
+        """Take the bound jobs among these with the GPUs that each has to have: (n_which,) both."""
+        jobs, nodes = snapshot.jobs, snapshot.nodes
+        self._on: dict[int, list[int]] = {}
+        self._left: dict[int, int] = {}
+        index = nodes.index
+        for job, least in zip(which.tolist(), gpus.tolist(), strict=True) if snapshot.bound else ():
+            on = snapshot.bound.get(jobs.ids[job])
+            if on is not None and all(node_id in index for node_id in on):
+                self._on[job] = [index[node_id] for node_id in on]
+                self._left.update((node, nodes.gpus.item(node)) for node in self._on[job] if node not in self._left)
+                self.take(job, least)
+        for job in np.flatnonzero(jobs.gpus > 0).tolist() if self._on else ():
+            placement = jobs.placements[job]
+            for share in placement.shares if placement is not None and job not in self._on else ():
+                node = index.get(share.node_id, -1)
+                if node in self._left:
+                    self._left[node] -= len(share.devices)
+
+    def allows(self, job: int, more: int) -> bool:
+        """Whether the job's nodes have as many GPUs left; always of one that is not bound."""
+        return job not in self._on or sum(max(self._left[node], 0) for node in self._on[job]) >= more
+
+    def take(self, job: int, more: int) -> None:
+        """Count as many more of a job's nodes."""
+        on = self._on.get(job, ())
+        for at, node in enumerate(on):
+            count = more if at == len(on) - 1 else min(max(self._left[node], 0), more)
+            self._left[node] -= count
+            more -= count
