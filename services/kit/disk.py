@@ -11,6 +11,8 @@ from services.core.domain.storage import reserve_of
 from services.kit.problems import ProblemError
 
 _RECOVERED = 1.25
+RESERVE_FILES = 10_000
+"""Files (inodes) that are to stay free where a file system counts them; of a small one a tenth at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +22,32 @@ class DiskSpace:
     Attributes:
         free_bytes: What this process may still write.
         reserve_bytes: What is kept free of it.
+        free_files: How many files (inodes) this process may still make.
+        reserve_files: How many are kept free of them; 0 where the file system does not count them.
     """
 
     free_bytes: int
     reserve_bytes: int
+    free_files: int = 0
+    reserve_files: int = 0
 
     @property
     def is_low(self) -> bool:
-        """Whether the reserve is touched."""
-        return self.free_bytes < self.reserve_bytes
+        """Whether a reserve is touched."""
+        return self.free_bytes < self.reserve_bytes or self.free_files < self.reserve_files
 
     @property
     def has_recovered(self) -> bool:
-        """Whether there is room again for more than the reserve, so that work does not stop again at once."""
-        return self.free_bytes >= self.reserve_bytes * _RECOVERED
+        """Whether there is room again for more than the reserves, so that work does not stop again at once."""
+        return self.free_bytes >= self.reserve_bytes * _RECOVERED and self.free_files >= self.reserve_files * _RECOVERED
 
     def sentence(self) -> str:
-        """Return what operators read while the reserve is touched, without its subject."""
+        """Return what operators read while a reserve is touched, without its subject."""
+        if self.free_files < self.reserve_files * _RECOVERED and self.free_bytes >= self.reserve_bytes:
+            return (
+                f"is nearly full: {self.free_files:,} files (inodes) can still be made, and {self.reserve_files:,} "
+                "are to stay free."
+            )
         free, reserve = (amount / 2**20 for amount in (self.free_bytes, self.reserve_bytes))
         return f"is nearly full: {free:,.0f} MiB are free, and {reserve:,.0f} MiB are to stay free."
 
@@ -46,13 +57,18 @@ def disk_space(folder: Path, reserve_bytes: int) -> DiskSpace:
 
     Args:
         folder: Any folder on it.
-        reserve_bytes: What is to stay free; of a small file system a tenth at most.
+        reserve_bytes: What is to stay free; of a small file system a tenth at most. 0 watches nothing.
 
     Raises:
         OSError: It cannot be asked.
     """
     found = os.statvfs(folder)
-    return DiskSpace(found.f_bavail * found.f_frsize, reserve_of(found.f_blocks * found.f_frsize, reserve_bytes))
+    return DiskSpace(
+        found.f_bavail * found.f_frsize,
+        reserve_of(found.f_blocks * found.f_frsize, reserve_bytes),
+        found.f_favail,
+        reserve_of(found.f_files, RESERVE_FILES) if reserve_bytes else 0,
+    )
 
 
 class DiskWatch:

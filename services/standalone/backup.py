@@ -2,7 +2,7 @@
 
 A backup is a tar file that only its owner can read:
 
-    manifest.json    what it is: format, release, schema, time
+    manifest.json    what it is: format, release, schema, time, and the SHA-256 of each other file
     database.dump    the database as it was at one moment, by pg_dump, also while everything runs
     secrets/...      of the data folder, with options.json and admin.key
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -40,6 +41,7 @@ from services.standalone.supervisor import Supervisor
 FORMAT = 1
 DUMP, MANIFEST, SECRETS = "database.dump", "manifest.json", "secrets"
 KEPT_FILES = ("options.json", "admin.key")
+_SECRET_NAME = re.compile(r"[\w-][\w.-]*")
 RESTORED = ("-m", "services.scheduler.restored")
 LEASE_MARGIN_S = 5.0
 DEFAULT_LEASE_S = 20.0
@@ -47,12 +49,16 @@ DEFAULT_LEASE_S = 20.0
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a backup is of: `schema` is the revision of the database, `made_at` UTC."""
+    """What a backup is of: `schema` is the revision of the database, `made_at` UTC.
+
+    `files` has the SHA-256 of each file, by its name in the archive; it is empty in backups of earlier releases.
+    """
 
     format: int
     release: str
     schema: str
     made_at: str
+    files: dict[str, str] = field(default_factory=dict)
 
 
 Advance = Callable[[str, int, int], None]
@@ -95,7 +101,7 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], ad
         How many gangs ran when the backup was made: their jobs are queued again.
 
     Raises:
-        BadInputError: the file is no backup or of a newer release, or the target is not empty.
+        BadInputError: the file is no backup, damaged, or of a newer release, or the target is not empty.
         StackError: the database could not be restored; the folder is as empty as before.
     """
     manifest = read_manifest(source)
@@ -115,7 +121,7 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], ad
     try:
         folder.open(restoring=True)
         try:
-            lost = asyncio.run(_restore(folder, source, environment, advance))
+            lost = asyncio.run(_restore(folder, source, manifest, environment, advance))
         finally:
             folder.close()
     except BaseException:
@@ -137,7 +143,8 @@ def read_manifest(source: Path) -> Manifest:
         with tarfile.open(source) as archive:
             member = archive.extractfile(MANIFEST)
             found = json.loads(member.read()) if member else {}
-        manifest = Manifest(**{name: found[name] for name in ("format", "release", "schema", "made_at")})
+        known = {name: found[name] for name in ("format", "release", "schema", "made_at")}
+        manifest = Manifest(**known, files=dict(found.get("files", {})))
     except OSError as error:
         raise BadInputError(f"cannot read {source}: {error.strerror or error}") from None
     except (tarfile.TarError, KeyError, ValueError, TypeError):
@@ -156,16 +163,21 @@ async def _back_up(
     async with _database(folder, environment) as url:
         schema = await repository.schema(url)
         await _run("pg_dump", ["--format=custom", "--no-owner", "--no-privileges", f"--file={scratch / DUMP}"], url)
-    manifest = Manifest(FORMAT, RELEASE, schema, datetime.now(UTC).isoformat(timespec="seconds"))
+    (scratch / SECRETS).mkdir()
+    members = [DUMP, *(str(path.relative_to(folder.path)) for path in kept)]
+    for name in members[1:]:
+        shutil.copyfile(folder.path / name, scratch / name)  # what is hashed is what is written, whoever changes it
+    hashes = {name: _sha256(scratch / name) for name in members}
+    manifest = Manifest(FORMAT, RELEASE, schema, datetime.now(UTC).isoformat(timespec="seconds"), hashes)
     (scratch / MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))
     draft = scratch / "backup.tar"
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
-            for name in (MANIFEST, DUMP):
+            archive.add(scratch / MANIFEST, MANIFEST)
+            for done, name in enumerate(members):
+                if done:
+                    advance(name, done, steps)
                 archive.add(scratch / name, name)
-            for done, path in enumerate(kept, start=1):
-                advance(str(path.relative_to(folder.path)), done, steps)
-                archive.add(path, str(path.relative_to(folder.path)))
         file.flush()
         os.fsync(file.fileno())
     advance(to.name, steps - 1, steps)
@@ -173,11 +185,14 @@ async def _back_up(
     return manifest
 
 
-async def _restore(folder: DataFolder, source: Path, environment: Mapping[str, str], advance: Advance) -> int:
+async def _restore(
+    folder: DataFolder, source: Path, manifest: Manifest, environment: Mapping[str, str], advance: Advance
+) -> int:
     programs = {"migrations": processes.MIGRATIONS, "restored": RESTORED}
     of, steps = len(programs) + 3, iter(range(len(programs) + 3))
     with _unpacked(source) as files:
         advance("files", next(steps), of)
+        _check_whole(source, files, manifest)
         for path in _kept(files):
             write_whole(folder.path / path.relative_to(files), path.read_text(), durably=True)
         async with _database(folder, environment, new=True) as url:
@@ -253,17 +268,37 @@ def _unpacked(source: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="wattshift-restore-") as scratch, tarfile.open(source) as archive:
         (Path(scratch) / SECRETS).mkdir()
         for member in archive:
-            is_secret = re.fullmatch(rf"{SECRETS}/[\w-][\w.-]*", member.name) is not None
+            folder, _, name = member.name.rpartition("/")
+            is_secret = folder == SECRETS and _SECRET_NAME.fullmatch(name)
             if (member.name in (DUMP, *KEPT_FILES) or is_secret) and (content := archive.extractfile(member)):
                 with (Path(scratch) / member.name).open("wb") as file:
                     shutil.copyfileobj(content, file)
         yield Path(scratch)
 
 
+def _check_whole(source: Path, files: Path, manifest: Manifest) -> None:
+    """Compare what was unpacked with what was written: an archive that is cut off between two files opens like any.
+
+    Raises:
+        BadInputError: a file is missing or another one.
+    """
+    for name, sha256 in manifest.files.items():
+        if not (files / name).is_file() or _sha256(files / name) != sha256:
+            raise BadInputError(
+                f"{source} is damaged: {name} is {'not as it was written' if (files / name).is_file() else 'missing'}; "
+                "restore another copy of it, nothing was changed"
+            )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _kept(folder: Path) -> list[Path]:
     """Return the files of a data folder that a backup keeps beside the database."""
-    found = [folder / name for name in KEPT_FILES] + sorted((folder / SECRETS).glob("[!.]*"))
-    return [path for path in found if path.is_file()]
+    secrets = sorted(path for path in (folder / SECRETS).glob("*") if _SECRET_NAME.fullmatch(path.name))
+    return [path for path in [*(folder / name for name in KEPT_FILES), *secrets] if path.is_file()]
 
 
 def _clear(folder: DataFolder) -> None:

@@ -12,15 +12,18 @@ log/         one file per process
 pulse/       files that the supervisor and the workers touch every second, so that others see that they live
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
+import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import psutil
+from pydantic import PositiveInt, TypeAdapter
 
 from services.kit.pulse import is_beating
 from services.standalone.process import BadInputError, StackError
@@ -39,7 +42,7 @@ class ProcessStatus:
 
     name: str
     state: State
-    pid: int | None
+    pid: PositiveInt | None
     port: int | None
     restarts: int
     started_at_s: float | None
@@ -55,11 +58,15 @@ class StackStatus:
 
     state: State
     gateway_url: str = ""
-    pid: int | None = None
+    pid: PositiveInt | None = None
     started_at_s: float | None = None
     urls: dict[str, str] = field(default_factory=dict)
     processes: tuple[ProcessStatus, ...] = ()
     detail: str = ""
+
+
+_LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
+_STATUS = TypeAdapter(StackStatus)
 
 
 class DataFolder:
@@ -107,12 +114,11 @@ class DataFolder:
             raise BadInputError(f"the restore of {self.path} was cut off: repeat `wattshift restore` with this folder")
         self.make()
         lock = os.open(self.path / "lock", os.O_RDWR)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(lock):
             os.close(lock)
             url = self.last_status().gateway_url
-            raise StackError(f"already running{f' at {url}' if url else ''} (data folder {self.path})") from None
+            raise StackError(f"already running{f' at {url}' if url else ''} (data folder {self.path})")
+        self.pulse.unlink(missing_ok=True)  # of one that has ended
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
         self._lock = lock
@@ -176,22 +182,29 @@ class DataFolder:
         """Return what the supervisor wrote last, or `stopped` if it no longer runs.
 
         Raises:
-            BadInputError: what it wrote cannot be understood.
+            BadInputError: what it wrote cannot be understood, or is gone although it runs.
             StackError: the folder belongs to another user.
         """
         try:
             status = self._read_status()
-        except (ValueError, TypeError, KeyError):
-            holder = self.holder()
-            stop = f"`wattshift down` stops what runs (process {holder}), and " if holder else ""
-            raise BadInputError(
-                f"{self.path / 'run.json'} is corrupt or of another version; {stop}`wattshift up` writes a new one"
-            ) from None
+        except ValueError:
+            raise self._misleads("corrupt or of another version", self.holder()) from None
         if status.pid is None or not lives(status.pid, status.started_at_s):
+            # A backup, too, holds the folder of an installation that is down; only a supervisor has a pulse, and that
+            # one of this start: it is removed before the holder is named, and begins after `run.json` is written.
+            holder = self.holder()
+            if holder not in (None, os.getpid()) and is_beating(self.pulse):
+                if self.last_status().pid != holder:
+                    raise self._misleads("missing, or of an earlier start", holder)
+                return self.status()
             return StackStatus(state="failed" if status.state == "failed" else "stopped")
         if status.state == "running" and not self._supervisor_lives(status.pid):
             return replace(status, state="degraded", detail=f"the supervisor (process {status.pid}) does not answer")
         return status
+
+    def _misleads(self, how: str, holder: int | None) -> BadInputError:
+        stop = f"`wattshift down` stops what runs (process {holder}), and " if holder else ""
+        return BadInputError(f"{self.path / 'run.json'} is {how}; {stop}`wattshift up` writes a new one")
 
     def _supervisor_lives(self, pid: int) -> bool:
         found = activity(pid)
@@ -201,18 +214,27 @@ class DataFolder:
         """Return what the last supervisor wrote, whether or not it still runs; `stopped` if that is not readable."""
         try:
             return self._read_status()
-        except (ValueError, TypeError, KeyError):  # corrupt, or written by another version
+        except ValueError:  # corrupt, or written by another version
             return StackStatus(state="stopped")
 
     def _read_status(self) -> StackStatus:
         try:
-            written = json.loads((self.path / "run.json").read_text())
+            written = (self.path / "run.json").read_bytes()
         except PermissionError as error:
             raise StackError(f"cannot read the data folder {self.path}: {error.strerror}") from error
         except OSError:  # never started
             return StackStatus(state="stopped")
-        written["processes"] = tuple(ProcessStatus(**process) for process in written["processes"])
-        return StackStatus(**written)
+        return _STATUS.validate_json(written, strict=True)
+
+
+def _locked(lock: int) -> bool:
+    """Take the lock, which those who ask for its holder hold for an instant, and a killed one a moment longer."""
+    for _ in range(_LOCK_TRIES):
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_LOCK_PAUSE_S)
+    return False
 
 
 def _is_alive(pid: int) -> bool:

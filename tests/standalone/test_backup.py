@@ -128,6 +128,23 @@ def test_what_is_no_backup_or_newer_than_this_release(folder: Path, postgres_url
     assert [path.name for path in folder.iterdir()] == ["backup.tar"]
 
 
+@pytest.mark.parametrize("damage", ["cut off", "another secret"])
+def test_a_damaged_backup_is_refused_and_named(folder: Path, postgres_url: str, damage: str) -> None:
+    file = folder / "backup.tar"
+    backup.back_up(an_installation(folder / "one"), file, {"DATABASE_URL": fresh_database(postgres_url)})
+    whole = file.read_bytes()
+    with tarfile.open(file) as archive:
+        key = archive.getmember("secrets/secrets-key")
+    # Between two files an archive may end: it opens like a whole one.
+    file.write_bytes(whole[: key.offset] if damage == "cut off" else whole.replace(b"s" * 40, b"x" * 40))
+
+    target = an_empty_database(postgres_url, "damaged")
+    says = "secrets-key is missing" if damage == "cut off" else "secrets-key is not as it was written"
+    with pytest.raises(BadInputError, match=says):
+        backup.restore(DataFolder(folder / "two"), file, {"DATABASE_URL": target})
+    assert sorted(path.name for path in folder.iterdir()) == ["backup.tar", "one"]
+
+
 def a_backup_without_its_database(file: Path) -> None:
     """It fails in the middle of a restore: pg_restore finds nothing to read."""
     head = subprocess.run(

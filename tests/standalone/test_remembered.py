@@ -9,7 +9,7 @@ import pytest
 
 from services.standalone import remembered
 from services.standalone.data_folder import DataFolder
-from services.standalone.process import BadInputError
+from services.standalone.process import BadInputError, StackError
 from services.standalone.remembered import Options
 from services.standalone.stack import down, read_status, settle, up
 from tests.standalone.test_stack import a_stack, start_elsewhere
@@ -89,11 +89,23 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
     assert not (folder / "new").exists()
 
 
+WRONG = (
+    "null",
+    '{"state": "running", "processes": [], "pid": "abc"}',
+    '{"state": "running", "processes": [], "pid": 1, "started_at_s": "x"}',
+    '{"state": "thinking", "processes": [], "pid": -5}',
+)
+"""JSON that no supervisor writes."""
+
+
 def test_a_corrupt_run_json_is_one_line_and_the_installation_can_still_be_stopped(folder: Path) -> None:
     running = start_elsewhere(folder)
-    (folder / "run.json").write_text("{")
-    with pytest.raises(BadInputError, match=rf"run\.json is corrupt .*`wattshift down` stops .*{running.pid}"):
-        read_status(folder)
+    for text in (*WRONG, "{"):
+        (folder / "run.json").write_text(text)
+        with pytest.raises(BadInputError, match=rf"run\.json is corrupt .*`wattshift down` stops .*{running.pid}"):
+            read_status(folder)
+        with pytest.raises(StackError, match=f"already running as process {running.pid} "):
+            up(folder, nodes="1x1")
     assert down(folder) is True
     assert running.wait() == 0
     (folder / "run.json").write_text("{")
@@ -102,10 +114,22 @@ def test_a_corrupt_run_json_is_one_line_and_the_installation_can_still_be_stoppe
     assert down(folder) is False
 
 
-async def test_a_corrupt_run_json_does_not_keep_the_installation_from_starting(folder: Path) -> None:
+def test_without_its_run_json_what_runs_is_still_known_and_stopped(folder: Path) -> None:
+    running = start_elsewhere(folder)
+    (folder / "run.json").unlink()
+    with pytest.raises(BadInputError, match=rf"run\.json is missing, .*`wattshift down` stops .*{running.pid}"):
+        read_status(folder)
+    with pytest.raises(StackError, match=f"already running as process {running.pid} "):
+        up(folder, nodes="1x1")
+    assert down(folder) is True
+    assert running.wait() == 0
+
+
+@pytest.mark.parametrize("text", ["not JSON", WRONG[-1]])
+async def test_a_corrupt_run_json_does_not_keep_the_installation_from_starting(folder: Path, text: str) -> None:
     data = DataFolder(folder)
     data.make()
-    (folder / "run.json").write_text("not JSON")
+    (folder / "run.json").write_text(text)
     async with a_stack(folder):
         assert read_status(folder).state == "running"
 
