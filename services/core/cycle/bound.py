@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -253,8 +254,11 @@ class Widening:
         jobs, nodes = snapshot.jobs, snapshot.nodes
         self._on: dict[int, list[int]] = {}
         self._left: dict[int, int] = {}
+        if not snapshot.bound:
+            return
         index = nodes.index
-        for job, least in zip(which.tolist(), gpus.tolist(), strict=True) if snapshot.bound else ():
+        at, smallest = cast(list[int], which.tolist()), cast(list[int], gpus.tolist())
+        for job, least in zip(at, smallest, strict=True):
             on = snapshot.bound.get(jobs.ids[job])
             if on is not None and all(node_id in index for node_id in on):
                 self._on[job] = [index[node_id] for node_id in on]

@@ -47,7 +47,6 @@ class GreenMemory:
         counted_from: (2, n_jobs) of a job that starved, its emissions (gCO2) and GPU seconds by then, as only what
             came after counts; 0 for others; None: no job has starved.
         grown: For a job that has grown, what it was before its last step; kept only where the configuration asks.
-        table_index: ``index``, where the round's table had it already.
     """
 
     jobs: tuple[JobId, ...] = ()
@@ -59,7 +58,6 @@ class GreenMemory:
     held: Bools | None = None
     counted_from: Floats | None = None
     grown: Mapping[JobId, BeforeGrowth] = field(default_factory=dict[JobId, BeforeGrowth])
-    table_index: Mapping[JobId, int] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GreenMemory) and dump_memory(self) == dump_memory(other)
@@ -67,8 +65,6 @@ class GreenMemory:
     @cached_property
     def index(self) -> Mapping[JobId, int]:
         """Index of each job in the round's table."""
-        if self.table_index is not None:
-            return self.table_index
         return dict(zip(self.jobs, range(len(self.jobs)), strict=True))
 
     @property

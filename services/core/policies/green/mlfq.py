@@ -155,7 +155,6 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
         held=held if held.any() else None,
         counted_from=counted_from,
         grown=scaling.grown,
-        table_index=jobs.index if snapshot.hints.before is None else None,
     )
 
 
