@@ -115,6 +115,7 @@ class Dispatcher:
             lane.limit_s(request, turn.pool.promised_s.get(expected.request_class)),
             self._network_s.get(received.exchange.headers.get(REGION, b""), self._usual_network_s),
             expected.prefix,
+            received.asked.may_repeat,
         )
         server = await lane.take(ticket, self._settings.queue_timeout_s)
         failure: UpstreamError | None = None

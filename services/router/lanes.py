@@ -64,6 +64,7 @@ class Ticket:
         limit_s: How long its answer may take.
         network_s: Time to each place, for its client's region.
         prefix: Stands for the beginning of its prompt; None without any.
+        may_repeat: Whether it may be sent a second time; if not, it keeps the server that it was given.
         excluded: Servers that failed to answer it.
         preemptions: How often it was preempted.
     """
@@ -72,6 +73,7 @@ class Ticket:
     limit_s: float
     network_s: Mapping[str, float]
     prefix: int | None = None
+    may_repeat: bool = True
     excluded: set[str] = field(default_factory=set[str])
     preemptions: int = 0
     given: asyncio.Future[Server] | None = None
@@ -279,7 +281,10 @@ class Lane:
         may_leave = {
             name: each
             for name, each in self.unanswered.items()
-            if each.preemptions < rules.most_preemptions and each.connection is not None and not each.is_preempted
+            if each.may_repeat
+            and each.preemptions < rules.most_preemptions
+            and each.connection
+            and not each.is_preempted
         }
         running = [each.request for each in may_leave.values()]
         found = preempted_by(head, running, rules.order, self.times, margin_s=rules.preemption_margin_s)

@@ -68,6 +68,20 @@ async def test_a_more_urgent_request_takes_the_place_of_one_without_an_answer_on
     assert asked_for(narrow) == ["long", "short", "shorter", "long"]
 
 
+async def test_what_may_not_be_sent_twice_keeps_its_place(narrow: Stage) -> None:
+    async with narrow.router(order=Order.SRTF) as router:
+        await router.adopted()
+        long = asyncio.create_task(router.ask(json=chat("long", max_tokens=190, store=True)))
+        await narrow.one.until(lambda: narrow.one.held == 1)
+        short = asyncio.create_task(router.ask(json=chat("short", max_tokens=2)))
+        await until_waiting(router, narrow, 1)
+        narrow.one.gate.set()
+        answers = await asyncio.gather(long, short)
+    assert {answer.status_code for answer in answers} == {200}
+    assert narrow.one.cancelled == 0
+    assert asked_for(narrow) == ["long", "short"]
+
+
 async def test_what_a_client_has_begun_to_receive_keeps_its_place(narrow: Stage) -> None:
     narrow.one.gate = None
     narrow.one.stream_gate = asyncio.Event()
