@@ -202,7 +202,7 @@ async def test_a_service_instance_has_one_size_and_known_terms(admission: Admiss
 async def test_nothing_is_accepted_while_the_disk_of_the_database_is_nearly_full(
     database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = SimpleNamespace(f_blocks=1_000, f_bavail=1_000, f_frsize=1 << 20)
+    disk = SimpleNamespace(f_blocks=1_000, f_bavail=1_000, f_frsize=1 << 20, f_files=0, f_favail=0)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
     async with admission_on(database_url, redis_url, tmp_path, database_dir=tmp_path) as admission:
         await admission.add_node("n", "A100")

@@ -245,7 +245,7 @@ async def test_a_node_that_takes_no_work_keeps_its_gangs_and_gets_no_more(world:
 async def test_nothing_is_started_while_the_disk_of_the_database_is_nearly_full(
     postgres_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = SimpleNamespace(f_blocks=1_000, f_bavail=1_000, f_frsize=1 << 20)
+    disk = SimpleNamespace(f_blocks=1_000, f_bavail=1_000, f_frsize=1 << 20, f_files=0, f_favail=0)
     monkeypatch.setattr(os, "statvfs", lambda _: disk)
     async with a_world(fresh_database(postgres_url), redis_url, database_dir=tmp_path) as world:
         await world.node("n1")

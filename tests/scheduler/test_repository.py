@@ -81,6 +81,8 @@ async def test_a_query_fits_its_row(connection: Any, row_type: Any, query: str) 
 def _takes(declared: Any, sql_type: str) -> bool:
     if get_origin(declared) in (Union, types.UnionType):
         return any(_takes(each, sql_type) for each in get_args(declared) if each is not type(None))
+    if sql_type.endswith("[]"):
+        return get_origin(declared) is list and _takes(*get_args(declared), sql_type.removesuffix("[]"))
     if sql_type == "jsonb":
         return declared == Json or is_typeddict(declared) or get_origin(declared) in (list, dict)
     return TYPES.get(sql_type) is declared
