@@ -112,7 +112,9 @@ class Forwarder:
         raise unavailable(f"The {route.to}")
 
     async def _pass_on(self, exchange: Exchange, route: Route, answer: aiohttp.ClientResponse) -> None:
-        if answer.status >= 500 and not answer.content_type.endswith("json"):
+        # A service that refuses the gateway's own token, as when a clock was set between the two, says nothing of the
+        # client's key, which the gateway has checked.
+        if answer.status == 401 or (answer.status >= 500 and not answer.content_type.endswith("json")):
             log.error("upstream.broken", upstream=route.to, status=answer.status, path=exchange.scope["path"])
             raise unavailable(f"The {route.to}")
         headers: list[Header] = [

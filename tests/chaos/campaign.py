@@ -68,6 +68,9 @@ async def campaign(
         ):
             models = Models(Caller(http), world.server, world.notes)
             await models.create()
+            new = Visitors(door, random.Random(seed), "new")
+            await new.are_known()
+            outcome.requests += new.count()
             for number in _numbers(began + 60 * minutes):
                 storm = Storm(world, models, door, f"{seed}/{number}", f"storm-{number}")
                 before = world.done.total()

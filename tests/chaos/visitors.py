@@ -155,8 +155,21 @@ class Visitors:
                 await asyncio.sleep(self.dice.uniform(0, 2 * PAUSE_S))
                 open_.create_task(self.pay(self._draw()))
 
+    async def are_known(self) -> None:
+        """Ask in each way until the router has heard of what has just been created."""
+        for number, flow in enumerate(FLOWS):
+            while (await self._reply_to(Visit(f"{self.storm}-new-{number}", flow, 3))).status in (None, 404):
+                await asyncio.sleep(AGAIN_S)
+
     async def pay(self, visit: Visit) -> int | None:
         """Send one request, judge what comes back, and return its status; None if it did not come whole."""
+        reply = await self._reply_to(visit)
+        self.replies[f"{visit.flow} {reply.kind}"] += 1
+        if fault := fault_of(visit, reply):
+            self.faults.append(fault)
+        return None if reply.is_cut else reply.status
+
+    async def _reply_to(self, visit: Visit) -> Reply:
         path, options = visit.request()
         self.visits.append(visit)
         status, body, is_cut = None, bytearray(), False
@@ -167,11 +180,7 @@ class Visitors:
                     body += piece
         except httpx.HTTPError:
             is_cut = True
-        reply = Reply(status, bytes(body), is_cut)
-        self.replies[f"{visit.flow} {reply.kind}"] += 1
-        if fault := fault_of(visit, reply):
-            self.faults.append(fault)
-        return None if is_cut else status
+        return Reply(status, bytes(body), is_cut)
 
     async def are_served(self, name: str, within_s: float = PATIENCE_S) -> list[str]:
         """Ask in each way until it is answered, and return the ways in which nobody does."""

@@ -204,6 +204,16 @@ async def test_a_service_that_breaks_is_unavailable_and_its_page_is_not_shown() 
             assert _problem(await client.get(JOB, headers=authorization())) == (503, "unavailable")
 
 
+async def test_a_service_that_refuses_the_gateway_does_not_make_the_clients_key_a_wrong_one() -> None:
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=401, text=json.dumps({"code": "unauthenticated"}), content_type="application/json")
+
+    async with a_gateway(refuse) as client:
+        answer = await client.get(JOB, headers=authorization())
+    assert _problem(answer) == (503, "unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
 async def test_a_services_problem_is_passed_on() -> None:
     document = {"type": "x", "title": "Conflict", "status": 409, "detail": "no", "code": "invalid_transition"}
 
