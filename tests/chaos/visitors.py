@@ -158,7 +158,8 @@ class Visitors:
     async def are_known(self) -> None:
         """Ask in each way until the router has heard of what has just been created."""
         for number, flow in enumerate(FLOWS):
-            while (await self._reply_to(Visit(f"{self.storm}-new-{number}", flow, 3))).status in (None, 404):
+            visit = Visit(f"{self.storm}-new-{number}", flow, 3)
+            while (await self._reply_to(visit)).status in (None, 404):  # noqa: ASYNC110, no event tells of it
                 await asyncio.sleep(AGAIN_S)
 
     async def pay(self, visit: Visit) -> int | None:
