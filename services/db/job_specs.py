@@ -55,5 +55,4 @@ GLOBAL_BATCH = spec_field("global_batch", "float8")
 FAMILY = spec_field("family", "text")
 BATCH_MIN = spec_field("batch.min", "int")
 BATCH_MAX = spec_field("batch.max", "int")
-KEEPS_CHECKPOINTS = "(j.engine = 'wattshift' AND j.spec ->> 'checkpoint_dir' IS NULL AND j.spec -> 'service' IS NULL)"
-"""Whether a job's checkpoints are where its nodes keep them: it names no folder of its own."""
+CHECKPOINT_DIR = spec_field("checkpoint_dir", "text")

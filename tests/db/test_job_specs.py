@@ -26,6 +26,7 @@ FULL = LEAST | {
     "global_batch": 256,
     "family": "vision",
     "batch": {"min": 64, "max": 1024},
+    "checkpoint_dir": "/data/bert",
 }
 
 READ = {
@@ -46,6 +47,7 @@ READ = {
     "FAMILY": lambda spec: spec.family,
     "BATCH_MIN": lambda spec: spec.batch and spec.batch.min,
     "BATCH_MAX": lambda spec: spec.batch and spec.batch.max,
+    "CHECKPOINT_DIR": lambda spec: spec.checkpoint_dir,
 }
 """By name of the expression: the same field in Python."""
 

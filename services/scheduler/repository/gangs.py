@@ -9,11 +9,12 @@ from services.contracts.nodes import ControlsStatus
 from services.core.domain.controls import ControlKind
 from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
-from services.db.job_specs import GRACE_S, KEEPS_CHECKPOINTS, MAX_RESTARTS, WORK_TOTAL
+from services.db.job_specs import GRACE_S, MAX_RESTARTS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
 from services.db.submission_traces import TRACEPARENTS
 from services.kit import traces
 from services.scheduler.repository.documents import Json, StoredIdentity, StoredShare
+from services.scheduler.repository.jobs import KEEPS_CHECKPOINTS
 
 CONTROL_COLUMNS = {ControlKind.POWER_LIMIT: "power_limit_w", ControlKind.CLOCK: "clock_mhz"}
 """Where an allocation keeps what its devices are set to; commands and events use the same names."""

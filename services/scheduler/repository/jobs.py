@@ -10,7 +10,11 @@ from services.core.cycle.lifecycle import check_transition
 from services.core.domain.jobs import JobState
 from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
+from services.db.job_specs import CHECKPOINT_DIR
 from services.scheduler.repository.documents import Json
+
+KEEPS_CHECKPOINTS = f"(j.engine = 'wattshift' AND {CHECKPOINT_DIR} IS NULL AND j.spec -> 'service' IS NULL)"
+"""Whether the checkpoints of a job ``j`` are where its nodes keep them: it names no folder of its own."""
 
 MOVE = """
 WITH moved AS (

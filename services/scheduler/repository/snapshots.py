@@ -17,7 +17,6 @@ from services.db.job_specs import (
     GLOBAL_BATCH,
     GPU_MEMORY_GIB,
     GPU_MODEL,
-    KEEPS_CHECKPOINTS,
     MAX_GPUS,
     MAY_SHARE_GPU,
     MIN_GPUS,
@@ -36,6 +35,7 @@ from services.scheduler.repository.documents import (
     StoredServiceTerms,
     StoredShare,
 )
+from services.scheduler.repository.jobs import KEEPS_CHECKPOINTS
 
 _COLUMNS = f"""
 SELECT j.id, j.tenant_id, j.state,
