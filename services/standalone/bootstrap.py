@@ -66,12 +66,14 @@ def _run(arguments: list[str]) -> None:
 def _test(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="test",
-        description="Set up Wattshift in .venv if need be, then run ruff, and all tests but the slow ones with pyright "
-        "beside them. Other arguments are passed to pytest; if they name tests, only those run, no ruff or pyright.",
+        description="Set up Wattshift in .venv if need be, then run ruff, and the tests with pyright beside them: all "
+        "but the live and the slow ones. Other arguments are passed to pytest; if they name tests, those alone run "
+        "(slow ones only with --slow), and neither ruff nor pyright does.",
     )
     parser.add_argument(
-        "--slow", action="store_true", help="also run the slow tests, measure coverage, and do --mutants"
+        "--live", action="store_true", help="also run the live tests: whole installations, a browser, engines of others"
     )
+    parser.add_argument("--slow", action="store_true", help="run every test, measure coverage, and do --mutants")
     parser.add_argument(
         "--chaos",
         action="store_true",
@@ -92,9 +94,9 @@ def _test(arguments: list[str]) -> None:
         _become([PYTHON, "-m", "tests.mutation", *rest])
     if options.chaos:
         _become([PYTHON, "-m", "tests.chaos", *rest])
-    selected = [] if options.slow else ["-m", "not slow"]
     if rest:
-        _become([PYTHON, "-m", "pytest", *selected, *rest])
+        _become([PYTHON, "-m", "pytest", *([] if options.slow else ["-m", "not slow"]), *rest])
+    selected = [] if options.slow else ["-m", "not slow" if options.live else "not slow and not live"]
     coverage = ["--cov"] if options.slow else []
     _become([PYTHON, "-m", "tests.gates", *coverage, *selected, *ALL_TESTS])
 

@@ -160,8 +160,7 @@ class World:
         self.job.parent.mkdir()
         self.job.parent.chmod(0o755)  # every account reads them
         for program in (self.job, self.server):
-            shutil.copyfile(Path(__file__).with_name(program.name), program)
-            program.chmod(0o644)
+            install(program)
         try:
             await self._start()
         except BaseException:
@@ -332,3 +331,9 @@ async def _trouble(links: Sequence[Link], trouble: Trouble, lasts_s: float) -> b
         for link in links:
             link.end(trouble)
     return True
+
+
+def install(program: Path) -> None:
+    """Copy the program of this name to where every account can read it."""
+    shutil.copyfile(Path(__file__).with_name(program.name), program)
+    program.chmod(0o644)

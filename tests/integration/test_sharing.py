@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from services.cli.client import CliError
-from tests.chaos.world import install_job
+from tests.chaos.world import install
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, scratch_folder, wait_until
 
@@ -86,7 +86,8 @@ def test_a_packed_pair_outlives_whoever_is_killed_and_each_ends_once(installatio
         notes = folder / "notes"
         notes.mkdir()
         notes.chmod(0o777)
-        command = [sys.executable, "-I", "-S", str(install_job(folder)), str(TICKS), "0.1", "0", str(notes)]
+        install(program := folder / "job.py")
+        command = [sys.executable, "-I", "-S", str(program), str(TICKS), "0.1", "0", str(notes)]
         spec = {"command": command, "work": {"total": TICKS}}
         with packed(installation, [spec, spec]) as pair:
             node = installation.job(pair[0])["placement"][0]["node_id"]

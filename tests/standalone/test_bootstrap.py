@@ -66,7 +66,9 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("arguments", "command"),
     [
-        ([], ["-m", "tests.gates", "-m", "not slow", *ALL]),
+        ([], ["-m", "tests.gates", "-m", "not slow and not live", *ALL]),
+        (["--live"], ["-m", "tests.gates", "-m", "not slow", *ALL]),
+        (["tests/kit"], ["-m", "pytest", "-m", "not slow", "tests/kit"]),
         (["--slow"], ["-m", "tests.gates", "--cov", *ALL]),
         (["--slow", "-x", "tests/kit"], ["-m", "pytest", "-x", "tests/kit"]),
         (["--chaos", "--seed", "7"], ["-m", "tests.chaos", "--seed", "7"]),

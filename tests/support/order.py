@@ -1,4 +1,4 @@
-"""Which worker runs which file, and when: long files first, and those that share an installation on one worker."""
+"""Which tests are live; which worker runs which file, and when: long files first, and what shares an installation."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ SHARED = {
     "tests/integration/test_power.py": "installation with rare rounds",
 }
 """To start an installation takes some 25 CPU seconds: files that share a fixture of the session stay together."""
+LIVE = ("integration", "browser", "fuzz")
+"""Folders whose tests start whole installations: they run with `./test --live`, and where they are named."""
 FIRST = ("integration", "browser", "fuzz", "serving", "optimizer", "standalone", "agent", "simulator", "scheduler")
 """Folders whose files take long; a worker that starts one last would be left alone with it."""
 
@@ -34,13 +36,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
     return _Together(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are marked are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest first; the rest stays in the order of its names."""
+    """Mark the live ones, and put the longest first; the rest stays in the order of its names."""
+    for item in items:
+        if _folder(item) in LIVE:
+            item.add_marker("live")
     items.sort(key=_rank)
 
 
 def _rank(item: pytest.Item) -> tuple[int, str]:
-    file = item.nodeid.partition("::")[0]
-    parts = PurePath(file).parts
-    folder = parts[1] if len(parts) > 1 else ""
-    return FIRST.index(folder) if folder in FIRST else len(FIRST), SHARED.get(file, "")
+    folder = _folder(item)
+    return FIRST.index(folder) if folder in FIRST else len(FIRST), SHARED.get(item.nodeid.partition("::")[0], "")
+
+
+def _folder(item: pytest.Item) -> str:
+    parts = PurePath(item.nodeid.partition("::")[0]).parts
+    return parts[1] if len(parts) > 1 else ""
