@@ -44,8 +44,6 @@ from services.standalone.reserve import Reserve
 from services.standalone.supervisor import Supervisor
 
 ROOT = Path(__file__).resolve().parents[2]
-SUPERVISOR = "services.standalone"
-"""The module that `up` leaves running."""
 
 
 def default_data_dir() -> Path:
@@ -368,7 +366,7 @@ def up(
     if (holder := folder.holder()) is not None:
         where = f"{status.state} at {status.gateway_url}" if status.pid == holder else f"running as process {holder}"
         raise StackError(f"already {where} (data folder {folder.path})")
-    command = [sys.executable, "-P", "-m", SUPERVISOR, "--data-dir", str(folder.path)]
+    command = [sys.executable, "-P", "-m", "services.standalone", "--data-dir", str(folder.path)]
     command += ["--nodes", nodes] if nodes is not None else []
     command += ["--port", str(port)] if port is not None else []
     command += ["--without", ",".join(without)] if without else []

@@ -7,7 +7,6 @@ import signal
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -61,8 +60,7 @@ class Installation:
         self._env = env
 
     def up(self) -> None:
-        with patch("services.standalone.stack.SUPERVISOR", "tests.support.forked_standalone"):
-            started = stack.up(self.folder, nodes=self._two_nodes, env=QUICK | self._env, without=self._without)
+        started = stack.up(self.folder, nodes=self._two_nodes, env=QUICK | self._env, without=self._without)
         self.gateway = Gateway(started.gateway_url, (self.folder / "admin.key").read_text().strip())
         wait_until(lambda: len(self.nodes()) >= 2)
 
