@@ -30,10 +30,10 @@ BY_OPERATION = {(route.method, route.path): route for route in ROUTES}
 ROLES = {"a reader": Role.READ_ONLY, "a user": Role.USER, "another tenant": Role.USER, "an operator": Role.OPERATOR}
 KEPT = {
     "api_keys": "last_used_at",
-    "apps": "planned_revision, plan_id, target",
+    "apps": "planned_revision, plan_id, target, updated_at",
     "audit_log": "",
     "budgets": "month, used, exceeded, detail",
-    "fleets": "assignment, failures, retry_at",
+    "fleets": "assignment, failures, only_proposes, retry_at, updated_at",
     "gpu_partitions": "state, detail, applied_at",
     "job_arrays": "",
     "jobs": "state, reason, detail, expected_start_at, generation, preemptions, restarts, exit_code, attained_gpu_s, "
