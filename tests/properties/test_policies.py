@@ -223,6 +223,7 @@ def test_every_policy_keeps_every_promise(
     name: str, parameters: dict[str, object], first: Snapshot, second: Snapshot, data: st.DataObject
 ) -> None:
     """All are tried on the same rounds: to draw a cluster takes longer than to ask it."""
+    second = submitted_once(first, second)
     rounds = Rounds(name, parameters, (first, second), two_rounds(name, parameters, first, second))
     for promise in PROMISES:
         promise(rounds, data)
@@ -264,6 +265,17 @@ def with_pairs(snapshot: Snapshot) -> Snapshot:
         nodes=replace(nodes, free_devices=free_devices, free_gpus=counted),
         shared=tuple(pairs),
     )
+
+
+def submitted_once(first: Snapshot, second: Snapshot) -> Snapshot:
+    """Return the second snapshot in which jobs of the first were submitted when they were there.
+
+    Policies break ties by that time, and a memory that was stored has broken them already.
+    """
+    known = dict(zip(first.jobs.ids, first.jobs.submitted_s.tolist(), strict=True))
+    drawn = zip(second.jobs.ids, second.jobs.submitted_s.tolist(), strict=True)
+    submitted_s = np.array([known.get(job_id, at_s) for job_id, at_s in drawn], dtype=np.float64)
+    return replace(second, jobs=replace(second.jobs, submitted_s=submitted_s))
 
 
 def with_bound(snapshot: Snapshot, data: st.DataObject) -> Snapshot:
