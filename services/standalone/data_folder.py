@@ -64,6 +64,10 @@ class StackStatus:
     processes: tuple[ProcessStatus, ...] = ()
     detail: str = ""
 
+    def runs(self) -> bool:
+        """Whether the supervisor that this is of lives."""
+        return self.pid is not None and lives(self.pid, self.started_at_s)
+
 
 _LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
 _STATUS = TypeAdapter(StackStatus)
@@ -189,16 +193,16 @@ class DataFolder:
             status = self._read_status()
         except ValueError:
             raise self._misleads("corrupt or of another version", self.holder()) from None
-        if status.pid is None or not lives(status.pid, status.started_at_s):
+        if not status.runs():
             # A backup, too, holds the folder of an installation that is down; only a supervisor has a pulse, and that
             # one of this start: it is removed before the holder is named, and begins after `run.json` is written.
             holder = self.holder()
-            if holder not in (None, os.getpid()) and is_beating(self.pulse):
-                if self.last_status().pid != holder:
-                    raise self._misleads("missing, or of an earlier start", holder)
-                return self.status()
-            return StackStatus(state="failed" if status.state == "failed" else "stopped")
-        if status.state == "running" and not self._supervisor_lives(status.pid):
+            if holder is None or holder == os.getpid() or not is_beating(self.pulse):
+                return StackStatus(state="failed" if status.state == "failed" else "stopped")
+            status = self.last_status()  # it may have been written a moment ago
+            if status.pid != holder or not status.runs():
+                raise self._misleads("missing, or of an earlier start", holder)
+        if status.state == "running" and status.pid and not self._supervisor_lives(status.pid):
             return replace(status, state="degraded", detail=f"the supervisor (process {status.pid}) does not answer")
         return status
 
