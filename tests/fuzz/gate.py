@@ -30,10 +30,10 @@ BY_OPERATION = {(route.method, route.path): route for route in ROUTES}
 ROLES = {"a reader": Role.READ_ONLY, "a user": Role.USER, "another tenant": Role.USER, "an operator": Role.OPERATOR}
 KEPT = {
     "api_keys": "last_used_at",
-    "apps": "planned_revision, plan_id, target, updated_at",
+    "apps": "planned_revision, plan_id, target",
     "audit_log": "",
     "budgets": "month, used, exceeded, detail",
-    "fleets": "assignment, failures, only_proposes, retry_at, updated_at",
+    "fleets": "assignment, failures, retry_at",
     "gpu_partitions": "state, detail, applied_at",
     "job_arrays": "",
     "jobs": "state, reason, detail, expected_start_at, generation, preemptions, restarts, exit_code, attained_gpu_s, "
@@ -76,7 +76,8 @@ class Kept:
         of_tenants = {row["table_name"] for row in columns}
         self._query = " UNION ALL ".join(
             f"SELECT '{name}' AS what, {'tenant_id' if name in of_tenants else '$$'}, count(*), "
-            f"sum(hashtextextended((to_jsonb(t) - '{{{left_out}}}'::text[])::text, 0)) FROM {name} t GROUP BY 2"
+            f"sum(hashtextextended((to_jsonb(t) - '{{{left_out}}}'::text[])::text, 0)) FROM {name} t "
+            "WHERE to_jsonb(t) ->> 'deleted_at' IS NULL GROUP BY 2"  # what is being deleted goes by itself
             for name, left_out in KEPT.items()
         ).replace("$$", "''")
 

@@ -8,8 +8,13 @@ from tests.fuzz.world import World
 
 
 def test_the_installation_stands(world: World) -> None:
-    """Every process is ready, everything that was stored can be read, and the job runs."""
+    """Every process is ready, everything that was stored can be read, and the job runs.
+
+    But for the agent: the admin may have revoked its node, and such a node is let in no more.
+    """
     for service, url in world.urls.items():
+        if service == "agent":
+            continue
         answer = world.session.get(f"{url}/readyz", timeout=WITHIN_S)
         assert answer.status_code == 200, (service, answer.text)
     for route in ROUTES:
