@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.routes.route import Route, Upstream
+from gateway.routes.route import Route, Status, Upstream
 from services.contracts import queries, routing
 from services.contracts.identity import Role
 
@@ -39,6 +39,7 @@ ENDPOINTS = (
         operation="put_endpoint",
         body=routing.EndpointSpec,
         answer=routing.Endpoint,
+        statuses=(Status(201, "The endpoint is new."),),
     ),
     Route(
         "DELETE",

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from services.contracts.clocks import ServerClocks
-from services.contracts.schema import Instant, Int, Message, Name, Real
+from services.contracts.schema import Flag, Instant, Int, Message, Name, Real
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$")]
 """The name of a model as clients send it, such as `meta-llama/Llama-3.1-70B-Instruct`."""
@@ -52,7 +52,7 @@ class EndpointSpec(Message):
     tenants: list[Name | Literal["*"]] = Field(
         default_factory=list[str], max_length=1_000, description="Other tenants that may use it; `*` for all."
     )
-    draining: bool = Field(default=False, description="Whether it finishes its requests and is given no more.")
+    draining: Flag = Field(default=False, description="Whether it finishes its requests and is given no more.")
 
     @field_validator("url")
     @classmethod
