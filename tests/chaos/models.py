@@ -164,7 +164,8 @@ def unlike(what: str, wanted: dict[str, int], instances: list[Any], servers: lis
     found: list[str] = []
     if not wanted:
         found.append(f"the {what} has no plan for its last terms")
-    if strange := sorted({each["state"] for each in instances} - {"ready"}):
+    others = (each for each in instances if each["state"] != "ready")
+    if strange := sorted({f"{each['state']} ({each['detail']})" for each in others}):
         found.append(f"the {what} has instances that are {', '.join(strange)}")
     if len(instances) != sum(wanted.values()):
         found.append(f"the {what} has {len(instances)} instances of planned {wanted}")

@@ -171,7 +171,7 @@ def test_pool_and_application_are_as_planned_or_it_is_told() -> None:
     ready = [{"state": "ready"}]
     assert unlike("pool", {"one": 1}, ready, servers, terms=2) == []
     assert unlike("pool", {}, [], [], terms=2) == ["the pool has no plan for its last terms"]
-    found = unlike("pool", {"one": 2}, [{"state": "draining"}], [*servers * 3], terms=3)
+    found = unlike("pool", {"one": 2}, [{"state": "draining", "detail": None}], [*servers * 3], terms=3)
     assert [line[:40] for line in found] == [
         "the pool has instances that are draining",
         "the pool has 1 instances of planned {'on",

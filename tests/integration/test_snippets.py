@@ -38,6 +38,7 @@ LEFT_OUT = {
     r"wattshift pools delete": "later pages ask that pool: tests/cli/test_pools.py",
     r"wattshift secrets set": "asks for the value on a terminal: tests/cli/test_secrets.py",
     r"wattshift fleets set edge|wattshift fleets show edge": "has no GPUs of that model in that zone",
+    r"wattshift forget-checkpoint": "needs a bound job: tests/integration/test_local_checkpoints.py",
     r"wattshift rotate-secret": "starts everything again, thrice: tests/integration/test_root_secret.py",
     r"wattshift users ": "needs accounts of the host: tests/cli/test_users.py",
     r"wattshift keys create --tenant vision --user": "needs a user: tests/cli/test_users.py",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.core.cycle.plan import Reason
 from tests.support.control_plane import eventually
 from tests.support.controlled_pools import PROBES, Controlled, controlled_pools
 
@@ -157,7 +158,8 @@ async def test_a_server_without_metrics_drains_by_itself(house: Controlled) -> N
     assert await house.states(pool) == ["stopping"]
 
 
-async def test_who_holds_the_gpus_that_are_waited_for_gives_them_up(house: Controlled) -> None:
+@pytest.mark.parametrize("reason", [Reason.NOT_ENOUGH_FREE_GPUS, Reason.NOT_ENOUGH_FREE_SLICES])
+async def test_who_holds_the_gpus_that_are_waited_for_gives_them_up(house: Controlled, reason: Reason) -> None:
     pool = await house.pool({(*HERE, "SS"): 3}, modes=TWO_MODES)
     await house.serving(pool)
     await house.plan(pool, {("here", "two", "SS"): 1})
@@ -166,10 +168,10 @@ async def test_who_holds_the_gpus_that_are_waited_for_gives_them_up(house: Contr
     await house.waits(new["job_id"], "waiting_for_release")
     await house.look()
     assert len(await house.rows(pool, "ready")) == 3, "they come without that"
-    await house.waits(new["job_id"], "not_enough_free_gpus", for_s=1)
+    await house.waits(new["job_id"], reason, for_s=1)
     await house.look()
     assert len(await house.rows(pool, "ready")) == 3, "they may come still"
-    await house.waits(new["job_id"], "not_enough_free_gpus")
+    await house.waits(new["job_id"], reason)
     await house.look(2)
     assert (len(await house.rows(pool, "draining")), len(await house.rows(pool, "ready"))) == (2, 1)
 

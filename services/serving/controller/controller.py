@@ -290,11 +290,11 @@ def _pending(each: Instance, has_failed: bool, now: datetime) -> Pending:
     gpus, job = _gpus(each.terms), each.job
     if job and job.state is JobState.QUEUED and job.queued_at and (now - job.queued_at).total_seconds() > PATIENCE_S:
         match job.reason:
-            case Reason.NOT_ENOUGH_FREE_GPUS:
+            case Reason.NOT_ENOUGH_FREE_GPUS | Reason.NOT_ENOUGH_FREE_SLICES:
                 return Pending(gpus, Outlook.WAITS)
             case Reason.TENANT_QUOTA:
                 return Pending(Gpus(ANY_GPUS, gpus.count), Outlook.WAITS)
-            case Reason.NO_ELIGIBLE_NODE:
+            case Reason.NO_ELIGIBLE_NODE | Reason.NO_SUCH_SLICE:
                 return Pending(gpus, Outlook.STUCK)
             case _:
                 pass
