@@ -21,14 +21,9 @@ RUNS = {
     "admin": (("operations.py", "stands.py"), len(ROUTES)),
 }
 """Files, and how many operations they ask at least."""
-UNSETTLED = ("gate", "admin")
-"""Those that find something still: what the processes write by themselves in between, and an answer of 201 that the
-description lacks. They run with the slow tests until that is mended."""
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=[pytest.mark.slow] if run in UNSETTLED else []) for run in RUNS]
-)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "examples", [2, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(14_400)])], ids=["few", "many"]
 )
