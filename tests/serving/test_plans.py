@@ -242,6 +242,16 @@ async def test_an_older_plan_never_replaces_a_newer_one(world: World) -> None:
     assert await world.outcomes("o") == [("cancelled", "superseded"), ("succeeded", "applied")]
 
 
+async def test_a_plan_from_before_the_clock_was_set_back_gives_way(world: World) -> None:
+    """Otherwise the pool would keep it until the clock is there again."""
+    ahead = await world.planned("b")
+    shifted = "UPDATE pool_plans SET submitted_at = submitted_at + $2, slot_at = slot_at + $2 WHERE id = $1"
+    await world.database.execute(shifted, ahead, timedelta(hours=1))
+    new = await world.plans.submit("b", PlanTrigger.REQUEST, OPERATOR)
+    await world.answered("b")
+    assert await world.in_force("b") == new
+
+
 async def test_a_deleted_pool_is_not_planned_and_one_made_anew_knows_nothing_of_it(world: World) -> None:
     first = await world.planned("d")
     waiting = await world.plans.submit("d", PlanTrigger.REQUEST, OPERATOR)
