@@ -236,9 +236,13 @@ class WorkRepository:
         document = failure.model_dump(mode="json")
         return await self._end(work_id, claim, state=WorkState.FAILED, failure=document, **columns)
 
-    async def release_abandoned(self, max_attempts: int) -> Sequence[WorkRecord]:
-        """Queue again all running work whose lease is over, or fail it after ``max_attempts``; return both."""
+    async def release_abandoned(self, max_attempts: int, lease_s: float) -> Sequence[WorkRecord]:
+        """Queue again all running work whose lease is over, or fail it after ``max_attempts``; return both.
+
+        A lease longer than ``lease_s`` was taken while the clock was ahead: it ends as if it had been taken now.
+        """
         work = self._work
+        shorten = update(work).where(work.c.lease_until > _from_now(lease_s), self._swept)
         gave_up = work.c.attempts >= max_attempts
         failure = WorkFailure(
             code=WorkFailureCode.WORKER_LOST, detail=f"{max_attempts} workers were lost while they worked on this."
@@ -257,6 +261,7 @@ class WorkRepository:
             .returning(*(work.c[name] for name in SHOWN))
         )
         async with self._engine.begin() as connection:
+            await connection.execute(shorten.values(lease_until=_from_now(lease_s)))
             return [_record(row) for row in (await connection.execute(statement)).mappings()]
 
     async def queued(self, enqueued_before_s: float) -> Sequence[str]:
@@ -269,6 +274,7 @@ class WorkRepository:
                 self._swept,
                 or_(
                     work.c.enqueued_at < _from_now(-enqueued_before_s),
+                    work.c.enqueued_at > func.now(),  # the clock was ahead then
                     # Never sent: the service that stored it may be about to send it.
                     and_(work.c.enqueued_at.is_(None), work.c.submitted_at < _from_now(-enqueued_before_s)),
                 ),

@@ -1,4 +1,4 @@
-"""The pulse of a Celery worker, beaten by its event loop, whatever its pool's processes are doing."""
+"""What a Celery worker lacks: a pulse, beaten by its event loop, and a new connection where one could not settle."""
 
 # Celery has no type stubs.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,7 +24,21 @@ def add_pulse(app: Celery) -> None:
 
 
 class PatientConsumer(Consumer):
-    """Beats as well while it tries to reach the broker, when the event loop does not turn."""
+    """Beats as well while it tries to reach the broker, when the event loop does not turn.
+
+    It connects again if it could not tell the broker that a message is settled. Celery only logs that, and the message
+    counts as being worked on for as long as the connection lives: a worker that takes one at a time takes none more.
+    """
+
+    def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
+        """Have the event loop settle a message; ``p`` is the message's own method."""
+
+        def settle() -> None:
+            p(*args, **kwargs)
+            if not p.__self__.acknowledged:
+                raise ConnectionError("the broker was not told that a message is settled")  # the loop hands it on
+
+        return super().call_soon_ack(settle)
 
     def ensure_connected(self, conn: Any) -> Any:
         """Return the connection once it is made."""

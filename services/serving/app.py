@@ -33,6 +33,7 @@ from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans
 from services.serving.planning.watch import EventWatch
 from services.serving.planning.workers import PlanWorkers
+from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
 from services.serving.routing import Endpoints, Intensities, Routing
@@ -94,6 +95,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
             loops = (
                 Sweeper("plan", plan_rows, None, settings),
                 traffic,
+                Rectifier(repository),
                 Planner(plans, EventWatch(repository, intensities, settings), settings.plan_look_s),
                 PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
                 FleetPlanner(

@@ -166,7 +166,7 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     working = asyncio.create_task(run(database_url, solve_id, lease_s=1, lost=was_lost.set))
     assert await asyncio.to_thread(started.wait, 20)
     await held_for(repository, 2.0)
-    assert await repository.release_abandoned(max_attempts=5) == []
+    assert await repository.release_abandoned(max_attempts=5, lease_s=60) == []
     async with repository._engine.begin() as connection:
         await connection.execute(text("UPDATE solves SET claim = 'another'"))
     assert await asyncio.to_thread(was_lost.wait, 60)
@@ -174,6 +174,23 @@ async def test_a_claim_is_kept_while_a_solve_takes_its_time_and_noticed_when_los
     await working
     row = await repository.summary(solve_id)
     assert (row.state, row.columns["status"]) == ("running", None), "the answer of a lost claim is not written"
+
+
+async def test_a_lease_taken_while_the_clock_was_ahead_ends_in_its_time(repository: WorkRepository) -> None:
+    solve_id = await stored(repository)
+    assert await repository.claim(solve_id, "killed", lease_s=3_600)
+    assert await repository.release_abandoned(max_attempts=5, lease_s=0.05) == []
+    await asyncio.sleep(0.1)
+    assert [row.id for row in await repository.release_abandoned(max_attempts=5, lease_s=0.05)] == [solve_id]
+
+
+async def test_a_message_sent_while_the_clock_was_ahead_and_lost_is_sent_again(repository: WorkRepository) -> None:
+    solve_id = await stored(repository)
+    await repository.mark_enqueued(solve_id)
+    assert await repository.queued(60) == []
+    async with repository._engine.begin() as connection:
+        await connection.execute(text("UPDATE solves SET enqueued_at = enqueued_at + interval '1 h'"))
+    assert await repository.queued(60) == [solve_id]
 
 
 async def test_progress_is_written_while_it_changes_but_no_oftener_than_once_a_second(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -208,8 +207,7 @@ async def test_rescues_are_made_first(world: World) -> None:
     assert {row["id"]: row["pool"] for row in queued}[first] == "hit"
 
 
-@pytest.mark.parametrize("later", [timedelta(minutes=20), timedelta(hours=-1)], ids=["later", "clock set back"])
-async def test_events_in_quick_succession_are_one_plan(database_url: str, later: timedelta) -> None:
+async def test_events_in_quick_succession_are_one_plan(database_url: str) -> None:
     async with a_world(database_url, plan_settle_s=0, plan_event_gap_s=3_600) as world:
         await world.database.execute("TRUNCATE nodes, device_claims, pool_instances, pool_traffic CASCADE")
         for node in ("node-1", "node-2"):
@@ -225,7 +223,7 @@ async def test_events_in_quick_succession_are_one_plan(database_url: str, later:
         await world.look()
         assert await triggers(world) == ["clock", "node_lost"], "it waits"
         await world.database.execute(
-            "UPDATE pool_plans SET submitted_at = submitted_at - $1::interval WHERE trigger = 'node_lost'", later
+            "UPDATE pool_plans SET submitted_at = submitted_at - interval '20 min' WHERE trigger = 'node_lost'"
         )
         await world.look()
         assert await triggers(world) == ["clock", "node_lost", "node_lost"]

@@ -21,6 +21,7 @@ from services.db.engine import create_engine
 from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans
 from services.serving.planning.watch import EventWatch
+from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
 from services.serving.routing import Intensities
@@ -63,6 +64,7 @@ class World:
     settings: ServingSettings
 
     async def look(self) -> None:
+        await Rectifier(ServingRepository(self.engine)).look()
         await Planner(self.plans, self.watch, 1).look()
 
     async def of(self, pool: str) -> list[Any]:

@@ -252,5 +252,4 @@ def _is_for(plan: PlanRecord, locked: LockedPool) -> bool:
 
 
 def _is_older(plan: PlanRecord, locked: LockedPool) -> bool:
-    """Return whether a newer plan is in force; one of a time to come was made before the clock was set back."""
-    return locked.in_force_since is not None and plan.submitted_at < locked.in_force_since <= locked.now
+    return locked.in_force_since is not None and plan.submitted_at < locked.in_force_since

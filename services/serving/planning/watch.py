@@ -80,8 +80,6 @@ class EventWatch:
         """Return whether an event has lasted long enough, and the pool was not planned because of one just before."""
         since_s = self._since_s.setdefault((standing.pool, event), time.monotonic())
         ago_s = (now - standing.event_at).total_seconds() if standing.event_at else float("inf")
-        if ago_s < 0:  # the clock has been set back since
-            ago_s = float("inf")
         if event in RESCUES:
             return ago_s >= RESCUE_SHARE * self._gap_s
         gap_s = max(self._gap_s, INTENSITY_GAP_S) if event is PlanTrigger.INTENSITY else self._gap_s

@@ -1,0 +1,37 @@
+"""Times that are yet to come: written while the database's clock was ahead, before it was set back.
+
+A plan of such a time would count as the newest, an instance as failing or draining, until the clock is there again.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+_WORK = ("submitted_at", "enqueued_at", "started_at", "ended_at")
+_OBJECT = ("created_at", "updated_at", "deleted_at")
+PAST = {
+    "pools": (*_OBJECT, "planned_at"),
+    "pool_plans": (*_WORK, "decided_at"),
+    "pool_instances": ("created_at", "ready_at", "silent_since", "draining_at", "stopping_at", "ended_at"),
+    "fleets": _OBJECT,
+    "fleet_plans": ("made_at", "ended_at"),
+    "apps": _OBJECT,
+}
+"""Columns that only ever say what has been."""
+EVERY_S = 5.0
+"""How often to look for such times."""
+
+
+def _rectify(table: str, columns: tuple[str, ...]) -> str:
+    ago = f"now() - interval '{2 * EVERY_S} s'"  # what has been written since the clock was set back is newer
+    values = ", ".join(f"{each} = CASE WHEN {each} > now() THEN {ago} ELSE {each} END" for each in columns)
+    return f"UPDATE {table} SET {values} WHERE greatest({', '.join(columns)}) > now()"
+
+
+_STATEMENTS = tuple(text(_rectify(table, columns)) for table, columns in PAST.items())
+
+
+async def rectify(connection: AsyncConnection) -> int:
+    """Have what is said to happen in a time to come have happened a moment ago; return the number of rows changed."""
+    return sum([(await connection.execute(statement)).rowcount for statement in _STATEMENTS])
