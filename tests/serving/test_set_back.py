@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import DateTime
 
+from services.contracts.serving import PlanTrigger
 from services.db.metadata import metadata
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.set_back import PAST
+from tests.serving.fleets import ACME, OPERATOR, a_fleet, a_fleet_world, an_app
 from tests.serving.world import World, a_world
 
 AHEAD = timedelta(hours=1)
@@ -43,16 +45,40 @@ def test_each_time_of_a_table_is_of_the_past_or_planned(table: str) -> None:
     assert times - PLANNED == set(PAST[table])
 
 
+async def test_a_fleet_planned_while_the_clock_was_ahead_is_planned_anew(database_url: str) -> None:
+    async with a_fleet_world(database_url) as world:
+        await world.fleets.put("edge", a_fleet(), OPERATOR)
+        await world.apps.put("photos", an_app(), ACME)
+        ahead = (await world.settle())["id"]
+        await shift(world, "fleet_plans")
+        later = await world.database.fetchval("UPDATE fleet_plans SET id = 'plan_z' RETURNING id")  # ids tell time too
+        await world.database.execute("UPDATE apps SET plan_id = $2 WHERE plan_id = $1", ahead, later)
+        await world.apps.put("photos", an_app(requests_per_s=10), ACME)
+        world.grid.gco2_per_kwh["GB"] = 400
+        await Rectifier(world.repository).look()
+        applied = "SELECT count(*) FROM fleet_plans WHERE trigger = 'parameter' AND state = 'applied'"
+        for _ in range(60):
+            await world.turn()
+            if await world.database.fetchval(applied):
+                break
+        await world.turn(3)
+        made = await world.database.fetch("SELECT trigger, state FROM fleet_plans ORDER BY made_at")
+        assert [tuple(row) for row in made] == [("first", "applied"), ("parameter", "applied")]
+
+
 async def test_a_pool_made_while_the_clock_was_ahead_is_planned_once_and_run(world: World) -> None:
     await world.planned("pool")
     await shift(world, "pools")
     await shift(world, "pool_plans")
+    await world.database.execute("UPDATE pool_plans SET id = 'plan_z'")
+    await world.database.execute("UPDATE pools SET plan_id = 'plan_z'")
+    await world.look()
+    asked = await world.plans.submit("pool", PlanTrigger.REQUEST, OPERATOR)
+    await world.answer(asked)
     for _ in range(3):
         await world.look()
-    waiting = [plan["id"] for plan in await world.of("pool") if plan["state"] == "queued"]
-    for plan_id in waiting:
-        await world.answer(plan_id)
-    await world.look()
-    assert len(await world.of("pool")) <= 2
-    assert await world.in_force("pool") == (await world.of("pool"))[-1]["id"]
+    assert [plan["id"] for plan in await world.of("pool")] == [asked, "plan_z"]
+    assert await world.in_force("pool") == asked
+    async with ServingRepository(world.engine).reading() as queries:
+        assert [standing.plan_id for standing in await queries.plans.standing()] == [asked]
     assert await world.database.fetchval("SELECT created_at < now() AND updated_at < now() FROM pools")

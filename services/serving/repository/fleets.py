@@ -250,7 +250,8 @@ class FleetRows:
 
     async def newest_plan(self, fleet: str) -> PlanRecord | None:
         """Return a fleet's newest plan."""
-        query = select(fleet_plans).where(fleet_plans.c.fleet == fleet).order_by(fleet_plans.c.id.desc()).limit(1)
+        c = fleet_plans.c  # ids of before the clock was set back are later ones
+        query = select(fleet_plans).where(c.fleet == fleet).order_by(c.made_at.desc(), c.id.desc()).limit(1)
         row = (await self._connection.execute(query)).mappings().one_or_none()
         return None if row is None else _plan(row)
 

@@ -65,7 +65,7 @@ LIVES = text("""
 SELECT place, mode, created_at, ready_at,
        CASE WHEN state IN ('stopping', 'ended') AND coalesce(reason, '') <> ALL(CAST(:planned AS text[]))
             THEN coalesce(stopping_at, ended_at) END AS failed_at
-  FROM pool_instances WHERE pool = :key AND created_at > :since ORDER BY id DESC LIMIT 1000
+  FROM pool_instances WHERE pool = :key AND created_at > :since ORDER BY created_at DESC, id DESC LIMIT 1000
 """)
 PLAN = text("SELECT revision, result -> 'plan' AS plan FROM pool_plans WHERE id = :plan")
 DELETE_ENDED = text("""

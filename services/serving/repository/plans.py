@@ -27,7 +27,7 @@ SELECT q.name, t.deadline_at
   LEFT JOIN LATERAL (
        SELECT min(p.deadline_at) AS deadline_at, max(p.decided_at) AS failed_at,
               bool_or(p.outcome IS DISTINCT FROM 'failed') AS stands
-         FROM (SELECT * FROM pool_plans WHERE pool = q.name ORDER BY id DESC LIMIT 100) p
+         FROM (SELECT * FROM pool_plans WHERE pool = q.name ORDER BY submitted_at DESC, id DESC LIMIT 100) p
         WHERE p.slot_at = date_bin({EVERY}, now() + CAST(:lead AS interval), 'epoch')
           AND p.revision = q.revision AND p.submitted_at >= q.created_at) t ON true
  WHERE q.deleted_at IS NULL AND NOT coalesce(t.stands, false)
@@ -53,7 +53,7 @@ SELECT q.name, s.id, e.event_at
        SELECT id, outcome FROM pool_plans
         WHERE pool = q.name AND revision = q.revision AND submitted_at >= q.created_at
           AND (outcome IN ('applied', 'proposed') OR outcome = 'failed' AND failure ->> 'code' = 'outdated')
-        ORDER BY id DESC LIMIT 1) s ON true
+        ORDER BY submitted_at DESC, id DESC LIMIT 1) s ON true
   LEFT JOIN LATERAL (
        SELECT max(submitted_at) AS event_at FROM pool_plans
         WHERE pool = q.name AND trigger IN ({", ".join(f"'{event}'" for event in sorted(EVENTS))})) e ON true
@@ -199,7 +199,7 @@ class PlanRows:
             c.deadline_at > func.now(),
             c.submitted_at >= pool.created_at,
         )
-        return (await self._connection.execute(query.order_by(c.id.desc()).limit(1))).scalar()
+        return (await self._connection.execute(query.order_by(c.submitted_at.desc(), c.id.desc()).limit(1))).scalar()
 
     async def lock(self, plan_id: str) -> tuple[LockedPool | None, PlanRecord] | None:
         """Lock a plan's pool, if it still exists, and then the plan; return both."""
