@@ -52,7 +52,7 @@ from services.admission.webhooks.service import Webhooks
 from services.admission.webhooks.signing import Signer
 from services.db.engine import create_engine, is_connection_error, ping
 from services.db.sealing import Sealer
-from services.kit.app import answer_unavailable, create_service, serve
+from services.kit.app import DegradedError, answer_unavailable, create_service, serve
 from services.kit.disk import DiskWatch
 from services.kit.http import new_session
 from services.kit.logging import Log
@@ -98,7 +98,6 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             poll_s=settings.log_poll_s,
         )
         capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
-        disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
         submissions = Submissions(committer, capacity, References(engine), arrays.find, disk)
         app.include_router(job_routes(submissions, jobs, streams, logs))
         app.include_router(array_routes(arrays))
@@ -156,12 +155,15 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
 
     async def readiness() -> None:
         await ping(engine)
+        if problem := disk.problem():
+            raise DegradedError(f"the database's disk {problem} Nothing new is accepted until there is room.")
 
     async def forget_messages() -> None:
         async with engine.begin() as connection:
             await WebhookRepository(connection).forget(settings.webhook_retention_s)
 
     engine = create_engine(settings.database_url, application_name="admission")
+    disk = DiskWatch(settings.database_dir, settings.database_reserve_bytes)
     app = create_service(
         "Wattshift admission", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=MAX_GROUP_BYTES
     )

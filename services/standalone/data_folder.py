@@ -25,6 +25,7 @@ from typing import Literal
 import psutil
 from pydantic import PositiveInt, TypeAdapter
 
+from services.kit.disk import disk_space
 from services.kit.pulse import is_beating
 from services.standalone.process import BadInputError, StackError
 from services.standalone.watching import activity
@@ -71,6 +72,8 @@ class StackStatus:
 
 _LOCK_TRIES, _LOCK_PAUSE_S = 10, 0.05
 _STATUS = TypeAdapter(StackStatus)
+_STATUS_BYTES = 1 << 20
+"""With less room on its disk, `run.json` may not be written any more."""
 
 
 class DataFolder:
@@ -204,6 +207,8 @@ class DataFolder:
                 raise self._misleads("missing, or of an earlier start", holder)
         if status.state == "running" and status.pid and not self._supervisor_lives(status.pid):
             return replace(status, state="degraded", detail=f"the supervisor (process {status.pid}) does not answer")
+        if status.state == "running" and disk_space(self.path, 0).free_bytes < _STATUS_BYTES:
+            return replace(status, state="degraded", detail=f"the disk of {self.path} is full; this may be out of date")
         return status
 
     def _misleads(self, how: str, holder: int | None) -> BadInputError:

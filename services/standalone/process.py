@@ -2,6 +2,7 @@
 
 import ctypes
 import http.client
+import json
 import os
 import signal
 import ssl
@@ -103,15 +104,19 @@ class Process:
 
 
 def http_ready(port: int, host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> bool:
-    """Return whether the service on `port` has all it needs; blocks two seconds at most. Without a context, no TLS."""
+    """Return whether the service on `port` works, if only in part; blocks two seconds at most.
+
+    Without a context, no TLS.
+    """
     if context is None:
         connection = http.client.HTTPConnection(host, port, timeout=2)
     else:
         connection = http.client.HTTPSConnection(host, port, timeout=2, context=context)
     try:
         connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
+        answer = connection.getresponse()
+        return answer.status == 200 or json.loads(answer.read())["status"] == "degraded"
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
         return False
     finally:
         connection.close()

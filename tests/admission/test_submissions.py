@@ -214,3 +214,5 @@ async def test_nothing_is_accepted_while_the_disk_of_the_database_is_nearly_full
         disk.f_bavail = 99
         (answer,) = await admission.submit_all(an_entry())
         assert "The database's disk is nearly full: 99 MiB are free, and 100 MiB are to stay free." in answer.body
+        ready = await admission.http.get("/readyz")
+        assert (ready.status_code, ready.json()["status"]) == (503, "degraded"), "which `wattshift status` shows"

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from services.cli.client import CliError
-from services.standalone import postgres
+from services.standalone import postgres, stack
 from tests.integration.conftest import UNUSED, Installation
 from tests.support.servers import scratch_folder, wait_until
 
@@ -53,6 +53,7 @@ def test_a_full_disk_neither_repeats_nor_loses_jobs(small_disk: Path) -> None:
         subprocess.run(["sh", "-c", f"cat /dev/zero > {ballast}"], check=False, capture_output=True)
         with pytest.raises(CliError, match="nearly full"):
             _submit(installation, "true")
+        wait_until(lambda: stack.read_status(installation.folder).state == "degraded", 30)
         time.sleep(LEASE_S + 6)  # the job ends, and leases do too, as far as heartbeats cannot be stored
         ballast.unlink()
         (ended,) = installation.wait_for_ends([brief], 60)
