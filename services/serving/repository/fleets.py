@@ -250,8 +250,10 @@ class FleetRows:
 
     async def newest_plan(self, fleet: str) -> PlanRecord | None:
         """Return a fleet's newest plan."""
-        c = fleet_plans.c  # ids of before the clock was set back are later ones
-        query = select(fleet_plans).where(c.fleet == fleet).order_by(c.made_at.desc(), c.id.desc()).limit(1)
+        c = fleet_plans.c
+        # Neither ids nor times tell when the clock was set back; but the next is made when the last one is over.
+        order = (c.state.in_(ACTIVE).desc(), c.made_at.desc(), c.id.desc())
+        query = select(fleet_plans).where(c.fleet == fleet).order_by(*order).limit(1)
         row = (await self._connection.execute(query)).mappings().one_or_none()
         return None if row is None else _plan(row)
 

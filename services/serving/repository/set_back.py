@@ -21,10 +21,12 @@ PAST = {
 """Columns that only ever say what has been."""
 EVERY_S = 5.0
 """How often to look for such times."""
+AGO_S = 60.0
+"""How long ago they are said to be then: what has been written since the clock was set back is newer."""
 
 
 def _rectify(table: str, columns: tuple[str, ...]) -> str:
-    ago = f"now() - interval '{2 * EVERY_S} s'"  # what has been written since the clock was set back is newer
+    ago = f"now() - interval '{AGO_S} s'"
     values = ", ".join(f"{each} = CASE WHEN {each} > now() THEN {ago} ELSE {each} END" for each in columns)
     return f"UPDATE {table} SET {values} WHERE greatest({', '.join(columns)}) > now()"
 
