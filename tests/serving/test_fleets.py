@@ -218,17 +218,6 @@ async def test_a_search_without_an_answer_is_a_failure_that_is_tried_again_ever_
     assert await world.database.fetchval("SELECT failures FROM fleets") == 0
 
 
-async def test_a_wait_begun_while_the_clock_was_ahead_is_over_once_it_is_set_back(world: FleetWorld) -> None:
-    await cut_by_plan(world)
-    world.fails = "The optimizer is full."
-    await world.settle("failed")
-    world.fails = None
-    await world.later(3_600)
-    await world.database.execute("UPDATE fleets SET retry_at = retry_at + interval '2 h 1 min'")
-    await world.settle()
-    assert await world.database.fetchval("SELECT failures FROM fleets") == 0
-
-
 async def test_an_instance_that_does_not_come_up_is_left_out_of_the_next_plan(world: FleetWorld) -> None:
     await cut_by_plan(world)
     plan = await world.settle()

@@ -63,9 +63,25 @@ async def test_a_fleet_planned_while_the_clock_was_ahead_is_planned_anew(databas
             await world.turn()
             if await world.database.fetchval(applied):
                 break
-        await world.turn(3)
         made = await world.database.fetch("SELECT trigger, state FROM fleet_plans ORDER BY id DESC")
         assert [tuple(row) for row in made] == [("first", "applied"), ("parameter", "applied")]
+
+
+async def test_a_wait_begun_while_the_clock_was_ahead_is_over_once_it_is_set_back(database_url: str) -> None:
+    async with a_fleet_world(database_url) as world:
+        await world.fleets.put("edge", a_fleet(), OPERATOR)
+        await world.apps.put("photos", an_app(), ACME)
+        await world.settle()
+        world.grid.gco2_per_kwh["GB"] = 400
+        await world.later(10)
+        world.fails = "The optimizer is full."
+        await world.settle("failed")
+        world.fails = None
+        await shift(world, "fleet_plans")
+        await world.database.execute("UPDATE fleets SET retry_at = retry_at + $1", AHEAD)
+        await Rectifier(world.repository).look()
+        await world.turn()
+        assert (await world.plan())["state"] == "solving", "again"
 
 
 async def test_a_pool_made_while_the_clock_was_ahead_is_planned_once_and_run(world: World) -> None:

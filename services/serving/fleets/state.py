@@ -151,8 +151,6 @@ def is_base(fleet: FleetState, assignment: Assignment) -> bool:
 def present_of(fleet: FleetState, intensity: CurrentIntensity | None) -> Present:
     """Return what plans would be made from now."""
     retry_at = fleet.record.retry_at
-    if retry_at is not None and (retry_at - fleet.now).total_seconds() > LONGEST_RETRY_S:
-        retry_at = None  # the clock was ahead when this was written
     return Present(
         now_s=fleet.now.timestamp(),
         basis=fleet.basis,

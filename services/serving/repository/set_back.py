@@ -31,7 +31,14 @@ def _rectify(table: str, columns: tuple[str, ...]) -> str:
     return f"UPDATE {table} SET {values} WHERE greatest({', '.join(columns)}) > now()"
 
 
-_STATEMENTS = tuple(text(_rectify(table, columns)) for table, columns in PAST.items())
+_STATEMENTS = (
+    # What a fleet waits for was reckoned when its plan failed.
+    text("""
+UPDATE fleets f SET retry_at = NULL
+ WHERE retry_at > now() AND EXISTS (SELECT FROM fleet_plans WHERE fleet = f.name AND ended_at > now())
+"""),
+    *(text(_rectify(table, columns)) for table, columns in PAST.items()),
+)
 
 
 async def rectify(connection: AsyncConnection) -> int:
