@@ -72,8 +72,8 @@ async def test_two_applications_share_the_fleet_and_one_that_is_deleted_leaves_i
 
 async def test_a_new_application_has_base_on_a_free_gpu_at_once(world: FleetWorld) -> None:
     await world.fleets.put("edge", a_fleet(gpus=4), OPERATOR)
-    await world.apps.put("photos", an_app(), ACME)
-    await world.apps.put("streets", an_app(), ACME)
+    await world.apps.put("photos", an_app(min_interval_s=3_600), ACME)
+    await world.apps.put("streets", an_app(min_interval_s=3_600), ACME)
     await world.settle()
     await world.apps.delete("streets", ACME)
     await world.turn(3)
