@@ -100,6 +100,11 @@ def carbon(carbon_gco2: float) -> str:
     return f"{carbon_gco2:.2f} g" if abs(carbon_gco2) < 1_000 else f"{carbon_gco2 / 1_000:.3f} kg"
 
 
+def rounded(amount: float) -> str:
+    """Return an amount to one decimal, or to three digits if it is small."""
+    return f"{amount:.1f}" if amount >= 100 else f"{amount:.3g}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration in its two largest units."""
     left = max(0, round(seconds))

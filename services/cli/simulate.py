@@ -15,7 +15,7 @@ from services.cli import experiments
 from services.cli.bars import bar
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.cluster import parameters_of
-from services.cli.output import console, duration, print_json, table
+from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_plugins
 from services.cli.simulate_inference import inference
 from services.cli.simulate_serving import serving
@@ -193,8 +193,8 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
         compared = "" if result is first else f" ({100 * (ratio - 1):+.1f} %)"
         shown.add_row(
             result.policy,
-            f"{result.carbon_kg:.1f} kg{compared}",
-            f"{result.energy_kwh:.0f} kWh",
+            f"{rounded(result.carbon_kg)} kg{compared}",
+            f"{rounded(result.energy_kwh)} kWh",
             f"{100 * result.idle_energy_kwh / result.energy_kwh if result.energy_kwh else 0:.0f} %",
             f"{result.peak_power_w / 1000:.1f} kW",
             duration(result.avg_jct_s) if result.completed else "-",

@@ -130,6 +130,8 @@ async def test_an_endpoint_is_registered_once_changed_and_removed(api: PoolApi) 
         ({"url": "http://user:secret@10.8.0.7"}, "url"),
         ({"models": []}, "models"),
         ({"weight": 0}, "weight"),
+        ({"draining": "yes"}, "draining"),
+        ({"draining": 1}, "draining"),
         ({"zone": "XX"}, "There is no zone XX"),
     ],
 )
