@@ -267,16 +267,16 @@ class WorkRepository:
     async def queued(self, enqueued_before_s: float) -> Sequence[str]:
         """Return the queued work whose message was sent that long ago or never, longest waiting first."""
         work = self._work
+        # What was never sent, the service that stored it may be about to send.
+        touched_at = func.coalesce(work.c.enqueued_at, work.c.submitted_at)
         query = (
             select(work.c.id)
             .where(
                 work.c.state == WorkState.QUEUED,
                 self._swept,
                 or_(
-                    work.c.enqueued_at < _from_now(-enqueued_before_s),
-                    work.c.enqueued_at > func.now(),  # the clock was ahead then
-                    # Never sent: the service that stored it may be about to send it.
-                    and_(work.c.enqueued_at.is_(None), work.c.submitted_at < _from_now(-enqueued_before_s)),
+                    touched_at < _from_now(-enqueued_before_s),
+                    touched_at > func.now(),  # the clock was ahead then
                 ),
             )
             .order_by(*self._urgency, work.c.enqueued_at.asc().nulls_first(), work.c.id)

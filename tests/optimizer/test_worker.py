@@ -184,12 +184,18 @@ async def test_a_lease_taken_while_the_clock_was_ahead_ends_in_its_time(reposito
     assert [row.id for row in await repository.release_abandoned(max_attempts=5, lease_s=0.05)] == [solve_id]
 
 
-async def test_a_message_sent_while_the_clock_was_ahead_and_lost_is_sent_again(repository: WorkRepository) -> None:
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_a_message_of_a_time_when_the_clock_was_ahead_is_sent_again(
+    repository: WorkRepository, is_sent: bool
+) -> None:
     solve_id = await stored(repository)
-    await repository.mark_enqueued(solve_id)
+    if is_sent:
+        await repository.mark_enqueued(solve_id)
     assert await repository.queued(60) == []
     async with repository._engine.begin() as connection:
-        await connection.execute(text("UPDATE solves SET enqueued_at = enqueued_at + interval '1 h'"))
+        await connection.execute(
+            text("UPDATE solves SET submitted_at = now() + interval '1 h', enqueued_at = enqueued_at + interval '1 h'")
+        )
     assert await repository.queued(60) == [solve_id]
 
 
