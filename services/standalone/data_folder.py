@@ -25,7 +25,6 @@ from typing import Literal
 import psutil
 from pydantic import PositiveInt, TypeAdapter
 
-from services.kit.disk import disk_space
 from services.kit.pulse import is_beating
 from services.standalone.process import BadInputError, StackError
 from services.standalone.watching import activity
@@ -207,7 +206,7 @@ class DataFolder:
                 raise self._misleads("missing, or of an earlier start", holder)
         if status.state == "running" and status.pid and not self._supervisor_lives(status.pid):
             return replace(status, state="degraded", detail=f"the supervisor (process {status.pid}) does not answer")
-        if status.state == "running" and disk_space(self.path, 0).free_bytes < _STATUS_BYTES:
+        if status.state == "running" and _free_bytes(self.path) < _STATUS_BYTES:
             return replace(status, state="degraded", detail=f"the disk of {self.path} is full; this may be out of date")
         return status
 
@@ -244,6 +243,11 @@ def _locked(lock: int) -> bool:
             return True
         time.sleep(_LOCK_PAUSE_S)
     return False
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def _is_alive(pid: int) -> bool:

@@ -40,6 +40,13 @@ def test_a_job_goes_back_to_its_node_though_another_one_suits_better(policy: str
     assert decided(bind(snapshot, a="n1"), policy) == {"a": "start n1:0,1"}
 
 
+@pytest.mark.parametrize("policy", ["fifo", "las", "green", "joint", "a-srpt", "pollux", "powerflow", "gandiva"])
+def test_a_passive_round_starts_a_bound_job_that_nobody_waits_with(policy: str) -> None:
+    snapshot = replace(a_snapshot([a_job("a")], TWO_NODES), trigger=Trigger.PASSIVE)
+
+    assert decided(bind(snapshot, a="n1"), policy) == {"a": "start n1:0"}
+
+
 def test_a_job_whose_node_is_busy_waits_and_holds_nobody_up() -> None:
     jobs = [a_job("a", gpus=3, on={"n0": (0, 1, 2)}), a_job("b", min_gpus=2), a_job("c", min_gpus=4)]
     snapshot = bind(a_snapshot(jobs, TWO_NODES), b="n0")

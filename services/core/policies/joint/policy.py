@@ -162,6 +162,8 @@ def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, wor
     if left <= 0:
         return gpus
     new = np.flatnonzero(is_new & ~bound_among(snapshot, which))
+    if not new.size:
+        return gpus
     modes = modes_of(snapshot, which[new], worth.hour_w[which[new]], config)
     best = modes.gpus[np.arange(new.size), modes.best]
     gpus = gpus.copy()
