@@ -102,7 +102,7 @@ def carbon(carbon_gco2: float) -> str:
 
 def rounded(amount: float) -> str:
     """Return an amount to one decimal, or to three digits if it is small."""
-    return f"{amount:.1f}" if amount >= 100 else f"{amount:.3g}"
+    return f"{amount:.1f}" if abs(amount) >= 100 else f"{amount:.3g}"
 
 
 def duration(seconds: float) -> str:

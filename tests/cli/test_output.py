@@ -21,7 +21,8 @@ def test_carbon(gco2: float, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "words"), [(0.0, "0"), (0.00123, "0.00123"), (12.345, "12.3"), (99.97, "100"), (1234.56, "1234.6")]
+    ("amount", "words"),
+    [(0.0, "0"), (0.00123, "0.00123"), (12.345, "12.3"), (99.97, "100"), (1234.56, "1234.6"), (-1234.56, "-1234.6")],
 )
 def test_a_small_amount_is_not_rounded_to_nothing(amount: float, words: str) -> None:
     assert output.rounded(amount) == words

@@ -1,6 +1,7 @@
 """Times that are yet to come: written while the database's clock was ahead, before it was set back.
 
 A plan of such a time would count as the newest, an instance as failing or draining, until the clock is there again.
+Ids of that time stay later ones: whoever wants the newest of these rows orders them by their times first.
 """
 
 from __future__ import annotations
