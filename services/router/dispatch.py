@@ -130,9 +130,9 @@ class Dispatcher:
             if failure.reason == "preempted":
                 server = await lane.take_again(ticket, self._settings.queue_timeout_s)
                 continue
-            ticket.excluded.add(server.id)
+            request.excluded |= {server.id}
             may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason == "closed")
-            if not may_repeat or len(ticket.excluded) >= self._settings.attempts:
+            if not may_repeat or len(request.excluded) >= self._settings.attempts:
                 raise failure
             try:
                 server = await lane.take(ticket, self._settings.queue_timeout_s)

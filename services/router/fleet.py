@@ -98,10 +98,6 @@ class Server(SharedTime):
         """How many more requests this process may give it."""
         return self.limit - self.held
 
-    def takes(self, now_s: float) -> bool:
-        """Whether it may be given a request now."""
-        return self.held < self.limit and self.breaker.passes(now_s)
-
     def begin(self) -> float:
         """As of its base, and to an ejected server this is the trial."""
         self.breaker.sent()

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from services.core.accounting.serving import SLO_LATENCIES
 from services.core.policies.freesh.cleanest import cleanest_in_time
@@ -65,7 +65,6 @@ class Ticket:
         network_s: Time to each place, for its client's region.
         prefix: Stands for the beginning of its prompt; None without any.
         may_repeat: Whether it may be sent a second time; if not, it keeps the server that it was given.
-        excluded: Servers that failed to answer it.
         preemptions: How often it was preempted.
     """
 
@@ -74,7 +73,6 @@ class Ticket:
     network_s: Mapping[str, float]
     prefix: int | None = None
     may_repeat: bool = True
-    excluded: set[str] = field(default_factory=set[str])
     preemptions: int = 0
     given: asyncio.Future[Server] | None = None
     server: Server | None = None
@@ -105,8 +103,10 @@ class LaneRules:
 class Lane:
     """One class of one pool."""
 
-    def __init__(self, name: str, rules: LaneRules, affinity: Affinity) -> None:
+    def __init__(self, name: str, rules: LaneRules, affinity: Affinity, room_at: Callable[[Server], None]) -> None:
+        """Take its rules, and what to call when a server of the lane has room again."""
         self.name = name
+        self._room_at = room_at
         self.servers: list[Server] = []
         self.others: list[Server] = []
         self._rules = rules
@@ -143,9 +143,7 @@ class Lane:
 
     def choose(self, ticket: Ticket, now_s: float) -> Server | None:
         """Return the server for a request; None while none has room."""
-        free = [
-            each for each in self._candidates(ticket, now_s) if each.takes(now_s) and each.id not in ticket.excluded
-        ]
+        free = [each for each in self._passing(ticket, now_s) if each.room > 0]
         if not free:
             return None
         if len(free) == 1:
@@ -162,11 +160,14 @@ class Lane:
         cached = next((each for each in free if each.id == known), None)
         return cached if cached is not None and _is_as_clean(cached, best) else best
 
-    def _candidates(self, ticket: Ticket, now_s: float) -> list[Server]:
-        """Return the servers of the class, or the pool's others while none of those is to be given requests."""
-        if any(each.breaker.passes(now_s) and each.id not in ticket.excluded for each in self.servers):
-            return self.servers
-        return self.others
+    def _passing(self, ticket: Ticket, now_s: float) -> list[Server]:
+        """Return the servers that may serve a request: of its class, or the pool's others while none of those may."""
+        excluded = ticket.request.excluded
+        for servers in (self.servers, self.others):
+            found = [each for each in servers if each.breaker.passes(now_s) and each.id not in excluded]
+            if found:
+                return found
+        return []
 
     async def take(self, ticket: Ticket, timeout_s: float) -> Server:
         """Return the server that a request may be sent to now; wait for one in the lane's order.
@@ -175,15 +176,10 @@ class Lane:
             NoServerError: None of the servers may be given requests.
             QueueFullError: Too many wait already, or the request waited for too long.
         """
-        if not len(self.queue):
-            server = self.choose(ticket, time.monotonic())
-            if server is not None:
-                self._begin(ticket, server)
-                return server
-        now_s = time.monotonic()
-        if not any(
-            each.breaker.passes(now_s) and each.id not in ticket.excluded for each in self._candidates(ticket, now_s)
-        ):
+        server = self._take_at_once(ticket)
+        if server is not None:
+            return server
+        if not self._passing(ticket, time.monotonic()):
             raise NoServerError
         if not self.queue.push(ticket.request):
             raise QueueFullError(self.retry_after_s())
@@ -191,15 +187,25 @@ class Lane:
 
     async def take_again(self, ticket: Ticket, timeout_s: float) -> Server:
         """As ``take``, for a request that was preempted: it was accepted, so that the queue's bound does not hold."""
+        server = self._take_at_once(ticket)
+        if server is not None:
+            return server
         self.queue.requeue(ticket.request)
-        self.pump()
         return await self._wait(ticket, timeout_s)
 
+    def _take_at_once(self, ticket: Ticket) -> Server | None:
+        stuck = self.pump()  # whoever waits after it cannot be served now: nobody is overtaken
+        server = None if ticket.request.excluded in stuck else self.choose(ticket, time.monotonic())
+        if server is not None:
+            self._begin(ticket, server)
+        return server
+
     async def _wait(self, ticket: Ticket, timeout_s: float) -> Server:
+        """Return the server that a queued request is given, in its turn."""
         self._tickets[ticket.request.id] = ticket
         ticket.given = asyncio.get_running_loop().create_future()
-        self._preempt()
         try:
+            self._preempt()
             async with asyncio.timeout(timeout_s):
                 return await ticket.given
         except TimeoutError:
@@ -213,12 +219,12 @@ class Lane:
 
     def _withdraw(self, ticket: Ticket) -> None:
         """Take a request out whose client left or whose time is over; give back a server that it was given."""
-        given = ticket.given
-        if self.queue.remove(ticket.request.id) is not None or given is None or not given.done():
-            return
-        if not given.cancelled() and given.exception() is None:
-            self.leave(ticket, given.result())
-            self.pump()
+        self.queue.remove(ticket.request.id)
+        server = ticket.server
+        if server is not None:
+            self.leave(ticket, server)
+            server.breaker.abandoned()
+            self._room_at(server)
 
     def _begin(self, ticket: Ticket, server: Server) -> None:
         ticket.server = server
@@ -246,21 +252,31 @@ class Lane:
         ticket.connection = None
         return server.end(ticket.share_began_s)
 
-    def pump(self) -> None:
-        """Send waiting requests to servers with room, in order."""
+    def pump(self) -> set[frozenset[str]]:
+        """Send waiting requests to servers with room, in order; one that no server may take now holds up no other.
+
+        Requests that exclude the same servers can or cannot be served together, so that no more than one of each kind
+        is looked at in vain. Returns what those exclude that could not.
+        """
+        stuck: set[frozenset[str]] = set()
         while len(self.queue):
-            behind = over_share(self.in_service, self.queue.tenants) if len(self.queue.tenants) > 1 else ()
-            head = self.queue.peek(behind=behind)
-            ticket = self._tickets.get(head.id) if head is not None else None
-            if head is None or ticket is None:
-                return
+            tenants = self.queue.tenants
+            behind = over_share(self.in_service, tenants) if len(tenants) > 1 else ()
+            head = self.queue.peek(behind=behind, without=stuck)
+            if head is None:
+                break
+            ticket = self._tickets[head.id]
+            if ticket.given is None or ticket.given.done():  # its client left in this turn, or its time was over
+                self.queue.remove(head.id)
+                continue
             server = self.choose(ticket, time.monotonic())
             if server is None:
-                return
+                stuck.add(head.excluded)
+                continue
             self.queue.remove(head.id)
             self._begin(ticket, server)
-            if ticket.given is not None and not ticket.given.done():
-                ticket.given.set_result(server)
+            ticket.given.set_result(server)
+        return stuck
 
     def fail_waiting(self) -> None:
         """Tell all that wait that there is no server, once that is so."""
@@ -273,10 +289,9 @@ class Lane:
                 ticket.given.set_exception(NoServerError())
 
     def _preempt(self) -> None:
-        """Have the head of the queue take the place of a less urgent request that has no answer yet."""
+        """Have a waiting request take the place of a less urgent one that has no answer yet, the first that can."""
         rules = self._rules
-        head = self.queue.peek()
-        if not rules.most_preemptions or rules.order is Order.FCFS or head is None:
+        if not rules.most_preemptions or rules.order is Order.FCFS:
             return
         may_leave = {
             name: each
@@ -286,16 +301,17 @@ class Lane:
             and each.connection
             and not each.is_preempted
         }
-        running = [each.request for each in may_leave.values()]
-        found = preempted_by(head, running, rules.order, self.times, margin_s=rules.preemption_margin_s)
-        if found is None:
-            return
-        loser = may_leave[found.id]
-        loser.is_preempted = True
-        loser.preemptions += 1
-        self.preempted += 1
-        assert loser.connection is not None
-        loser.connection.abort(UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True))
+        looked_at: set[frozenset[str]] = set()
+        while may_leave and (head := self.queue.peek(without=looked_at)) is not None:
+            looked_at.add(head.excluded)
+            running = [
+                each.request for each in may_leave.values() if each.server and each.server.id not in head.excluded
+            ]
+            found = preempted_by(head, running, rules.order, self.times, margin_s=rules.preemption_margin_s)
+            if found is not None:
+                _end(may_leave[found.id])
+                self.preempted += 1
+                return
 
     def priority(self, request: ServingRequest) -> float:
         """Return what requests are ordered by, seconds on this process's clock; smaller is more urgent."""
@@ -353,7 +369,7 @@ class Lanes:
         name = f"{pool.spec.name}\n{request_class}"
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(name, self._rules, self._affinity)
+            lane = self._lanes[name] = Lane(name, self._rules, self._affinity, self.room_at)
             lane.serve(pool, request_class)
         return lane
 
@@ -383,6 +399,14 @@ class Lanes:
 def _urgency(lane: Lane) -> float:
     head = lane.queue.peek()
     return math.inf if head is None else lane.priority(head)
+
+
+def _end(ticket: Ticket) -> None:
+    """Have a request leave its server and wait again."""
+    assert ticket.connection is not None
+    ticket.is_preempted = True
+    ticket.preemptions += 1
+    ticket.connection.abort(UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True))
 
 
 def _is_as_clean(cached: Server, best: Server) -> bool:

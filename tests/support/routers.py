@@ -63,6 +63,7 @@ class ModelServer:
         seen: The bodies of the requests for completions it got, as bytes.
         tokens: Of each answer.
         gate: While set and not released, answers wait.
+        takes_s: How long an answer takes.
         gap: Between the tokens of a stream: an awaitable made for each.
         status: Of its answers.
         cancelled: How many of its clients left before their answer was complete.
@@ -74,6 +75,7 @@ class ModelServer:
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     tokens: int = 5
     gate: asyncio.Event | None = None
+    takes_s: float = 0.0
     stream_gate: asyncio.Event | None = None
     status: int = 200
     body: bytes | None = None
@@ -118,6 +120,8 @@ class ModelServer:
     async def _complete(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         if self.gate is not None:
             await self.gate.wait()
+        if self.takes_s:
+            await asyncio.sleep(self.takes_s)
         if self.body is not None or self.status != 200:
             return web.Response(status=self.status, body=self.body or b"", content_type="application/json")
         if request.path == "/v1/embeddings":

@@ -64,6 +64,7 @@ class ServingRequest:
         tokens_done: Tokens of the answer that exist already, if it was preempted.
         request_class: Its class, such as ``SL``.
         tenant: For fair shares between tenants.
+        excluded: Servers that it may not be given, which failed to answer it; unchanged while it waits.
         serial: Of its entry in the queue that it waits in; a queue's own.
     """
 
@@ -74,6 +75,7 @@ class ServingRequest:
     tokens_done: float = 0.0
     request_class: str = ""
     tenant: str = ""
+    excluded: frozenset[str] = frozenset()
     serial: int = field(default=-1, repr=False, compare=False)
 
     def __post_init__(self) -> None:

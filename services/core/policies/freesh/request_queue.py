@@ -1,8 +1,8 @@
 """The requests that wait at a dispatcher, in the order of ``laxity``: bounded, and fair between tenants if asked.
 
-Each tenant has a line of its own: a list of the requests that were ranked together when the times last changed, and a
-heap of those that came since. The entry of a request that is removed stays in its line as a marker until it comes up,
-and lines that are mostly markers are rebuilt.
+Requests of one tenant that the same servers may serve have a line of their own: a list of those that were ranked
+together when the times last changed, and a heap of those that came since. The entry of a request that is removed stays
+in its line as a marker until it comes up, and lines that are mostly markers are rebuilt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPARSE = 64
 
 
 class _Line:
-    """The waiting requests of one tenant. One that is not empty begins with a request that waits, not with a marker.
+    """The waiting requests of one tenant that exclude the same servers; it never begins with a marker.
 
     Attributes:
         ranked: Entries of requests that were ranked together, the first to be served last.
@@ -121,7 +121,7 @@ class RequestQueue:
         if capacity is not None and capacity < 0:
             raise DomainError(f"a queue holds at least 0 requests, not {capacity}")
         self.order, self._times, self.capacity = order, times, capacity
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[tuple[str, frozenset[str]], _Line] = {}
         self._waiting: dict[str, ServingRequest] = {}
         self._serials = itertools.count()
 
@@ -143,7 +143,7 @@ class RequestQueue:
     @property
     def tenants(self) -> list[str]:
         """The tenants with waiting requests."""
-        return list(self._lines)
+        return list(dict.fromkeys(tenant for tenant, _ in self._lines))
 
     def push(self, request: ServingRequest) -> bool:
         """Add a request; False if the queue is full, which changes nothing.
@@ -166,13 +166,14 @@ class RequestQueue:
         """
         self._add(request)
 
-    def peek(self, *, behind: Collection[str] = ()) -> ServingRequest | None:
+    def peek(self, *, behind: Collection[str] = (), without: Collection[frozenset[str]] = ()) -> ServingRequest | None:
         """Return the next request, or None.
 
         Args:
             behind: Tenants whose turn comes only when no other tenant waits, as ``over_share`` says.
+            without: Requests that exclude one of these sets of servers are passed over.
         """
-        found = self._first(behind)
+        found = self._first(behind, without)
         return None if found is None else found[4]
 
     def pop(self, *, behind: Collection[str] = ()) -> ServingRequest | None:
@@ -181,21 +182,21 @@ class RequestQueue:
         if found is None:
             return None
         request = found[4]
-        line = self._lines[request.tenant]
+        line = self._lines[_line_of(request)]
         line.take(found)
         del self._waiting[request.id]
         if not len(line):
-            del self._lines[request.tenant]
+            del self._lines[_line_of(request)]
         return request
 
     def remove(self, request_id: str) -> ServingRequest | None:
         """Take out a request whose client left, and return it; None if it does not wait."""
         request = self._waiting.pop(request_id, None)
         if request is not None:
-            line = self._lines[request.tenant]
+            line = self._lines[_line_of(request)]
             line.mark(request)
             if not len(line):
-                del self._lines[request.tenant]
+                del self._lines[_line_of(request)]
         return request
 
     def retime(self, times: ServiceTimes) -> None:
@@ -207,8 +208,8 @@ class RequestQueue:
         self._times = times
         if self.order is Order.FCFS:
             return
-        for tenant, line in self._lines.items():
-            self._lines[tenant] = self._ranked(line.unranked())
+        for name, line in self._lines.items():
+            self._lines[name] = self._ranked(line.unranked())
 
     def _add(self, request: ServingRequest) -> None:
         if request.id in self._waiting:
@@ -216,15 +217,19 @@ class RequestQueue:
         request.serial = next(self._serials)
         key = order_key_s(request, self.order, self._times)
         entry = (key, request.arrival_s, request.id, request.serial, request)
-        line = self._lines.get(request.tenant)
+        line = self._lines.get(_line_of(request))
         if line is None:
-            line = self._lines[request.tenant] = _Line([], [])
+            line = self._lines[_line_of(request)] = _Line([], [])
         line.add(entry)
         self._waiting[request.id] = request
 
-    def _first(self, behind: Collection[str]) -> _Entry | None:
-        """Return the first entry of the tenants that are not behind, else of all."""
-        heads = [(tenant in behind, line.head or line.first()) for tenant, line in self._lines.items()]
+    def _first(self, behind: Collection[str], without: Collection[frozenset[str]] = ()) -> _Entry | None:
+        """Return the first entry of the tenants that are not behind, else of all; ``without`` as for ``peek``."""
+        heads = [
+            (tenant in behind, line.head or line.first())
+            for (tenant, excluded), line in self._lines.items()
+            if excluded not in without
+        ]
         return min(heads)[1] if heads else None
 
     def _ranked(self, entries: list[_Entry]) -> _Line:
@@ -259,6 +264,10 @@ def _runs(alike: np.ndarray) -> Iterator[tuple[int, int]]:
     if len(alike):
         for run in np.split(alike, np.flatnonzero(np.diff(alike) > 1) + 1):
             yield int(run[0]), int(run[-1]) + 2
+
+
+def _line_of(request: ServingRequest) -> tuple[str, frozenset[str]]:
+    return request.tenant, request.excluded
 
 
 def _is_live(entry: _Entry) -> bool:

@@ -1,0 +1,296 @@
+"""Lanes by themselves: whatever happens in the turn in which a place falls free, no place is lost and none is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from services.contracts.routing import RoutedPool
+from services.core.policies.freesh.laxity import Order, ServingRequest
+from services.router.fleet import Pool, Server
+from services.router.lanes import Lane, LaneRules, Lanes, NoServerError, QueueFullError, Ticket
+from tests.support.routers import ModelServer, a_routed_pool, a_routed_server
+
+PATIENCE_S = 1.0
+
+
+class Turns(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still until it is moved."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+
+class World:
+    """A lane with its servers, and the requests that are in it.
+
+    Attributes:
+        inside: The requests that were given a server, by their names.
+    """
+
+    def __init__(self, order: Order = Order.FCFS, **capacities: int) -> None:
+        found = [
+            Server(a_routed_server(ModelServer(url="http://127.0.0.1:1"), name, capacity=capacity), ())
+            for name, capacity in capacities.items()
+        ]
+        self.servers = {each.id: each for each in found}
+        pool = Pool(RoutedPool.model_validate(a_routed_pool()), servers=found)
+        self.lanes = Lanes(LaneRules(order=order))
+        self.lane: Lane = self.lanes.of(pool, "")
+        for each in found:
+            each.lanes = [self.lane.name]
+        self.inside: dict[str, str] = {}
+        self.begun: list[str] = []
+        self.tickets: dict[str, Ticket] = {}
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._done: dict[str, asyncio.Event] = {}
+
+    def come(self, name: str, *excluded: str, patience_s: float = 1e6) -> None:
+        request = ServingRequest(name, float(len(self.tasks)), 10.0, excluded=frozenset(excluded))
+        self.tickets[name] = Ticket(request, 60.0, {})
+        self._done[name] = asyncio.Event()
+        self.tasks[name] = asyncio.get_running_loop().create_task(self._visit(name, patience_s))
+
+    async def _visit(self, name: str, patience_s: float) -> None:
+        ticket = self.tickets[name]
+        try:
+            server = await self.lane.take(ticket, patience_s)
+        except (QueueFullError, NoServerError):
+            return
+        self.inside[name] = server.id
+        self.begun.append(name)
+        try:
+            await self._done[name].wait()
+        finally:
+            del self.inside[name]
+            self.lane.leave(ticket, server)
+            server.breaker.abandoned()
+            self.lanes.room_at(server)
+
+    def end(self, name: str) -> None:
+        self._done[name].set()
+
+    def look(self) -> None:
+        """Compare what the lane believes with who is where, once nothing moves."""
+        held = {name: sum(at == name for at in self.inside.values()) for name in self.servers}
+        assert {name: each.held for name, each in self.servers.items()} == held
+        assert all(held[name] <= each.limit for name, each in self.servers.items())
+        assert sum(self.lane.in_service.values()) == len(self.inside)
+        assert set(self.lane.unanswered) == set(self.inside)
+        waiting = {name for name, task in self.tasks.items() if not task.done()} - set(self.inside)
+        assert {each.id for each in self.lane.queue} == waiting
+        idle = [name for name in waiting if self.lane.choose(self.tickets[name], 1e9) is not None]
+        assert not idle, f"{idle} wait beside a server that would take them"
+
+    async def close(self) -> None:
+        """Have all requests end; whoever waits is served on the way."""
+        for _ in range(2 * len(self.tasks)):
+            for name in list(self.inside):
+                self.end(name)
+            await turns(6)
+        self.look()
+        assert not self.inside
+        assert not len(self.lane.queue)
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def run(story: Callable[[Turns], Awaitable[Any]]) -> None:
+    loop = Turns()
+
+    async def told() -> None:
+        await story(loop)
+
+    try:
+        loop.run_until_complete(told())
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(turns(6))
+        loop.close()
+
+
+def schedules(moments: int, most_turns: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield each order of a few events with each number of turns between them."""
+    gaps = list(itertools.product(range(most_turns + 1), repeat=moments - 1))
+    for order in itertools.permutations(range(moments)):
+        for between in gaps:
+            yield order, (*between, 8)
+
+
+@pytest.mark.parametrize("is_ejected", [False, True], ids=["sound", "on trial"])
+@pytest.mark.parametrize("leaves_by", ["cancel", "time-out"])
+def test_no_place_is_lost_whenever_a_wait_ends_around_a_release(leaves_by: str, is_ejected: bool) -> None:
+    for order, gaps in schedules(4, 2):
+
+        async def story(loop: Turns, order: tuple[int, ...] = order, gaps: tuple[int, ...] = gaps) -> None:
+            world = World(a=1)
+            server = world.servers["a"]
+            world.come("holder")
+            await turns(2)
+            world.come("leaves", patience_s=PATIENCE_S)
+            world.come("stays")
+            await turns(2)
+            if is_ejected:  # its pause is over: the next that it is given is the trial
+                server.breaker.opened_s = -1e6
+
+            def leave() -> None:
+                if leaves_by == "cancel":
+                    world.tasks["leaves"].cancel()
+                else:
+                    loop.now_s += PATIENCE_S
+
+            events: list[Callable[[], Any]] = [
+                lambda: world.end("holder"),
+                leave,
+                lambda: world.tasks["stays"].cancel(),
+                lambda: world.come("new"),
+            ]
+            for at, gap in zip(order, gaps, strict=True):
+                events[at]()
+                await turns(gap)
+            world.look()
+            await world.close()
+            world.come("next")
+            await turns(2)
+            assert world.inside == {"next": "a"}
+            await world.close()
+
+        try:
+            run(story)
+        except AssertionError as error:
+            pytest.fail(f"events {order}, turns between them {gaps}: {error}")
+
+
+def test_a_preempted_request_takes_another_free_server_at_once() -> None:
+    async def story(_: Turns) -> None:
+        world = World(a=1)
+        ticket = Ticket(ServingRequest("r", 0.0, 10.0), 60.0, {})
+        server = await world.lane.take(ticket, PATIENCE_S)
+        world.lane.leave(ticket, server)
+        again = asyncio.create_task(world.lane.take_again(ticket, PATIENCE_S))
+        await turns(2)
+        assert again.done()
+        assert again.result() is server
+
+    run(story)
+
+
+@pytest.mark.parametrize("order", [Order.FCFS, Order.LLF])
+def test_one_that_no_free_server_may_take_holds_up_nobody(order: Order) -> None:
+    async def story(_: Turns) -> None:
+        world = World(order, a=2, b=1)
+        world.come("at b", "a")
+        await turns(1)
+        world.come("failed at a", "a")
+        await turns(2)
+        for name in ("first", "second", "third", "fourth"):
+            world.come(name)
+            await turns(2)
+        assert world.inside == {"at b": "b", "first": "a", "second": "a"}
+        world.end("first")
+        await turns(4)
+        assert world.begun[-1] == "third"
+        world.end("at b")
+        await turns(4)
+        assert world.inside["failed at a"] == "b"
+        assert [each.id for each in world.lane.queue] == ["fourth"]
+        await world.close()
+
+    run(story)
+
+
+def test_only_what_the_head_may_use_is_taken_from_another_for_it() -> None:
+    class Sent:
+        ended = False
+
+        def abort(self, _: Exception) -> None:
+            self.ended = True
+
+    async def story(_: Turns) -> None:
+        world = World(Order.SRTF, a=1, b=1)
+        sent: dict[str, Sent] = {}
+        for name, excluded in (("at a", "b"), ("at b", "a")):
+            world.come(name, excluded)
+            await turns(1)
+            world.tickets[name].request.output_tokens = 500.0
+            world.tickets[name].connection = sent[name] = Sent()  # type: ignore[assignment]
+        world.tickets["at a"].request.output_tokens = 900.0  # the first to go, if it were of use
+        world.come("failed at a", "a")
+        await turns(1)
+        assert {name: each.ended for name, each in sent.items()} == {"at a": False, "at b": True}
+        world.come("any")
+        await turns(1)
+        assert sent["at a"].ended
+        await world.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_place_goes_to_the_first_that_may_have_it(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def story(loop: Turns) -> None:
+        world = World(rng.choice([Order.FCFS, Order.LLF]), a=rng.randint(1, 2), b=1, c=1)
+        for step in range(60):
+            match rng.choice(["come", "come", "end", "cancel", "time"]):
+                case "come":
+                    excluded = rng.sample(["a", "b", "c"], rng.choice([0, 0, 0, 1, 1, 2]))
+                    world.come(f"r{step}", *excluded, patience_s=rng.choice([PATIENCE_S, 1e6]))
+                case "end" if world.inside:
+                    name = rng.choice(sorted(world.inside))
+                    place, begun = world.inside[name], len(world.begun)
+                    entitled = [each.id for each in world.lane.queue if place not in each.excluded]
+                    world.end(name)
+                    await turns(4)
+                    assert world.begun[begun:] == entitled[:1]
+                case "cancel" if names := sorted(name for name, each in world.tasks.items() if not each.done()):
+                    world.tasks[rng.choice(names)].cancel()
+                case "time":
+                    loop.now_s += PATIENCE_S / 2
+                case _:
+                    pass
+            await turns(4)
+            world.look()
+        await world.close()
+
+    run(story)
+
+
+def test_a_long_queue_is_looked_through_by_what_may_serve_it_not_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(_: Turns) -> None:
+        world = World(a=1, b=1)
+        world.come("at a")
+        world.come("at b")
+        await turns(1)
+        for at in range(200):
+            world.come(f"r{at}", *["a", "b", ""][at % 3])
+        await turns(4)
+        asked: list[str] = []
+        choose = world.lane.choose
+
+        def counted(ticket: Ticket, now_s: float) -> Server | None:
+            asked.append(ticket.request.id)
+            return choose(ticket, now_s)
+
+        monkeypatch.setattr(world.lane, "choose", counted)
+        world.lane.pump()
+        assert sorted(asked) == ["r0", "r1", "r2"]
+        monkeypatch.undo()
+        for task in world.tasks.values():
+            task.cancel()
+        await turns(4)
+        world.look()
+
+    run(story)
