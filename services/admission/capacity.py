@@ -59,7 +59,8 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
         by_model[kind.model] = by_model.get(kind.model, 0) + kind.count
     largest = max(by_model.values())
     if gpus.min > largest:
-        return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs; the cluster has {largest} such GPUs.")
+        has = f"{largest} such GPUs" if len(by_model) == 1 else f"at most {largest} of one model"
+        return Impossibility("/gpus/min", f"The gang needs {gpus.min} GPUs; the cluster has {has}.")
     return None
 
 

@@ -92,8 +92,7 @@ def read_submission(entry: SubmissionEntry) -> Draft | ProblemError:
         else:
             specs = [JobSpec.model_validate_json(entry.body)]
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        return validation_problem([{**e, "loc": ("body", *e["loc"])} for e in found])
+        return validation_problem([{**e, "loc": ("body", *e["loc"])} for e in error.errors(include_url=False)])
     if not entry.service:
         served = [at for at, spec in enumerate(specs) if spec.service is not None]
         if served:

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 NAME_RULE = "must be 1 to 63 letters, digits, '.', '-' or '_', the first of them a letter or digit"
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _LONGEST_SHOWN = 60
+_MAY_BE_SECRET = frozenset(("command", "environment", "password", "secret", "secrets", "token", "url", "value"))
+"""Fields whose values, and those of what is in them, no message repeats."""
 _MOST_NAMED = 20
 
 _KINDS = {
@@ -42,10 +44,13 @@ _BOUNDS = {
 
 
 def explained(error: Mapping[str, Any]) -> str:
-    """Return one of Pydantic's errors as what is wrong and what would be right, without the name of the field."""
+    """Return one of Pydantic's errors as what is wrong and what would be right, without the name of the field.
+
+    What was given is repeated if the error has it, it is short, and the field is none that may hold a secret.
+    """
     kind = str(error["type"])
     context: Mapping[str, Any] = error.get("ctx") or {}
-    given = _shown(error.get("input"))
+    given = "" if "input" not in error or _MAY_BE_SECRET.intersection(error["loc"]) else _shown(error["input"])
     if kind == "missing":
         return "is required"
     if kind == "extra_forbidden":

@@ -30,3 +30,17 @@ def test_a_job_waits_only_for_what_could_come(gpus, capacity, pointer) -> None:
     found = impossibility(GpuRequest.model_validate(gpus), capacity)
 
     assert (None if found is None else found.pointer) == pointer
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ({"min": 99}, "The gang needs 99 GPUs; the cluster has at most 8 of one model."),
+        ({"min": 99, "model": "A100"}, "The gang needs 99 GPUs; the cluster has 4 such GPUs."),
+    ],
+)
+def test_a_gang_that_is_too_large_learns_how_large_one_may_be(gpus, said) -> None:
+    found = impossibility(GpuRequest.model_validate(gpus), [WHOLE, OTHER])
+
+    assert found is not None
+    assert found.detail == said

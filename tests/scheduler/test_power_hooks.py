@@ -97,10 +97,11 @@ def test_a_hook_that_cannot_work_is_refused_at_the_start(options: dict[str, Any]
     ("text", "message"),
     [
         ("[nodes.n1]\naddress = '1.2.3.4'\nuser = 'u'\n", "name either password_env or password_file"),
-        ("[nodes.n1]\naddress = '1.2.3.4'\nuser = 'u'\npassword = 'p'\n", "password: Extra inputs"),
-        ("[nodes.n1]\nuser = 'u'\npassword_env = 'P'\n", "address: Field required"),
-        ("[node.n1]\n", "node: Extra inputs"),
-        ("nodes = 3\n", "nodes: Input should be"),
+        ("[nodes.n1]\naddress = '1.2.3.4'\nuser = 'u'\npassword = 'p'\n", "password: is not a known field"),
+        ("[nodes.n1]\nuser = 'u'\npassword_env = 'P'\n", "address: is required"),
+        ("[node.n1]\n", "node: is not a known field"),
+        ("[nodes.n1]\naddress = '1.2.3.4'\nuser = 'u'\npassword_env = 'P'\nport = 70000\n", "at most 65535, not 70000"),
+        ("nodes = 3\n", "nodes: must be an object with named fields, not 3"),
         ("[", "bmc.toml"),
     ],
 )

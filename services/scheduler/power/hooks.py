@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from services.contracts.invalid import first_error
 from services.core.domain.errors import DomainError
 from services.kit.settings import SECRET_VARIABLES
 from services.scheduler.settings import SchedulerSettings
@@ -218,9 +219,7 @@ def read_controllers(path: Path) -> dict[str, Controller]:
     except OSError as error:
         raise DomainError(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DomainError(f"{path}: {f'{where}: ' if where else ''}{first['msg']}") from None
+        raise DomainError(f"{path}: {first_error(error)}") from None
     except ValueError as error:  # not TOML, or not UTF-8
         raise DomainError(f"{path}: {error}") from None
 
