@@ -75,7 +75,7 @@ def demo(
         succeeded = view.print_summary()
         if not exit_after:
             console.print(f"\n[green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs); Ctrl-C stops it")
-            console.print("in another terminal: .venv/bin/wattshift jobs | nodes | carbon | policy | report | submit")
+            console.print("in another terminal, after .venv/bin/wattshift: jobs, nodes, carbon, policy, report, submit")
             with suppress(local.StopAskedError):
                 stop.wait()
         return 0 if succeeded else EXIT_FAILED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import sys
 import uuid
 from pathlib import Path
@@ -32,7 +33,7 @@ from services.cli.specs import (
 )
 from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
 
-_REST, _SCRIPT, _TEXT = "wattshift.rest", "wattshift.script", "wattshift.text"
+_REST, _SCRIPT, _TEXT, _TYPED = "wattshift.rest", "wattshift.script", "wattshift.text", "wattshift.typed"
 _NOT_IN_SCRIPTS = frozenset(("file", "command", "wait", "follow", "as_json", "test_only", "idempotency_key"))
 USER_LABEL = "user"
 """The label that names who submitted a job, by the account on the machine that it was submitted from."""
@@ -44,6 +45,7 @@ class SubmitCommand(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of the command line."""
         args = list(args)
+        ctx.meta[_TYPED] = tuple(args)
         if "--" in args:
             at = args.index("--")
             ctx.meta[_REST] = args[at + 1 :]
@@ -338,10 +340,7 @@ def _specs(
     rest: list[str] | None = context.meta.get(_REST)
     script: Script | None = context.meta.get(_SCRIPT)
     if len(files) > 1:
-        raise CliError(
-            f"one FILE at a time; a script's arguments follow --: wattshift submit {files[0]} -- {' '.join(files[1:])}",
-            EXIT_USAGE,
-        )
+        raise CliError(_several_words(files, list(context.meta[_TYPED])), EXIT_USAGE)
     forms = [bool(files), command is not None, rest is not None and not files]
     if sum(forms) > 1:
         raise CliError("give one of these: a FILE, --command, or -- and a command", EXIT_USAGE)
@@ -364,6 +363,21 @@ def _specs(
     source = sources.of_options(options.upload, options.git, options.git_secret)
     elsewhere = source is not None and not is_local(gateway_url())
     return [signed(spec_of(options, words, name, dict(os.environ), source, elsewhere=elsewhere))]
+
+
+def _several_words(files: list[str], typed: list[str]) -> str:
+    """Return what to type instead of words that do not follow ``--``: they are a command, or a script's arguments."""
+    file = Path(files[0])
+    text = read_text(file) if file.is_file() else ""
+    if file.suffix in SPEC_SUFFIXES or (text and not is_script(files[0], text)):
+        return f"one FILE of specs at a time, not {len(files)}"
+    is_scripts = text.startswith("#!") or file.suffix in (".sh", ".bash", ".sbatch")
+    at = typed.index("--") if "--" in typed else len(typed)
+    options, rest = typed[:at], typed[at + 1 :]
+    for word in files[is_scripts:]:
+        options.remove(word)
+    whose = "a script's arguments follow" if is_scripts else "a command follows"
+    return f"{whose} --: wattshift submit {shlex.join([*options, '--', *files[is_scripts:], *rest])}"
 
 
 def signed(spec: JobSpec) -> JobSpec:

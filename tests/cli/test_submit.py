@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -274,3 +275,34 @@ def test_a_range_of_batches_is_a_permission(run: Run, gateway: Gateway, tmp_path
 
     assert [each["batch"] for each in (by_option, by_script, by_file)] == [{"min": 64, "max": 1_024}] * 3
     assert [each.get("global_batch") for each in (by_option, by_script, by_file)] == [None, None, 128]
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        (["python3", "train.py"], ["python3", "train.py"]),
+        (["--gpus", "2", "python3", "train.py", "--", "--lr", "0.1"], ["python3", "train.py", "--lr", "0.1"]),
+        (["train.py", "a b"], ["train.py", "a b"]),
+        (["run.sh", "a b", "--hold"], ["sh", "-c", "#!/bin/sh\necho $1\n", "run.sh", "a b"]),
+    ],
+)
+def test_what_is_typed_without_its_dashes_is_answered_with_the_line_that_works(
+    run: Run, gateway: Gateway, tmp_path: Path, typed: list[str], command: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text("print()\n")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\necho $1\n")
+    with pytest.raises(CliError) as refused:
+        run("submit", *typed)
+
+    program, *words = shlex.split(str(refused.value).partition("--: ")[2])
+
+    assert program == "wattshift"
+    spec = submitted(run, gateway, *words[1:])
+    assert [Path(spec["command"][0]).name, *spec["command"][1:]] == command
+    assert (spec["gpus"]["min"], spec["hold"]) == (2 if "--gpus" in typed else 1, "--hold" in typed)
+
+
+def test_two_files_of_specs_are_two_submissions(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\ncommand: ['true']\n")
+    with pytest.raises(CliError, match="one FILE of specs at a time, not 2"):
+        run("submit", "a.yaml", "a.yaml")
