@@ -10,6 +10,8 @@ from services.cli.client import Gateway
 from services.cli.output import console
 from services.contracts.jobs import JobSpec
 
+IS_NOW = "now is the greenest time that it has"
+
 
 def show_estimates(gateway: Gateway, specs: list[JobSpec], *, as_json: bool) -> None:
     """Print what would become of each job if it were submitted now, alone."""
@@ -43,9 +45,15 @@ def estimate_lines(name: str, estimate: dict[str, Any], now: datetime) -> list[s
         lines.append(f"  start: {when}")
     if estimate["duration_s"] is not None:
         lines.append(f"  length: {output.duration(estimate['duration_s'])}")
-    for label, key in (("if it began now", "now"), ("in the next green window", "greenest")):
-        lines.append(f"  {label}: {_emission(estimate[key], now)}")
+    lines.append(f"  if it began now: {_emission(estimate['now'], now)}")
+    greenest = IS_NOW if is_now(estimate) else _emission(estimate["greenest"], now)
+    lines.append(f"  in the next green window: {greenest}")
     return lines + [f"  [dim]{sentence}[/]" for sentence in estimate["assumptions"]]
+
+
+def is_now(found: dict[str, Any]) -> bool:
+    """Return whether the greenest time that a job has begins now."""
+    return bool(found["now"] and found["greenest"]) and found["now"]["starts_at"] == found["greenest"]["starts_at"]
 
 
 def _waiting(jobs: int) -> str:

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from services.cli import arrays, output
 from services.cli.client import Gateway
+from services.cli.estimate import IS_NOW, is_now
 from services.cli.names import is_array, job_or_array, path_of
 from services.cli.output import console
 
@@ -148,7 +149,8 @@ class Page:
         yield from self._length(waiting["length"])
         forecast = waiting["forecast"]
         for label, key in (("if it began now", "now"), ("in the greenest window", "greenest")):
-            yield f"  {label}: {self._emission(waiting[key], waiting['length'])}"
+            same = key == "greenest" and is_now(waiting)
+            yield f"  {label}: {IS_NOW if same else self._emission(waiting[key], waiting['length'])}"
         if forecast:
             made = f"made {self._ago(forecast['made_at'])}" if forecast["made_at"] else "of unknown age"
             stale = ", stale: its newest value is older than it should be" if forecast["stale"] else ""

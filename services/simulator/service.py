@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from services.contracts.background import WorkProblem, WorkRecord
 from services.contracts.identity import Identity
@@ -115,7 +116,7 @@ class SimulatorService:
         return _summary(await self._work_queue.cancel(simulation_id, caller))
 
     async def _resolve(self, request: TrainingRequest, caller: Identity) -> WorkProblem:
-        if request.days is not None:
+        if request.days is not None and request.jobs != HISTORY:
             self._check_days(request.days)
         contents = await self._contents(request, caller)
         terms = request.model_dump(mode="json", exclude=set(FILE_OPTIONS))
@@ -170,9 +171,10 @@ class SimulatorService:
                 raise ValueError("start lies before 1970-01-02")
         except (ValueError, OverflowError) as error:
             raise OptionError("start", str(error)) from error
+        self._check_days((end_s - start_s) / DAY_S)
         found = {"jobs": await self._sources.past_jobs(caller, start_s, end_s, self._settings.max_jobs)}
         if not found["jobs"].data:
-            raise OptionError("jobs", "no job was submitted here in the requested days")
+            raise OptionError("jobs", f"no job was submitted here from {_minute(start_s)} to {_minute(end_s)} UTC")
         if wants_grid:
             zone = str(request.carbon)
             if not re.fullmatch(NAME_PATTERN, zone):
@@ -204,6 +206,10 @@ class SimulatorService:
         if days > self._settings.max_days:
             most = f"{self._settings.max_days:g}"
             raise OptionError("days", f"{days:g} days are more than a run may have ({most})")
+
+
+def _minute(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _summary(work: WorkRecord) -> SimulationSummary:

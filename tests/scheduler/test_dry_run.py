@@ -99,6 +99,18 @@ async def test_what_it_would_emit_is_power_times_time_times_intensity(world: Wor
     assert found.greenest.carbon_gco2 == pytest.approx(found.power_w / 1_000 * 50)
 
 
+async def test_a_run_that_the_forecast_does_not_cover_has_no_greenest_time_and_says_why(world: World) -> None:
+    await world.node("n1")
+    await world.scheduler.turn()
+    set_grid(world)
+
+    short, long = await estimate(world, time_limit_s=HOUR_S), await estimate(world, time_limit_s=400 * HOUR_S)
+
+    why = "Greenest time: unknown, as the forecast ends before a run that began now would."
+    assert (short.greenest is None, why in short.assumptions) == (False, False)
+    assert (long.greenest is None, why in long.assumptions) == (True, True)
+
+
 @pytest.mark.parametrize("limit", ["flexibility_s", "deadline"])
 async def test_the_green_window_is_one_that_the_job_allows(world: World, limit: str) -> None:
     await world.node("n1")

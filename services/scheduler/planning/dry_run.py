@@ -187,7 +187,7 @@ def estimate_of(
         power_from=None if power is None else power.source,
         now=now,
         greenest=greenest,
-        assumptions=_assumptions(start, length, power, outlook, spec),
+        assumptions=_assumptions(start, length, power, outlook, spec, knows_greenest=greenest is not None),
     )
 
 
@@ -283,7 +283,13 @@ def emissions(
 
 
 def _assumptions(
-    start: Start | None, length: Length, power: Power | None, outlook: CarbonOutlook | None, spec: JobSpec
+    start: Start | None,
+    length: Length,
+    power: Power | None,
+    outlook: CarbonOutlook | None,
+    spec: JobSpec,
+    *,
+    knows_greenest: bool,
 ) -> list[str]:
     said = ["Start: by the cluster as it is now; jobs that arrive or end change it. Nothing is reserved."]
     if spec.tasks is not None:
@@ -295,6 +301,8 @@ def _assumptions(
     said += [length.words, power.words]
     stale = ", which is stale" if outlook.stale else ""
     said.append(f"Intensity: {outlook.signal.value} of {outlook.zone} by forecast{stale}; PUE is not included.")
+    if not knows_greenest:
+        said.append("Greenest time: unknown, as the forecast ends before a run that began now would.")
     if start is None and spec.gpus.largest > spec.gpus.min:
         said.append(f"Size: {spec.gpus.min} GPUs, the smallest gang; the policy may choose another.")
     return said

@@ -15,6 +15,7 @@ from services.contracts.identity import Role
 from services.db.database import Database
 from services.db.engine import create_engine
 from services.simulator.repository import SimulationRepository
+from services.simulator.settings import SimulatorSettings
 from tests.simulator.service.installation import a_long_run, a_run
 from tests.support.background import Installation
 from tests.support.control_plane import accept_job, allocate
@@ -124,8 +125,45 @@ async def test_the_past_of_this_installation(simulator: Installation) -> None:
     assert (refusal[0], refusal[2]) == (422, "/carbon")
     assert (await refused(simulator, {**body, "start": "2001-01-01"}))[2:] == (
         "/jobs",
-        "no job was submitted here in the requested days",
+        "no job was submitted here from 2001-01-01 00:00 to 2001-01-03 00:00 UTC",
     )
+
+
+async def test_the_past_ends_now_and_is_as_long_as_it_was(simulator: Installation) -> None:
+    """The first day of an installation is a past day too, as is the day that a request has not reached yet."""
+    database = await Database.open(simulator.stack.environment["DATABASE_URL"], size=2)
+    job_id = await accept_job(database, tenant="new")
+    gang = await allocate(database, job_id, {})
+    now = datetime.now(UTC)
+    began = max(now - timedelta(minutes=1), now.replace(hour=0, minute=0, second=0, microsecond=0))
+    async with database.connection() as connection:
+        await connection.execute(
+            "UPDATE allocations SET gpus = 2, state = 'ended', started_at = $2, ended_at = now() WHERE id = $1",
+            gang,
+            began,
+        )
+        await connection.execute(
+            "UPDATE jobs SET state = 'succeeded', submitted_at = $2, started_at = $2, ended_at = now() WHERE id = $1",
+            *(job_id, began),
+        )
+    await database.close()
+    most = int(SimulatorSettings.model_fields["max_days"].default)
+    body = {"policy": "fifo", "jobs": "history", "carbon": "US-CAL-CISO", "cluster": "1x4:A100"}
+    for days in (7, most - 0.01):
+        start = now - timedelta(days=days)
+        refusal = await simulator.submit({**body, "start": start.isoformat(), "days": days + 1}, tenant="none")
+        assert f"from {start:%Y-%m-%d %H:%M} to {datetime.now(UTC):%Y-%m-%d}" in refusal.json()["detail"]
+
+    run = await simulator.ended(
+        await simulator.accepted(
+            {**body, "start": (now - timedelta(days=7)).date().isoformat(), "days": 8}, tenant="new"
+        ),
+        tenant="new",
+    )
+
+    assert (run["status"], run["result"]["completed"]) == ("succeeded", 1)
+    too_long = {**body, "start": (now - timedelta(days=most + 2)).date().isoformat(), "days": most + 3}
+    assert (await refused(simulator, too_long))[2] == "/days"
 
 
 async def test_the_same_key_and_the_same_run(simulator: Installation) -> None:

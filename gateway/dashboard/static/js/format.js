@@ -27,6 +27,10 @@ export const intensity = (value) => (isUnknown(value) ? UNKNOWN : `${Math.round(
 export const gpuHours = (s) => scaled(s, [[360, "GPU h", 3600], [1, "GPU s"]]);
 export const percent = (share) => (isUnknown(share) ? UNKNOWN : `${digits(share * 100)} %`);
 export const count = (value) => (isUnknown(value) ? UNKNOWN : value.toLocaleString("en"));
+/** Whether the greenest time of an estimate is now. */
+export const startsNow = ({ now, greenest }) => Boolean(now) && now.starts_at === greenest?.starts_at;
+/** Return the past days as simulations ask for them; a period that is longer, whatever clocks differ by, ends now. */
+export const pastDays = (days, nowMs) => ({ start: new Date(nowMs - days * 86_400_000).toISOString(), days: days + 1 });
 /** Return a number of things: "1 restart", "2 restarts". */
 export const counted = (number, thing) => `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
 export const clock = (mhz) => (isUnknown(mhz) ? UNKNOWN : `${mhz.toLocaleString("en")} MHz`);

@@ -22,7 +22,7 @@ export function refused(form, error, fieldOf) {
   const rest = [];
   for (const each of error.errors ?? []) {
     const input = fieldOf(each.pointer);
-    if (input) { complain(input, each.detail); first ??= input; } else rest.push(`${each.pointer} ${each.detail}`);
+    if (input) { complain(input, each.detail); first ??= input; } else if (!error.message.includes(each.detail)) rest.push(`${each.pointer} ${each.detail}`);
   }
   first?.focus();
   if (!first || rest.length) notice(rest.length ? `${error.message} ${rest.join("; ")}` : error.message);

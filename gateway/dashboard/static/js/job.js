@@ -1,7 +1,7 @@
 // One job: its state, why, its life against the grid, its footprint and its output.
 import { get, send } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
-import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, percent, power, unknown, words, clock } from "./format.js";
+import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, percent, power, startsNow, unknown, words, clock } from "./format.js";
 import { LifeLine } from "./life.js";
 import { follow, throttled, every } from "./live.js";
 import { Output } from "./output.js";
@@ -98,7 +98,7 @@ async function showWhy() {
     waiting?.place?.position ? ["Place in the queue", `${count(waiting.place.position)} of ${count(waiting.place.waiting_jobs)}`] : null,
     waiting ? ["Suitable GPUs", `${count(waiting.gpus.free)} free of ${count(waiting.gpus.suitable)}`] : null,
     waiting ? emission("If started ", waiting.now) : null,
-    waiting ? emission("Greenest ", waiting.greenest) : null,
+    waiting ? (startsNow(waiting) ? ["Greenest", "it is now"] : emission("Greenest ", waiting.greenest)) : null,
     running?.next ? ["Next round", running.next.detail, running.next.at ? h("span", { class: "sub" }, at(running.next.at)) : null] : null,
     running ? ["Expected end", running.expected_end_at ? at(running.expected_end_at) : unknown()] : null,
     length?.seconds ? ["Still runs", duration(length.seconds), h("span", { class: "sub" }, `by its ${words(length.source)}`)] : null,

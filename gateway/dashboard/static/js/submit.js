@@ -1,7 +1,7 @@
 // The form that submits a job, and says before what would become of it.
 import { send } from "./api.js";
 import { by, facts, fill, h } from "./dom.js";
-import { at, carbon, count, duration, intensity, power, unknown } from "./format.js";
+import { at, carbon, count, counted, duration, intensity, power, startsNow, unknown } from "./format.js";
 import { busy, clear, complain, refused } from "./forms.js";
 import "./shell.js";
 
@@ -59,13 +59,13 @@ async function estimate() {
   try {
     const found = await send("POST", "/v1/jobs:estimate", asked);
     by("estimated").hidden = false;
-    fill(by("estimated"), h("h2", {}, found.starts_now ? `It would start now, on ${count(found.gpus)} GPUs` : "It would wait"), found.detail ? h("p", {}, found.detail) : null, facts([
+    fill(by("estimated"), h("h2", {}, found.starts_now ? `It would start now, on ${counted(found.gpus, "GPU")}` : "It would wait"), found.detail ? h("p", {}, found.detail) : null, facts([
       found.starts_now ? null : ["Expected start", found.expected_start_at ? at(found.expected_start_at) : unknown()],
       ["Free GPUs that suit", `${count(found.free_gpus)} of ${count(found.suitable_gpus)}`],
       ["Runs for", found.duration_s === null ? unknown() : duration(found.duration_s)],
       ["Draws", found.power_w === null ? unknown() : power(found.power_w)],
       ["Would emit, begun now", emission(found.now)],
-      ["At the greenest time", emission(found.greenest)],
+      ["At the greenest time", startsNow(found) ? "it is now" : emission(found.greenest)],
     ]), h("p", { class: "note" }, `Under the policy ${found.policy}. ${found.assumptions.join(" ")}`));
     by("estimated").scrollIntoView({ block: "nearest" });
   } catch (error) {

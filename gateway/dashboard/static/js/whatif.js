@@ -1,7 +1,7 @@
 // What-if runs: started, followed and compared in place, with the front of carbon against time.
 import { get, send } from "./api.js";
 import { by, fill, h, table } from "./dom.js";
-import { carbon, count, digits, duration, energy, figure, percent, unknown } from "./format.js";
+import { carbon, count, digits, duration, energy, figure, pastDays, percent, unknown } from "./format.js";
 import { busy, clear, complain, refused } from "./forms.js";
 import { me, notice, trying } from "./shell.js";
 import { front, scatter } from "./front.js";
@@ -54,7 +54,7 @@ export class WhatIf {
     const { source, days, grid, vary, values } = this.form.elements;
     const policies = [...this.form.querySelectorAll('[name="policy"]:checked')].map((each) => each.value);
     const base = source.value === "live" ? { jobs: "live", carbon: "live" } : source.value === "history"
-      ? { jobs: "history", carbon: me.zone, days: Number(days.value), start: new Date(Date.now() - Number(days.value) * 86_400_000).toISOString().slice(0, 10) }
+      ? { jobs: "history", carbon: me.zone, ...pastDays(Number(days.value), Date.now()) }
       : { jobs: "green-day", carbon: grid.value, days: Number(days.value) };
     const asked = policies.length ? [[{ ...base, policy: policies }, ""]] : [];
     if (vary.value) {
