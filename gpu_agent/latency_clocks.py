@@ -11,6 +11,7 @@ Source: FREESH section 3.2, equation 5; ``services.core.policies.freesh.clock_mo
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -69,6 +70,8 @@ class Seen:
     ended: int = 0
     e2e_s: float = 0.0
     ended_tokens: int = 0
+    oldest_s: float = 0.0
+    held: dict[str, int] = field(default_factory=dict[str, int])
     reports: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, router: str, row: ServerLatency) -> None:
@@ -82,36 +85,44 @@ class Seen:
         self.ended += row.ended
         self.e2e_s += (row.mean_e2e_s or 0.0) * row.ended
         self.ended_tokens += row.ended_tokens
+        self.oldest_s = max(self.oldest_s, row.oldest_s)
+        self.held[router] = row.held  # of all its classes, each of which says so
 
     @property
     def window_s(self) -> float:
         """The time that the reports are of, seconds: one for each of a router."""
         return float(max(self.reports.values()))
 
-    def report(self) -> miad.LatencyReport:
-        """Return the means."""
+    def report(self, clock_since_s: float) -> miad.LatencyReport:
+        """Return the means; the clock has been the one of now for so many seconds."""
         return miad.LatencyReport(
             ttft_s=self.ttft_s / self.first_tokens if self.first_tokens else None,
             tbt_s=self.tbt_s / self.tokens if self.tokens else None,
             e2e_s=self.e2e_s / self.ended if self.ended else None,
+            in_service=sum(self.held.values()),
+            is_stale=self.oldest_s > clock_since_s,
         )
 
-    def sample(self, clock_mhz: float, power_w: float) -> ClockSample:
-        """Return what the server did at a clock.
+    def sample(self, clock_mhz: float, clock_since_s: float, power_w: float) -> ClockSample:
+        """Return what the server did at a clock that it has had for so many seconds.
 
         *Approximation*: requests that were decoded together, on average, are the time between all tokens over the
-        window (Little's law). An average below 1 is one request for that share of the time.
+        window (Little's law). An average below 1 is one request for that share of the time. Tokens of whole answers
+        were not all made in the window: there they are the requests held at its end, and these make the tokens.
         """
-        mean_batch = self.tbt_s / self.window_s
+        mean_batch, tokens_per_s = self.tbt_s / self.window_s, self.tokens / self.window_s
+        if self.oldest_s:
+            mean_batch = float(sum(self.held.values())) or min(mean_batch, 1.0)
+            tokens_per_s = mean_batch * self.tokens / self.tbt_s if self.tbt_s else 0.0
         busy_share = min(mean_batch, 1.0)
         return ClockSample(
             clock_mhz=clock_mhz,
             batch=mean_batch / busy_share if busy_share > 0 else 0.0,
-            report=self.report(),
+            report=self.report(clock_since_s),
             power_w=power_w,
             queued_s=self.wait_s / self.first_tokens if self.first_tokens else 0.0,
             tokens_per_request=self.ended_tokens / self.ended if self.ended else None,
-            tokens_per_s=self.tokens / self.window_s,
+            tokens_per_s=tokens_per_s,
             busy_share=busy_share,
         )
 
@@ -125,7 +136,9 @@ class Decision:
         clock_mhz: What its devices are to have. In a dry run: what they would get next after their default.
         dry_run: Whether it is only said.
         at_s: When it was decided.
+        since_s: When its devices were first given this clock.
         exceeded: Whether the reports that it came from exceeded a limit.
+        unobserved: Whether the clock was kept, because requests were in service and nothing was seen of them.
         model: What is known of servers of this kind; None with another policy.
     """
 
@@ -134,7 +147,9 @@ class Decision:
     clock_mhz: float
     dry_run: bool
     at_s: float
+    since_s: float
     exceeded: bool
+    unobserved: bool
     model: ModelState | None = None
 
 
@@ -154,6 +169,7 @@ class Minute:
             dry_run=last.dry_run,
             decisions=len(clocks),
             exceeded=sum(each.exceeded for each in self.decided),
+            unobserved=sum(each.unobserved for each in self.decided),
             mean_mhz=round(sum(clocks) / len(clocks), 1),
             lowest_mhz=min(clocks),
             highest_mhz=max(clocks),
@@ -299,6 +315,7 @@ class LatencyClocks:
                 "dry_run": decision.dry_run,
                 "clock_mhz": round(decision.clock_mhz),
                 "exceeded": decision.exceeded,
+                "unobserved": decision.unobserved,
                 "model": decision.model and asdict(decision.model),
                 "reported_s_ago": round(now_s - self._heard_s[job_id], 1),
             }
@@ -314,7 +331,8 @@ class LatencyClocks:
         if clocks is None:
             return None
         goes_on = last is not None and last.devices == gang.devices and not (last.dry_run or dry_run)
-        sample = seen.sample(last.clock_mhz if last and goes_on else clocks.highest, measured.power_w)
+        before_mhz, since_s = (last.clock_mhz, last.since_s) if last and goes_on else (clocks.highest, -math.inf)
+        sample = seen.sample(before_mhz, now_s - since_s, measured.power_w)
         teaches = True
         if dry_run:
             # Devices choose their clocks by themselves. What they choose while nothing runs says nothing.
@@ -328,9 +346,11 @@ class LatencyClocks:
         else:
             clock_mhz = miad_clock(sample.clock_mhz, sample.report, terms.limits, clocks, terms.miad)
         exceeded = sample.report.exceeds(terms.limits)
+        unobserved = not exceeded and sample.report.is_blind(terms.limits)
+        since_s = since_s if clock_mhz == before_mhz else now_s
         if last is None or (last.policy, last.dry_run) != (terms.policy, dry_run):
             log.info("clocks.follow", job_id=gang.start and gang.start.job_id, policy=terms.policy, dry_run=dry_run)
-        return Decision(gang.devices, terms.policy, clock_mhz, dry_run, now_s, exceeded, model)
+        return Decision(gang.devices, terms.policy, clock_mhz, dry_run, now_s, since_s, exceeded, unobserved, model)
 
     def _learned_clock(
         self, gang: Gang, terms: ServerClocks, sample: ClockSample, clocks: Clocks, *, teaches: bool

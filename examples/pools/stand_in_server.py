@@ -82,6 +82,7 @@ class Generation:
     cached_tokens: int = 0
     tokens: asyncio.Queue[int] = field(default_factory=asyncio.Queue[int])
     produced: int = 0
+    token_at_s: float = 0.0
     is_gone: bool = False
 
 
@@ -100,7 +101,7 @@ class Engine:
         self.running: list[Generation] = []
         self.other = 0
         self.totals = {"prompt_tokens": 0, "generation_tokens": 0, "requests": 0, "ttft_s": 0.0, "first_tokens": 0}
-        self.totals["cached_tokens"] = 0
+        self.totals |= {"cached_tokens": 0, "between_tokens_s": 0.0, "later_tokens": 0}
         self._numbers = itertools.count()
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -171,6 +172,8 @@ class Engine:
             ("generation_tokens_total", "counter", self.totals["generation_tokens"]),
             ("time_to_first_token_seconds_sum", "counter", self.totals["ttft_s"]),
             ("time_to_first_token_seconds_count", "counter", self.totals["first_tokens"]),
+            ("inter_token_latency_seconds_sum", "counter", self.totals["between_tokens_s"]),
+            ("inter_token_latency_seconds_count", "counter", self.totals["later_tokens"]),
         ):
             lines += [f"# TYPE vllm:{name} {kind}", f'vllm:{name}{{model_name="stand-in"}} {float(value)}']
         return "\n".join(lines) + "\n"
@@ -209,6 +212,11 @@ class Engine:
     def _produce(self, generation: Generation) -> None:
         number = generation.produced + generation.tokens.qsize()
         generation.tokens.put_nowait(number)
+        now_s = time.monotonic()
+        if number:
+            self.totals["between_tokens_s"] += now_s - generation.token_at_s
+            self.totals["later_tokens"] += 1
+        generation.token_at_s = now_s
         if number + 1 >= generation.output_tokens:
             self.running = [each for each in self.running if each is not generation]
             self._admit()

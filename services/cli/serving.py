@@ -240,8 +240,9 @@ def list_clocks(
         "mean",
         "range",
         "over a limit",
+        "nothing seen",
         "model",
-        right=("mean", "range", "over a limit"),
+        right=("mean", "range", "over a limit", "nothing seen"),
     )
     for each in found:
         unused = f", not used: {each['unused']}" if each["unused"] else ""
@@ -253,6 +254,7 @@ def list_clocks(
             f"{each['mean_mhz']:.0f} MHz",
             f"{each['lowest_mhz']:.0f} .. {each['highest_mhz']:.0f}",
             f"{each['exceeded']} of {each['decisions']}",
+            f"{each['unobserved']} of {each['decisions']}",
             known,
         )
     console.print(shown if found else "no clocks have followed latency")
@@ -397,7 +399,9 @@ def _clock(clock: dict[str, Any] | None) -> str:
     now = "?" if clock["clock_mhz"] is None else f"{clock['clock_mhz']} MHz"
     if clock["dry_run"]:
         return f"{now}, {clock['policy']} would set {clock['wanted_mhz']}"
-    return f"{now}, {clock['policy']}"
+    share = clock["unobserved_share"]
+    blind = f", kept for {100 * share:.0f} % of the minute: nothing seen of its requests" if share else ""
+    return f"{now}, {clock['policy']}{blind}"
 
 
 def _percent(share: float | None) -> str:

@@ -381,6 +381,12 @@ class ClockMinute(NodeMessage):
     dry_run: bool = Field(description="Whether the last of them was only said, and not set.")
     decisions: int = Field(ge=1, le=1_000)
     exceeded: int = Field(ge=0, le=1_000, description="How many of them followed reports that exceeded a limit.")
+    unobserved: int = Field(
+        default=0,
+        ge=0,
+        le=1_000,
+        description="How many of them kept the clock, because requests were in service and nothing was seen of them.",
+    )
     mean_mhz: float = Field(gt=0, le=100_000)
     lowest_mhz: float = Field(gt=0, le=100_000)
     highest_mhz: float = Field(gt=0, le=100_000)

@@ -144,6 +144,11 @@ class RoutedServer(Message):
     is_intensity_estimated: bool = True
     pue: float = 1
     clocks: ServerClocks | None = Field(default=None, description="Null where its clocks do not follow latency.")
+    load_path: str | None = Field(
+        default=None,
+        exclude_if=lambda path: path is None,
+        description="Path of its metrics, where its clocks follow latency.",
+    )
 
 
 class RoutedApp(Message):
@@ -275,13 +280,25 @@ class ServerLatency(Message):
     mean_ttft_ms: float | None = Field(description="Of those, the wait in the queue included. Null without any.")
     max_ttft_ms: float | None
     mean_wait_ms: float | None = Field(default=None, description="Of those, the wait in the queue alone.")
-    tokens: int = Field(default=0, description="Tokens after first ones that came in that second.")
-    mean_tbt_ms: float | None = Field(description="Between tokens that came in that second. Null without any.")
+    tokens: int = Field(
+        default=0,
+        description="Tokens of streams that came in that second, first ones left out, and those of whole answers that "
+        "ended in it.",
+    )
+    mean_tbt_ms: float | None = Field(description="The mean time that each of these tokens took. Null without any.")
     max_tbt_ms: float | None
     ended: int = Field(description="Complete answers that ended in that second.")
     mean_e2e_s: float | None = Field(default=None, description="Of those. Null without any.")
     max_e2e_s: float | None = Field(description="Of those. Null without any.")
     ended_tokens: int = Field(default=0, description="Of those: all their tokens.")
+    # left out while it is 0, as agents of an older release, which take all tokens for those of that second, refuse it
+    oldest_s: float = Field(
+        default=0.0,
+        exclude_if=lambda oldest_s: oldest_s == 0.0,
+        description="How long ago the oldest of these tokens were begun, where some are of answers that were not "
+        "streamed: their mean time is at most the answer's time at the server divided by its tokens, or what the "
+        "server itself measured. 0 where all were seen to come in that second.",
+    )
     clocks: ServerClocks | None = Field(
         default=None, description="How its clocks follow these latencies; null if they do not."
     )

@@ -368,6 +368,11 @@ class InstanceClock(Message):
     exceeded_share: float | None = Field(
         default=None, description="Share of the seconds of the newest minute whose reports exceeded a limit, 0 to 1."
     )
+    unobserved_share: float | None = Field(
+        default=None,
+        description="Share of the seconds of the newest minute in which requests were in service and nothing was seen "
+        "of them, so that the clock was kept, 0 to 1.",
+    )
     model_error: float | None = Field(
         default=None, description="Mean relative error of the learned model; null while there is none."
     )

@@ -53,6 +53,9 @@ class AnswerPasser:
         input_tokens, output_tokens = _tokens(usage, turn.expected)
         if connection.status == 200:
             self._outcomes.learn(turn, server, now_s, input_tokens, output_tokens, usage is not None)
+            tokens = 0 if turn.received.kind == "embedding" else _stated(usage, "completion_tokens")
+            if tokens is not None:
+                self._outcomes.came_at_once(turn, server, now_s, tokens)
         if connection.status >= 400 and not _is_json(connection.headers):
             detail = content[:500].decode(errors="replace").strip() or "The model server refused the request."
             content = openai.error_body(connection.status, "upstream_error", detail)
@@ -160,11 +163,13 @@ def _usage(content: bytes) -> Mapping[str, Any] | None:
 def _tokens(usage: Mapping[str, Any] | None, expected: Expected) -> tuple[int, int]:
     """Return tokens of prompt and answer as the server stated them; what is not a number there is not believed."""
 
-    def number(name: str, otherwise: int) -> int:
-        value = usage.get(name) if usage else None
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**8:
-            return value
-        return otherwise
+    prompt, output = _stated(usage, "prompt_tokens"), _stated(usage, "completion_tokens")
+    if output is None:
+        output = 0 if not expected.contexts else round(expected.output_tokens)
+    return expected.input_tokens if prompt is None else prompt, output
 
-    output = 0 if not expected.contexts else round(expected.output_tokens)
-    return number("prompt_tokens", expected.input_tokens), number("completion_tokens", output)
+
+def _stated(usage: Mapping[str, Any] | None, name: str) -> int | None:
+    value = usage.get(name) if usage else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**8
+    return value if is_count else None

@@ -1,11 +1,17 @@
 """What agents need for the clocks of their devices: each second, the latencies that clients of their servers saw.
 
+A stream shows its tokens as they come. Of an answer that comes at once only its time and its number of tokens are seen,
+from which a bound follows; a server that has histograms of the time between tokens is asked for them instead.
+
 A stream for each node in Redis; an agent reads its own. A report that is lost is not sent again: the next one follows
 within a second, and an agent that hears nothing returns to default clocks.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from redis.asyncio import Redis
@@ -16,6 +22,7 @@ from services.contracts.streams import LATENCY_FIELD, LATENCY_MAX_LENGTH, latenc
 from services.kit.logging import Log
 from services.router.fleet import Fleet
 from services.router.lanes import Lanes
+from services.router.server_times import Measured, ServerTimes
 
 log = Log(__name__)
 
@@ -26,6 +33,7 @@ class _Second:
     """One server's and class's latencies since the last report."""
 
     __slots__ = (
+        "began_s",
         "e2e_s",
         "ended",
         "ended_tokens",
@@ -41,8 +49,15 @@ class _Second:
 
     def __init__(self) -> None:
         self.ttft_s, self.ttft_max_s, self.wait_s, self.ttfts = 0.0, 0.0, 0.0, 0
-        self.gap_s, self.gap_max_s, self.gaps = 0.0, 0.0, 0
+        self.forget_tokens()
         self.e2e_s, self.max_e2e_s, self.ended, self.ended_tokens = 0.0, 0.0, 0, 0
+
+    def forget_tokens(self) -> None:
+        self.gap_s, self.gap_max_s, self.gaps, self.began_s = 0.0, 0.0, 0, math.inf
+
+    def measured(self, own: Measured, now_s: float) -> None:
+        self.gap_s, self.gap_max_s, self.gaps = own.tbt_s * own.tokens, own.tbt_s, own.tokens
+        self.began_s = now_s - own.window_s
 
 
 class LatencyReporter:
@@ -54,6 +69,7 @@ class LatencyReporter:
         self._lanes = lanes
         self._router = router
         self._found: dict[tuple[str, str], _Second] = {}
+        self._times = ServerTimes()
         self._is_down = False
 
     def first(self, server: str, request_class: str, ttft_s: float, wait_s: float) -> None:
@@ -71,6 +87,16 @@ class LatencyReporter:
         second.gaps += tokens
         second.gap_max_s = max(second.gap_max_s, gap_s / tokens)
 
+    def whole(self, server: str, request_class: str, began_s: float, ended_s: float, tokens: int) -> None:
+        """Note an answer that came at once, with the tokens of each of its choices, as its server counts them.
+
+        Its time at the server divided by its tokens is the most that a token took: waiting at the server and the
+        prefill are in it.
+        """
+        self.gap(server, request_class, ended_s - began_s, tokens)
+        second = self._of(server, request_class)
+        second.began_s = min(second.began_s, began_s)
+
     def end(self, server: str, request_class: str, e2e_s: float, tokens: int) -> None:
         """Note the end of a complete answer."""
         second = self._of(server, request_class)
@@ -86,8 +112,22 @@ class LatencyReporter:
             found = self._found[key] = _Second()
         return found
 
-    def reports(self, at: datetime) -> dict[str, LatencyReport]:
-        """Return the reports of the time since the last call, by node."""
+    async def measured(self) -> dict[str, Measured]:
+        """Ask servers whose clocks need it what they measured; return it by server.
+
+        These are the servers of answers that are not streamed: the bounds that such answers give reach into the past,
+        and none comes while none ends.
+        """
+        following = [each for each in self._fleet.every_server() if each.spec.load_path is not None]
+        self._times.keep(each.id for each in following)
+        whole = {server for (server, _), second in self._found.items() if second.began_s < math.inf}
+        seen = {server for (server, _), second in self._found.items() if second.gaps} - whole
+        return await self._times.since_last(
+            each for each in following if each.id in whole or (each.held and each.id not in seen)
+        )
+
+    def reports(self, at: datetime, now_s: float, measured: Mapping[str, Measured]) -> dict[str, LatencyReport]:
+        """Return the reports of the time since the last call, by node, with what servers themselves measured."""
         found, self._found = self._found, {}
         by_node: dict[str, list[ServerLatency]] = {}
         waiting = {lane.name: len(lane.queue) for lane in self._lanes.all()}
@@ -96,6 +136,10 @@ class LatencyReporter:
             if node is None:
                 continue
             classes = {name for each, name in found if each == server.id} or {server.spec.request_class or ""}
+            if (own := measured.get(server.id)) is not None:
+                for name in classes:
+                    found.setdefault((server.id, name), _Second()).forget_tokens()
+                found[server.id, min(classes)].measured(own, now_s)
             for request_class in sorted(classes):
                 second = found.get((server.id, request_class)) or _Second()
                 by_node.setdefault(node, []).append(
@@ -116,6 +160,7 @@ class LatencyReporter:
                         mean_e2e_s=second.e2e_s / second.ended if second.ended else None,
                         max_e2e_s=second.max_e2e_s if second.ended else None,
                         ended_tokens=second.ended_tokens,
+                        oldest_s=max(now_s - second.began_s, 0.0),
                         clocks=server.spec.clocks,
                     )
                 )
@@ -123,7 +168,8 @@ class LatencyReporter:
 
     async def send(self) -> None:
         """Send the reports of the last second."""
-        reports = self.reports(datetime.now(UTC))
+        measured = await self.measured()
+        reports = self.reports(datetime.now(UTC), time.monotonic(), measured)
         if not reports:
             return
         try:

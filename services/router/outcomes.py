@@ -45,6 +45,18 @@ class Outcomes:
             if output_tokens > 1:
                 self._metrics.tbt.observe(labels, (e2e_s - turn.first_s) / (output_tokens - 1))
 
+    def came_at_once(self, turn: Turn, server: Server, now_s: float, tokens: int) -> None:
+        """Take in how long an answer took that was not streamed, and how many tokens its server says it has.
+
+        One of at most one token, as an embedding, is its own first token.
+        """
+        e2e_s, request_class = now_s - turn.received.at_s, turn.expected.request_class
+        tokens //= turn.received.asked.choices
+        if tokens > 1:
+            self.latency.whole(server.id, request_class, now_s - e2e_s + turn.wait_s, now_s, tokens)
+        else:
+            self.latency.first(server.id, request_class, e2e_s, turn.wait_s)
+
     def end(
         self,
         turn: Turn,

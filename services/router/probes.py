@@ -11,26 +11,37 @@ PROBE_S = 2.0
 LARGEST = 4 * 1024 * 1024
 
 
+async def get(server: Server, path: str, *, connect_s: float, total_s: float) -> tuple[int, bytes]:
+    """Return status and body of what a server answers to a GET of a path below its address.
+
+    Raises:
+        UpstreamError: It does not answer in time, or with too much.
+    """
+    origin = server.origin
+    connection: Connection | None = None
+    try:
+        connection = await origin.connection(Limits(connect_s, total_s, total_s, total_s))
+        request = b"GET %s%s HTTP/1.1\r\nhost: %s\r\nuser-agent: wattshift-router\r\n\r\n"
+        connection.send(request % (origin.path, path.encode(), origin.authority))
+        connection.limit(total_s)
+        content = await connection.whole(LARGEST)
+        return connection.status, content
+    finally:
+        if connection is not None:
+            connection.release()
+
+
 async def probe(server: Server, limits: Limits) -> bool:
-    """Ask a server for its models; what it answers is nobody's concern but that it answers.
+    """Ask a server for its health; what it answers is nobody's concern but that it answers.
 
     An answer takes back an ejected server on trial; none counts as a failure.
     """
-    connection: Connection | None = None
-    origin = server.origin
     try:
-        connection = await origin.connection(Limits(min(PROBE_S, limits.connect_s), PROBE_S, PROBE_S, PROBE_S))
-        request = b"GET %s/health HTTP/1.1\r\nhost: %s\r\nuser-agent: wattshift-router\r\n\r\n"
-        connection.send(request % (origin.path, origin.authority))
-        connection.limit(PROBE_S)
-        await connection.whole(LARGEST)
-        if connection.status < 500:
-            server.breaker.reachable(time.monotonic())
+        status, _ = await get(server, "/health", connect_s=min(PROBE_S, limits.connect_s), total_s=PROBE_S)
     except UpstreamError as error:
         if server.breaker.opened_s is None:
             server.breaker.failed(time.monotonic(), is_certain=error.reason == "connect")
         return False
-    finally:
-        if connection is not None:
-            connection.release()
+    if status < 500:
+        server.breaker.reachable(time.monotonic())
     return True

@@ -259,6 +259,7 @@ def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None) 
         is_intensity_estimated=intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
         pue=row.pue or 1,
         clocks=_clocks(spec, row, mode),
+        load_path=None if spec.clocks.policy is ClockPolicy.DEFAULT else terms.probes.load_path,
     )
 
 

@@ -82,12 +82,18 @@ def a_report(
     terms: ServerClocks | None = TERMS,
     **seen: Any,
 ) -> LatencyReport:
-    fields: dict[str, Any] = {"first_tokens": 0, "mean_ttft_ms": None, "max_ttft_ms": None, "ended": 0, **seen}
+    fields: dict[str, Any] = {
+        "first_tokens": 0,
+        "mean_ttft_ms": None,
+        "max_ttft_ms": None,
+        "ended": 0,
+        "held": 3,
+        **seen,
+    }
     row = ServerLatency(
         server="i1",
         job_id=job,
         request_class="SS",
-        held=3,
         waiting=0,
         tokens=tokens if tbt_ms else 0,
         mean_tbt_ms=tbt_ms,
@@ -136,7 +142,8 @@ def test_a_clock_falls_by_100_mhz_a_second_and_doubles_when_a_limit_is_exceeded(
     assert run.second(a_report(151.0)) == [930]
     assert run.second(a_report(ended=2, mean_e2e_s=7.1)) == [1410]
     assert run.second(a_report(None, first_tokens=1, mean_ttft_ms=301)) == [1410]
-    assert run.second(a_report(None)) == [1305], "without requests it falls too"
+    assert run.second(a_report(None)) == [1410], "of three requests nothing is seen"
+    assert run.second(a_report(None, held=0)) == [1305], "without requests it falls too"
 
 
 def test_all_devices_of_a_tensor_parallel_server_get_one_clock_that_all_support() -> None:

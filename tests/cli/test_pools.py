@@ -179,7 +179,7 @@ def test_clocks_are_shown_as_they_are_and_as_they_were(wattshift: Any, database_
                       VALUES ('clocked', '', '', '', 'DE', 'nvml', false, 'rapl', '[]', '[{json.dumps(reading)}]')),
              minute AS (INSERT INTO server_clocks
                         VALUES ('job_c', '2026-03-01T12:00Z', 'clocked', 'learned', true, 60, 2, 900.4, 795, 1410,
-                                1200, NULL, 'few_clocks'))
+                                1200, NULL, 'few_clocks', 15))
         INSERT INTO pool_instances (id, pool, tenant_id, place, mode, terms, state, job_id)
         VALUES ('{instance}', 'clocked', 'ops', 'germany', 'one-gpu', '{{}}', 'ready', 'job_c')""",
     )
@@ -192,12 +192,16 @@ def test_clocks_are_shown_as_they_are_and_as_they_were(wattshift: Any, database_
     (found,) = wattshift("clocks", "clocked", "--json")
     assert (found["instance"], found["decisions"]) == (instance, 60)
     shown = wattshift("clocks", "clocked", "--instance", instance, "--since", "2026-03-01T12:00")
-    for part in ("2026-03-01 12:00", "learned, dry run", "900 MHz", "795 .. 1410", "2 of 60", "few_clocks"):
+    parts = ("2026-03-01 12:00", "learned, dry run", "900 MHz", "795 .. 1410", " 2 of 60", "15 of 60", "few_clocks")
+    for part in parts:
         assert part in shown
     assert wattshift("clocks", "clocked", "--since", "1min", "--json") == []
     with pytest.raises(CliError, match=r"--since: .soon. is not a duration"):
         wattshift("clocks", "clocked", "--since", "soon")
     execute(database_url, "UPDATE server_clocks SET dry_run = false")
+    kept = "1305 MHz, learned, kept for 25 % of the minute: nothing seen of its requests "
+    assert kept in wattshift("instances", "clocked")
+    execute(database_url, "UPDATE server_clocks SET unobserved = 0")
     assert "1305 MHz, learned " in wattshift("instances", "clocked")
 
 

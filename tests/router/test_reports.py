@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
 
-from services.contracts.routing import LatencyReport, RouterState
+from services.contracts.routing import LatencyReport, RouterState, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, ROUTERS_HASH, latency_stream
 from services.kit.problems import ProblemError
+from services.router.fleet import Fleet
+from services.router.latency import LatencyReporter
+from services.router.server_times import Measured, ServerTimes
 from services.router.traffic import TrafficReporter
 from services.router.usage import UsageReporter
 from tests.router.conftest import Stage
@@ -151,6 +156,145 @@ async def test_agents_hear_each_second_what_clients_of_their_servers_saw(
     assert first.mean_ttft_ms is not None
     assert 0 < first.mean_ttft_ms <= 20_000
     assert first.max_ttft_ms == first.mean_ttft_ms
+
+
+def its_own(router: Running) -> LatencyReporter:
+    """Return a reporter that only the test sends for."""
+    return LatencyReporter(cast("Any", None), router.router.fleet, router.router.lanes, "other")
+
+
+async def seen_of(router: Running, **asked: Any) -> ServerLatency:
+    """Ask once, and return what is reported of the only server."""
+    reporter = its_own(router)
+    outcomes = router.router.door._dispatcher._answers._outcomes
+    before, outcomes.latency = outcomes.latency, reporter
+    try:
+        assert (await router.ask(**asked)).status_code == 200
+    finally:
+        outcomes.latency = before
+    [report] = reporter.reports(datetime.now(UTC), time.monotonic(), {}).values()
+    [row] = report.servers
+    return row
+
+
+async def test_a_whole_answer_bounds_the_time_that_its_tokens_took(router: Running, stage: Stage) -> None:
+    """A token took at most the answer's time at the server divided by the tokens that usage states of each choice."""
+    stage.plane.servers = [a_routed_server(stage.one, node_id="node-7", request_class="SS")]
+    await router.adopted()
+    stage.one.tokens = 30
+
+    for choices in (1, 3):
+        row = await seen_of(router, json=chat(n=choices))
+        assert (row.tokens, row.ended, row.first_tokens) == (30 // choices, 1, 0)
+        assert row.mean_tbt_ms is not None
+        assert row.mean_e2e_s is not None
+        assert 0 < row.mean_tbt_ms * row.tokens <= 1e3 * row.mean_e2e_s
+        assert 1e-3 * row.mean_tbt_ms * row.tokens <= row.oldest_s
+
+    streamed = await seen_of(router, json=chat(stream=True))
+    assert (streamed.first_tokens, streamed.oldest_s) == (1, 0)
+    assert "oldest_s" not in streamed.model_dump(), "an agent of an older release refuses what it does not know"
+
+
+async def test_an_answer_of_one_piece_is_its_own_first_token(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, node_id="node-7", request_class="SS")]
+    await router.adopted()
+    stage.one.tokens = 1
+
+    for asked in (
+        {"json": chat()},
+        {"path": "/v1/embeddings", "json": {"model": MODEL, "input": "Hello"}},
+    ):
+        row = await seen_of(router, **asked)
+        assert (row.tokens, row.first_tokens, row.mean_tbt_ms) == (0, 1, None)
+        assert row.mean_ttft_ms == pytest.approx(1e3 * (row.mean_e2e_s or 0))
+
+
+async def test_a_whole_answer_that_does_not_state_its_tokens_shows_nothing_of_them(
+    router: Running, stage: Stage
+) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, node_id="node-7", request_class="SS")]
+    await router.adopted()
+    for body in (b'{"choices": []}', b'{"usage": {"completion_tokens": -1}}', b'{"usage": {"completion_tokens": 1e3}}'):
+        stage.one.body = body
+        row = await seen_of(router)
+        assert (row.tokens, row.first_tokens, row.ended) == (0, 0, 1)
+
+
+def between_tokens(seconds: float, tokens: int, name: str = "vllm:inter_token_latency_seconds") -> str:
+    labels = '{model_name="m",le="} 9"}'
+    return f"# TYPE {name} histogram\n{name}_sum{labels} {seconds}\n{name}_count{labels} {tokens}\n"
+
+
+async def test_a_server_s_own_histogram_says_what_its_tokens_took(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, node_id="node-7", load_path="/metrics")]
+    await router.adopted()
+    server, times = router.router.fleet.servers["instance_1"], ServerTimes()
+
+    async def read(metrics: str) -> tuple[float, int] | None:
+        stage.one.metrics = metrics
+        found = (await times.since_last([server])).get(server.id)
+        return found and (round(found.tbt_s, 6), found.tokens)
+
+    assert await read(between_tokens(100.0, 1_000)) is None, "nothing is known of when these were"
+    assert await read(between_tokens(103.0, 1_060)) == (0.05, 60)
+    assert await read(between_tokens(103.0, 1_060)) is None
+    assert await read(between_tokens(2.0, 10)) is None, "it was started anew"
+    assert await read(between_tokens(2.1, 11)) == (0.1, 1)
+    for silent in ("", "vllm:inter_token_latency_seconds_sum NaN\n", between_tokens(3.0, 20, "other:latency_seconds")):
+        assert await read(silent) is None
+    old = "vllm:time_per_output_token_seconds"
+    assert await read(between_tokens(3.0, 20, old)) is None
+    assert await read(between_tokens(4.0, 30, old)) == (0.1, 10)
+    stage.plane.servers = [a_routed_server(stage.one, node_id="node-7", url="http://127.0.0.1:1", load_path="/metrics")]
+    await router.adopted()
+    assert await read("") is None
+
+
+async def test_servers_are_asked_while_nothing_else_tells_of_their_tokens(router: Running, stage: Stage) -> None:
+    path = {"load_path": "/metrics", "node_id": "node-7"}
+    stage.plane.servers = [
+        a_routed_server(stage.one, "follows", **path),
+        a_routed_server(stage.two, "default", node_id="node-7"),
+    ]
+    await router.adopted()
+    reporter = its_own(router)
+    follows, default = (router.router.fleet.servers[name] for name in ("follows", "default"))
+
+    async def asked() -> int:
+        before = stage.one.metrics_read
+        await reporter.measured()
+        assert stage.two.metrics_read == 0
+        return stage.one.metrics_read - before
+
+    stage.one.metrics_read = 0
+    router.router.latency._fleet = Fleet(())  # the router's own reports ask nobody
+    assert await asked() == 0, "it holds no requests"
+    share_s, _ = follows.begin(), default.begin()
+    assert await asked() == 1
+    reporter.gap("follows", "", 0.1, 2)
+    assert await asked() == 0, "its streams say it"
+    reporter.whole("follows", "", 0.0, 5.0, 100)
+    assert await asked() == 1
+    follows.end(share_s)
+    assert await asked() == 1
+
+
+async def test_what_a_server_measured_takes_the_place_of_bounds(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, node_id="node-7")]
+    await router.adopted()
+    reporter = its_own(router)
+    reporter.gap("instance_1", "SS", 0.4, 10)
+    reporter.whole("instance_1", "LL", 0.0, 90.0, 100)
+    measured = {"instance_1": Measured(0.05, 60, 1.5)}
+
+    [report] = reporter.reports(datetime.now(UTC), 100.0, measured).values()
+
+    told, other = report.servers
+    assert (told.mean_tbt_ms, told.tokens, told.oldest_s) == (pytest.approx(50), 60, 1.5)
+    assert (other.mean_tbt_ms, other.tokens, other.oldest_s) == (None, 0, 0)
+    [silent] = reporter.reports(datetime.now(UTC), 101.0, measured)["node-7"].servers
+    assert (silent.tokens, silent.request_class) == (60, "")
 
 
 async def test_processes_count_each_other_and_share_out_the_capacity(stage: Stage, redis_url: str) -> None:

@@ -313,7 +313,7 @@ async def a_running_instance(api: PoolApi, pool: str, readings: list[dict[str, A
 
 async def a_clock_minute(api: PoolApi, job: str, start_at: datetime, last_mhz: float, policy: str = "learned") -> None:
     await api.database.execute(
-        "INSERT INTO server_clocks VALUES ($1, $2, 'n', $4, true, 60, 15, 900, 800, 1000, $3, 0.02, 'few_clocks')",
+        "INSERT INTO server_clocks VALUES ($1, $2, 'n', $4, true, 60, 15, 900, 800, 1000, $3, 0.02, 'few_clocks', 6)",
         *(job, start_at, last_mhz, policy),
     )
 
@@ -345,10 +345,12 @@ async def test_instances_show_their_clock_and_what_decides_it(api: PoolApi) -> N
         "clock_mhz": 1_395,
         "wanted_mhz": 800,
         "exceeded_share": 0.25,
+        "unobserved_share": 0.1,
         "model_error": 0.02,
         "unused": "few_clocks",
     }
-    plain = {"dry_run": False, "exceeded_share": None, "model_error": None, "unused": None, "policy": "default"}
+    unknown = dict.fromkeys(("exceeded_share", "unobserved_share", "model_error", "unused"))
+    plain = {"dry_run": False, "policy": "default", **unknown}
     assert clocks[silent] == {**plain, "clock_mhz": 900, "wanted_mhz": None}
     assert clocks[unread] == {**plain, "clock_mhz": 900, "wanted_mhz": 700}
     assert clocks[waiting] is None

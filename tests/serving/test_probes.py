@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from services.serving.controller.probes import LARGEST_ANSWER, Prober, held_requests, new_probe_session
+from services.kit.metric_sums import metric_sum
+from services.serving.controller.probes import LARGEST_ANSWER, Prober, new_probe_session
 from tests.gateway.peer import a_peer
 
 NAMES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -29,7 +30,7 @@ NAMES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     ],
 )
 def test_metrics_are_summed_over_labels_and_nothing_is_not_zero(metrics: str, held: float | None) -> None:
-    assert held_requests(metrics, NAMES) == held
+    assert metric_sum(metrics, NAMES) == held
 
 
 @pytest.fixture

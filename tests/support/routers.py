@@ -81,7 +81,9 @@ class ModelServer:
     body: bytes | None = None
     dies_after: int | None = None
     health: int = 200
+    metrics: str = ""
     cancelled: int = 0
+    metrics_read: int = 0
     held: int = 0
     most_held: int = 0
     waits_for: str | None = None
@@ -90,6 +92,9 @@ class ModelServer:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/health":
             return web.Response(status=self.health)
+        if request.path == "/metrics":
+            self.metrics_read += 1
+            return web.Response(text=self.metrics)
         content = await request.read()
         self.seen.append(content)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})

@@ -287,7 +287,9 @@ def a_minute(decisions: int, **changes) -> dict:
 
 async def clocks_of(plane) -> list[tuple]:
     async with plane.database.connection() as connection:
-        query = "SELECT job_id, node_id, decisions, last_mhz, unused FROM server_clocks ORDER BY start_at, job_id"
+        query = """
+            SELECT job_id, node_id, decisions, last_mhz, unused, unobserved FROM server_clocks ORDER BY start_at, job_id
+        """
         return [tuple(row) for row in await connection.fetch(query)]
 
 
@@ -296,13 +298,13 @@ async def test_of_a_minute_of_clocks_the_fullest_report_is_kept(plane) -> None:
     job = await accept_job(plane.database)
     gang = await allocate(plane.database, job, {"n1": [0]})
     later = a_minute(3, start_at="2026-03-01T12:01:00Z", policy="learned", unused="few_clocks")
-    for minutes in ([a_minute(5)], [a_minute(9), later], [a_minute(7)]):
+    for minutes in ([a_minute(5)], [a_minute(9, unobserved=4), later], [a_minute(7)]):
         agent.say(gang, RankState.RUNNING, clocks=minutes)
         await agent.beat()
     stranger.say(gang, RankState.RUNNING, clocks=[a_minute(50)])
     await stranger.beat()
 
-    assert await clocks_of(plane) == [(job, "n1", 9, 609, None), (job, "n1", 3, 603, "few_clocks")]
+    assert await clocks_of(plane) == [(job, "n1", 9, 609, None, 4), (job, "n1", 3, 603, "few_clocks", 0)]
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,7 @@ server_clocks = Table(
     Column("last_mhz", Float, nullable=False),
     Column("model_error", Float),
     Column("unused", Text),
+    Column("unobserved", Integer, nullable=False, server_default=text("0")),
     Index("server_clocks_by_time", "start_at"),
 )
 """The clocks that followed latency, a line per server and minute, as ``contracts.nodes.ClockMinute`` describes it."""

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
+
+from services.kit.metric_sums import metric_sum
 
 LARGEST_ANSWER = 4 * 1024 * 1024
 """Most bytes of metrics that are read; a longer answer is not used."""
 
 T = TypeVar("T")
-
-
-def held_requests(metrics: str, names: Collection[str]) -> float | None:
-    """Return the sum of these metrics over all their labels; None if none is there, or one is not a number.
-
-    Args:
-        metrics: Prometheus text format, version 0.0.4.
-    """
-    wanted = tuple(names)
-    # The others, of which a server may have megabytes, are not parsed.
-    lines = "".join(f"{line}\n" for line in metrics.splitlines() if line.startswith(wanted))
-    try:
-        families = list(text_string_to_metric_families(lines))
-    except ValueError:
-        return None
-    found = [sample.value for family in families for sample in family.samples if sample.name in names]
-    total = sum(found)
-    return None if not found or math.isnan(total) else total
 
 
 class Prober:
@@ -70,7 +52,7 @@ class Prober:
                 body += chunk
                 if len(body) > LARGEST_ANSWER:
                     return None
-        return held_requests(body.decode(errors="replace"), names)
+        return metric_sum(body.decode(errors="replace"), names)
 
 
 def new_probe_session() -> aiohttp.ClientSession:

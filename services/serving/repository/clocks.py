@@ -15,7 +15,8 @@ from services.serving.repository.pools import PoolRecord
 
 NOW = text("""
 SELECT a.job_id, a.shares -> 0 -> 'devices' AS devices, n.readings,
-       m.policy, m.dry_run, m.exceeded::float8 / m.decisions AS exceeded_share, m.model_error, m.unused
+       m.policy, m.dry_run, m.exceeded::float8 / m.decisions AS exceeded_share,
+       m.unobserved::float8 / m.decisions AS unobserved_share, m.model_error, m.unused
   FROM allocations a
   JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id' AND n.state = 'up'
   LEFT JOIN LATERAL (
@@ -82,5 +83,5 @@ def _clock(row: RowMapping) -> InstanceClock:
     known = {"clock_mhz": min(measured, default=None), "wanted_mhz": wanted}
     if wanted is None or row["policy"] is None:  # what the newest minute says is over, or has not arrived
         return InstanceClock.model_validate({**known, "policy": ClockPolicy.DEFAULT})
-    names = ("policy", "dry_run", "exceeded_share", "model_error", "unused")
+    names = ("policy", "dry_run", "exceeded_share", "unobserved_share", "model_error", "unused")
     return InstanceClock.model_validate({**known, **{name: row[name] for name in names}})

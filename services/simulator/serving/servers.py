@@ -34,12 +34,13 @@ class Seen:
     ended: int = 0
     ended_tokens: int = 0
 
-    def report(self) -> LatencyReport:
-        """Return the means."""
+    def report(self, in_service: int) -> LatencyReport:
+        """Return the means, of an instance that holds so many requests now."""
         return LatencyReport(
             ttft_s=self.ttft_s / self.first_tokens if self.first_tokens else None,
             tbt_s=self.busy_s / self.steps if self.steps > 0 else None,
             e2e_s=self.e2e_s / self.ended if self.ended else None,
+            in_service=in_service,
         )
 
 

@@ -540,7 +540,7 @@ class ServingSimulation:
 
     def _next_clock(self, instance: SimulatedInstance) -> float:
         seen, kind, options = instance.seen, instance.kind, self._options
-        report = seen.report()
+        report = seen.report(instance.held)
         if options.frequency is Frequency.MIAD:
             return miad_clock(instance.clock_mhz, report, kind.limits, kind.clocks, options.miad)
         key = (self._partition, instance.mode, instance.request_class)

@@ -102,20 +102,21 @@ ON CONFLICT DO NOTHING
 # the agent was replaced, that is the longer part.
 _NOTE_CLOCKS = """
 INSERT INTO server_clocks AS known
-    (job_id, node_id, start_at, policy, dry_run, decisions, exceeded, mean_mhz, lowest_mhz, highest_mhz, last_mhz,
-     model_error, unused)
+    (job_id, node_id, start_at, policy, dry_run, decisions, exceeded, unobserved, mean_mhz, lowest_mhz, highest_mhz,
+     last_mhz, model_error, unused)
 SELECT DISTINCT ON (a.job_id, r.start_at) a.job_id, $1, r.start_at, r.policy, r.dry_run, r.decisions, r.exceeded,
-    r.mean_mhz, r.lowest_mhz, r.highest_mhz, r.last_mhz, r.model_error, r.unused
+    r.unobserved, r.mean_mhz, r.lowest_mhz, r.highest_mhz, r.last_mhz, r.model_error, r.unused
 FROM jsonb_to_recordset($2) AS r (allocation_id text, start_at timestamptz, policy text, dry_run boolean,
-    decisions int, exceeded int, mean_mhz float8, lowest_mhz float8, highest_mhz float8, last_mhz float8,
-    model_error float8, unused text)
+    decisions int, exceeded int, unobserved int, mean_mhz float8, lowest_mhz float8, highest_mhz float8,
+    last_mhz float8, model_error float8, unused text)
 JOIN allocations a ON a.id = r.allocation_id
     AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', $1::text))
 ORDER BY a.job_id, r.start_at, r.decisions DESC
 ON CONFLICT (job_id, start_at, node_id) DO UPDATE SET
     policy = excluded.policy, dry_run = excluded.dry_run, decisions = excluded.decisions, exceeded = excluded.exceeded,
-    mean_mhz = excluded.mean_mhz, lowest_mhz = excluded.lowest_mhz, highest_mhz = excluded.highest_mhz,
-    last_mhz = excluded.last_mhz, model_error = excluded.model_error, unused = excluded.unused
+    unobserved = excluded.unobserved, mean_mhz = excluded.mean_mhz, lowest_mhz = excluded.lowest_mhz,
+    highest_mhz = excluded.highest_mhz, last_mhz = excluded.last_mhz, model_error = excluded.model_error,
+    unused = excluded.unused
 WHERE excluded.decisions > known.decisions
 """
 

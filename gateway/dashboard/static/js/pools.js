@@ -101,7 +101,7 @@ function showInstances(instances) {
     h("td", { class: "name" }, each.job_id ? h("a", { href: `/jobs/${each.job_id}` }, each.id) : each.id), h("td", {}, badge(each.state), each.detail ? h("small", {}, each.detail) : null),
     h("td", {}, `${each.place}, ${each.mode}`), h("td", {}, each.request_class ?? "all"),
     h("td", { class: "number" }, each.clock?.clock_mhz ? clock(each.clock.clock_mhz) : unknown(), each.clock?.wanted_mhz ? h("small", {}, `wanted ${clock(each.clock.wanted_mhz)}`) : null),
-    h("td", { class: "number" }, each.clock?.exceeded_share === null || !each.clock ? unknown() : percent(each.clock.exceeded_share)), h("td", { class: "time" }, at(each.ready_at ?? each.created_at, ago)))))
+    h("td", { class: "number" }, each.clock?.exceeded_share === null || !each.clock ? unknown() : percent(each.clock.exceeded_share), each.clock?.unobserved_share ? h("small", {}, `${percent(each.clock.unobserved_share)} without a signal`) : null), h("td", { class: "time" }, at(each.ready_at ?? each.created_at, ago)))))
     : h("p", { class: "empty" }, "No instance runs."));
 }
 

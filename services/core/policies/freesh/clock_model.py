@@ -101,6 +101,8 @@ class Unused(StrEnum):
     """The model is off by more than ``GOOD_ERROR``."""
     EXCEEDED = "exceeded"
     """A limit is exceeded now."""
+    NO_SIGNAL = "no_signal"
+    """Requests are in service and nothing was seen of them at this clock; it is kept."""
     NO_REQUESTS = "no_requests"
     """The instance has none."""
 
@@ -137,7 +139,7 @@ class ClockLearner:
         return len(self._by_clock)
 
     def add(self, sample: ClockSample) -> bool:
-        """Remember a sample with tokens in it, and fit anew now and then; return whether it was remembered."""
+        """Remember a sample with tokens of one clock, and fit anew now and then; return whether it was remembered."""
         if not self._remember(sample):
             return False
         self._since_fit += 1
@@ -153,10 +155,12 @@ class ClockLearner:
             return Unused.ERROR
         if sample.report.exceeds(limits):
             return Unused.EXCEEDED
+        if sample.report.is_blind(limits):
+            return Unused.NO_SIGNAL
         return None if sample.batch > 0 else Unused.NO_REQUESTS
 
     def _remember(self, sample: ClockSample) -> bool:
-        if sample.report.tbt_s is None or not sample.batch > 0:
+        if sample.report.tbt_s is None or sample.report.is_stale or not sample.batch > 0:
             return False
         if self._known >= MEMORY:
             fullest = max(self._by_clock, key=lambda clock: len(self._by_clock[clock]))

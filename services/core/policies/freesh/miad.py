@@ -42,11 +42,27 @@ class LatencyReport:
         ttft_s: Of requests that got their first token, from their arrival.
         tbt_s: Of tokens that were produced.
         e2e_s: Of requests that ended, from their arrival.
+        in_service: Requests that the instance held at the end of the interval.
+        is_stale: Whether a part of it was seen before the clock was last changed.
     """
 
     ttft_s: float | None = None
     tbt_s: float | None = None
     e2e_s: float | None = None
+    in_service: int = 0
+    is_stale: bool = False
+
+    def is_blind(self, limits: LatencyLimits) -> bool:
+        """Return whether requests are in service of which nothing says that the clock is high enough.
+
+        TTFT or TBT must have been seen at this clock, if either has a threshold; the end-to-end time is the backstop
+        behind them, and a signal by itself only where it is the one threshold.
+        """
+        pairs = [(self.ttft_s, limits.ttft_s), (self.tbt_s, limits.tbt_s)]
+        if limits.ttft_s is None and limits.tbt_s is None:
+            pairs = [(self.e2e_s, limits.e2e_s)]
+        is_seen = any(seen is not None and limit is not None for seen, limit in pairs)
+        return self.in_service > 0 and (self.is_stale or not is_seen)
 
     def exceeds(self, limits: LatencyLimits) -> bool:
         """Return whether a mean is above its threshold.
@@ -126,7 +142,8 @@ def miad_clock(
 ) -> float:
     """Return the next clock of an instance, MHz: one that its devices support.
 
-    An instance that saw no requests steps down too. A device that supports few clocks takes the next one above when it
+    An instance without requests steps down too. One with requests of which nothing was seen keeps its clock: silence is
+    no sign that a lower one would do. A device that supports few clocks takes the next one above when it
     must be faster, and the next one below otherwise, so that it never stays where it is for want of a fine step.
 
     Args:
@@ -136,8 +153,11 @@ def miad_clock(
         clocks: That its devices support.
         config: M and delta.
 
-    Source: FREESH equation 5.
+    Source: FREESH equation 5. That a blind instance keeps its clock is the project's own: the paper's servers see
+    every token.
     """
     if report.exceeds(limits):
         return clocks.at_least(min(config.factor * clock_mhz, clocks.highest))
+    if report.is_blind(limits):
+        return clocks.at_least(clock_mhz)
     return clocks.at_most(max(clock_mhz - config.step_mhz, clocks.lowest))
