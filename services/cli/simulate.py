@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import ValidationError
+from rich.markup import escape
 
 from services.cli import experiments
 from services.cli.bars import bar
@@ -217,4 +218,4 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
         if used:
             console.print(f"{result.policy}, slices: {'; '.join(used)}")
     for note in (*workload.notes, *trace.notes):
-        console.print(f"[dim]{note}[/]")
+        console.print(f"[dim]{escape(note)}[/]")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, duration, print_json, table
@@ -161,4 +162,4 @@ def _show(result: dict[str, Any]) -> None:
     if result["unserved"]:
         console.print(f"{result['unserved']} requests did not end")
     for note in result.get("notes", ()):
-        console.print(f"[dim]{note}[/]")
+        console.print(f"[dim]{escape(note)}[/]")

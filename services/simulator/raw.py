@@ -17,6 +17,7 @@ from services.core.domain.errors import DomainError
 
 TOO_LARGE = 2.0**53
 """From here on, floats are not exact whole numbers."""
+TWICE = ("row occurs twice and counts once", "rows occur twice and count once")
 LINES_NAMED = 5
 """Lines named per reason; the others are only counted."""
 
@@ -29,13 +30,15 @@ class TraceFormatError(DomainError):
 
 @dataclass
 class ReadReport:
-    """The rows of a file, and those that were left out.
+    """The rows of a file: those kept, dropped and merged add up to them.
 
     Attributes:
         source, format: The file's name, and the format it was read as.
-        rows: Rows of data in the file.
+        rows: Rows of data in the file, every line that is not empty but for the header.
         kept: Rows that became jobs (or hours).
-        dropped: Rows left out, by reason; with the first line numbers of each.
+        dropped: Rows left out, by reason.
+        merged: Rows that count with an earlier one, by how, in the singular and the plural.
+        lines: The first line numbers of each reason.
         notes: Interpretations of the data that a person should know.
     """
 
@@ -44,15 +47,28 @@ class ReadReport:
     rows: int = 0
     kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict[str, int])
+    merged: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     lines: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     notes: list[str] = field(default_factory=list[str])
 
     def drop(self, line: int, reason: str) -> None:
         """Count one row that is left out."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self._name(line, reason)
+
+    def merge(self, line: int, how: tuple[str, str]) -> None:
+        """Count one row that counts with an earlier one."""
+        self.merged[how] = self.merged.get(how, 0) + 1
+        self._name(line, how[0])
+
+    def _name(self, line: int, reason: str) -> None:
         named = self.lines.setdefault(reason, [])
         if len(named) < LINES_NAMED:
             named.append(line)
+
+    def _lines(self, reason: str, count: int) -> str:
+        named = self.lines[reason]
+        return f"(line {', '.join(map(str, named))}{', ...' if count > len(named) else ''})"
 
     def note(self, text: str) -> None:
         """Add a note, unless it exists already."""
@@ -63,9 +79,9 @@ class ReadReport:
         """Return the report as lines for people."""
         said = [f"{self.source}: read as {self.format}; {self.kept} of {self.rows} rows kept"]
         for reason, count in sorted(self.dropped.items()):
-            lines = self.lines[reason]
-            more = ", ..." if count > len(lines) else ""
-            said.append(f"dropped {count}: {reason} (line {', '.join(map(str, lines))}{more})")
+            said.append(f"dropped {count}: {reason} {self._lines(reason, count)}")
+        for how, count in sorted(self.merged.items()):
+            said.append(f"{count} {how[count > 1]} {self._lines(how[0], count)}")
         return (*said, *self.notes)
 
 
@@ -154,19 +170,24 @@ class Collector:
         self.absolute = False
         self._jobs: list[RawJob] = []
         self._ids: dict[str, int] = {}
+        self._runs: set[tuple[str, ...]] = set()
         self._needs_duration = True
 
     def allow_no_duration(self) -> None:
         """Accept jobs whose duration the format does not state, because a recipe knows it."""
         self._needs_duration = False
 
-    def row(self) -> None:
-        """Count one row of data."""
-        self.report.rows += 1
-
     def drop(self, line: int, reason: str) -> None:
         """Leave the row out."""
         self.report.drop(line, reason)
+
+    def again(self, line: int, *run: str) -> bool:
+        """Whether a run was there before, by its id and times; it is merged then."""
+        if run in self._runs:
+            self.report.merge(line, TWICE)
+            return True
+        self._runs.add(run)
+        return False
 
     def add(self, line: int, job: RawJob) -> None:
         """Keep the row, or drop it where it cannot be a job."""

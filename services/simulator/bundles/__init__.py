@@ -100,7 +100,7 @@ def bundled_jobs(name: str, days: float | None = None) -> RawJobs:
     rows = [(float(row["arrival_s"]), float(row["duration_s"])) for row in rows_of(bundle.file)]
     for day in range(repeats):
         for number, (arrival_s, duration_s) in enumerate(rows):
-            jobs.row()
+            jobs.report.rows += 1
             job = RawJob(f"{name}-{day:03d}-{number:03d}", day * DAY_S + arrival_s, duration_s)
             jobs.add(number + 2, job)
     return jobs.finish()

@@ -1,4 +1,8 @@
-"""Read text, gzipped or not, and the cells of a table one row at a time."""
+"""Read text, gzipped or not, and the cells of a table one row at a time.
+
+Every reader of rows goes through ``counted``, so that rows kept, dropped and merged add up to the lines of a file that
+are not empty.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import csv
 import gzip
 import io
 import math
+import re
 import zlib
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +19,15 @@ from pathlib import Path
 from typing import IO
 
 from services.kit.extras import missing_extra
-from services.simulator.raw import TOO_LARGE, ReadReport, TraceFormatError
+from services.kit.text import encoding_of
+from services.simulator.raw import TOO_LARGE, TWICE, ReadReport, TraceFormatError
 
 GZIP_MAGIC = b"\x1f\x8b"
 PARQUET_MAGIC = b"PAR1"
 LONGEST_LINE = 2**24
 """Characters; a few kilobytes can unpack to gigabytes without the end of a line."""
+MILLISECONDS = (1e12, 1e13)
+"""From 2001 to 2286, in milliseconds; seconds have two digits less at least, and digits of a date and time more."""
 Row = dict[str, str]
 
 
@@ -37,9 +45,10 @@ class _Lines(io.TextIOWrapper):
 
 @contextmanager
 def open_text(path: Path) -> Generator[IO[str], None, None]:
-    """Open a file of UTF-8 text, unpacking gzip wherever its first bytes say so and leaving out a byte-order mark.
+    """Open a file of UTF-8 or UTF-16 text, unpacking gzip wherever its first bytes say so, without a byte-order mark.
 
-    A Parquet table is read as the CSV that it would be.
+    Bytes that are not UTF-8 become lone surrogates, so that they cost no more than their row. A Parquet table is read
+    as the CSV that it would be.
 
     Raises:
         TraceFormatError: there is no such file, or it is not text; in the block, a line is too long.
@@ -53,17 +62,19 @@ def open_text(path: Path) -> Generator[IO[str], None, None]:
                 yield _table_of(path)
                 return
             binary = gzip.GzipFile(fileobj=raw) if packed else raw
-            with _Lines(binary, encoding="utf-8-sig", newline="") as text:  # pyright: ignore[reportArgumentType]
+            encoding = encoding_of(binary.peek(4)[:4])
+            with _Lines(binary, encoding, "surrogateescape", newline="") as text:  # pyright: ignore[reportArgumentType]
                 yield text
     except FileNotFoundError as error:
         raise TraceFormatError(f"there is no file {path}") from error
-    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, csv.Error, EOFError, IsADirectoryError) as error:
+    except (UnicodeDecodeError, gzip.BadGzipFile, zlib.error, EOFError, IsADirectoryError) as error:
         raise TraceFormatError(f"{path} is not readable text: {error}") from error
 
 
 def _table_of(path: Path) -> io.StringIO:
     try:
         import pyarrow  # here: it takes a third of a second, and most files are text
+        import pyarrow.compute
         import pyarrow.csv
         import pyarrow.parquet
     except ModuleNotFoundError as error:
@@ -71,7 +82,16 @@ def _table_of(path: Path) -> io.StringIO:
 
     lines = io.BytesIO()
     try:
-        pyarrow.csv.write_csv(pyarrow.parquet.read_table(path), lines)
+        table = pyarrow.parquet.read_table(path)
+        for at, field in enumerate(table.schema):
+            if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):
+                one_line = pyarrow.compute.call_function(
+                    "replace_substring_regex",
+                    [table.column(at)],
+                    pyarrow.compute.ReplaceSubstringOptions(r"[\r\n]+", " "),
+                )
+                table = table.set_column(at, field.name, one_line)
+        pyarrow.csv.write_csv(table, lines)
     except pyarrow.ArrowException as error:
         raise TraceFormatError(f"{path} is not a readable Parquet table: {error}") from error
     return io.StringIO(lines.getvalue().decode())
@@ -83,43 +103,127 @@ def first_lines(path: Path, count: int = 50) -> list[str]:
         return [line.rstrip("\r\n") for _, line in zip(range(count), text, strict=False)]
 
 
-def header_of(lines: Sequence[str], delimiter: str = ",") -> tuple[str, ...]:
-    """Return the cells of the first line that is not empty, trimmed; none for an empty file or an overlong cell."""
-    for line in lines:
-        if line.strip():
-            try:
-                return tuple(cell.strip() for cell in next(csv.reader([line], delimiter=delimiter)))
-            except csv.Error:
-                return ()
+def header_of(lines: Iterable[str]) -> tuple[str, ...]:
+    """Return the cells of the first line that is not empty, trimmed; none for an empty file or one of no table."""
+    for _, line in numbered(lines):
+        try:
+            return tuple(_header(line, _delimiter(line)))
+        except csv.Error:
+            return ()
     return ()
 
 
+def numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not empty, without their ends, and their numbers from 1 on."""
+    for number, line in enumerate(lines, start=1):
+        # Files that were put one behind the other have a byte-order mark in the middle.
+        line = line.rstrip("\r\n").removeprefix("\ufeff")
+        if line.strip():
+            yield number, line
+
+
+def counted(lines: Iterable[tuple[int, str]], report: ReadReport, *, named: bool = False) -> Iterator[tuple[int, str]]:
+    """Yield the rows of a file that can be read, and count all.
+
+    Args:
+        lines: Numbers and texts, as ``numbered`` has them, without a header.
+        report: Counts them.
+        named: Whether rows have ids, so that two equal ones are the same: the second is merged into the first.
+    """
+    seen: set[str] = set()
+    for number, line in lines:
+        report.rows += 1
+        if not line.isascii() and _NOT_UTF_8.search(line):
+            report.drop(number, "bytes that are not UTF-8")
+        elif line in seen:
+            report.merge(number, TWICE)
+        else:
+            if named:
+                seen.add(line)
+            yield number, line
+
+
 def table(
-    lines: Iterable[str], columns: Sequence[str], report: ReadReport, delimiter: str = ","
+    lines: Iterable[str], columns: Sequence[str], report: ReadReport, *, named: bool = False
 ) -> Iterator[tuple[int, Row]]:
-    """Yield line number and cells of each row of a table with a header; rows with too few or too many cells drop.
+    """Yield line number and cells of each row of a table with a header; rows that are no rows of the table drop.
+
+    What separates cells, ``,``, ``|``, ``;`` or a tab, follows from the header. Between ``|`` a quote is a character
+    like any other, because those who write such tables (``sacct --parsable2``) do not quote. In the others, a quoted
+    cell ends on its line. Where ``;`` separates cells, a comma in a number is a decimal comma.
+
+    Args:
+        lines: The whole file.
+        columns: That the header must have.
+        report: Counts the rows.
+        named: As of ``counted``.
 
     Raises:
-        TraceFormatError: the header lacks a column.
+        TraceFormatError: The header lacks a column, or a line ends within a quoted cell.
     """
-    reader = csv.reader(lines, delimiter=delimiter)
-    header: list[str] = []
-    for cells in reader:
-        if not header:
-            header = [cell.strip() for cell in cells]
-            missing = [column for column in columns if column not in header]
-            if header and missing:
-                raise TraceFormatError(f"{report.source} is not of format {report.format}: no column {missing[0]!r}")
-            continue
-        if not any(cells):
-            continue
-        report.rows += 1
-        if len(cells) != len(header):
-            report.drop(reader.line_num, f"{len(cells)} cells where the header has {len(header)}")
-            continue
-        yield reader.line_num, dict(zip(header, cells, strict=True))
-    if not header:
+    rows = numbered(lines)
+    first = next(rows, None)
+    if first is None:
         raise TraceFormatError(f"{report.source} is empty")
+    delimiter = _delimiter(first[1])
+    try:
+        header = _header(first[1], delimiter)
+    except csv.Error:
+        header = []
+    if missing := [column for column in columns if column not in header]:
+        raise TraceFormatError(f"{report.source} is not of format {report.format}: no column {missing[0]!r}")
+    for line, text in counted(rows, report, named=named):
+        try:
+            cells = _cells(text, delimiter)
+        except _OpenQuoteError:
+            raise TraceFormatError(
+                f"{report.source}, line {line}: a quoted cell begins here and does not end on this line"
+            ) from None
+        except csv.Error as error:
+            report.drop(line, f"not CSV: {error}")
+            continue
+        if delimiter == ";" and any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+            report.note("semicolons separate the cells: commas in numbers are read as decimal commas")
+            cells = [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in cells]
+        if len(cells) != len(header):
+            report.drop(line, f"{len(cells)} cells where the header has {len(header)}")
+        elif not any(cells):
+            report.drop(line, "no cell has a value")
+        elif [cell.strip() for cell in cells] == header:
+            report.drop(line, "the header again")
+        else:
+            yield line, dict(zip(header, cells, strict=True))
+
+
+_NOT_UTF_8 = re.compile("[\udc80-\udcff]")
+_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
+
+
+class _OpenQuoteError(Exception):
+    """A line ends within a quoted cell."""
+
+
+def _delimiter(header: str) -> str:
+    return max(",|;\t", key=header.count)
+
+
+def _header(line: str, delimiter: str) -> list[str]:
+    try:
+        cells = _cells(line, delimiter)
+    except _OpenQuoteError:
+        return []
+    return [_NOT_UTF_8.sub("\ufffd", cell).strip() for cell in cells]
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    if delimiter == "|" or '"' not in line:
+        return line.split(delimiter)
+    try:
+        return next(csv.reader([line], delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        if str(error) == "unexpected end of data":
+            raise _OpenQuoteError from None
+        raise
 
 
 def number(text: str, column: str) -> float:
@@ -161,3 +265,20 @@ def utc_s(text: str, column: str = "time") -> float:
     except ValueError:
         raise ValueError(f"{column} is not a date and time") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def moment_s(text: str, column: str = "time") -> float:
+    """Return a moment as UTC seconds: ISO 8601, or seconds or milliseconds since 1970.
+
+    Raises:
+        ValueError: It is none; the message names the column.
+    """
+    try:
+        moment = float(text)
+    except ValueError:
+        return utc_s(text, column)
+    if MILLISECONDS[0] <= moment < MILLISECONDS[1]:
+        return moment / 1_000
+    if not abs(moment) < MILLISECONDS[0] / 10:
+        raise ValueError(f"{column} is a number of neither seconds nor milliseconds")
+    return moment

@@ -13,7 +13,17 @@ import orjson
 
 from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import ReadReport, TraceFormatError
-from services.simulator.readers.text import first_lines, header_of, number, open_text, table, utc_s, whole
+from services.simulator.readers.text import (
+    counted,
+    first_lines,
+    header_of,
+    moment_s,
+    number,
+    numbered,
+    open_text,
+    table,
+    whole,
+)
 
 BUNDLED = {"azure-2023-conv": "azure_2023_conv.csv.gz"}
 """Traces known by name."""
@@ -141,10 +151,7 @@ def _is_json(line: str) -> bool:
 
 def _json_rows(path: Path, report: ReadReport) -> Iterator[Row]:
     with open_text(path) as text:
-        for number, line in enumerate(text, start=1):
-            if not line.strip():
-                continue
-            report.rows += 1
+        for number, line in counted(numbered(text), report):
             try:
                 yield _json_row(orjson.loads(line))
             except ValueError as error:
@@ -180,10 +187,7 @@ def _trace(name: str, report: ReadReport, rows: list[Row]) -> RequestTrace:
 
 
 def _request(moment: str, input_tokens: str, output_tokens: str) -> tuple[float, int, int]:
-    try:
-        time_s = float(moment)
-    except ValueError:
-        time_s = utc_s(moment, "the arrival")
+    time_s = moment_s(moment, "the arrival")
     lengths = whole(input_tokens, "the input length"), whole(output_tokens, "the output length")
     if not np.isfinite(time_s) or not 0 <= min(lengths) <= max(lengths) <= MAX_TOKENS:
         raise ValueError("an arrival is finite, and lengths are between 0 and 10,000,000 tokens")

@@ -66,7 +66,7 @@ def test_philly_is_sorted_and_repeated_rows_are_one_job(tmp_path: Path) -> None:
     assert raw.submitted_s[1] - raw.submitted_s[0] == 48 * 60 + 52
     assert raw.report.rows == 6
     assert raw.report.lines == {
-        "the same as an earlier row in every cell": [4],
+        "row occurs twice and counts once": [4],
         "duration is not a number": [5],
         "no duration above 0 s": [6],
         "2 cells where the header has 5": [7],
@@ -167,9 +167,10 @@ def test_a_parquet_table_is_read_as_its_csv(tmp_path: Path) -> None:
 
 def test_ids_that_occur_again_stay_unique(tmp_path: Path) -> None:
     rows = SACCT.splitlines()
-    raw = read_raw(write(tmp_path, "\n".join([rows[0], rows[1], rows[1]])))
+    raw = read_raw(write(tmp_path, "\n".join([rows[0], rows[1], rows[1].replace("10:05", "10:06"), rows[1]])))
 
     assert raw.ids == ("7", "7~2")
+    assert raw.report.lines == {"row occurs twice and counts once": [4]}
 
 
 def test_packed_files_and_byte_order_marks(tmp_path: Path) -> None:
@@ -197,7 +198,10 @@ def test_no_file_unknown_format_and_binary(tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match="unknown trace format"):
         read_raw(write(tmp_path, PHILLY), "excel")
     file = tmp_path / "binary"
-    file.write_bytes(b"\xff\xfe\xfa")
+    file.write_bytes(b"\xff\xfe\xfa\x00\xd8")
+    with pytest.raises(TraceFormatError, match="not a known job trace"):
+        read_raw(file)
+    file.write_bytes(gzip.compress(SACCT.encode())[:-4])
     with pytest.raises(TraceFormatError, match="not readable text"):
         read_raw(file)
 
@@ -238,3 +242,72 @@ def test_sacct_names_the_slices_of_jobs(tmp_path: Path) -> None:
     assert dict(zip(raw.ids, raw.slice_sevenths.tolist(), strict=True)) == {"1": 2, "2": 1, "4": 0, "5": 3}
     assert raw.gpus.tolist() == [1, 1, 1, 1]
     assert raw.report.lines == {"several slices": [4]}
+
+
+SLURM_AT = "2024-05-01T10:00:00Z|2024-05-01T10:05:00Z|2024-05-01T11:05:00Z"
+SLURM_HEAD = "JobID|User|Submit|Start|End|State|ElapsedRaw|AllocTRES|ReqTRES\n"
+
+
+@pytest.mark.parametrize(
+    "state", ["REQUEUED", "PREEMPTED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "CANCELLED by 7", "SUSPENDED"]
+)
+def test_sacct_keeps_every_run_that_held_gpus_and_ended(tmp_path: Path, state: str) -> None:
+    open_end = f"2|ann|{SLURM_AT.rpartition('|')[0]}|Unknown|{state}|3600|gres/gpu=2|\n"
+
+    raw = read_raw(write(tmp_path, f"{SLURM_HEAD}1|ann|{SLURM_AT}|{state}|3600|gres/gpu=2|\n{open_end}"))
+
+    assert (raw.ids, raw.duration_s.tolist()) == (("1",), [3600.0])
+    assert raw.report.lines == {f"not ended ({state.split()[0].lower()})": [3]}
+
+
+def test_sacct_names_shares_of_gpus_and_slices_that_are_no_sevenths(tmp_path: Path) -> None:
+    held = (
+        *("gres/shard=4,node=1", "gres/mps=50", "gres/gpu:a100_3g.20gb=1,gres/gpu:a100=1,gres/gpu=2"),
+        *("gres/gpu:a30_1g.6gb=1", "gres/gpu:a30_4g.24gb=1,gres/gpu=1", "gres/gpu:mig-3g.40gb=1", "gres/gpu:1g.23gb=1"),
+        *("gres/gpu:h100_1g.12gb.me=1", "gres/gpu=0,gres/gpu:a100=2", "cpu=1", "gres/gpu:a100_4g.20gb=1,gres/gpu=2"),
+    )
+    rows = "".join(f"{at}|ann|{SLURM_AT}|COMPLETED|3600|{each}|\n" for at, each in enumerate(held))
+
+    raw = read_raw(write(tmp_path, SLURM_HEAD + rows))
+
+    assert raw.slice_sevenths is not None
+    sizes = dict(zip(raw.ids, zip(raw.slice_sevenths.tolist(), raw.gpus.tolist(), strict=True), strict=True))
+    assert sizes == {"4": (7, 1), "5": (3, 1), "6": (1, 1), "7": (1, 1), "8": (0, 2)}
+    assert raw.report.lines == {
+        "a share of a GPU": [2, 3],
+        "a slice beside whole GPUs": [4, 12],
+        "a part of a card that has quarters": [5],
+        "no GPU": [11],
+    }
+    assert raw.report.notes == []
+
+
+def test_sacct_without_gpus_says_what_slurm_needs_to_count_them(tmp_path: Path) -> None:
+    with pytest.raises(TraceFormatError, match="AccountingStorageTRES"):
+        read_raw(write(tmp_path, f"{SLURM_HEAD}1|ann|{SLURM_AT}|COMPLETED|3600|cpu=4|cpu=4\n"))
+
+
+def test_the_parts_of_a_heterogeneous_job_are_one_gang_with_their_gpu_time(tmp_path: Path) -> None:
+    rows = [
+        f"801+0|ann|{SLURM_AT}|COMPLETED|3600|gres/gpu=6|",
+        f"801+1|ann|{SLURM_AT}|COMPLETED|1800|gres/gpu=2|",
+        f"801+2|ann|{SLURM_AT}|COMPLETED|3600|cpu=4|",
+        f"802+0|ann|{SLURM_AT.replace('10:05', '10:06')}|COMPLETED|3600|gres/gpu=1|",
+        f"801+1|ann|{SLURM_AT.replace('10:05', '10:07')}|COMPLETED|60|gres/gpu=2|",
+    ]
+
+    raw = read_raw(write(tmp_path, SLURM_HEAD + "\n".join(rows)))
+
+    assert dict(zip(raw.ids, raw.gpus.tolist(), strict=True)) == {"801": 8, "802+0": 1, "801+1": 2}
+    assert (raw.gpus[0] * raw.duration_s[0], raw.report.kept) == (6 * 3600 + 2 * 1800, 3)
+    assert raw.report.lines == {
+        "row is a further part of a heterogeneous job and counts with the first": [3],
+        "no GPU": [4],
+    }
+
+
+def test_a_table_of_parquet_may_have_lines_in_its_cells(tmp_path: Path) -> None:
+    columns = [{**row, "project": "two\nlines"} for row in csv.DictReader(HISTORY.splitlines())]
+    parquet.write_table(pyarrow.Table.from_pylist(columns), tmp_path / "jobs")
+
+    assert read_raw(tmp_path / "jobs").tenants == ("two lines", "two lines")

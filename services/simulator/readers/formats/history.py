@@ -30,11 +30,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from services.core.domain.mig import WHOLE, sevenths_of
 from services.simulator.raw import Collector, RawJob, TraceFormatError
-from services.simulator.readers.text import Row, header_of, number, table, utc_s, whole
+from services.simulator.readers.text import Row, counted, header_of, number, numbered, table, utc_s, whole
 
 COLUMNS = ("job_id", "submitted_at", "started_at", "ended_at", "gpus")
 
@@ -66,6 +67,8 @@ class History:
             return
         if not row["ended_at"]:
             jobs.drop(line, "not ended")
+            return
+        if jobs.again(line, row["job_id"], row["submitted_at"], row["started_at"], row["ended_at"]):
             return
         gpus = whole(row["gpus"], "gpus")
         if gpus < 1:
@@ -116,14 +119,13 @@ def _slices(row: Row, gpus: int) -> tuple[int, int]:
 
 def _rows(lines: Iterable[str], jobs: Collector) -> Iterator[tuple[int, Row]]:
     stream = iter(lines)
-    first = next(stream, "")
-    if not first.lstrip().startswith("{"):
-        yield from table(_with(first, stream), COLUMNS, jobs.report)
+    begun: list[str] = []
+    while not "".join(begun).strip() and (line := next(stream, "")):
+        begun.append(line)
+    if not (begun and begun[-1].lstrip().startswith("{")):
+        yield from table(chain(begun, stream), COLUMNS, jobs.report, named=True)
         return
-    for line, text in enumerate(_with(first, stream), start=1):
-        if not text.strip():
-            continue
-        jobs.row()
+    for line, text in counted(numbered(chain(begun, stream)), jobs.report, named=True):
         row = _object(text)
         if row is None:
             jobs.drop(line, "not a JSON object")
@@ -133,11 +135,6 @@ def _rows(lines: Iterable[str], jobs: Collector) -> Iterator[tuple[int, Row]]:
             jobs.drop(line, f"no {missing[0]}")
         else:
             yield line, row
-
-
-def _with(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest
 
 
 def _object(text: str) -> Row | None:

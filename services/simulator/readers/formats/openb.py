@@ -27,7 +27,7 @@ class Openb:
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
         """Read every pod with a GPU that ran; tenants are the quality-of-service classes."""
         shares = 0
-        for line, row in table(lines, COLUMNS, jobs.report):
+        for line, row in table(lines, COLUMNS, jobs.report, named=True):
             try:
                 gpus = whole(row["num_gpu"], "num_gpu")
                 created_s = number(row["creation_time"], "creation_time")

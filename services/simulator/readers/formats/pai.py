@@ -2,7 +2,8 @@
 
 Their columns are the same and their units are not: the sample of 100,000 jobs counts HOURS, the one of 1,000 SECONDS.
 ``pai`` distinguishes them by their values: seconds are whole numbers in every row, hours are not; ``pai-hours`` and
-``pai-seconds`` say it outright. ``cpus`` counts processors, so the number of GPUs stays unknown.
+``pai-seconds`` say it outright. ``cpus`` counts processors, so the number of GPUs stays unknown. Rows have no ids, so
+that equal ones are jobs that came together, and each counts.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Pai:
                 rows.append((line, number(row["arrival_time"], "arrival_time"), number(row["length"], "length")))
             except ValueError as error:
                 jobs.drop(line, str(error))
+        if equal := len(rows) - len({row[1:] for row in rows}):
+            jobs.report.note(f"{equal} rows are equal to earlier ones: without ids, each is a job")
         fractions = any(not (arrival.is_integer() and length.is_integer()) for _, arrival, length in rows)
         hours = self.name == "pai-hours" or (self.name == "pai" and fractions)
         jobs.report.note(

@@ -26,13 +26,7 @@ class Philly:
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
         """Read every job; ids are line numbers, tenants the virtual clusters."""
         jobs.absolute = True
-        seen: set[tuple[str, ...]] = set()
-        for line, row in table(lines, COLUMNS, jobs.report):
-            cells = tuple(row[column] for column in COLUMNS)
-            if cells in seen:
-                jobs.drop(line, "the same as an earlier row in every cell")
-                continue
-            seen.add(cells)
+        for line, row in table(lines, COLUMNS, jobs.report, named=True):
             try:
                 job = RawJob(
                     id=f"philly-{line}",

@@ -2,10 +2,12 @@
 AllocTRES,ReqTRES`` (more columns do not hurt; ``--duplicates`` shows requeued runs one by one).
 
 The duration is ``ElapsedRaw``, else ``End`` - ``Start``; GPUs are ``gres/gpu`` of ``AllocTRES``, else of ``ReqTRES``.
-A job on one MIG slice (``gres/gpu:a100_2g.10gb=1``) asks for such a slice; jobs on several slices are left out.
+A job on one MIG slice (``gres/gpu:a100_2g.10gb=1``) asks for such a slice; jobs on several slices, on a slice beside
+whole GPUs, or on a part of a card that has quarters (A30) are left out, and so are those on a share of a GPU
+(``gres/shard``, ``gres/mps``). The parts of a heterogeneous job (``801+0``, ``801+1``) that hold GPUs are one gang.
 Slurm prints local time: run it with ``SLURM_TIME_FORMAT=%FT%T%z`` so that the zone is stated; without one, UTC.
-Job steps, jobs without a GPU, and jobs that wait or still run are left out; failed, cancelled and timed out jobs held
-their GPUs for real and stay.
+Job steps, jobs without a GPU, and jobs that have not ended are left out; whatever the state of the others, requeued,
+preempted, failed, cancelled or timed out, they held their GPUs for real. One JobID with another Start is another run.
 """
 
 from __future__ import annotations
@@ -13,13 +15,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from services.simulator.raw import Collector, RawJob
 from services.simulator.readers.text import Row, header_of, number, table, utc_s
 
 COLUMNS = ("JobID", "Submit", "State")
+TRES = ("AllocTRES", "ReqTRES")
 ABSENT = {"", "Unknown", "None", "N/A"}
-UNFINISHED = ("PENDING", "RUNNING", "REQUEUED", "SUSPENDED", "CONFIGURING", "COMPLETING")
+UNFINISHED = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING")
+"""What tells that a job has not ended where there is no column ``End``."""
+PARTS = (
+    "row is a further part of a heterogeneous job and counts with the first",
+    "rows are further parts of heterogeneous jobs and count with the first",
+)
+UNCOUNTED = "no job has gres/gpu: Slurm counts GPUs only with AccountingStorageTRES=gres/gpu in slurm.conf"
+
+_PLAIN = re.compile(r"(?:^|,)gres/gpu=(\d{1,15})(?:,|$)")
+_TYPED = re.compile(r"(?:^|,)gres/gpu:([^=,]+)=(\d{1,15})(?=,|$)")
+_SHARE = re.compile(r"gres/(shard|mps)\b")
+_SLICE = re.compile(r"(?:.*[_-])?(([12347])g\.\d+gb)(?:[^a-z0-9].*)?")
+_OF_QUARTERS = {"1g.6gb": 0, "2g.12gb": 0, "4g.24gb": 7, "2g.48gb": 0, "4g.96gb": 7}
+"""Sevenths of the slices of cards with quarters, A30 and RTX PRO 6000; 0 for those that no number of sevenths is."""
 
 
 class Sacct:
@@ -29,66 +46,87 @@ class Sacct:
 
     def matches(self, head: Sequence[str]) -> bool:
         """Whether the header has this format's columns."""
-        return set(COLUMNS) <= set(header_of(head, "|"))
+        return set(COLUMNS) <= set(header_of(head))
 
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
         """Read every job allocation that held a GPU and ended."""
         jobs.absolute = True
-        for line, row in table(lines, COLUMNS, jobs.report, "|"):
+        found: list[tuple[int, RawJob]] = []
+        gangs: dict[tuple[str, str, str], int] = {}
+        has_gpus = False
+        for line, row in table(lines, COLUMNS, jobs.report, named=True):
             if not re.search(r"([+-]\d\d:?\d\d|Z)$", row["Submit"]):
                 jobs.report.note("times without a zone are assumed to be in UTC")
-            reason = _not_a_job(row)
-            if reason:
-                jobs.drop(line, reason)
-                continue
+            has_gpus |= gpus_of(row) > 0
             try:
-                duration_s = _duration_s(row)
-                submitted_s = utc_s(row["Submit"], "Submit")
+                job = _job(row)
             except ValueError as error:
                 jobs.drop(line, str(error))
                 continue
-            sizes = slices_of(row)
-            if len(sizes) > 1:
-                jobs.drop(line, "several slices")
+            start, end = row.get("Start", ""), row.get("End", "")
+            if start and end and jobs.again(line, job.id, row["Submit"], start, end):
                 continue
-            size = sizes[0] if sizes else 0
-            gpus = 1 if sizes else gpus_of(row)
-            user = row.get("User", "")
-            jobs.add(
-                line,
-                RawJob(row["JobID"], submitted_s, duration_s, gpus, user, slice_sevenths=size, ran_sevenths=size),
-            )
+            whole, plus, _ = job.id.rpartition("+")
+            if plus and start and not job.slice_sevenths and job.duration_s > 0:
+                at = gangs.setdefault((whole, row["Submit"], start), len(found))
+                if at < len(found):
+                    first, part = found[at]
+                    found[at] = first, _joined(part, job, whole)
+                    jobs.report.merge(line, PARTS)
+                    continue
+            found.append((line, job))
+        if jobs.report.rows and not has_gpus:
+            jobs.report.note(UNCOUNTED)
+        for line, job in found:
+            jobs.add(line, job)
 
 
-def _not_a_job(row: Row) -> str:
+def _job(row: Row) -> RawJob:
     state = row["State"].split(" ")[0]
+    gpus, sizes = gpus_of(row), slices_of(row)
     if "." in row["JobID"]:
-        return "a step of a job"
-    if state in UNFINISHED:
-        return f"not ended ({state.lower()})"
-    return "" if gpus_of(row) else "no GPU"
+        raise ValueError("a step of a job")
+    if row["End"] in ABSENT if "End" in row else state in UNFINISHED:
+        raise ValueError(f"not ended ({state.lower()})")
+    if not gpus:
+        raise ValueError("a share of a GPU" if any(_SHARE.search(row.get(each, "")) for each in TRES) else "no GPU")
+    if len(sizes) > 1:
+        raise ValueError("several slices")
+    if sizes and gpus > len(sizes):
+        raise ValueError("a slice beside whole GPUs")
+    if 0 in sizes:
+        raise ValueError("a part of a card that has quarters")
+    size = sizes[0] if sizes else 0
+    submitted_s, user = utc_s(row["Submit"], "Submit"), row.get("User", "")
+    return RawJob(row["JobID"], submitted_s, _duration_s(row), gpus, user, slice_sevenths=size, ran_sevenths=size)
+
+
+def _joined(first: RawJob, part: RawJob, name: str) -> RawJob:
+    """Return one gang of two parts that started together; its length keeps their GPU time."""
+    gpus = first.gpus + part.gpus
+    duration_s = (first.gpus * first.duration_s + part.gpus * part.duration_s) / gpus
+    return replace(first, id=name, gpus=gpus, duration_s=duration_s)
+
+
+def _entries(row: Row) -> str:
+    """Return the trackable resources that a row holds, or those that it asked for where only these have GPUs."""
+    return next((found for column in TRES if "gres/gpu" in (found := row.get(column, ""))), "")
 
 
 def gpus_of(row: Row) -> int:
     """Return the GPUs of a row: ``gres/gpu=n``, or the sum of the typed ones where that is not there."""
-    for column in ("AllocTRES", "ReqTRES"):
-        entries = row.get(column, "")
-        plain = re.search(r"(?:^|,)gres/gpu=(\d+)", entries)
-        if plain is not None:
-            return int(plain[1])
-        typed = re.findall(r"(?:^|,)gres/gpu:[^=,]+=(\d+)", entries)
-        if typed:
-            return sum(map(int, typed))
-    return 0
+    entries = _entries(row)
+    plain = _PLAIN.search(entries)
+    return int(plain[1] if plain else 0) or sum(int(count) for _, count in _TYPED.findall(entries))
 
 
 def slices_of(row: Row) -> list[int]:
-    """Return the MIG slices of a row, in sevenths; empty for whole GPUs."""
-    for column in ("AllocTRES", "ReqTRES"):
-        found = re.findall(r"(?:^|,)gres/gpu:(?:[^=,]*_)?([12347])g\.\d+gb[^=,]*=(\d+)", row.get(column, ""))
-        if found:
-            return [int(size) for size, count in found for _ in range(int(count))]
-    return []
+    """Return the MIG slices of a row, in sevenths; empty for whole GPUs, 0 for a part of a card that has quarters."""
+    found: list[int] = []
+    for kind, count in _TYPED.findall(_entries(row)):
+        if (cut := _SLICE.fullmatch(kind.lower())) is not None:
+            found += [_OF_QUARTERS.get(cut[1], int(cut[2]))] * min(int(count), 8)
+    return found
 
 
 def _duration_s(row: Row) -> float:

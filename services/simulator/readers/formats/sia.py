@@ -26,7 +26,7 @@ class Sia:
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
         """Read every job, its duration left open."""
         jobs.allow_no_duration()
-        for line, row in table(lines, COLUMNS, jobs.report):
+        for line, row in table(lines, COLUMNS, jobs.report, named=True):
             try:
                 gpus = whole(row["num_replicas"], "num_replicas")
                 batch = whole(row["batch_size"], "batch_size")

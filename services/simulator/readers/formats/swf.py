@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from services.simulator.raw import Collector, RawJob, TraceFormatError
-from services.simulator.readers.text import number
+from services.simulator.readers.text import counted, number, numbered
 
 FIELDS = 18
 
@@ -31,16 +31,14 @@ class Swf:
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
         """Read every job that ran on at least one processor."""
         origin_s = 0.0
-        for line, text in enumerate(lines, start=1):
-            if text.lstrip().startswith(";"):
-                start = re.match(r"\s*;\s*UnixStartTime:\s*(\d+)", text)
-                if start is not None and int(start[1]) > 0:
-                    origin_s, jobs.absolute = float(start[1]), True
-                continue
+        rows: list[tuple[int, str]] = []
+        for line, text in numbered(lines):
+            if not text.lstrip().startswith(";"):
+                rows.append((line, text))
+            elif (start := re.match(r"\s*;\s*UnixStartTime:\s*(\d+)", text)) is not None and int(start[1]) > 0:
+                origin_s, jobs.absolute = float(start[1]), True
+        for line, text in counted(rows, jobs.report, named=True):
             cells = text.split()
-            if not cells:
-                continue
-            jobs.row()
             if len(cells) != FIELDS:
                 if jobs.report.rows == 1:
                     raise TraceFormatError(

@@ -21,7 +21,7 @@ class Tiresias:
 
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
         """Read every job."""
-        for line, row in table(lines, COLUMNS, jobs.report):
+        for line, row in table(lines, COLUMNS, jobs.report, named=True):
             try:
                 gpus = whole(row["num_gpu"], "num_gpu")
                 times = number(row["submit_time"], "submit_time"), number(row["duration"], "duration")
