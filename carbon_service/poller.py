@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from carbon_service.providers.protocol import DAY_S, Point, ProviderError
 from carbon_service.repository import Repository
 from carbon_service.zones import Source
-from services.core.domain.carbon import Signal
+from services.core.domain.signal import impossible
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -18,8 +18,6 @@ log = Log(__name__)
 PRUNE_INTERVAL_S = 600.0
 LONGEST_BACKOFF_S = 900.0
 POINTS_PER_BATCH = 20_000
-MOST_GCO2_PER_KWH = 100_000.0
-"""A hundred times what the dirtiest power plant emits, and room enough for marginal rates in a congested grid."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,8 @@ class Poller:
 
 
 def possible(points: tuple[Point, ...], source: Source) -> list[Point]:
-    """Return the points whose value a grid can have: emissions are not negative, unless they are those avoided."""
-    least = -MOST_GCO2_PER_KWH if source.key.signal is Signal.MARGINAL else 0.0
-    return [point for point in points if least <= point.gco2_per_kwh <= MOST_GCO2_PER_KWH]
+    """Return the points whose value a grid can have."""
+    return [point for point in points if not impossible(point.gco2_per_kwh, 1.0, source.key.signal)]
 
 
 def _name(source: Source) -> dict[str, str]:

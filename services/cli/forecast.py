@@ -58,6 +58,9 @@ def forecast(
         }
         for hour, value in enumerate(made.values)
     ]
+    if len(past.sentences) > 1:
+        for sentence in past.sentences:
+            print(f"wattshift: {sentence}", file=sys.stderr)
     if made.note:
         print(f"wattshift: {made.method}: {made.note}", file=sys.stderr)
     if as_json:

@@ -164,7 +164,9 @@ async def test_values_that_no_grid_has_are_not_believed(uk: Bench, britain: Brit
 
 
 async def test_marginal_emissions_may_be_avoided_ones(uk: Bench) -> None:
-    points = tuple(Point(at, at + 1.0, value, is_estimated=False) for at, value in enumerate((-20.0, -1e6, 50.0)))
+    points = tuple(
+        Point(at, at + 1.0, value, is_estimated=False) for at, value in enumerate((-20.0, -1e6, 50.0, -9999.0))
+    )
     marginal = replace(uk.source, key=replace(uk.source.key, signal=Signal.MARGINAL))
     assert [point.gco2_per_kwh for point in possible(points, marginal)] == [-20.0, 50.0]
     assert [point.gco2_per_kwh for point in possible(points, uk.source)] == [50.0]

@@ -1,4 +1,4 @@
-"""What a carbon intensity measures."""
+"""What a carbon intensity measures, and which values it can have."""
 
 from __future__ import annotations
 
@@ -11,3 +11,25 @@ class Signal(StrEnum):
     AVERAGE_DIRECT = "average_direct"
     AVERAGE_LIFECYCLE = "average_lifecycle"
     MARGINAL = "marginal"
+
+
+MOST_GCO2_PER_KWH = 100_000.0
+"""A hundred times what the dirtiest power plant emits, and room enough for marginal rates in a congested grid."""
+
+
+def impossible(value: float, scale: float, signal: Signal) -> str:
+    """Return why no grid has such an intensity; empty if one can.
+
+    Emissions are not negative, unless they are those avoided: a marginal intensity may be. Providers write -999, -9999
+    or more nines where they have no value.
+
+    Args:
+        value: As it was written.
+        scale: Times this, it is gCO2/kWh.
+        signal: What it measures.
+    """
+    if not abs(value * scale) <= MOST_GCO2_PER_KWH:
+        return f"beyond {MOST_GCO2_PER_KWH:,.0f} gCO2/kWh, as no grid is"
+    if value <= -999 and set(f"{-value:g}") == {"9"}:
+        return "a number that stands for no value"
+    return "an average intensity below 0" if value < 0 and signal is not Signal.MARGINAL else ""

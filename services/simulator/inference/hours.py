@@ -13,6 +13,7 @@ from services.simulator.inference.profiles import bundled
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers.grids import read_grid
 from services.simulator.readers.text import first_lines, header_of, number, open_text
+from services.simulator.readers.units import scale_of
 
 TRACES = {"ciso-march": "ciso_march.csv", "ciso-september": "ciso_september.csv", "eso-march": "eso_march.csv"}
 HOUR_S = 3_600.0
@@ -48,6 +49,7 @@ def read_hours(source: str, hours: int) -> Floats:
 def _column(path: Path) -> Floats:
     values: list[float] = []
     filled = 0  # up to the empty lines at the end
+    scale = 1.0
     with open_text(path) as lines:
         for line, text in enumerate(lines, start=1):
             cell = text.strip().strip('"')
@@ -56,9 +58,10 @@ def _column(path: Path) -> Floats:
             except ValueError as error:
                 if line > 1:
                     raise TraceFormatError(f"{path.name} line {line}: {error}") from None
-                continue  # a header
+                scale, _ = scale_of(cell)
+                continue
             filled = len(values) if cell else filled
-    return np.array(values[:filled])
+    return scale * np.array(values[:filled])
 
 
 def _grid(path: Path) -> Floats:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from services.core.domain.signal import Signal, impossible
 from services.simulator.raw import ReadReport, TraceFormatError
-from services.simulator.readers.text import number, open_text, table, utc_s
+from services.simulator.readers.text import moment_s, number, open_text, table
 from services.simulator.workload import IssuedForecasts
 
 COLUMNS = ("Datetime (UTC)", "Carbon Intensity Forecast")
@@ -24,18 +25,20 @@ def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
         TraceFormatError: no such file, another format, or no whole issue in it.
     """
     report = ReadReport(path.name, "issued forecasts")
-    blocks: list[tuple[int, list[float], list[float]]] = []
+    blocks: list[tuple[list[int], list[float], list[float]]] = []
     with open_text(path) as lines:
         for line, row in table(lines, COLUMNS, report):
             try:
-                time_s, value = utc_s(row[COLUMNS[0]]), number(row[COLUMNS[1]], COLUMNS[1])
+                time_s, value = moment_s(row[COLUMNS[0]]), number(row[COLUMNS[1]], COLUMNS[1])
             except ValueError as error:
-                time_s, value = np.nan, np.nan
                 report.drop(line, str(error))
+                continue  # a gap, which costs the issue
             if not blocks or time_s <= blocks[-1][1][-1]:
-                blocks.append((line, [], []))
-            blocks[-1][1].append(time_s)
-            blocks[-1][2].append(value)
+                blocks.append(([], [], []))
+            rows, times, issue = blocks[-1]
+            rows.append(line)
+            times.append(time_s)
+            issue.append(value)
     if not blocks:
         raise TraceFormatError(f"{path.name} holds no forecast")
     lengths = [len(times) for _, times, _ in blocks]
@@ -43,9 +46,11 @@ def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
     step_s = float(np.median(np.diff(blocks[0][1]))) if steps > 1 else 3600.0
     starts: list[float] = []
     values: list[list[float]] = []
-    for line, times, issue in blocks:
-        if len(times) != steps or not np.isfinite(issue).all() or not np.allclose(np.diff(times), step_s):
-            report.drop(line, f"an issue without its {steps} values, hour after hour")
+    for rows, times, issue in blocks:
+        whole = len(times) == steps and np.isfinite(issue).all() and np.allclose(np.diff(times), step_s)
+        if not whole or any(impossible(each, 1.0, Signal.AVERAGE_DIRECT) for each in issue):
+            for line in rows:
+                report.drop(line, f"an issue without its {steps} values, hour after hour")
             continue
         starts.append(times[0])
         values.append(issue)

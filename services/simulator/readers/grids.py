@@ -10,9 +10,11 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
+from services.core.domain.signal import impossible
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
-from services.simulator.raw import TOO_LARGE, RawSeries, ReadReport, TraceFormatError
-from services.simulator.readers.text import first_lines, header_of, number, open_text, table, utc_s
+from services.simulator.raw import RawSeries, ReadReport, TraceFormatError
+from services.simulator.readers.text import first_lines, header_of, moment_s, number, open_text, table
+from services.simulator.readers.units import scale_of
 
 SIGNALS = {
     "direct": Signal.AVERAGE_DIRECT,
@@ -20,6 +22,9 @@ SIGNALS = {
     "marginal": Signal.MARGINAL,
     **{signal.value: signal for signal in Signal},
 }
+
+LEAST_MEDIAN, MOST_MEDIAN = 1.0, 2_000.0
+"""gCO2/kWh; grids are seldom cleaner or dirtier for most of the time."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Columns:
     Attributes:
         format: Name of the kind of file.
         time, value: Names of the columns.
-        scale: Times this, the value is gCO2/kWh.
+        scale: Times this, the value is gCO2/kWh; None: what the value's name says.
         signal: What the values measure, if the kind of file determines it.
         zone, estimated: Names of columns, where there are such.
         note: A note for readers of the report.
@@ -38,7 +43,7 @@ class Columns:
     format: str
     time: str
     value: str
-    scale: float = 1.0
+    scale: float | None = None
     signal: Signal | None = None
     zone: str = ""
     estimated: str = ""
@@ -65,8 +70,7 @@ def columns_of(header: Sequence[str], signal: Signal, column: str | None) -> Col
         return Columns("eso", time, value, 1.0, Signal.AVERAGE_DIRECT)
     if "oootime" in lower and len(header) > 1:
         value = column or header[1]
-        note = "WattTime export without a unit: assumed to be gCO2/kWh"
-        return Columns("watttime", lower["oootime"], value, 1.0, Signal.MARGINAL, note=note)
+        return Columns("watttime", lower["oootime"], value, signal=Signal.MARGINAL)
     if "point_time" in lower and "value" in lower:
         note = "WattTime's lb CO2/MWh converted"
         return Columns(
@@ -109,41 +113,46 @@ def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: st
     if columns is None:
         raise TraceFormatError(
             f"{path} is not a known carbon file (columns {', '.join(header[:6])}); known: Electricity Maps, ESO, "
-            "WattTime, PJM, or two columns of time and gCO2/kWh"
+            "WattTime, PJM, or two columns of time and intensity"
         )
     report = ReadReport(path.name, columns.format)
     if columns.signal is not None and columns.signal is not signal:
         raise TraceFormatError(f"{path.name} measures {columns.signal.value}, not {signal.value}: ask for that signal")
-    if columns.note:
-        report.note(columns.note)
-    named, times, values = _series(path, columns, report, zone)
+    scale, note = (columns.scale, columns.note) if columns.scale is not None else scale_of(columns.value)
+    if note:
+        report.note(note)
+    named, times, values = _series(path, columns, scale, signal, report, zone)
     return RawSeries(named or zone or path.name.split(".")[0], signal, times, values, report)
 
 
-def _series(path: Path, columns: Columns, report: ReadReport, zone: str | None) -> tuple[str, Floats, Floats]:
+def _series(
+    path: Path, columns: Columns, scale: float, signal: Signal, report: ReadReport, zone: str | None
+) -> tuple[str, Floats, Floats]:
     found: dict[float, float] = {}
     zones: set[str] = set()
     estimated = 0
     place = columns.zone or ("pnode_name" if columns.format == "pjm" else "")
     with open_text(path) as lines:
-        for line, row in table(lines, (columns.time, columns.value), report):
+        for line, row in table(lines, (columns.time, columns.value), report, named=True):
             named = row.get(place, "") if place else ""
             if zone is not None and named and named != zone:
                 report.drop(line, "of another zone")
                 continue
             try:
-                time_s, value = _time_s(row[columns.time]), number(row[columns.value], columns.value)
+                time_s, value = moment_s(row[columns.time]), number(row[columns.value], columns.value)
             except ValueError as error:
                 report.drop(line, str(error))
                 continue
             if not np.isfinite(value):
                 report.drop(line, "no value")
+            elif why := impossible(value, scale, signal):
+                report.drop(line, why)
             elif time_s in found:
                 report.drop(line, "a time that occurred before")
             else:
-                found[time_s] = value * columns.scale
+                found[time_s] = value * scale
                 estimated += row.get(columns.estimated, "").strip().lower() == "true"
-                zones.add(named)
+                zones |= {named} - {""}
     if len(zones) > 1:
         raise TraceFormatError(f"{path.name} holds several zones ({', '.join(sorted(zones)[:5])}): name one")
     if not found:
@@ -151,14 +160,7 @@ def _series(path: Path, columns: Columns, report: ReadReport, zone: str | None) 
     report.kept = len(found)
     if estimated:
         report.note(f"{estimated} values are estimates of the provider ({100 * estimated / len(found):.1f} %)")
+    if not LEAST_MEDIAN <= (median := float(np.median(list(found.values())))) <= MOST_MEDIAN:
+        report.note(f"the median is {median:.3g} gCO2/kWh: is the unit the right one?")
     times = np.array(sorted(found))
     return next(iter(zones), ""), times, np.array([found[time] for time in times])
-
-
-def _time_s(text: str) -> float:
-    if not text.replace(".", "", 1).isdigit():
-        return utc_s(text)
-    time_s = float(text)
-    if time_s >= TOO_LARGE:  # digits enough are infinite
-        raise ValueError("a time that is too large")
-    return time_s

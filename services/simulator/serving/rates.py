@@ -11,7 +11,7 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.simulator.raw import ReadReport, TraceFormatError
-from services.simulator.readers.text import first_lines, header_of, open_text, table, utc_s
+from services.simulator.readers.text import first_lines, header_of, moment_s, open_text, table
 from services.simulator.serving.requests import cell
 
 DEFAULT = "freesh_rates.csv"
@@ -80,7 +80,7 @@ def _read(path: Path, name: str, places: Sequence[tuple[str, str]]) -> PlaceRate
     with open_text(path) as text:
         for line, row in table(text, [header[0], *columns], ReadReport(name, "rates")):
             try:
-                times.append(_moment_s(row[header[0]]))
+                times.append(moment_s(row[header[0]]))
                 values.append([cell(row[column], column) for column in columns])
             except ValueError as error:
                 raise TraceFormatError(f"{name}, line {line}: {error}") from None
@@ -88,10 +88,3 @@ def _read(path: Path, name: str, places: Sequence[tuple[str, str]]) -> PlaceRate
     if steps_s.size < 1 or not steps_s[0] > 0 or not np.allclose(steps_s, steps_s[0], atol=1e-3):
         raise TraceFormatError(f"{name} does not go in even steps of time, at least two of them")
     return PlaceRates(float(steps_s[0]), np.array(values).T.copy(), tuple(columns))
-
-
-def _moment_s(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return utc_s(text)

@@ -75,12 +75,13 @@ def test_a_file_of_several_zones_wants_a_name(tmp_path: Path) -> None:
 def test_gaps_and_missing_values_are_reported_and_long_ones_refused(tmp_path: Path) -> None:
     rows = EM.splitlines()
     rows[5] = rows[5].replace(",4,", ",,")
-    trace = read_carbon(write(tmp_path, "\n".join([*rows[:10], rows[9], *rows[12:]])))
+    trace = read_carbon(write(tmp_path, "\n".join([*rows[:10], rows[9], rows[9].replace(",8,", ",9,"), *rows[12:]])))
 
     assert "gap of 2.00 h after 2023-01-01T03:00:00: the value before it held over it" in trace.notes
     assert "gap of 3.00 h after 2023-01-01T08:00:00: the value before it held over it" in trace.notes
     assert any("no value (line 6)" in note for note in trace.notes)
-    assert any("a time that occurred before (line 11)" in note for note in trace.notes)
+    assert "1 row occurs twice and counts once (line 11)" in trace.notes
+    assert "dropped 1: a time that occurred before (line 12)" in trace.notes
     assert trace.curve.at(trace.curve.start_s + 4.5 * 3600) == 3.0
     with pytest.raises(TraceFormatError, match="too long to bridge"):
         read_carbon(write(tmp_path, EM + "2023-01-04 00:00:00,SE,1,2,False\n"))
@@ -150,3 +151,98 @@ def test_a_zone_of_ones_own_has_no_bundled_forecasts(tmp_path: Path) -> None:
 
     with pytest.raises(TraceFormatError, match="name a file of them"):
         read_carbon(file, forecast="issued")
+
+
+@pytest.mark.parametrize(
+    ("header", "scale"),
+    [
+        *(("gCO2/kWh", 1.0), ("gCO₂eq/kWh", 1.0), ("g_per_kwh", 1.0), ("carbon intensity [g/kWh]", 1.0)),
+        *(("kgCO2_per_kWh", 1_000.0), ("kg CO2e / MWh", 1.0), ("lbs_co2_per_mwh", 0.45359237), ("lb/MWh", 0.45359237)),
+        *(("tCO2/MWh", 1_000.0), ("t/GWh", 1.0), ("metric tons CO2eq per MWh", 1_000.0), ("tonnes_per_mwh", 1_000.0)),
+        *(("lbCO2perkWh", 453.59237), ("Pounds per kWh", 453.59237), ("kgCO2eq/GWh", 0.001), ("CO2 (kg/kWh)", 1_000.0)),
+        ("kgCO\udce2\udc82\udc82/kWh", 1_000.0),
+    ],
+)
+@pytest.mark.parametrize("first", ["time", "oootime"])
+def test_the_unit_that_a_column_states_is_converted(tmp_path: Path, header: str, scale: float, first: str) -> None:
+    signal = "marginal" if first == "oootime" else "direct"
+    file = tmp_path / "grid.csv"
+    file.write_bytes(f"{first},{header}\n2023-01-01T00:00Z,2\n".encode(errors="surrogateescape"))
+
+    trace = read_carbon(file, signal=signal)
+
+    assert trace.curve.intensity_gco2_per_kwh.tolist() == pytest.approx([2 * scale])
+    assert any("converted to gCO2/kWh" in note for note in trace.notes) == (scale != 1.0)
+    assert not any("taken as gCO2/kWh" in note for note in trace.notes)
+
+
+@pytest.mark.parametrize("header", ["intensity", "carbon_gco2", "co2/kWh", "Caiso_North", "MT", "gas"])
+def test_a_column_without_a_unit_is_taken_as_grams_and_says_so(tmp_path: Path, header: str) -> None:
+    trace = read_carbon(write(tmp_path, f"time,{header}\n2023-01-01T00:00Z,218\n"))
+
+    assert trace.curve.intensity_gco2_per_kwh.tolist() == [218.0]
+    assert f"the column {header!r} states no unit: taken as gCO2/kWh" in trace.notes
+
+
+@pytest.mark.parametrize(
+    "header", ["kgCO2/MMBtu", "tons_co2_per_mwh", "kg_co2", "co2 per MWh", "gCO2/MJ", "mg/kWh", "lb", "renewable %"]
+)
+def test_another_unit_is_refused(tmp_path: Path, header: str) -> None:
+    with pytest.raises(TraceFormatError, match="a unit that is not understood; give g, kg, lb or t per kWh"):
+        read_carbon(write(tmp_path, f"time,{header}\n2023-01-01T00:00Z,218\n"))
+
+
+def test_what_no_grid_has_is_dropped_and_named(tmp_path: Path) -> None:
+    values = (100, -50, -9999, "-999.0", 1e15, "1e400", 100_000, 99)
+    text = "time,gCO2/kWh\n" + "".join(f"2023-01-01T{at:02}:00Z,{each}\n" for at, each in enumerate(values))
+    trace = read_carbon(write(tmp_path, text))
+
+    assert trace.curve.intensity_gco2_per_kwh.tolist() == [100.0, 100_000.0, 99.0]
+    assert [note for note in trace.notes if note.startswith("dropped")] == [
+        "dropped 2: a number that stands for no value (line 4, 5)",
+        "dropped 1: an average intensity below 0 (line 3)",
+        "dropped 1: beyond 100,000 gCO2/kWh, as no grid is (line 6)",
+        "dropped 1: no value (line 7)",
+    ]
+    assert read_carbon(write(tmp_path, text), signal="marginal").curve.intensity_gco2_per_kwh[1] == -50.0
+
+
+def test_the_bound_is_of_grams_and_the_sentinel_of_what_is_written(tmp_path: Path) -> None:
+    text = "time,lb/kWh\n2023-01-01T00:00Z,220\n2023-01-01T01:00Z,221\n2023-01-01T02:00Z,-9999\n"
+    trace = read_carbon(write(tmp_path, text.replace("lb/kWh", "lb/MWh")), signal="marginal")
+    assert "dropped 1: a number that stands for no value (line 4)" in trace.notes
+
+    trace = read_carbon(write(tmp_path, text), signal="marginal")
+    assert "dropped 2: beyond 100,000 gCO2/kWh, as no grid is (line 3, 4)" in trace.notes
+
+
+@pytest.mark.parametrize(("value", "is_odd"), [(0.4, True), (3.9, False), (900, False), (2_500, True)])
+def test_a_median_that_few_grids_have_deserves_a_note(tmp_path: Path, value: float, is_odd: bool) -> None:
+    trace = read_carbon(write(tmp_path, f"time,g/kWh\n2023-01-01T00:00Z,{value}\n"))
+
+    assert any("is the unit the right one?" in note for note in trace.notes) == is_odd
+
+
+def test_moments_may_be_seconds_or_milliseconds_and_nothing_else(tmp_path: Path) -> None:
+    text = "time,g/kWh\n{},200\n{},201\n"
+    seconds = read_carbon(write(tmp_path, text.format(1692057600, 1692061200)))
+    milliseconds = read_carbon(write(tmp_path, text.format(1692057600000, 1692061200000)))
+    assert milliseconds.curve.times_s.tolist() == seconds.curve.times_s.tolist() == [1692057600.0, 1692061200.0]
+
+    for other in ("1692057600000000", "202308150000", "20230815000000", "nan"):
+        with pytest.raises(TraceFormatError, match="time is a number of neither seconds nor milliseconds"):
+            read_carbon(write(tmp_path, text.format(other, other)))
+
+
+def test_an_issue_with_a_bad_row_is_dropped_row_by_row(tmp_path: Path) -> None:
+    hours = [(day, at) for day in (1, 2, 3) for at in range(36)]
+    rows = [f"2023-01-0{day + at // 24} {at % 24:02d}:00,{100 * day + at}" for day, at in hours]
+    rows[40] = "2023-01-02 04:00,?"
+    file = tmp_path / "forecast.csv"
+    file.write_text("\n".join(["Datetime (UTC),Carbon Intensity Forecast", *rows]), encoding="utf-8")
+
+    trace = read_carbon(write(tmp_path, EM), forecast=file)
+
+    assert "forecast.csv: read as issued forecasts; 72 of 108 rows kept" in trace.notes
+    assert any(note.startswith("dropped 35: an issue without its 36 values") for note in trace.notes)
+    assert "dropped 1: Carbon Intensity Forecast is not a number (line 42)" in trace.notes
