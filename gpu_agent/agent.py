@@ -195,7 +195,7 @@ class Agent(ReportingAgent):
         await self.partitions.finish(self.settings.exit_grace_s)
         if self.settings.stop_ranks_on_exit:
             await self.gangs.stop_all(self.settings.exit_grace_s)
-            await self._on_owners()
+            await self._on_owners(self.gangs.owners(), self.gangs.guests())
         else:
             await self.meter.close()
         await self._cancel(*self._tasks)
@@ -407,10 +407,10 @@ class Agent(ReportingAgent):
             self.plane.register_again(devices)
         self._heartbeat_due.set()
 
-    async def _on_owners(self) -> None:
+    async def _on_owners(self, owners: dict[int, str], guests: dict[int, str]) -> None:
         await self._set_devices()
         self._write_device_files()
-        await self.meter.switch(self.gangs.owners(), self.gangs.guests())
+        await self.meter.switch(owners, guests)
         self._delivery_due.set()
 
     def _write_device_files(self) -> None:

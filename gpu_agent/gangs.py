@@ -146,6 +146,7 @@ class Gangs:
         self._fetch = fetch
         self._checkpoints = checkpoints
         self._gangs: dict[str, Gang] = {}
+        self._told: tuple[dict[int, str], dict[int, str]] | None = None
         self._lease_s = 0.0
         self.deadline = float("-inf")
         """When the lease of the last answer is over, on the clock of leases."""
@@ -294,13 +295,13 @@ class Gangs:
 
     # --- what goes on
 
-    async def tick(self, on_owners: Callable[[], Awaitable[None]]) -> None:
+    async def tick(self, on_owners: Callable[[dict[int, str], dict[int, str]], Awaitable[None]]) -> None:
         """Check every rank, start what may start, forget what is settled.
 
         Args:
-            on_owners: Called when devices have other owners or guests, before anything new is started.
+            on_owners: Called with the owners and guests of devices when they are others than it was last called with,
+                before anything new is started. Gangs also end between two ticks: a start may fail, or be given up.
         """
-        before = self.owners(), self.guests()
         changed = [gang for gang in self if self._observe(gang)]
         for gang in self:
             if gang.state is RankState.STOPPING and not gang.holding and not gang.copying:
@@ -309,8 +310,10 @@ class Gangs:
                 await asyncio.to_thread(gang.folder.end_after_dead_shim)
                 changed += [gang] if self._observe(gang) else []
         starting = [gang for gang in self if self._take_devices(gang)]
-        if (self.owners(), self.guests()) != before:
-            await on_owners()
+        holders = self.owners(), self.guests()
+        if holders != self._told:
+            await on_owners(*holders)
+            self._told = holders
         for gang in starting:
             gang.launching = asyncio.create_task(self._launch(gang))
         if changed:

@@ -80,7 +80,7 @@ async def owners_after(gangs: Gangs, clock: Clock, after_s: float) -> dict[int, 
     gangs.answer(states, set(states), clock.now_s, LEASE_S)
     clock.now_s += after_s
 
-    async def ignored() -> None:
+    async def ignored(*_: object) -> None:
         pass
 
     await gangs.tick(ignored)
@@ -137,7 +137,7 @@ async def test_a_device_has_one_holder(gangs: Gangs, clock: Clock) -> None:
 async def test_a_gang_is_not_forgotten_before_the_control_plane_has_heard_of_its_end(
     gangs: Gangs, clock: Clock
 ) -> None:
-    async def ignored() -> None:
+    async def ignored(*_: object) -> None:
         pass
 
     gangs.refuse("job_1.1", EndedBy.STOP, -15, "")
