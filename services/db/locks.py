@@ -19,6 +19,9 @@ ADMIN_KEYS = 4_269_697_286
 CARBON_LEARNING = 4_269_697_287
 """Held while forecasts of carbon intensity are learned: one replica does it for all."""
 
+LEDGER_UPKEEP = 4_269_697_288
+"""Held while old lines of the ledger are combined, or given back to idle."""
+
 SECRETS = 1
 """Held, together with a hash of the tenant's id, while one of the tenant's secrets is set."""
 

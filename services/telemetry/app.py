@@ -26,6 +26,7 @@ from services.telemetry.figures import show_figures
 from services.telemetry.intensity import Intensity, IntensitySource
 from services.telemetry.ledger import Ledger, last_used_intensity
 from services.telemetry.redis_users import LOOK_S, RedisUsers
+from services.telemetry.repository.corrections import return_late
 from services.telemetry.repository.requests import fold_requests
 from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
 from services.telemetry.service import Telemetry
@@ -61,6 +62,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))
         if users is not None:
             loops.append(repeat(users.apply, LOOK_S, failed="redis.users_not_read"))
+        loops.append(repeat(lambda: return_late(database), every_s, failed="ledger.not_given_back"))
         if keep_s := settings.retention_s:
             loops.append(repeat(lambda: fold(database, keep_s), every_s, failed="ledger.not_folded"))
             loops.append(repeat(lambda: fold_requests(database, keep_s), every_s, failed="requests.not_folded"))

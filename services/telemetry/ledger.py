@@ -171,8 +171,9 @@ class Ledger:
 
     def _lines(self, reporter: Reporter, interval: EnergyInterval, intensity: Intensity, gangs: _Gangs) -> list[Line]:
         lines: list[Line] = []
-        holders = Counter(device for usage in interval.usages if usage.allocation_id for device in set(usage.devices))
-        for owner, usage in merge_usages(interval.usages).items():
+        usages = _of_the_living(reporter, interval, gangs)
+        holders = Counter(device for usage in usages if usage.allocation_id for device in set(usage.devices))
+        for owner, usage in merge_usages(usages).items():
             energy_j = usage.gpu_energy_j + usage.cpu_energy_j + usage.static_energy_j
             gang = gangs.get((reporter.held_as, owner))
             lines.append(
@@ -211,6 +212,18 @@ async def _gangs_of(connection: Connection, fresh: Sequence[tuple[Reporter, Ener
     if strangers := sorted(named - gangs.keys()):
         log.warning("energy.unknown_owner", node=strangers[0][0], allocations=[each for _, each in strangers[:5]])
     return gangs
+
+
+def _of_the_living(reporter: Reporter, interval: EnergyInterval, gangs: _Gangs) -> list[Usage]:
+    """Return the usages of an interval; what names a gang that had ended on the node before is idle."""
+    usages: list[Usage] = []
+    for usage in interval.usages:
+        gang = gangs.get((reporter.held_as, usage.allocation_id or ""))
+        if gang is not None and gang.ended_at is not None and interval.start_at >= gang.ended_at:
+            log.warning("energy.after_end", node=reporter.node_id, allocation_id=gang.id, at=str(interval.start_at))
+            usage = usage.model_copy(update={"allocation_id": None, "progress_done": None})
+        usages.append(usage)
+    return usages
 
 
 async def last_used_intensity(database: Database, zone: str) -> Intensity | None:

@@ -9,6 +9,7 @@ from itertools import count
 import httpx
 import pytest
 
+from services.db import locks
 from services.db.database import Database
 from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import FakeAgent, running_telemetry, telemetry_settings
@@ -53,7 +54,8 @@ TABLES = (
 
 @pytest.fixture
 async def plane(module_plane: Plane) -> Plane:
-    async with module_plane.database.connection() as connection:
+    async with module_plane.database.transaction() as connection:  # not while telemetry looks after the ledger
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
         await connection.execute(f"TRUNCATE {TABLES} CASCADE")
     module_plane.carbon.flat(360.0)
     module_plane.carbon.is_down = False

@@ -9,7 +9,7 @@ from services.contracts.queries import GroupBy
 from services.db.database import Connection
 from services.db.past_jobs import REPORTED_JOBS
 from services.db.rows import fetch_rows
-from services.telemetry.repository.lines import LEDGER
+from services.telemetry.repository.lines import LEDGER, RETURNED
 from services.telemetry.repository.reports import GROUPS, OWNED, PERIOD, Subject
 
 # A node with boards of several models has no one model; nor has one that is not registered any more.
@@ -36,7 +36,7 @@ SELECT l.zone, sum(l.intensity_gco2_per_kwh * l.length_s) / nullif(sum(l.length_
 FROM (
     SELECT DISTINCT node_id, boot_id, sequence, zone, intensity_gco2_per_kwh, start_at,
         extract(epoch FROM end_at - start_at)::float8 AS length_s
-    FROM energy_usages
+    FROM energy_usages WHERE NOT starts_with(boot_id, '{returned}')
 ) l
 WHERE {period}
     AND NOT EXISTS (SELECT FROM energy_days l WHERE {period})
@@ -132,7 +132,7 @@ async def account_rows(
     group = GROUPS[group_by]
     return AccountRows(
         parts=await fetch_rows(connection, PartRow, PARTS.format(group=group, **texts), *about),
-        means=await fetch_rows(connection, MeanRow, MEANS.format(**lines), *about[:2]),
+        means=await fetch_rows(connection, MeanRow, MEANS.format(**lines, returned=RETURNED), *about[:2]),
         spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**texts), *about),
         done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**texts), *about),
     )

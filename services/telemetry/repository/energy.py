@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from services.db.database import Connection, Database
 from services.db.rows import fetch_row, fetch_rows, rows_of
+from services.telemetry.repository.lines import GANG_END
 
 STORE_INTERVALS = """
 INSERT INTO energy_intervals (node_id, boot_id, sequence, start_at, end_at, metered_gpu_energy_j)
@@ -19,9 +20,11 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING RETURNING node_id, boot_id, sequence
 """
 
-GANGS = """
-SELECT w.node_id, a.id, a.job_id, a.generation, a.gpus, a.shares -> 0 ->> 'node_id' AS leader, j.tenant_id, j.project
+GANGS = f"""
+SELECT w.node_id, a.id, a.job_id, a.generation, a.gpus, a.shares -> 0 ->> 'node_id' AS leader, j.tenant_id, j.project,
+    {GANG_END} AS ended_at
 FROM unnest($1::text[], $2::text[]) AS w (node_id, id) JOIN allocations a USING (id) JOIN jobs j ON j.id = a.job_id
+LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = w.node_id
 WHERE a.shares @> jsonb_build_array(jsonb_build_object('node_id', w.node_id))
 """
 
@@ -105,7 +108,10 @@ class IntervalRow(NamedTuple):
 
 
 class GangRow(NamedTuple):
-    """A gang that has a share on a node; ``leader`` is the node of its rank 0."""
+    """A gang that has a share on a node; ``leader`` is the node of its rank 0.
+
+    ``ended_at`` is when it ended on the node; None while it lives.
+    """
 
     node_id: str
     id: str
@@ -115,6 +121,7 @@ class GangRow(NamedTuple):
     leader: str
     tenant_id: str
     project: str
+    ended_at: datetime | None
 
 
 class UsageRow(NamedTuple):

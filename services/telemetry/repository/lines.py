@@ -15,6 +15,36 @@ RAW_LINES = """
 """
 """Rows of ``energy_usages`` as the figures that reports sum; static watts are configured, never measured."""
 
+GANG_END = "coalesce(r.ended_at, a.ended_at)"
+"""When the gang ``a`` ended on the node whose last report is ``r``: by the node's own clock, as its lines are, if the
+node has said; else when it was given up. NULL while it lives."""
+
+RETURNED = "returned:"
+"""Begins the life, in place of an agent's run, of lines that give back to idle what ``corrections`` found."""
+
+LATE_LINES = f"""
+    SELECT u.*, a.id AS allocation FROM allocations a
+    CROSS JOIN LATERAL (SELECT min(ended_at) AS first_at FROM rank_statuses r WHERE r.allocation_id = a.id) AS ends
+    JOIN energy_usages u ON u.owner = a.id AND u.job_id = a.job_id AND u.start_at >= least(ends.first_at, a.ended_at)
+    LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = u.node_id
+    WHERE u.start_at >= {GANG_END} AND NOT starts_with(u.boot_id, '{RETURNED}')
+        AND NOT EXISTS (
+            SELECT FROM energy_usages c WHERE c.node_id = u.node_id AND c.sequence = u.sequence AND c.owner = u.owner
+                AND c.boot_id = '{RETURNED}' || u.owner || ':' || u.boot_id)
+        AND NOT EXISTS (
+            SELECT FROM energy_usages n WHERE n.job_id = u.job_id AND n.owner = u.owner AND n.node_id = u.node_id
+                AND n.boot_id = u.boot_id AND n.sequence > u.sequence AND n.start_at < {GANG_END})
+"""
+"""Lines of jobs that begin after their gang's end and were not given back: each ends more than its own interval after
+it. What was measured while a clock was ahead is not late: lines that follow begin before the end."""
+
+LATE_DAYS = f"""
+    SELECT d.*, a.id AS allocation FROM energy_days d JOIN allocations a ON a.id = d.owner AND a.job_id = d.job_id
+    LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = d.node_id
+    WHERE d.start_at >= {GANG_END}
+"""
+"""Daily sums of jobs that begin after their gang's end. What of the day of the end came later is not known any more."""
+
 LEDGER = f"""
 ledger AS (
     {RAW_LINES.format(raw="energy_usages")}

@@ -66,12 +66,17 @@ WITH {metered}
 SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}
 """
 
-# Consecutive lines under one intensity are one use; a job's lines are numbered by where the intensity changes.
+# Consecutive lines under one intensity are one use; a job's lines are numbered by where the intensity changes. A line
+# that was given back to idle is none of them: it and its opposite leave nothing.
 USES = """
-WITH {ledger}, marked AS (
+WITH {ledger}, kept AS (
+    SELECT node_id, start_at, end_at, intensity_gco2_per_kwh, estimated, sum(energy_j) AS energy_j,
+        sum(carbon_gco2) AS carbon_gco2
+    FROM ledger WHERE job_id = $1 GROUP BY 1, 2, 3, 4, 5, owner HAVING count(*) = 1 OR sum(energy_j) <> 0
+), marked AS (
     SELECT l.*, (lag(intensity_gco2_per_kwh) OVER w, lag(estimated) OVER w)
         IS DISTINCT FROM (intensity_gco2_per_kwh, estimated) AS changes
-    FROM ledger l WHERE job_id = $1 WINDOW w AS (ORDER BY start_at, node_id, end_at)
+    FROM kept l WINDOW w AS (ORDER BY start_at, node_id, end_at)
 ), numbered AS (
     SELECT *, count(*) FILTER (WHERE changes) OVER (ORDER BY start_at, node_id, end_at) AS number FROM marked
 )

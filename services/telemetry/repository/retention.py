@@ -3,6 +3,7 @@ clocks."""
 
 from __future__ import annotations
 
+from services.db import locks
 from services.db.database import Database
 from services.kit.logging import Log
 from services.telemetry.repository.lines import RAW_LINES
@@ -18,24 +19,30 @@ SELECT min(start_at) FROM (
 ) AS known WHERE start_at < {_BEFORE}
 """
 
-_FOLD_LINES = f"""
-WITH gone AS (
-    DELETE FROM energy_usages WHERE start_at < $1 RETURNING *
-), ledger AS (
-    {RAW_LINES.format(raw="gone")}
-)
+ADD_TO_DAYS = """
 INSERT INTO energy_days AS known
     (day, node_id, owner, zone, signal, pue, job_id, start_at, end_at, energy_j, gpu_energy_j, estimated_energy_j,
      carbon_gco2, gpu_s, estimated)
-SELECT date_trunc('day', start_at, 'UTC'), node_id, owner, zone, signal, pue, min(job_id), min(start_at), max(end_at),
-    sum(energy_j), sum(gpu_energy_j), sum(estimated_energy_j), sum(carbon_gco2), sum(gpu_s), bool_or(estimated)
-FROM ledger GROUP BY 1, 2, 3, 4, 5, 6
+SELECT date_trunc('day', start_at, 'UTC'), node_id, {owner}, zone, signal, pue, min({job_id}), min(start_at),
+    max(end_at), sum(energy_j), sum(gpu_energy_j), sum(estimated_energy_j), sum(carbon_gco2), sum(gpu_s),
+    bool_or(estimated)
+FROM {lines} GROUP BY 1, 2, 3, 4, 5, 6
 ON CONFLICT (day, node_id, owner, zone, signal, pue) DO UPDATE SET
     start_at = least(known.start_at, excluded.start_at), end_at = greatest(known.end_at, excluded.end_at),
     energy_j = known.energy_j + excluded.energy_j, gpu_energy_j = known.gpu_energy_j + excluded.gpu_energy_j,
     estimated_energy_j = known.estimated_energy_j + excluded.estimated_energy_j,
     carbon_gco2 = known.carbon_gco2 + excluded.carbon_gco2, gpu_s = known.gpu_s + excluded.gpu_s,
     estimated = known.estimated OR excluded.estimated
+"""
+"""Adds ``lines`` to the sums of their days."""
+
+_FOLD_LINES = f"""
+WITH gone AS (
+    DELETE FROM energy_usages WHERE start_at < $1 RETURNING *
+), ledger AS (
+    {RAW_LINES.format(raw="gone")}
+)
+{ADD_TO_DAYS.format(owner="owner", job_id="job_id", lines="ledger")}
 """
 
 _FOLD_INTERVALS = """
@@ -86,6 +93,7 @@ async def fold(database: Database, retention_s: float) -> int:
     days = 0
     while True:
         async with database.transaction() as connection:
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
             oldest = await connection.fetchval(_OLDEST, retention_s)
             if oldest is None:
                 return days

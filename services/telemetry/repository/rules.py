@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.db.database import Database
-from services.telemetry.repository.lines import LEDGER, METERED
+from services.telemetry.repository.lines import LATE_DAYS, LATE_LINES, LEDGER, METERED
 
 LEDGER_TOLERANCE = 1e-3
 """Device energy = sum over owners + idle, to within this share."""
@@ -59,6 +59,16 @@ SELECT node_id AS node, sequence, carbon_gco2 FROM energy_usages
 WHERE abs(carbon_gco2
         - (gpu_energy_j + cpu_energy_j + static_energy_j) / 3.6e6 * intensity_gco2_per_kwh * pue)
     > 1e-9 * abs(carbon_gco2) + 1e-9
+"""
+
+_AFTER_END = f"""
+SELECT job_id AS job, allocation, node_id AS node, start_at, end_at,
+    gpu_energy_j + cpu_energy_j + static_energy_j AS energy_j
+FROM ({LATE_LINES}) AS lines
+UNION ALL
+SELECT job_id, allocation, node_id, start_at, end_at, energy_j FROM ({LATE_DAYS}) AS days
+WHERE energy_j <> 0 OR gpu_s <> 0
+ORDER BY start_at, allocation, node
 """
 
 _CAPACITY = """
@@ -122,6 +132,12 @@ RULES = (
         _CARBON,
         "Every line's emissions are its energy x its intensity x its PUE.",
         "node {node}, interval {sequence}: {carbon_gco2:.6f} g",
+    ),
+    Rule(
+        "no_line_after_its_gang",
+        _AFTER_END,
+        "No line of a job ends later than its gang's end plus one interval.",
+        "{job}: {energy_j:.1f} J on {node} from {start_at:%Y-%m-%d %H:%M:%S} to {end_at:%H:%M:%S}, after {allocation}",
     ),
     Rule(
         "allocation_within_capacity",

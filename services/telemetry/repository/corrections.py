@@ -1,0 +1,70 @@
+"""Give back to idle what a job was charged after its gang had ended on the node, without changing any sum of a node."""
+
+from __future__ import annotations
+
+from services.db import locks
+from services.db.database import Database
+from services.db.rows import fetch_rows
+from services.kit.logging import Log
+from services.telemetry.repository.energy import FootprintRow, add_footprints
+from services.telemetry.repository.lines import LATE_DAYS, LATE_LINES, RAW_LINES, RETURNED
+from services.telemetry.repository.retention import ADD_TO_DAYS
+
+log = Log(__name__)
+
+_SUMS = """
+SELECT job_id, {sign} * sum(energy_j) AS energy_j, {sign} * sum(gpu_energy_j) AS gpu_energy_j,
+    {sign} * sum(estimated_energy_j) AS estimated_energy_j, {sign} * sum(carbon_gco2) AS carbon_gco2,
+    {sign} * sum(gpu_s) AS gpu_s
+FROM {table} WHERE job_id IS NOT NULL GROUP BY job_id ORDER BY job_id
+"""
+
+# A line is never rewritten: one with the opposite amounts takes it from the job, and another gives it to idle.
+_RETURN_LINES = f"""
+WITH late AS (
+    {LATE_LINES} LIMIT $1
+), given AS (
+    INSERT INTO energy_usages (
+        node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, cpu_energy_j, static_energy_j,
+        source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2)
+    SELECT node_id, '{RETURNED}' || late.owner || ':' || boot_id, sequence, p.owner, p.job_id, start_at, end_at,
+        p.sign * gpus, p.sign * gpu_energy_j, p.sign * cpu_energy_j, p.sign * static_energy_j,
+        source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, p.sign * carbon_gco2
+    FROM late CROSS JOIN LATERAL (VALUES (late.owner, late.job_id, -1), ('', NULL, 1)) AS p (owner, job_id, sign)
+    RETURNING *
+), figures AS (
+    {RAW_LINES.format(raw="given")}
+)
+{_SUMS.format(sign="1", table="figures")}
+"""
+
+_RETURN_DAYS = f"""
+WITH found AS (
+    {LATE_DAYS}
+), late AS (
+    DELETE FROM energy_days d USING found f
+    WHERE (d.day, d.node_id, d.owner, d.zone, d.signal, d.pue)
+        = (f.day, f.node_id, f.owner, f.zone, f.signal, f.pue) RETURNING d.*
+), given AS (
+    {ADD_TO_DAYS.format(owner="''", job_id="NULL", lines="late")}
+)
+{_SUMS.format(sign="-1", table="late")}
+"""
+
+
+async def return_late(database: Database, at_once: int = 1_000) -> int:
+    """Give back what is there to give back, ``at_once`` lines per transaction; return the number of jobs it was of.
+
+    What was given back is not found again, so a call that is cut off or repeated does no harm.
+    """
+    jobs: set[str] = set()
+    while True:
+        async with database.transaction() as connection:
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
+            rows = await fetch_rows(connection, FootprintRow, _RETURN_LINES, at_once)
+            rows = rows or await fetch_rows(connection, FootprintRow, _RETURN_DAYS)
+            if not rows:
+                return len(jobs)
+            await add_footprints(connection, rows)
+        jobs.update(row.job_id for row in rows)
+        log.warning("ledger.given_back", jobs=[row.job_id for row in rows][:5], energy_j=-sum(r.energy_j for r in rows))
