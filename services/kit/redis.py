@@ -24,6 +24,8 @@ from services.kit.settings import SharedSettings
 
 log = Log(__name__)
 
+HINT_WITHIN_S = 1.0
+
 
 class _Followed(Redis):
     """A client of the server that Sentinels name; it closes its connections to these too."""
@@ -89,8 +91,9 @@ async def check_answers(redis: Redis) -> None:
 
 
 async def hint(redis: Redis, kind: str, **fields: Any) -> None:
-    """Wake the scheduler. A hint that cannot be sent is dropped: the scheduler looks every second anyway."""
+    """Wake the scheduler. A hint that cannot be sent soon is dropped: the scheduler looks every second anyway."""
     try:
-        await redis.xadd(HINTS_STREAM, {"kind": kind, **fields}, maxlen=HINTS_MAX_LENGTH, approximate=True)
-    except RedisError as error:
-        log.warning("hint.lost", kind=kind, error=str(error))
+        async with asyncio.timeout(HINT_WITHIN_S):
+            await redis.xadd(HINTS_STREAM, {"kind": kind, **fields}, maxlen=HINTS_MAX_LENGTH, approximate=True)
+    except Exception as error:  # whatever the server says, or does not say, is no matter of who gives the hint
+        log.warning("hint.lost", kind=kind, error=str(error) or type(error).__name__)
