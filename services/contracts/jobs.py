@@ -411,6 +411,9 @@ class Job(Message):
     )
     preemptions: int
     restarts: int
+    node_losses: int = Field(
+        default=0, description="How often it lost a node while most others stayed up; after three times it is held."
+    )
     exit_code: int | None = None
     checkpoint_nodes: list[str] = Field(
         default_factory=list[str],

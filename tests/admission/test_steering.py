@@ -81,6 +81,17 @@ async def test_hold_and_release_go_back_and_forth(admission: Admission) -> None:
     assert states == ["held", "held", "queued", "queued", "held", "cancelled"]
 
 
+async def test_a_job_that_was_held_for_losing_nodes_begins_anew_once_released(admission: Admission) -> None:
+    job_id = await admission.submit()
+    await admission.database.execute(
+        "UPDATE jobs SET state = 'held', reason = 'node_losses', detail = 'x', node_losses = 3 WHERE id = $1", job_id
+    )
+    held = (await admission.ask("GET", f"/v1/jobs/{job_id}")).json()
+    assert (held["state"], held["reason"], held["detail"], held["node_losses"]) == ("held", "node_losses", "x", 3)
+    released = (await admission.ask("POST", f"/v1/jobs/{job_id}/release")).json()
+    assert (released["state"], released["reason"], released["node_losses"]) == ("queued", None, 0)
+
+
 async def test_a_running_job_is_left_to_the_scheduler(admission: Admission) -> None:
     job_id = await admission.submit()
     await admission.start(job_id)

@@ -12,7 +12,7 @@ from services.scheduler.ingest.gangs import End, EndReason, Gang, GangState, Run
 RUNS = ShareReport(RankState.RUNNING)
 STARTS = ShareReport(RankState.STARTING)
 SILENT = ShareReport()
-LOST = ShareReport(lost=True)
+LOST = ShareReport(lost=EndReason.NODE_LOST)
 DONE = ShareReport(RankState.EXITED, 0, EndedBy.ITSELF)
 FAILED = ShareReport(RankState.EXITED, 3, EndedBy.ITSELF, "boom")
 STOPPED = ShareReport(RankState.EXITED, 0, EndedBy.STOP)

@@ -326,6 +326,28 @@ async def test_a_node_says_why_it_takes_no_new_work(plane) -> None:
         assert (shown["state"], shown["closed"]) == ("up", closed)
 
 
+async def test_a_node_that_was_silent_beyond_its_lease_has_been_so_since_its_end(plane) -> None:
+    agent = await plane.agent("n1")
+
+    async def silence() -> tuple[float | None, float]:
+        async with plane.database.transaction(readonly=True) as connection:
+            query = "SELECT extract(epoch FROM now() - silent_at)::float8, extract(epoch FROM now())::float8 FROM nodes"
+            return tuple(await connection.fetchrow(query))
+
+    await agent.beat()
+    assert (await silence())[0] is None
+    async with plane.database.transaction() as connection:
+        await connection.execute("UPDATE nodes SET lease_until = now() - interval '1 h', state = 'lost'")
+    await agent.beat()
+    since_s, at_s = await silence()
+    assert since_s == pytest.approx(3_600, abs=300)
+    async with plane.database.transaction() as connection:
+        await connection.execute("UPDATE nodes SET lease_until = now() + interval '1 h'")
+    await agent.beat()
+    later_s, later_at_s = await silence()
+    assert later_at_s - later_s == pytest.approx(at_s - since_s)
+
+
 async def test_a_lease_counts_from_now_though_the_clock_was_set_back(plane) -> None:
     agent = await plane.agent("n1")
     await agent.beat()

@@ -275,6 +275,7 @@ def _job(row: Row[Any]) -> Job:
         batch_size=row.batch_size,
         preemptions=row.preemptions,
         restarts=row.restarts,
+        node_losses=row.node_losses,
         exit_code=row.exit_code,
         checkpoint_nodes=row.bound_to or [] if row.state in (JobState.QUEUED, JobState.HELD) else [],
         warnings=row.warnings or [],

@@ -101,6 +101,7 @@ jobs = Table(
     Column("engine", Text, nullable=False, server_default=text("'wattshift'")),
     Column("external_id", Text),
     Column("bound_to", ARRAY(Text)),
+    Column("node_losses", Integer, nullable=False, server_default=text("0")),
     Index("jobs_bound", "id", postgresql_where=text("bound_to IS NOT NULL")),
     Index("jobs_of_an_engine", "engine", "external_id", unique=True, postgresql_where=text("external_id IS NOT NULL")),
     Index("jobs_live", "state", postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')")),

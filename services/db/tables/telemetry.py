@@ -46,6 +46,7 @@ nodes = Table(
     Column("checkpoints", Text),
     Column("measures_only", Boolean, nullable=False, server_default=text("false")),
     Column("engine_node", Text),
+    Column("silent_at", Timestamp),
     Index("nodes_by_engine_node", "engine_node", postgresql_where=text("engine_node IS NOT NULL")),
 )
 """A node of another ``engine`` has no agent: a bridge reports it, with the engine's ``queues`` that use it. One that
@@ -53,7 +54,8 @@ nodes = Table(
 
 ``checkpoints`` says where its agent keeps those of jobs: ``shared``, ``store`` or ``local``; NULL: it did not say.
 ``lease_until`` is written before the agent learns of its lease, so the agent's own deadline is never later. The
-scheduler sets ``state`` to lost under the same row lock once the lease has certainly expired."""
+scheduler sets ``state`` to lost under the same row lock once the lease has certainly expired. ``silent_at`` is when a
+lease last ran out before it was renewed."""
 
 node_credentials = Table(
     "node_credentials",

@@ -22,6 +22,10 @@ ENDINGS: dict[str, str] = {
     EndReason.START_FAILED: "Its processes did not start.",
     EndReason.TIME_LIMIT: "It reached its time limit.",
     EndReason.GPU_LOST: "A GPU it ran on was taken out of service; it continues from its checkpoint.",
+    EndReason.NODE_DRAINED: "A node it ran on was drained and went away; it continues from its checkpoint.",
+    EndReason.NODE_NOT_WOKEN: "A node that it was to run on did not wake.",
+    EndReason.INSTALLATION_STOPPED: "The installation was stopped; it continues from its checkpoint.",
+    EndReason.NODE_LOSSES: "Nodes were lost under it again and again, while most others stayed up.",
     EndReason.SLICE_LOST: "Its node no longer had its MIG slice; it continues from its checkpoint.",
 }
 OTHERS = {

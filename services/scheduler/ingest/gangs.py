@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.contracts.nodes import NOT_COPIED, SLICE_GONE, EndedBy, RankState
@@ -32,28 +32,36 @@ class EndReason(StrEnum):
     TIME_LIMIT = "time_limit"
     SLICE_LOST = "slice_lost"
     GPU_LOST = "gpu_lost"
+    NODE_DRAINED = "node_drained"
+    NODE_NOT_WOKEN = "node_not_woken"
+    INSTALLATION_STOPPED = "installation_stopped"
+    NODE_LOSSES = "node_losses"
+
+
+MOST_NODE_LOSSES = 3
+"""A job under which so many nodes were lost, each while most others stayed up, waits for somebody to look at it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareReport:
-    """The last report on one node's share of a gang; ``lost`` once its node's lease has certainly expired."""
+    """The last report on one node's share of a gang; ``lost`` says why once its node was given up."""
 
     state: RankState | None = None
     exit_code: int | None = None
     ended_by: EndedBy | None = None
     detail: str | None = None
-    lost: bool = False
+    lost: EndReason | None = None
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing of the share can run any more."""
-        return self.lost or self.state is RankState.EXITED
+        return self.lost is not None or self.state is RankState.EXITED
 
     @property
     def broke_off(self) -> EndReason | None:
         """Why the share ended before its time, if it did."""
         if self.lost:
-            return EndReason.NODE_LOST
+            return self.lost
         if self.state is not RankState.EXITED:
             return None
         match self.ended_by:
@@ -62,8 +70,10 @@ class ShareReport:
                 return EndReason.SLICE_LOST if is_gone else EndReason.START_FAILED
             case EndedBy.TIME_LIMIT:
                 return EndReason.TIME_LIMIT
-            case EndedBy.LEASE | EndedBy.AGENT | EndedBy.HOST:
+            case EndedBy.LEASE | EndedBy.HOST:
                 return EndReason.NODE_LOST
+            case EndedBy.AGENT:
+                return EndReason.INSTALLATION_STOPPED
             case _:
                 return EndReason.FAILED if self.exit_code else None
 
@@ -83,6 +93,8 @@ class Gang:
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
         slice_lost: A node no longer has the slice that the gang holds.
         gpu_lost: What is the matter with a GPU that the gang holds and that is lost; empty for nothing.
+        node_losses: Gangs of the job under which a node was lost, each while most others stayed up.
+        stands_out: Whether most other nodes stayed up when this gang lost one.
         finished_before: An earlier gang of the job finished it, as a node says that had been given up.
     """
 
@@ -99,6 +111,8 @@ class Gang:
     start_attempts: int = 1
     slice_lost: bool = False
     gpu_lost: str = ""
+    node_losses: int = 0
+    stands_out: bool = False
     finished_before: bool = False
 
 
@@ -124,6 +138,7 @@ class End:
     exit_code: int | None = None
     counts_as_restart: bool = False
     counts_as_preemption: bool = False
+    counts_as_node_loss: bool = False
 
 
 Fate = Run | Stop | End
@@ -161,7 +176,16 @@ def fate_of(gang: Gang) -> Fate | None:
 def _worst(reasons: Sequence[EndReason]) -> EndReason:
     # A share that failed by itself takes its peers with it, and they may be reported as killed: it is the cause. But
     # what fails on one node when the time limit has ended the gang on another did not fail by itself.
-    order = EndReason.TIME_LIMIT, EndReason.FAILED, EndReason.START_FAILED, EndReason.SLICE_LOST, EndReason.NODE_LOST
+    order = (
+        EndReason.TIME_LIMIT,
+        EndReason.FAILED,
+        EndReason.START_FAILED,
+        EndReason.SLICE_LOST,
+        EndReason.INSTALLATION_STOPPED,
+        EndReason.NODE_DRAINED,
+        EndReason.NODE_NOT_WOKEN,
+        EndReason.NODE_LOST,
+    )
     for reason in order:
         if reason in reasons:
             return reason
@@ -188,8 +212,16 @@ def _end_of(gang: Gang) -> End:
             return _paused(gang, reason, _continues(gang, "Its node no longer has its MIG slice"), preempted=False)
         case EndReason.PREEMPTED | EndReason.HELD | EndReason.CANCELLED as reason:
             return _paused(gang, reason, _continues(gang, "Stopped with its grace period"), preempted=True)
-        case EndReason.NODE_LOST as reason:
-            return _paused(gang, reason, _continues(gang, "A node it ran on was lost"), preempted=False)
+        case EndReason.INSTALLATION_STOPPED as reason:
+            return _paused(gang, reason, _continues(gang, "The installation was stopped"), preempted=False)
+        case EndReason.NODE_DRAINED as reason:
+            return _paused(
+                gang, reason, _continues(gang, "A node it ran on was drained and went away"), preempted=False
+            )
+        case EndReason.NODE_NOT_WOKEN as reason:
+            return _paused(gang, reason, "A node that it was to run on did not wake.", preempted=False)
+        case EndReason.NODE_LOST:
+            return _lost(gang)
         case EndReason.START_FAILED as reason:
             detail = _detail(gang) or "It did not start running in time."
             if gang.failed_starts + 1 < gang.start_attempts:
@@ -224,6 +256,18 @@ def _not_copied(gang: Gang) -> str:
 def _paused(gang: Gang, reason: EndReason, detail: str, *, preempted: bool) -> End:
     state = JobState.HELD if gang.hold_requested else JobState.QUEUED
     return End(state, EndReason.HELD if gang.hold_requested else reason, detail, counts_as_preemption=preempted)
+
+
+def _lost(gang: Gang) -> End:
+    losses = gang.node_losses + gang.stands_out
+    if gang.stands_out and losses >= MOST_NODE_LOSSES:
+        detail = (
+            f"A node was lost under it {losses} times while most others stayed up, so it may be what ends them. Once "
+            f"released, it may lose {MOST_NODE_LOSSES} again. {_not_copied(gang)}"
+        )
+        return End(JobState.HELD, EndReason.NODE_LOSSES, detail.strip(), counts_as_node_loss=True)
+    end = _paused(gang, EndReason.NODE_LOST, _continues(gang, "A node it ran on was lost"), preempted=False)
+    return replace(end, counts_as_node_loss=gang.stands_out)
 
 
 def _failure(gang: Gang) -> End:

@@ -126,6 +126,7 @@ class Ingest:
         reports: ShareReports,
         failed_starts: int = 0,
         *,
+        stands_out: bool = False,
         slice_lost: bool,
         gpu_lost: str,
         finished_before: bool,
@@ -144,6 +145,8 @@ class Ingest:
             start_attempts=self._settings.start_attempts,
             slice_lost=slice_lost,
             gpu_lost=gpu_lost,
+            node_losses=gang.node_losses,
+            stands_out=stands_out,
             finished_before=finished_before,
         )
 
@@ -208,10 +211,12 @@ class Ingest:
             )
             failed_starts = await gangs.failed_starts(connection, gang.job_id)
             slice_lost = gang.id in await gangs.lost_slices(connection)
+            is_lost = any(report.broke_off is EndReason.NODE_LOST for report in reports.values())
             facts = self._gang(
                 gang,
                 reports,
                 failed_starts,
+                stands_out=is_lost and await gangs.loss_stands_out(connection, gang.id),
                 slice_lost=slice_lost,
                 gpu_lost=(await gangs.lost_gpus(connection, gang.id)).get(gang.id, ""),
                 finished_before=gang.job_id in await gangs.finished_before(connection, gang.job_id),
@@ -235,8 +240,9 @@ class Ingest:
                 exit_code=end.exit_code,
                 restarts=int(end.counts_as_restart),
                 preemptions=int(end.counts_as_preemption),
+                node_losses=int(end.counts_as_node_loss),
                 attained_gpu_s=attained_gpu_s,
-                data={"allocation_id": gang.id},
+                data={"allocation_id": gang.id} | ({"detail": end.detail} if end.reason in EXPLAINED else {}),
             )
         log.info("gang.ended", allocation=gang.id, reason=end.reason.value, job_state=end.job_state.value)
         GANGS_ENDED.labels(end.reason.value, end.job_state.value).inc()
@@ -330,7 +336,20 @@ STOP_SENTENCES: dict[EndReason, str] = {
     EndReason.TIME_LIMIT: "It reached its time limit; the rest is being stopped.",
     EndReason.GPU_LOST: "A GPU it runs on is out of service; it is being stopped.",
     EndReason.SLICE_LOST: "Its node no longer has its MIG slice; it is being stopped.",
+    EndReason.NODE_DRAINED: "A node it runs on was drained and went away; the rest is being stopped.",
+    EndReason.NODE_NOT_WOKEN: "A node that it was to run on did not wake; the rest is being stopped.",
+    EndReason.INSTALLATION_STOPPED: "The installation was stopped; the rest of it is being stopped.",
 }
+EXPLAINED = frozenset({EndReason.NODE_LOSSES, EndReason.INSTALLATION_STOPPED})
+"""Ends whose events have the sentence too."""
+
+LOST_AS = {
+    "lost": EndReason.NODE_LOST,
+    "drained": EndReason.NODE_DRAINED,
+    "not_woken": EndReason.NODE_NOT_WOKEN,
+    "stopped": EndReason.INSTALLATION_STOPPED,
+}
+"""Why a share ended that went with its node, by how that was noted."""
 
 
 async def mark_stopping(
@@ -416,5 +435,5 @@ def share_reports(reports: Iterable[RankReport], lost: Iterable[LostShare]) -> S
         place = row.allocation_id, row.node_id
         said = found.get(place, ShareReport())
         if said.state is not RankState.EXITED or (said.ended_by is EndedBy.STOP and said.exit_code):
-            found[place] = ShareReport(lost=True, detail="The node was lost.")
+            found[place] = ShareReport(lost=LOST_AS[row.ended_by], detail="The node was lost.")
     return found

@@ -176,7 +176,7 @@ class NodePower:
             power_w = self._settings.node_boot_w
             await node_power.add_period(connection, node.node_id, "waking", node.acted_at, node.at, power_w)
         await node_power.set_failed(connection, node.node_id, detail)
-        await gangs.lose_nodes(connection, [node.node_id])
+        await gangs.lose_nodes(connection, [node.node_id], "not_woken")
         log.error("node.power_failed", node=node.node_id, was=node.state, detail=detail)
 
     async def _begin_due(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 from services.contracts.nodes import ControlsStatus
@@ -28,7 +29,7 @@ SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a
        coalesce(w.asleep, false) AS asleep, coalesce(w.awake_at > a.started_at, false) AS was_asleep,
        EXISTS (SELECT FROM device_claims c WHERE c.allocation_id = a.id AND c.packed) AS packed,
        extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
-       j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts,
+       j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts, j.node_losses,
        {MAX_RESTARTS} AS max_restarts, {GRACE_S} AS grace_s, coalesce({WORK_TOTAL} <= p.done, false) AS work_done
   FROM allocations a JOIN jobs j ON j.id = a.job_id LEFT JOIN job_progress p ON p.job_id = a.job_id
   LEFT JOIN LATERAL (
@@ -46,7 +47,8 @@ SELECT s.allocation_id, s.node_id, s.state, s.exit_code, s.ended_by, s.detail
 """
 
 LOST_SHARES = """
-SELECT e.allocation_id, e.node_id FROM rank_ends e JOIN allocations a ON a.id = e.allocation_id WHERE a.state <> 'ended'
+SELECT e.allocation_id, e.node_id, e.ended_by
+  FROM rank_ends e JOIN allocations a ON a.id = e.allocation_id WHERE a.state <> 'ended'
 """
 
 # Jobs that are to run again, or do, although all nodes of an earlier gang say that their part finished by itself. Such
@@ -178,8 +180,9 @@ RETURNING gpus * extract(epoch FROM now() - started_at)::float8
 
 LOSE_SHARES = """
 INSERT INTO rank_ends (allocation_id, node_id, ended_by, detail)
-SELECT a.id, n.id, 'lost', 'The node was lost.'
-  FROM allocations a, unnest($1::text[]) AS n(id)
+SELECT a.id, n.id, CASE WHEN $2 = 'lost' AND coalesce(k.draining, false) THEN 'drained' ELSE $2 END,
+       'The node was lost.'
+  FROM allocations a, unnest($1::text[]) AS n(id) LEFT JOIN nodes k ON k.id = n.id
  WHERE a.state <> 'ended' AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', n.id))
 ON CONFLICT DO NOTHING
 """
@@ -197,6 +200,37 @@ SELECT 'node.lost', jsonb_build_object(
                          JOIN allocations a ON a.id = c.allocation_id WHERE c.node_id = n.id))
   FROM lost n
 """
+
+# A node that fell silent at about the same time was lost to what took the gang's own: to a network, or to a control
+# plane that did not answer. One that did so before the gang began was not. A node may end its gangs for want of answers
+# though its lease was renewed.
+LOSS_STANDS_OUT = """
+WITH heard AS (
+    SELECT n.id, n.draining, coalesce(n.lease_until > now(), false) AS is_heard,
+           CASE WHEN n.lease_until > now() THEN n.silent_at ELSE n.lease_until END AS silent_at
+      FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+     WHERE n.engine = 'wattshift' AND NOT n.measures_only AND coalesce(p.state, 'on') = 'on'
+), lost AS (
+    SELECT h.id, CASE WHEN h.silent_at >= a.started_at THEN h.silent_at ELSE now() END AS at, a.started_at, a.job_id
+      FROM heard h JOIN allocations a ON a.id = $1
+     WHERE NOT h.draining AND h.id IN (
+           SELECT node_id FROM rank_ends WHERE allocation_id = $1 AND ended_by = 'lost'
+           UNION SELECT node_id FROM rank_statuses WHERE allocation_id = $1 AND ended_by IN ('lease', 'host'))
+     ORDER BY 2, 1 LIMIT 1
+), others AS (
+    SELECT h.is_heard, coalesce(h.silent_at > since.at, false) OR EXISTS (
+               SELECT FROM rank_statuses r JOIN allocations a ON a.id = r.allocation_id
+                WHERE r.node_id = h.id AND r.ended_by = 'lease' AND r.updated_at > since.at AND a.job_id <> l.job_id
+                  AND (a.state <> 'ended' OR a.ended_at > since.at)) AS was_silent
+      FROM lost l JOIN heard h ON h.id <> l.id
+     CROSS JOIN LATERAL (SELECT greatest(l.at - $2::interval, l.started_at) AS at) since
+)
+SELECT EXISTS (SELECT FROM lost)
+   AND (count(*) FILTER (WHERE was_silent) = 0
+        OR count(*) FILTER (WHERE is_heard AND NOT was_silent) > count(*) FILTER (WHERE was_silent))
+  FROM others
+"""
+ABOUT_THE_SAME_TIME = timedelta(minutes=2)
 
 CONTROLLED = """
 SELECT a.id, a.job_id, a.shares, a.power_limit_w, a.clock_mhz, a.settings_refused FROM allocations a
@@ -244,6 +278,7 @@ class LiveGang(NamedTuple):
     cancel_requested: bool
     hold_requested: bool
     restarts: int
+    node_losses: int
     max_restarts: int
     grace_s: float
     work_done: bool
@@ -261,10 +296,11 @@ class RankReport(NamedTuple):
 
 
 class LostShare(NamedTuple):
-    """A share of a gang on a node that was given up."""
+    """A share of a gang on a node that was given up, and as what."""
 
     allocation_id: str
     node_id: str
+    ended_by: str
 
 
 class ControlsReport(NamedTuple):
@@ -518,13 +554,24 @@ async def bind(connection: Connection, job_id: str, allocation_id: str) -> None:
     await connection.execute(BIND, job_id, allocation_id)
 
 
-async def lose_nodes(connection: Connection, node_ids: Sequence[str]) -> None:
-    """Give nodes up, with their shares of the gangs they hold devices for; the nodes' rows are locked."""
+async def lose_nodes(connection: Connection, node_ids: Sequence[str], ended_by: str = "lost") -> None:
+    """Give nodes up, with their shares of the gangs they hold devices for; the nodes' rows are locked.
+
+    Args:
+        connection: In a transaction.
+        node_ids: Which.
+        ended_by: As what: ``lost`` (or drained, where they were), ``not_woken``, or ``stopped`` with the installation.
+    """
     names = list(node_ids)
     await connection.execute(LOSE, names)
-    await connection.execute(LOSE_SHARES, names)
+    await connection.execute(LOSE_SHARES, names, ended_by)
     # A node may run what it holds devices for: should it come back, the answer to its heartbeat names none of them.
     await connection.execute("DELETE FROM device_claims WHERE node_id = ANY($1::text[])", names)
+
+
+async def loss_stands_out(connection: Connection, allocation_id: str) -> bool:
+    """Return whether a gang lost a node while most other nodes stayed up, or the only one that there is."""
+    return await connection.fetchval(LOSS_STANDS_OUT, allocation_id, ABOUT_THE_SAME_TIME)
 
 
 async def address(connection: Connection, node_id: str) -> str:

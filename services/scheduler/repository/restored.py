@@ -24,7 +24,7 @@ async def lose_everything(connection: Connection) -> int:
     live = await connection.fetchval("SELECT count(*) FROM allocations WHERE state <> 'ended'")
     nodes = [record[0] for record in await connection.fetch(LIVE_NODES)]
     known = [record[0] for record in await connection.fetch("SELECT id FROM nodes ORDER BY id FOR UPDATE")]
-    await gangs.lose_nodes(connection, sorted({*nodes, *known}))
+    await gangs.lose_nodes(connection, sorted({*nodes, *known}), "stopped")
     return live
 
 

@@ -52,6 +52,7 @@ WITH said AS (
     FROM nodes n JOIN said s ON s.id = n.id AND s.token_sha256 = n.token_sha256 ORDER BY n.id FOR UPDATE OF n {wait}
 )
 UPDATE nodes SET
+    silent_at = CASE WHEN lease_until < now() THEN lease_until ELSE silent_at END,
     state = 'up', boot_id = new_boot_id, readings = new_readings, closed = new_closed, heartbeat_at = now(),
     lease_until = least(greatest(lease_until, now() + make_interval(secs => $6)),
         clock_timestamp() + make_interval(secs => $6))

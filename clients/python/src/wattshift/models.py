@@ -487,6 +487,7 @@ class Job:
         clock_mhz: Clock that its GPUs are locked to; null for the default.
         batch_size: Total batch, samples per step, that its gang was started with; null while it holds no GPUs,
             and without `batch` in its spec.
+        node_losses: How often it lost a node while most others stayed up; after three times it is held.
         checkpoint_nodes: The nodes that alone have the checkpoint of a job that waits: it starts on these, or
             waits for them; none if it may start anywhere.
         warnings: Budgets of its project that are exceeded and only warn.
@@ -515,6 +516,7 @@ class Job:
     batch_size: int | None = None
     preemptions: int
     restarts: int
+    node_losses: int = 0
     exit_code: int | None = None
     checkpoint_nodes: list[str] = field(default_factory=list[str])
     progress: JobProgress | None = None
