@@ -25,6 +25,7 @@ from services.kit.edge.exchange import Exchange
 from services.kit.metrics import MEDIA_TYPE, Metrics
 from services.kit.problems import validation_problem
 from services.kit.scraping import SERVICE_UP, merged, place_of, scraped
+from services.kit.sockets import SCHEME
 from services.kit.tokens import Outgoing
 
 GATEWAY = "gateway"
@@ -55,6 +56,8 @@ class Instance:
 async def instances_at(service: str, url: str) -> list[Instance]:
     """Return a process for each address that the host's name has, in one family; one where it has one or none."""
     place = URL(url)
+    if place.scheme == SCHEME:
+        return [Instance(service, place)]
     try:
         async with asyncio.timeout(RESOLVED_WITHIN_S):
             found = await asyncio.get_running_loop().getaddrinfo(place.host or "", place.port, type=socket.SOCK_STREAM)

@@ -51,10 +51,22 @@ def _login() -> Login | None:
 def local_url(process: str) -> str | None:
     """Return where a process of the installation on this machine listens, None if it has no such process."""
     try:
-        url = json.loads((data_dir() / "run.json").read_text())["urls"][process]
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(_local_status()["urls"][process])
+    except (KeyError, TypeError):
         return None
-    return str(url)
+
+
+def local_sockets() -> str:
+    """Return the folder of the sockets of the installation on this machine; empty if it has none."""
+    return str(_local_status().get("sockets", ""))
+
+
+def _local_status() -> dict[str, Any]:
+    try:
+        found = json.loads((data_dir() / "run.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def gateway_url() -> str:

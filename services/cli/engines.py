@@ -14,8 +14,9 @@ import typer
 from rich.console import RenderableType
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, CliError, Gateway, local_url
+from services.cli.client import EXIT_FAILED, CliError, Gateway, local_sockets, local_url
 from services.cli.jobs import AsJson, Watch
+from services.kit.sockets import SOCKETS
 
 PREFIX = "ENGINE_SLURM_"
 SACCT = (
@@ -132,7 +133,7 @@ def slurm(
     }
     environment = {**os.environ, **{PREFIX + key: value for key, value in given.items() if value is not None}}
     if (telemetry := local_url("telemetry")) is not None:
-        environment.setdefault("WATTSHIFT_TELEMETRY_URL", telemetry)
+        environment = {"WATTSHIFT_TELEMETRY_URL": telemetry, SOCKETS: local_sockets(), **environment}
     command = [sys.executable, "-P", "-m", "services.engines.slurm.app"]
     os.execve(sys.executable, command, environment)
 

@@ -121,7 +121,7 @@ def _local_broker() -> str:
     from services.standalone.data_folder import DataFolder
 
     folder = DataFolder(data_dir())
-    port = next((each.port for each in folder.status().processes if each.name == "valkey" and each.pid), None)
-    if port is None:
+    address = folder.status().socket_of("valkey")
+    if address is None:
         raise CliError("no broker: set REDIS_URL, or start the control plane with `wattshift up`", EXIT_UNAVAILABLE)
-    return valkey.url(folder.secret("valkey"), port)
+    return valkey.url(folder.secret("valkey"), address)

@@ -8,7 +8,9 @@ import importlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,17 +18,22 @@ from types import ModuleType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from services.cli import output
 from services.cli.bars import bar
 from services.cli.client import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
 from services.cli.jobs import AsJson
 from services.cli.output import console
+from services.cli.values import duration_s
 from services.kit.callers import SERVICES
 from services.kit.extras import first_missing
 from services.standalone import root_secret, stack
 from services.standalone.data_folder import DataFolder, StackStatus
 from services.standalone.process import BadInputError, StackError
+
+SAY_EVERY_S = 5.0
+"""What a start waits for, at most."""
 
 DataDir = Annotated[
     Path | None,
@@ -58,15 +65,27 @@ def register(app: typer.Typer) -> None:
     app.command()(restore)
 
 
-def up(folder: DataDir = None, nodes: Nodes = None, port: Port = None, as_json: AsJson = False) -> None:
+def up(
+    folder: DataDir = None,
+    nodes: Nodes = None,
+    port: Port = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Give up after so long, such as 5m; by default once nothing works on it."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Start the control plane on this machine, in the background, with the options it was last started with."""
+    timeout_s = None if wait is None else duration_s(wait, "--wait")
     folder = folder or data_dir()
     key_file = folder / "admin.key"
     is_first_start = not key_file.exists()
     try:
         changes = stack.changes_of(folder, nodes=nodes, port=port)
-        with console.status("starting") if not as_json else contextlib.nullcontext():
-            started = stack.up(folder, nodes=nodes, port=port)
+        with waiting_shown() as waiting:
+            started = stack.up(folder, nodes=nodes, port=port, timeout_s=timeout_s, waiting=waiting)
     except StackError as error:
         raise _as_cli_error(error) from error
     if as_json:
@@ -76,6 +95,26 @@ def up(folder: DataDir = None, nodes: Nodes = None, port: Port = None, as_json: 
         console.print(f"changed: {change}", soft_wrap=True)
     console.print(f"[green]up[/] at [bold]{started.gateway_url}[/]  ({started.gateway_url}/docs)")
     print_admin_key(key_file, is_first_start)
+
+
+@contextmanager
+def waiting_shown() -> Iterator[Callable[[StackStatus], None]]:
+    """Show on standard error what a start waits for: a terminal always, anything else when that has changed."""
+    began_s, said_s, said = time.monotonic(), 0.0, ""
+    errors = Console(stderr=True)
+    with errors.status("starting") as spinner:
+
+        def show(status: StackStatus) -> None:
+            nonlocal said_s, said
+            text = f"starting: waiting for {', '.join(status.late()) or 'the next processes'}"
+            after_s = time.monotonic() - began_s
+            if errors.is_terminal:
+                spinner.update(text)
+            elif text != said and after_s - said_s >= SAY_EVERY_S:
+                said_s, said = after_s, text
+                errors.print(f"{text} ({after_s:.0f} s so far)", soft_wrap=True, markup=False, highlight=False)
+
+        yield show
 
 
 def print_admin_key(key_file: Path, is_first_start: bool) -> None:
@@ -218,19 +257,23 @@ def _backups() -> ModuleType:
 
 def _print_status(found: StackStatus) -> None:
     console.print(f"{found.state}" + (f" at [bold]{found.gateway_url}[/]" if found.gateway_url else ""))
-    shown = output.table("process", "state", "pid", "port", "restarts", "up", right=("pid", "port", "restarts"))
+    shown = output.table("process", "state", "pid", "port or socket", "restarts", "up", right=("pid", "restarts"))
     for process in found.processes:
         age = datetime.now(UTC).timestamp() - process.started_at_s if process.started_at_s else None
         shown.add_row(
             process.name,
             process.state,
             str(process.pid or "-"),
-            str(process.port or "-"),
+            process.socket or str(process.port or "-"),
             str(process.restarts),
             output.duration(age) if age is not None else "-",
         )
     if found.processes:
         console.print(shown)
+    if found.trusts_jobs:
+        console.print(
+            "jobs run as the user of the control plane, and are trusted: started by root, it keeps them apart"
+        )
     for name, detail in [("", found.detail), *((process.name, process.detail) for process in found.processes)]:
         if detail:
             console.print(f"{name}: {detail}" if name else detail, soft_wrap=True, markup=False)

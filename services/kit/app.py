@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from services.kit.overload import OverloadMiddleware
 from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
 from services.kit.pulse import EVERY_S, Pulse
 from services.kit.settings import SharedSettings
+from services.kit.sockets import handed_over
 from services.kit.tokens import Caller, Incoming
 
 log = Log(__name__)
@@ -223,7 +225,9 @@ def answer_unavailable(
 
 
 def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port: int) -> None:
-    """Run ``app`` until SIGTERM."""
+    """Run ``app`` until SIGTERM, at the sockets that the process was given, or else at ``host`` and ``port``."""
+    sockets = handed_over()
+    is_local = any(each.family == socket.AF_UNIX for each in sockets)
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
     traces.start(process, settings)
@@ -238,13 +242,13 @@ def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port:
         timeout_keep_alive=75,
         callback_notify=Pulse().beat_async,
         timeout_notify=int(EVERY_S),
-        **settings.tls.server(),
+        **({} if is_local else settings.tls.server()),
     )
     server = uvicorn.Server(config)
     gc.collect()
     gc.freeze()  # what is loaded by now stays: a collection that looked through it would hold up answers by 0.3 s
     with contextlib.suppress(KeyboardInterrupt):
-        server.run()
+        server.run(sockets or None)
     traces.stop()
     if not server.started:  # the log says why
         sys.exit(EXIT_NOT_STARTED)

@@ -52,6 +52,8 @@ def broker_url(settings: SharedSettings) -> str:
     url = settings.redis_url
     if (found := sentinel.watched(url)) is not None:
         return found.broker_url()
+    if url.startswith("unix://"):
+        return url.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=", 1)
     options = settings.tls.redis(url)
     if not url.startswith("rediss://") or "ssl_cert_reqs" in url:
         return url

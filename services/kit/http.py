@@ -13,11 +13,14 @@ from typing import Any, TypeVar
 
 import aiohttp
 import orjson
+from aiohttp.client_exceptions import UnixClientConnectorError
+from aiohttp.client_proto import ResponseHandler
 from pydantic import BaseModel, ValidationError
 
 from services.contracts.identity import Identity
 from services.contracts.problems import Problem
 from services.kit.problems import ProblemError, unavailable
+from services.kit.sockets import SCHEME, path_of
 from services.kit.tls import Tls
 from services.kit.tokens import Outgoing
 
@@ -105,6 +108,22 @@ def problem_of(status: int, content: bytes, name: str) -> ProblemError:
     return ProblemError(status, problem.code, problem.detail, errors=problem.errors)
 
 
+class _Connector(aiohttp.TCPConnector):
+    """Reaches `unix://NAME` by a socket of this machine (see ``sockets``), and everything else as usual."""
+
+    allowed_protocol_schema_set = aiohttp.TCPConnector.allowed_protocol_schema_set | {SCHEME}
+
+    async def _create_connection(self, req: Any, traces: Any, timeout: aiohttp.ClientTimeout) -> ResponseHandler:
+        if req.url.scheme != SCHEME:
+            return await super()._create_connection(req, traces, timeout)
+        path = path_of(req.url.host)
+        try:
+            async with asyncio.timeout(timeout.sock_connect):
+                return (await self._loop.create_unix_connection(self._factory, path))[1]
+        except OSError as error:
+            raise UnixClientConnectorError(path, req.connection_key, error) from error
+
+
 def new_session(connections: int = 100, tls: Tls | None = None) -> aiohttp.ClientSession:
     """Return a session for ``ServiceClient``s; close it when the process ends."""
     return aiohttp.ClientSession(connector=connector(connections, tls))
@@ -113,4 +132,4 @@ def new_session(connections: int = 100, tls: Tls | None = None) -> aiohttp.Clien
 def connector(connections: int, tls: Tls | None) -> aiohttp.TCPConnector:
     """Return the connections of a session, of which there are at most so many at once; 0 for any number."""
     context = None if tls is None else tls.client()
-    return aiohttp.TCPConnector(limit=connections, keepalive_timeout=30, ssl=True if context is None else context)
+    return _Connector(limit=connections, keepalive_timeout=30, ssl=True if context is None else context)

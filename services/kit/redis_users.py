@@ -43,6 +43,12 @@ def configuration(secret: str) -> list[str]:
     ]
 
 
+def without_user(url: str) -> str:
+    """Return the address of a server without user and password."""
+    given = urlsplit(url).netloc
+    return url.replace(f"//{given}", f"//{given.rpartition('@')[2]}", 1)
+
+
 def with_user(url: str, name: str, password: str) -> str:
     """Return the address of a server with another user."""
     parts = urlsplit(url)

@@ -38,9 +38,9 @@ async def scraped(
 
 
 def place_of(url: str | URL) -> str:
-    """Return host and port of an address, as Prometheus' ``instance`` has them."""
+    """Return host and port of an address, as Prometheus' ``instance`` has them; of a Unix socket, its name."""
     found = URL(url)
-    return f"{found.host}:{found.port}"
+    return f"{found.host}" if found.port is None else f"{found.host}:{found.port}"
 
 
 def merged(parts: Iterable[tuple[Mapping[str, str], str]]) -> str:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -36,6 +36,7 @@ from services.kit.pulse import EVERY_S, Pulse
 from services.kit.redis import connect
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
+from services.kit.sockets import handed_over
 from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
 from services.router.answers import AnswerPasser
@@ -390,16 +391,24 @@ def server_config(router: Router) -> uvicorn.Config:
     )
 
 
-def run_worker(settings: RouterSettings, name: str | None = None, metrics: Path | None = None) -> None:
-    """Run one router process until SIGTERM; with a name and a folder for metrics, one of several on a port."""
+def run_worker(
+    settings: RouterSettings,
+    sockets: Sequence[socket.socket],
+    name: str | None = None,
+    metrics: Path | None = None,
+) -> None:
+    """Run one router process until SIGTERM, at sockets that it was given or else at its own.
+
+    With a name and a folder for metrics, it is one of several on a port.
+    """
     configure_logging("router", log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
     traces.start("router", settings)
-    listening = listen(settings.host, settings.port, shared=settings.workers > 1)
+    listening = sockets or [listen(settings.host, settings.port, shared=settings.workers > 1)]
     router = Router(settings, name, None if metrics is None else MetricsFolder(metrics))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection looks through it again
-    uvicorn.Server(server_config(router)).run(sockets=[listening])
+    uvicorn.Server(server_config(router)).run(sockets=list(listening))
     traces.stop()
 
 
@@ -407,7 +416,7 @@ def main() -> None:
     """Run the router: one process, or as many as ``ROUTER_WORKERS`` says, each started again if it dies."""
     settings = settings_or_exit(RouterSettings)
     if settings.workers == 1:
-        run_worker(settings)
+        run_worker(settings, handed_over())
         return
     configure_logging("router", log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
@@ -416,6 +425,7 @@ def main() -> None:
 
 def supervise(settings: RouterSettings) -> None:
     """Run the workers until SIGTERM."""
+    sockets = handed_over()
     context = multiprocessing.get_context("spawn")
     is_ending = False
 
@@ -435,7 +445,7 @@ def supervise(settings: RouterSettings) -> None:
 
     def begin() -> BaseProcess:
         name = f"router-{secrets.token_hex(4)}"
-        worker = context.Process(target=run_worker, args=(settings, name, path), name=name, daemon=True)
+        worker = context.Process(target=run_worker, args=(settings, sockets, name, path), name=name, daemon=True)
         worker.start()
         return worker
 

@@ -22,8 +22,8 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,8 +34,8 @@ from services.db.database import plain_url
 from services.kit.release import RELEASE
 from services.standalone import postgres, processes, repository
 from services.standalone.data_folder import DataFolder, write_whole
-from services.standalone.ports import Ports
 from services.standalone.process import BadInputError, StackError
+from services.standalone.stack import database_of
 from services.standalone.supervisor import Supervisor
 
 FORMAT = 1
@@ -160,7 +160,7 @@ async def _back_up(
     kept = _kept(folder.path)
     steps = len(kept) + 2
     advance("database", 0, steps)
-    async with _database(folder, environment) as url:
+    async with database_of(folder, environment) as url:
         schema = await repository.schema(url)
         await _run("pg_dump", ["--format=custom", "--no-owner", "--no-privileges", f"--file={scratch / DUMP}"], url)
     (scratch / SECRETS).mkdir()
@@ -195,7 +195,7 @@ async def _restore(
         _check_whole(source, files, manifest)
         for path in _kept(files):
             write_whole(folder.path / path.relative_to(files), path.read_text(), durably=True)
-        async with _database(folder, environment, new=True) as url:
+        async with database_of(folder, environment, restoring=True) as url:
             await repository.check_empty(url)
             advance("database", next(steps), of)
             options = ["--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges"]
@@ -210,36 +210,6 @@ async def _restore(
     if lost:  # a node that could not ask the control plane has stopped what it ran when its lease is over
         await asyncio.sleep(float(environment.get("TELEMETRY_LEASE_TTL_S") or DEFAULT_LEASE_S) + LEASE_MARGIN_S)
     return lost
-
-
-@asynccontextmanager
-async def _database(folder: DataFolder, environment: Mapping[str, str], *, new: bool = False) -> AsyncIterator[str]:
-    """Yield the address of the database: the one that is named, or the folder's own, started if it does not run."""
-    if named := environment.get("DATABASE_URL"):
-        yield named
-        return
-    data = folder.path / "postgres" / "data"
-    if not new and not data.exists():
-        raise BadInputError(f"{folder.path} has no database of its own: name it by DATABASE_URL")
-    password = folder.secret("postgres", made_with=data)
-    if not new and folder.holder() is not None:
-        port = next((p.port for p in folder.status().processes if p.name == "postgres"), None)
-        if port is None:
-            raise BadInputError("the installation uses another database: name it by DATABASE_URL")
-        yield postgres.url(password, port)
-        return
-    supervisor, ports = Supervisor(folder.log), Ports()
-    if not new:
-        folder.open()
-    try:
-        port = ports.take(15_432)
-        await supervisor.start([postgres.prepare(folder.path / "postgres", password=password, port=port)])
-        yield postgres.url(password, port)
-    finally:
-        await supervisor.stop()
-        ports.release()
-        if not new:
-            folder.close()
 
 
 async def _run(program: str, options: list[str], url: str) -> None:

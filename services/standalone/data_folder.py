@@ -37,7 +37,8 @@ State = Literal["starting", "running", "degraded", "unresponsive", "restarting",
 class ProcessStatus:
     """One process at the time when its state was read.
 
-    `started_at_s` is UTC seconds, None before its first start; `detail` says what it lacks, or why it was replaced.
+    It listens on `port`, or at `socket`; `started_at_s` is UTC seconds, None before its first start; `detail` says what
+    it lacks, or why it was replaced.
     """
 
     name: str
@@ -47,13 +48,15 @@ class ProcessStatus:
     restarts: int
     started_at_s: float | None
     detail: str = ""
+    socket: str = ""
 
 
 @dataclass(frozen=True)
 class StackStatus:
     """One installation: `pid` and `started_at_s` (UTC seconds) are the supervisor's, `urls` are by service name.
 
-    `detail` says what is wrong with the supervisor itself.
+    `detail` says what is wrong with the supervisor itself, or why it could not start;
+    `sockets` is the folder of its sockets, which jobs can enter if it `trusts_jobs`.
     """
 
     state: State
@@ -63,6 +66,16 @@ class StackStatus:
     urls: dict[str, str] = field(default_factory=dict)
     processes: tuple[ProcessStatus, ...] = ()
     detail: str = ""
+    sockets: str = ""
+    trusts_jobs: bool = False
+
+    def socket_of(self, process: str) -> Path | None:
+        """Return where a server of this installation's own listens; None where it has none of that name."""
+        return next((Path(each.socket) for each in self.processes if each.name == process and each.socket), None)
+
+    def late(self) -> list[str]:
+        """Return the names of the processes that are not ready."""
+        return [process.name for process in self.processes if process.state not in ("running", "stopped")]
 
     def runs(self) -> bool:
         """Whether the supervisor that this is of lives."""
@@ -200,7 +213,8 @@ class DataFolder:
             # one of this start: it is removed before the holder is named, and begins after `run.json` is written.
             holder = self.holder()
             if holder is None or holder == os.getpid() or not is_beating(self.pulse):
-                return StackStatus(state="failed" if status.state == "failed" else "stopped")
+                failed = StackStatus(state="failed", detail=status.detail)
+                return failed if status.state == "failed" else StackStatus(state="stopped")
             status = self.last_status()  # it may have been written a moment ago
             if status.pid != holder or not status.runs():
                 raise self._misleads("missing, or of an earlier start", holder)

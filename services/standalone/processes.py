@@ -12,7 +12,9 @@ from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
 from services.kit.pulse import PULSE_FILE
 from services.kit.settings import SharedSettings
+from services.kit.sockets import LISTEN
 from services.kit.tls import Tls
+from services.standalone.doors import Door
 from services.standalone.postgres import SYSTEM_USER as POSTGRES_USER
 from services.standalone.probes import HttpProbe, PulseProbe
 from services.standalone.process import BadInputError, Process, http_ready
@@ -22,7 +24,7 @@ PYTHON = (sys.executable, "-P")  # -P: a file in the working folder must not sta
 
 @dataclass(frozen=True)
 class Service:
-    """A process with an HTTP port; its settings are read from variables that begin with `prefix`."""
+    """A process that answers HTTP, at `port` if it has one; its settings are in variables that begin with `prefix`."""
 
     name: str
     module: str
@@ -132,16 +134,16 @@ def host_of(service: Service, environment: Mapping[str, str]) -> str:
 
 
 def service_processes(
-    services: Sequence[Service], ports: Mapping[str, int], environments: Mapping[str, Mapping[str, str]], folder: Path
+    services: Sequence[Service], doors: Mapping[str, Door], environments: Mapping[str, Mapping[str, str]], folder: Path
 ) -> list[Process]:
-    """Return `services` as processes in `folder`, each on the port and in the environment that it has by its name."""
+    """Return `services` as processes in `folder`, each at the door and in the environment that it has by its name."""
     return [
-        _http_process(service.name, service, ports[service.name], environments[service.name], folder)
+        _http_process(service.name, service, doors[service.name], environments[service.name], folder)
         for service in services
     ]
 
 
-def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_folder: Path) -> Process:
+def agent_process(node: Node, door: Door, environment: Mapping[str, str], nodes_folder: Path) -> Process:
     """Return the agent of `node`; its state is kept in a folder of its own beneath `nodes_folder`."""
     state = nodes_folder / node.node_id
     state.mkdir(mode=0o700, exist_ok=True)
@@ -159,7 +161,7 @@ def agent_process(node: Node, port: int, environment: Mapping[str, str], nodes_f
         own["GPU_AGENT_SIMULATED_MODEL"] = node.model
     if node.zone is not None:
         own["GPU_AGENT_ZONE"] = node.zone
-    return _http_process(f"agent-{node.node_id}", AGENT, port, {**environment, **own}, state, owns_its_group=False)
+    return _http_process(f"agent-{node.node_id}", AGENT, door, {**environment, **own}, state, owns_its_group=False)
 
 
 def first_account(environment: Mapping[str, str]) -> str:
@@ -219,23 +221,28 @@ def worker_process(name: str, environment: Mapping[str, str], folder: Path, puls
 def _http_process(
     name: str,
     service: Service,
-    port: int,
+    door: Door,
     environment: Mapping[str, str],
     folder: Path,
     *,
     owns_its_group: bool = True,
 ) -> Process:
-    host = host_of(service, environment)
     tls = Tls.of_environment(environment)
     context = tls.client() if tls.certificate else None
-    full = {f"{service.prefix}HOST": host, **environment, f"{service.prefix}PORT": str(port)}
+    address = door.address
+    if isinstance(address, Path):
+        context, own = None, {LISTEN: str(address)}
+    else:
+        own = {f"{service.prefix}PORT": str(address[1])}
+        environment = {f"{service.prefix}HOST": address[0], **environment}
     return Process(
         name=name,
         command=(*PYTHON, "-m", service.module),
-        environment=full,
+        environment={**environment, **own},
         folder=folder,
-        is_ready=lambda: http_ready(port, host, context),
-        probe=HttpProbe(port, host, context),
-        port=port,
+        is_ready=lambda: http_ready(address, context),
+        probe=HttpProbe(address, context),
+        address=address,
+        sockets=door.sockets,
         owns_its_group=owns_its_group,
     )

@@ -20,7 +20,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,13 +31,14 @@ import psutil
 
 from services.kit.extras import first_missing, traces_missing
 from services.kit.pulse import EVERY_S
-from services.kit.settings import EXIT_BAD_SETTINGS
+from services.kit.settings import EXIT_BAD_SETTINGS, PUBLIC
+from services.kit.sockets import SCHEME, SOCKETS, file_of
 from services.kit.tasks import end_tasks
 from services.kit.tls import Tls
-from services.standalone import node_power, postgres, processes, remembered, root_secret, valkey
+from services.standalone import node_power, postgres, processes, remembered, root_secret, runtime, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
+from services.standalone.doors import Door, Doors
 from services.standalone.identities import Identities
-from services.standalone.ports import Ports
 from services.standalone.preflight import check_settings
 from services.standalone.process import BadInputError, Process, StackError
 from services.standalone.processes import SERVICES, Service
@@ -88,7 +90,9 @@ class Stack:
         self._workers = workers
         self._state: State = "stopped"
         self._started_at_s = psutil.Process().create_time()
-        self._ports = Ports()
+        self._doors = Doors()
+        self._sockets: Path | None = None
+        self._detail = ""
         self._power: asyncio.Task[None] | None = None
         self._roots: asyncio.Task[None] | None = None
         self._reserve: asyncio.Task[None] | None = None
@@ -112,6 +116,9 @@ class Stack:
             started_at_s=self._started_at_s,
             urls=self.urls,
             processes=found,
+            detail=self._detail,
+            sockets=str(self._sockets or ""),
+            trusts_jobs=os.geteuid() != 0,
         )
 
     async def start(self) -> None:
@@ -127,13 +134,14 @@ class Stack:
         self.folder.open()
         try:
             await _stop_leftovers(self.folder.last_status())
+            self._sockets = runtime.make(postgres.account_of_server())
             self._become("starting")
             self._pulse = asyncio.create_task(self._beat(), name="pulse")
             servers, password = self._servers()
             await self._supervisor.start(servers)
             if any(process.name == "postgres" for process in self._supervisor.status()):
                 self._reserve = asyncio.create_task(Reserve(self._database_folder()).keep(), name="disk reserve")
-            self._find_addresses()
+            doors = self._find_addresses()
             identities = self.identities = Identities(self.folder, self.environment)
             if password:
                 identities.owns_redis(password)
@@ -141,9 +149,8 @@ class Stack:
             await self._supervisor.finish(
                 processes.command_process("migrations", processes.MIGRATIONS, self.environment, work_folder)
             )
-            ports = {service.name: int(self.environment[f"{service.prefix}PORT"]) for service in self._services}
             environments = {each.name: identities.of_service(each.name, self.environment) for each in self._services}
-            services = processes.service_processes(self._services, ports, environments, work_folder)
+            services = processes.service_processes(self._services, doors, environments, work_folder)
             first = int(self.environment.get("GPU_AGENT_PORT", processes.AGENT.port))
             for node_id in node_power.read_wanted(self.folder):
                 node_power.write_wanted(self.folder, node_id, True)  # as after a power cut: all come up again
@@ -151,7 +158,7 @@ class Stack:
             agents = [
                 processes.agent_process(
                     node,
-                    self._ports.take(first + number),
+                    self._open(processes.AGENT, first + number),
                     identities.of_node(node.node_id, self.environment) | booted.get(node.node_id, {}),
                     self.folder.path / "nodes",
                 )
@@ -173,6 +180,7 @@ class Stack:
             remembered.write(self.folder, settled.options)
             self._become("running")
         except BaseException as error:
+            self._detail = f"it did not start: {error}" if isinstance(error, Exception) else ""
             await self.stop("failed" if isinstance(error, Exception) else "stopped")
             raise
 
@@ -182,8 +190,11 @@ class Stack:
         await end_tasks([task for task in (self._power, self._roots, self._reserve) if task])
         await self._supervisor.stop()
         await end_tasks([self._pulse] if self._pulse else [])
+        if self._sockets:
+            runtime.remove(self._sockets)
+        self._sockets = None
         self._become(state)
-        self._ports.release()
+        self._doors.close()
         self.folder.close()
 
     async def __aenter__(self) -> Self:
@@ -203,37 +214,53 @@ class Stack:
 
         Their addresses are added to the environment.
         """
+        assert self._sockets
         servers: list[Process] = []
         valkey_password = ""
         if not self.environment.get("DATABASE_URL"):
             made_with = self.folder.path / "postgres" / "data"
-            port, password = self._ports.take(15_432), self.folder.secret("postgres", made_with=made_with)
-            servers.append(postgres.prepare(self.folder.path / "postgres", password=password, port=port))
-            self.environment["DATABASE_URL"] = postgres.url(password, port)
+            password, sockets = self.folder.secret("postgres", made_with=made_with), self._sockets / runtime.POSTGRES
+            servers.append(postgres.prepare(self.folder.path / "postgres", password=password, sockets=sockets))
+            self.environment["DATABASE_URL"] = postgres.url(password, sockets)
             self.environment.setdefault("WATTSHIFT_DATABASE_DIR", str(self._database_folder()))
         if not self.environment.get("REDIS_URL"):
-            port, valkey_password = self._ports.take(16_379), self.folder.secret("valkey")
-            servers.append(valkey.prepare(self.folder.path / "valkey", password=valkey_password, port=port))
-            self.environment["REDIS_URL"] = valkey.url(valkey_password, port)
+            address, valkey_password = self._sockets / "valkey.sock", self.folder.secret("valkey")
+            servers.append(valkey.prepare(self.folder.path / "valkey", password=valkey_password, address=address))
+            self.environment["REDIS_URL"] = valkey.url(valkey_password, address)
         return servers, valkey_password
 
-    def _find_addresses(self) -> None:
+    def _find_addresses(self) -> dict[str, Door]:
+        """Return where each service listens: at a port if users reach it, or if its settings ask for host or port."""
+        assert self._sockets
+        doors: dict[str, Door] = {}
+        scheme = Tls.of_environment(self.environment).scheme
         for service in self._services:
             asked = self.environment.get(f"{service.prefix}PORT")
-            port = self._ports.take(int(asked or service.port), exactly=asked is not None)
-            self.environment[f"{service.prefix}PORT"] = str(port)
-            self.urls[service.name] = (
-                f"{Tls.of_environment(self.environment).scheme}://{processes.host_of(service, self.environment)}:{port}"
-            )
+            if service.name in PUBLIC or asked is not None or self.environment.get(f"{service.prefix}HOST"):
+                door = self._open(service, int(asked or service.port), exactly=asked is not None)
+                assert not isinstance(door.address, Path)
+                self.environment[f"{service.prefix}PORT"] = str(door.address[1])
+                self.urls[service.name] = f"{scheme}://{door.address[0]}:{door.address[1]}"
+            else:
+                door = Door(self._sockets / file_of(service.name))
+                self.urls[service.name] = f"{SCHEME}://{service.name}"
+            doors[service.name] = door
             self.environment[f"WATTSHIFT_{service.prefix}URL"] = self.urls[service.name]
         if self.environment.get("SCHEDULER_NODE_POWER") == "command":
             self.environment = node_power.commands(self.folder) | self.environment
         self.environment |= {
             "WATTSHIFT_DATA_DIR": str(self.folder.path),
             "WATTSHIFT_SUPERVISED": "1",
+            SOCKETS: str(self._sockets),
             **processes.accounts(self.environment),
             "PYTHONUNBUFFERED": "1",
         }
+        return doors
+
+    def _open(self, service: Service, wanted: int, *, exactly: bool = False) -> Door:
+        host = self.environment.get(f"{service.prefix}HOST") or "127.0.0.1"
+        port, sockets = self._doors.open(host, wanted, exactly=exactly)
+        return Door((processes.host_of(service, self.environment), port), sockets)
 
     async def _set_node(self, node_id: str, wanted: node_power.Wanted) -> None:
         await self._supervisor.set_running(f"agent-{node_id}", wanted.on, wanted.environment)
@@ -340,8 +367,8 @@ def up(
     env: Mapping[str, str] | None = None,
     port: int | None = None,
     without: Collection[str] = (),
-    timeout_s: float = 180.0,
-    on_change: Callable[[StackStatus], None] = lambda status: None,
+    timeout_s: float | None = None,
+    waiting: Callable[[StackStatus], None] = lambda status: None,
 ) -> StackStatus:
     """Start an installation that outlives the caller and return its status once everything is ready.
 
@@ -351,8 +378,8 @@ def up(
         env: See there.
         port: See there.
         without: Names of services and workers that are not started.
-        timeout_s: How long everything may take to be ready.
-        on_change: Called with the status whenever it has changed, to show progress.
+        timeout_s: How long everything may take to be ready; None: as long as something of it works.
+        waiting: Called with the status again and again meanwhile, to show progress.
 
     Raises:
         BadInputError: an option, a setting or a secret is wrong; nothing was started.
@@ -377,17 +404,17 @@ def up(
         daemon = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
-    deadline_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     try:
         while daemon.poll() is None:
-            now = folder.last_status()
-            if now != status and now.pid == daemon.pid:
-                status = now
-                on_change(status)
+            status = folder.last_status()
+            if status.pid == daemon.pid:
+                waiting(status)
                 if status.state in ("running", "degraded"):
                     return status
-            if time.monotonic() > deadline_s:
-                raise StackError(f"not ready after {timeout_s:.0f} s; see {folder.log}")
+            if timeout_s is not None and time.monotonic() - began_s > timeout_s:
+                late = f": {', '.join(names)}" if (names := status.late()) else ""
+                raise StackError(f"not ready after {timeout_s:.0f} s{late}; see {folder.log}")
             time.sleep(0.05)
     except BaseException:
         daemon.terminate()
@@ -502,31 +529,10 @@ def credential_of(service: str, data_dir: Path | str | None = None) -> str:
 async def _new_admin_key(folder: DataFolder) -> None:
     supervisor = Supervisor(folder.log)
     environment = {**os.environ, "WATTSHIFT_DATA_DIR": str(folder.path), "PYTHONUNBUFFERED": "1"}
-    is_running = folder.holder() is not None
-    ports = Ports()
-    if not is_running:
-        folder.open()
-    try:
-        if not environment.get("DATABASE_URL"):
-            data = folder.path / "postgres" / "data"
-            if not data.exists():
-                raise BadInputError(f"{folder.path} has no database of its own: name it by DATABASE_URL")
-            password = folder.secret("postgres", made_with=data)
-            if is_running:
-                port = next((p.port for p in folder.status().processes if p.name == "postgres"), None)
-                if port is None:
-                    raise BadInputError("the installation uses another database: name it by DATABASE_URL")
-            else:
-                port = ports.take(15_432)
-                await supervisor.start([postgres.prepare(folder.path / "postgres", password=password, port=port)])
-            environment["DATABASE_URL"] = postgres.url(password, port)
+    async with database_of(folder, environment) as environment["DATABASE_URL"]:
         await supervisor.finish(
             processes.command_process("admin-key", processes.NEW_ADMIN_KEY, environment, folder.path)
         )
-    finally:
-        await supervisor.stop()
-        ports.release()
-        folder.close()
 
 
 def read_status(data_dir: Path | str | None = None) -> StackStatus:
@@ -552,8 +558,50 @@ def _check_packages(environment: Mapping[str, str]) -> None:
         raise StackError(hint)
 
 
+@asynccontextmanager
+async def database_of(
+    folder: DataFolder, environment: Mapping[str, str], *, restoring: bool = False
+) -> AsyncIterator[str]:
+    """Yield the address of the database: the one that is named, or the folder's own, started if it does not run.
+
+    Args:
+        folder: Of the installation; it is held meanwhile, unless the installation runs, or is being restored.
+        environment: May name a DATABASE_URL.
+        restoring: Whether the database is to be made.
+
+    Raises:
+        BadInputError: the installation's database is not known.
+        StackError: the database does not start.
+    """
+    if named := environment.get("DATABASE_URL"):
+        yield named
+        return
+    data = folder.path / "postgres" / "data"
+    if not restoring and not data.exists():
+        raise BadInputError(f"{folder.path} has no database of its own: name it by DATABASE_URL")
+    password = folder.secret("postgres", made_with=data)
+    if not restoring and folder.holder() is not None:
+        address = folder.status().socket_of("postgres")
+        if address is None:
+            raise BadInputError("the installation uses another database: name it by DATABASE_URL")
+        yield postgres.url(password, address.parent)
+        return
+    if not restoring:
+        folder.open()
+    supervisor, sockets = Supervisor(folder.log), runtime.make(postgres.account_of_server())
+    try:
+        own = sockets / runtime.POSTGRES
+        await supervisor.start([postgres.prepare(folder.path / "postgres", password=password, sockets=own)])
+        yield postgres.url(password, own)
+    finally:
+        await supervisor.stop()
+        runtime.remove(sockets)
+        if not restoring:
+            folder.close()
+
+
 async def _stop_leftovers(status: StackStatus) -> None:
-    """Kill what a killed supervisor left running, where the kernel has not done so.
+    """Kill what a killed supervisor left running, where the kernel has not done so, and remove its sockets.
 
     A server that is killed recovers; an agent that is killed finds its jobs again, and one that is asked to stop
     would end them.
@@ -564,3 +612,5 @@ async def _stop_leftovers(status: StackStatus) -> None:
                 leftover = psutil.Process(process.pid)
                 leftover.kill()
                 await asyncio.to_thread(leftover.wait, 10)
+    if status.sockets:
+        runtime.remove(Path(status.sockets))

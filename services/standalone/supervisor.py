@@ -176,8 +176,10 @@ class _Child:
         self._running_task: asyncio.Task[None] | None = None
 
     def status(self) -> ProcessStatus:
-        pid, port = self._running.pid if self._running else None, self._process.port
-        return ProcessStatus(self.name, self._state, pid, port, self._restarts, self._started_at_s, self._detail)
+        pid, address = self._running.pid if self._running else None, self._process.address
+        port, socket = (None, str(address or "")) if address is None or isinstance(address, Path) else (address[1], "")
+        started_at_s = self._started_at_s
+        return ProcessStatus(self.name, self._state, pid, port, self._restarts, started_at_s, self._detail, socket)
 
     def start(self) -> None:
         self._running_task = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")

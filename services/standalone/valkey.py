@@ -4,21 +4,21 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import socket
 from pathlib import Path
+from urllib.parse import quote
 
 from services.kit import redis_users
 from services.standalone.probes import ValkeyProbe
-from services.standalone.process import Process, StackError
+from services.standalone.process import Address, Process, StackError, connected
 
 
-def url(password: str, port: int) -> str:
+def url(password: str, address: Path) -> str:
     """Return the address for redis-py and Celery, of the user who may do everything."""
-    return f"redis://:{password}@127.0.0.1:{port}/0"
+    return f"unix://:{password}@{quote(str(address))}?db=0"
 
 
-def prepare(folder: Path, *, password: str, port: int) -> Process:
-    """Return the server to start; what it wrote before is in `folder`.
+def prepare(folder: Path, *, password: str, address: Path) -> Process:
+    """Return the server to start, which listens at the socket `address`; what it wrote before is in `folder`.
 
     Two servers on one folder would both run and corrupt it: the caller holds the data folder.
 
@@ -36,7 +36,7 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
         draft = folder / "valkey.conf.new"
         draft.unlink(missing_ok=True)
         draft.touch(mode=0o600)
-        draft.write_text(_configuration(folder, password, port))
+        draft.write_text(_configuration(folder, password, address))
         draft.replace(configuration)
 
     make_folder()
@@ -45,18 +45,19 @@ def prepare(folder: Path, *, password: str, port: int) -> Process:
         command=(str(program), str(configuration)),
         environment={"PATH": os.defpath, "TZ": "UTC"},
         folder=folder,
-        is_ready=lambda: is_ready(password, port),
-        probe=ValkeyProbe(port, password),
+        is_ready=lambda: is_ready(password, address),
+        probe=ValkeyProbe(address, password),
         before_start=make_folder,  # again each time: somebody may have wiped it, and everything in it can be remade
         repair=lambda: _set_aside(folder),
-        port=port,
+        address=address,
     )
 
 
-def _configuration(folder: Path, password: str, port: int) -> str:
+def _configuration(folder: Path, password: str, address: Path) -> str:
     settings = {
-        "bind": "127.0.0.1",
-        "port": port,
+        "port": 0,  # it falls free whenever a server ends, to whoever takes it first
+        "unixsocket": f'"{address}"',
+        "unixsocketperm": 700,
         "requirepass": password,  # in a file: a command line is for all to read
         "dir": f'"{folder}"',
         "save": '""',
@@ -79,10 +80,10 @@ def _set_aside(folder: Path) -> None:
     (folder / "appendonlydir").rename(unreadable)
 
 
-def is_ready(password: str, port: int) -> bool:
+def is_ready(password: str, address: Address) -> bool:
     """Return whether the server has loaded what it wrote before and answers."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
+        with connected(address) as connection:
             connection.sendall(f"AUTH {password}\r\nPING\r\n".encode())
             answer = b""
             while answer.count(b"\r\n") < 2 and (part := connection.recv(256)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from urllib.parse import urlsplit, urlunsplit
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import (
@@ -21,6 +20,7 @@ from services.db.database import Connection, Database
 from services.kit.credentials import node_secret, standing_token
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
+from services.kit.redis_users import without_user
 from services.telemetry.redis_users import RedisUsers, redis_user
 from services.telemetry.repository import credentials
 from services.telemetry.settings import TelemetrySettings
@@ -187,12 +187,6 @@ class Enrolment:
             redis_url=(settings.node_redis_url or without_user(settings.redis_url)) if has_user else None,
             rotate_after_s=settings.node_rotate_s,
         )
-
-
-def without_user(url: str) -> str:
-    """Return the address of a server without user and password."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def known_as(node_id: str, role: NodeRole) -> ProblemError:

@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 
 from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
-from services.standalone.ports import Ports
 from tests.admission.installation import Admission
+from tests.support.ports import Ports
 from tests.support.services import TOKEN
 
 

@@ -25,9 +25,9 @@ from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls, DeviceInfo
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.kit.redis import connect
-from services.standalone.ports import Ports
 from tests.agent.stand_in import JOIN_TOKEN, StandIn, headers_to
 from tests.support.forked import Forked
+from tests.support.ports import Ports
 from tests.support.servers import ROOT, scratch_folder
 
 _numbers = itertools.count(1)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from services.contracts.commands import StopGang
-from services.standalone.ports import Ports
 from tests.agent.conftest import Node, eventually, states
 from tests.support.environments import torch_programs
+from tests.support.ports import Ports
 from tests.support.servers import ROOT
 
 NUMPY = (sys.executable, str(ROOT / "examples" / "train_ddp.py"))

@@ -26,12 +26,11 @@ from services.contracts.nodes import EndedBy
 from services.contracts.streams import AGENT_GROUP, COMMAND_FIELD, command_stream
 from services.kit.redis import connect
 from services.kit.release import RELEASE
-from services.standalone import valkey
-from services.standalone.ports import Ports
 from tests.agent.conftest import Node, a_confinement, eventually, gpus
 from tests.agent.stand_in import StandIn
 from tests.agent.test_ranks import SAVING, SLEEP
-from tests.support.servers import running, scratch_folder
+from tests.support.ports import Ports
+from tests.support.servers import running, scratch_folder, tcp_valkey, tcp_valkey_url
 
 
 @pytest.fixture
@@ -39,8 +38,8 @@ async def node_on_own_valkey(tmp_path: Path, plane: StandIn) -> AsyncIterator[tu
     """A node whose Valkey a test may kill; yields it and the server's description."""
     ports = Ports()
     with scratch_folder() as folder:
-        server = valkey.prepare(folder / "valkey", password="secret", port=ports.take(27_500))
-        redis = connect(url := valkey.url("secret", server.port or 0))
+        server = tcp_valkey(folder / "valkey", port := ports.take(27_500))
+        redis = connect(url := tcp_valkey_url(port))
         node = Node(tmp_path, plane, redis, url, ports.take(31_500))
         try:
             yield node, server

@@ -16,8 +16,8 @@ import pytest
 
 from services.cli.specs import read_specs
 from services.contracts.commands import StopGang
-from services.standalone.ports import Ports
 from tests.agent.conftest import Node, eventually, states
+from tests.support.ports import Ports
 from tests.support.servers import wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -14,12 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from services.standalone.ports import Ports
 from services.standalone.process import http_ready
 from tests.benchmarks.bench_router import BODY, KEY, PATH, answers, cpu_s, mock, process, router_environment
 from tests.benchmarks.load import Load, measure
 from tests.benchmarks.mock_model_server import APP
 from tests.benchmarks.results import write_result
+from tests.support.ports import Ports
 from tests.support.servers import valkey_server, wait_until
 
 DURATION_S = float(os.environ.get("BENCH_DURATION_S", "8"))
@@ -52,7 +52,7 @@ def run(folder: Path, redis_url: str) -> dict[str, Any]:
         for name, workers in (("one process", 1), ("two processes", 2)):
             environment = router_environment(folder, mock_port, router_port, workers) | {"REDIS_URL": redis_url}
             with process(["-m", "services.router.app"], environment, core="1" if workers == 1 else "0,1") as pid:
-                wait_until(lambda: http_ready(router_port))
+                wait_until(lambda: http_ready(("127.0.0.1", router_port)))
                 figures[name] = {kind: one(router_port, pid, *asked) for kind, asked in KINDS.items()}
     ports.release()
     found = figures["one process"]

@@ -25,11 +25,11 @@ from typing import Any
 
 import uvloop
 
-from services.standalone.ports import Ports
 from services.standalone.process import http_ready
 from tests.benchmarks.load import Load, Result, measure
 from tests.benchmarks.mock_model_server import MODEL
 from tests.benchmarks.results import write_result
+from tests.support.ports import Ports
 from tests.support.servers import wait_until
 
 KEY = "ws_" + "x" * 43
@@ -74,14 +74,14 @@ def run(folder: Path, peers: Iterable[str]) -> dict[str, Any]:
             environment = router_environment(folder, mock_port, router_port, workers)
             cores = "1" if workers == 1 else "0,1"
             with process(["-m", "services.router.app"], environment, core=cores) as pid:
-                wait_until(lambda: http_ready(router_port))
+                wait_until(lambda: http_ready(("127.0.0.1", router_port)))
                 figures[name] = everything(router_port, pid, is_whole=workers == 1)
         figures |= {name: peer(folder, name, mock_port, router_port) for name in peers}
     with process(mock(hold_port, hold_s=3.0, tokens=3), {}, core="0"):
         wait_until(lambda: answers(hold_port))
         environment = router_environment(folder / "held", hold_port, router_port, 1)
         with process(["-m", "services.router.app"], environment, core="1"):
-            wait_until(lambda: http_ready(router_port))
+            wait_until(lambda: http_ready(("127.0.0.1", router_port)))
             figures["open_streams"] = asyncio.run(open_streams(router_port))
     direct, ours = figures["direct"], figures["router"]
     figures["added"] = {
@@ -142,7 +142,7 @@ def process(
 
 def answers(port: int) -> bool:
     """Return whether the mock listens."""
-    return http_ready(port)
+    return http_ready(("127.0.0.1", port))
 
 
 def everything(port: int, pid: int | None = None, *, is_whole: bool = True) -> dict[str, Any]:

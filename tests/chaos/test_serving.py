@@ -16,13 +16,13 @@ import pytest
 
 from gpu_agent.devices.simulated import SimulatedDriver
 from services.core.domain.mig import SlicePlace
-from services.standalone.ports import Ports
 from tests.chaos import server as server_program
 from tests.chaos.checks import breaches_of_requests
 from tests.chaos.client import Caller
 from tests.chaos.models import unlike
 from tests.chaos.visitors import Flow, Reply, Visit, Visitors, fault_of
 from tests.chaos.watch import Running, device_of, overcommitted
+from tests.support.ports import Ports
 from tests.support.servers import wait_until
 
 

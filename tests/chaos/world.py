@@ -21,10 +21,10 @@ from redis.exceptions import RedisError
 from services.contracts.streams import command_stream
 from services.kit.redis import connect
 from services.kit.tasks import end_tasks
-from services.standalone import postgres, processes, valkey
+from services.standalone import processes
 from services.standalone.data_folder import ProcessStatus
+from services.standalone.doors import Door
 from services.standalone.identities import Identities
-from services.standalone.ports import Ports
 from services.standalone.stack import Stack
 from services.standalone.supervisor import Supervisor
 from tests.chaos.clocks import Clocks
@@ -33,6 +33,8 @@ from tests.chaos.links import TROUBLES, Link, Trouble
 from tests.chaos.models import FLEET_GPUS, FLEET_MODEL
 from tests.chaos.watch import Watch
 from tests.integration.conftest import QUICK
+from tests.support.ports import Ports
+from tests.support.servers import ON_PORTS, tcp_postgres, tcp_postgres_url, tcp_valkey, tcp_valkey_url
 
 SETTINGS = QUICK | {
     "TELEMETRY_LEASE_TTL_S": "4",
@@ -70,7 +72,7 @@ class World:
         self.job, self.server = folder / "programs" / "job.py", folder / "programs" / "server.py"
         self.watch = Watch(self.job, self.server)
         self.slain: defaultdict[str, set[str]] = defaultdict(set)
-        self.stack = Stack(folder / "data", nodes="", env=SETTINGS, workers=WORKERS, watches=False)
+        self.stack = Stack(folder / "data", nodes="", env=ON_PORTS | SETTINGS, workers=WORKERS, watches=False)
         # A supervisor that watched would replace what is frozen before its lease is over.
         self._servers, self._agents = Supervisor(folder, watches=False), Supervisor(folder, watches=False)
         self._ports = Ports()
@@ -173,16 +175,16 @@ class World:
 
     async def _start(self) -> None:
         at, asked = self._ports.take(21_000), self._ports.take(27_000)
-        database = replace(postgres.prepare(self.folder / "postgres", password=PASSWORD, port=at), stop_within_s=5)
-        cache = valkey.prepare(self.folder / "valkey", password=PASSWORD, port=asked)
+        database = replace(tcp_postgres(self.folder / "postgres", at, PASSWORD), stop_within_s=5)
+        cache = tcp_valkey(self.folder / "valkey", asked, PASSWORD)
         clock = self._clocks.environment(CONTROL)
         database, cache = (replace(each, environment={**each.environment, **clock}) for each in (database, cache))
         await self._servers.start([database, cache])
-        self._valkey_url = valkey.url(PASSWORD, asked)
+        self._valkey_url = tcp_valkey_url(asked, PASSWORD)
         to_database, to_cache = await self._link("services-postgres", at), await self._link("services-valkey", asked)
         self.stack.environment |= clock | {
-            "DATABASE_URL": postgres.url(PASSWORD, to_database.port),
-            "REDIS_URL": valkey.url(PASSWORD, to_cache.port),
+            "DATABASE_URL": tcp_postgres_url(to_database.port, PASSWORD),
+            "REDIS_URL": tcp_valkey_url(to_cache.port, PASSWORD),
         }
         await self.stack.start()
         telemetry = next(each.port for each in self.stack.status().processes if each.name == "telemetry")
@@ -197,11 +199,11 @@ class World:
             commands = await self._link(f"{node.node_id}-valkey", asked)
             own = {
                 "WATTSHIFT_TELEMETRY_URL": f"http://127.0.0.1:{reports.port}",
-                "REDIS_URL": valkey.url(PASSWORD, commands.port),
+                "REDIS_URL": tcp_valkey_url(commands.port, PASSWORD),
             } | self._clocks.environment(node.node_id)
             port = self._ports.take(28_000)
             environment = secrets.of_node(node.node_id, self.stack.environment) | own
-            agents.append(processes.agent_process(node, port, environment, folder))
+            agents.append(processes.agent_process(node, Door(("127.0.0.1", port)), environment, folder))
         await self._agents.start(agents)
         self._listeners = [asyncio.create_task(self._listen(node.node_id)) for node in NODES]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from services.standalone.ports import Ports
+from tests.support.ports import Ports
 
 
 class RayHead:

@@ -18,7 +18,7 @@ from services.contracts.engines import EngineAction, EngineDecision, EngineJob, 
 from services.kit.bridge_figures import BridgeFigures, shown_at
 from services.kit.ids import utc_now
 from services.kit.metrics import REGISTRY, Metrics
-from services.standalone.ports import Ports
+from tests.support.ports import Ports
 from tests.support.servers import ROOT, wait_until
 from tests.support.services import services
 

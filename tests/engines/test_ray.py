@@ -28,9 +28,9 @@ from services.engines.ray.reading import RayNode, read_jobs, read_nodes
 from services.engines.ray.settings import RaySettings
 from services.engines.ray.steering import devices_of, told_of
 from services.kit.problems import ProblemError
-from services.standalone.ports import Ports
 from tests.engines.plane import Plane
 from tests.engines.ray_head import RayHead, a_node, listed
+from tests.support.ports import Ports
 from tests.support.servers import ROOT
 
 STAND_IN = Path(__file__).with_name("stand_in_ray")

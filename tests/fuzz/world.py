@@ -23,7 +23,7 @@ from services.telemetry.endpoints import NODE_PATHS
 from tests.fuzz.asking import WITHIN_S, bearer
 from tests.support.control_plane import FakeAgent, eventually
 from tests.support.forked import forked_by_the_supervisor
-from tests.support.servers import scratch_folder
+from tests.support.servers import ON_PORTS, scratch_folder
 
 HOSTILE, BRIDGE = "node-hostile", "bridge-hostile"
 MARKER = "marker-of-acme"
@@ -100,7 +100,7 @@ def is_for_nodes(service: str, path: str) -> bool:
 @asynccontextmanager
 async def installed() -> AsyncIterator[World]:
     """An installation whose one GPU is taken: a job that was made up must not run on the machine that tests."""
-    env = {
+    env = ON_PORTS | {
         "SCHEDULER_POLICY": "fifo",
         "ADMISSION_WEBHOOK_NETWORKS": "127.0.0.0/8",
         "WATTSHIFT_ENDPOINT_NETWORKS": "127.0.0.0/8",

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from services.standalone.ports import Ports
+from tests.support.ports import Ports
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -14,8 +14,8 @@ from aiohttp import web
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from services.contracts.identity import Identity, KeyLookup, ResolvedKey, Role, TenantLimits
-from services.standalone.ports import Ports
 from tests.gateway.peer import Handler, a_peer
+from tests.support.ports import Ports
 from tests.support.services import TOKEN
 
 KEYS = {role: f"ws_{role}{'-' * (43 - len(role))}" for role in Role}

@@ -17,12 +17,12 @@ import httpx
 import pytest
 
 from services.standalone import postgres
-from services.standalone.ports import Ports
 from services.standalone.process import Process
 from tests.gateway.conftest import Front
 from tests.gateway.test_durability import Submitter
 from tests.support.control_plane import eventually
-from tests.support.servers import ROOT, running, scratch_folder
+from tests.support.ports import Ports
+from tests.support.servers import ROOT, running, scratch_folder, tcp_postgres, tcp_postgres_url
 from tests.support.services import services
 
 PASSWORD = "secret"
@@ -40,7 +40,7 @@ class Pair:
     def url(self) -> str:
         """The address of both, as operators write it."""
         one, other = self.ports
-        named = postgres.url(PASSWORD, one).replace(f":{one}/", f":{one},127.0.0.1:{other}/")
+        named = tcp_postgres_url(one, PASSWORD).replace(f":{one}/", f":{one},127.0.0.1:{other}/")
         return f"{named}?target_session_attrs=read-write"
 
     def fail_over(self) -> None:
@@ -64,8 +64,8 @@ def a_standby(primary: Process, home: Path, port: int) -> Process:
     if account := primary.account:
         os.chown(home, account.user_id, account.group_id)
     data = home / "data"
-    assert primary.port
-    source = f"{postgres.url(PASSWORD, primary.port)}?application_name=standby"
+    assert isinstance(primary.address, tuple)
+    source = f"{tcp_postgres_url(primary.address[1], PASSWORD)}?application_name=standby"
     run_beside(
         replace(primary, folder=data),
         "pg_basebackup",
@@ -79,14 +79,15 @@ def a_standby(primary: Process, home: Path, port: int) -> Process:
         "-d",
         source,
     )
+    at = ("127.0.0.1", port)
     words = [str(data) if word == str(primary.folder) else word for word in primary.command]
-    words[words.index("-p") + 1] = str(port)
-    return replace(primary, command=tuple(words), folder=data, port=port, is_ready=lambda: postgres.is_ready(port))
+    words[-1] = str(port)
+    return replace(primary, command=tuple(words), folder=data, address=at, is_ready=lambda: postgres.is_ready(at))
 
 
 async def wait_for_the_standby(port: int) -> None:
     """Have commits wait for the standby from now on, and return once it takes part."""
-    connection = await asyncpg.connect(postgres.url(PASSWORD, port))
+    connection = await asyncpg.connect(tcp_postgres_url(port, PASSWORD))
     await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
     await connection.execute("SELECT pg_reload_conf()")
 
@@ -102,9 +103,9 @@ def pair() -> Iterator[Pair]:
     ports = Ports()
     with scratch_folder() as folder, ExitStack() as stack:
         one, other = ports.take(20_500), ports.take(21_500)
-        primary = postgres.prepare(folder / "postgres", password=PASSWORD, port=one)
+        primary = tcp_postgres(folder / "postgres", one, PASSWORD)
         started = stack.enter_context(running(replace(primary, stop_signal=signal.SIGQUIT)))
-        environment = {**os.environ, "DATABASE_URL": postgres.url(PASSWORD, one)}
+        environment = {**os.environ, "DATABASE_URL": tcp_postgres_url(one, PASSWORD)}
         subprocess.run([sys.executable, "-m", "migrations"], cwd=ROOT, env=environment, check=True)
         standby = a_standby(primary, (folder / "postgres").resolve().with_name("standby"), other)
         stack.enter_context(running(replace(standby, stop_signal=signal.SIGQUIT)))

@@ -79,7 +79,7 @@ async def test_a_name_with_several_addresses_stands_for_as_many_processes(monkey
     assert await instances_at("router", "https://routers.test:8050") == [
         Instance("router", URL(f"https://10.0.0.{n}:8050"), "routers.test") for n in (1, 2)
     ]
-    for alone in ("http://one.test:8050", "http://nowhere.invalid:8050", "http://127.0.0.1:8050"):
+    for alone in ("unix://router", "http://one.test:8050", "http://nowhere.invalid:8050", "http://127.0.0.1:8050"):
         assert await instances_at("router", alone) == [Instance("router", URL(alone))]
 
 

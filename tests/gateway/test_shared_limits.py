@@ -20,12 +20,11 @@ from services.contracts.routing import LimitsState
 from services.contracts.streams import GATEWAY_LIMITS_HASH, HINTS_STREAM, ROUTER_LIMITS_HASH
 from services.kit import redis_users
 from services.kit.redis import connect
-from services.standalone import valkey
-from services.standalone.ports import Ports
 from tests.gateway.conftest import Front
 from tests.gateway.public import a_gateway, authorization
 from tests.support.control_plane import eventually
-from tests.support.servers import running, scratch_folder
+from tests.support.ports import Ports
+from tests.support.servers import running, scratch_folder, tcp_valkey, tcp_valkey_url
 from tests.support.services import Services
 
 BURST = 12
@@ -120,8 +119,8 @@ async def test_without_valkey_each_gateway_limits_alone_and_with_it_they_share_a
     ports = Ports()
     with scratch_folder() as folder:
         port = ports.take(26_500)
-        server = valkey.prepare(folder / "valkey", password="secret", port=port)
-        redis = connect(url := valkey.url("secret", port))
+        server = tcp_valkey(folder / "valkey", port)
+        redis = connect(url := tcp_valkey_url(port))
         with running(server) as process:
             async with two_gateways(url) as (one, two):
                 await told(redis)

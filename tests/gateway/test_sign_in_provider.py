@@ -21,9 +21,9 @@ from gateway.dashboard.oidc import Attempt, Provider, ProviderSettings, read_key
 from gateway.settings import GatewaySettings
 from services.contracts.identity import Role
 from services.kit.problems import ProblemError
-from services.standalone.ports import Ports
 from tests.gateway.peer import a_peer
 from tests.gateway.public import KEYS, a_gateway
+from tests.support.ports import Ports
 from tests.support.servers import wait_until
 from tests.support.services import TOKEN
 

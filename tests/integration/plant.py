@@ -22,10 +22,10 @@ from services.contracts.nodes import EndedBy, RankState
 from services.contracts.streams import COMMAND_FIELD, command_stream
 from services.db.database import Database
 from services.kit.redis import connect
-from services.standalone.ports import Ports
 from services.standalone.process import http_ready
 from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import JOIN_TOKEN, OPERATOR, SERVICE_TOKEN, FakeAgent, eventually, service_headers
+from tests.support.ports import Ports
 from tests.support.servers import ROOT, fresh_database
 
 FAST = {
@@ -210,7 +210,7 @@ class Plant:
                 with contextlib.suppress(httpx.HTTPError):
                     return (await self.http.get(f"http://127.0.0.1:{port}/healthz")).is_success
                 return False
-            return await asyncio.to_thread(http_ready, port)
+            return await asyncio.to_thread(http_ready, ("127.0.0.1", port))
 
         await eventually(is_ready, within_s=90)
         return process

@@ -23,8 +23,9 @@ SELECT node_id, boot_id, sequence, owner, gpu_energy_j, cpu_energy_j, static_ene
 
 def ask(folder: Path, query: str) -> list[tuple[Any, ...]]:
     async def fetch() -> list[tuple[Any, ...]]:
-        port = next(each.port for each in stack.read_status(folder).processes if each.name == "postgres")
-        connection = await asyncpg.connect(postgres.url((folder / "secrets" / "postgres").read_text(), port))
+        address = stack.read_status(folder).socket_of("postgres")
+        assert address
+        connection = await asyncpg.connect(postgres.url((folder / "secrets" / "postgres").read_text(), address.parent))
         try:
             return [tuple(record) for record in await connection.fetch(query)]
         finally:

@@ -70,7 +70,7 @@ def test_a_full_disk_neither_repeats_nor_loses_jobs(small_disk: Path) -> None:
 async def _gangs(installation: Installation) -> dict[str, int]:
     """Return how many gangs each job had."""
     password = (installation.folder / "secrets" / "postgres").read_text().strip()
-    connection = await asyncpg.connect(postgres.url(password, installation.process("postgres").port or 0))
+    connection = await asyncpg.connect(postgres.url(password, Path(installation.process("postgres").socket).parent))
     try:
         return dict(await connection.fetch("SELECT job_id, count(*) FROM allocations GROUP BY 1"))
     finally:

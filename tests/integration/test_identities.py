@@ -28,7 +28,7 @@ from services.standalone.stack import Stack
 from services.telemetry.endpoints import NODE_PATHS
 from tests.architecture.test_routes import ROUTERS
 from tests.support.control_plane import eventually
-from tests.support.servers import fresh_database, scratch_folder
+from tests.support.servers import ON_PORTS, fresh_database, scratch_folder
 
 JOB_NAME, SECRET = "marker-of-acme", "ACME_MARKER"
 STRANGER = Identity(tenant_id="other", role=Role.USER, key_id="key_of_other")
@@ -97,7 +97,8 @@ def bearer(token: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 async def world(postgres_url: str, redis_url: str) -> AsyncIterator[World]:
-    env = {"DATABASE_URL": fresh_database(postgres_url), "REDIS_URL": redis_url, "GATEWAY_KEY_MAX_AGE_S": "0.01"}
+    servers = {"DATABASE_URL": fresh_database(postgres_url), "REDIS_URL": redis_url}
+    env = {**ON_PORTS, **servers, "GATEWAY_KEY_MAX_AGE_S": "0.01"}
     with scratch_folder() as data:
         running = Stack(data, nodes="1x1", env=env, services=SERVICES, workers=())
         async with running as stack, httpx.AsyncClient(timeout=30) as http:

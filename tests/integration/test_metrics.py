@@ -16,11 +16,11 @@ import httpx
 import pytest
 import yaml
 
-from services.standalone.ports import Ports
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from tests.support.control_plane import eventually
 from tests.support.debian import needs_program
+from tests.support.ports import Ports
 from tests.support.servers import ROOT, fresh_database, scratch_folder
 
 RULES = ROOT / "deploy" / "prometheus"

@@ -39,9 +39,10 @@ def installation() -> Iterator[Installation]:
 def answer(installation: Installation, root: str) -> int:
     """Return what telemetry answers to a gateway whose credential follows from this secret."""
     credential = Credential.derived("gateway", (root.encode(),))
-    url = stack.read_status(installation.folder).urls["telemetry"]
+    at = httpx.HTTPTransport(uds=str(stack.read_status(installation.folder).socket_of("telemetry")))
     headers = outgoing(credential, "telemetry").headers(OPERATOR)
-    return httpx.get(f"{url}/v1/nodes", headers=headers).status_code
+    with httpx.Client(transport=at, base_url="http://telemetry", headers=headers) as client:
+        return client.get("/v1/nodes").status_code
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from services.contracts.jobs import SubmissionEntry, SubmissionRequest
@@ -31,16 +32,11 @@ def start_service(installation: Installation, gpus: int, **terms: Any) -> str:
         tenant_id="default", key_id="pools", idempotency_key=None, batch=False, body=json.dumps(spec), service=True
     )
     serving = Identities(DataFolder(installation.folder), {}).credential("serving")
-    request = urllib.request.Request(
-        f"{stack.read_status(installation.folder).urls['admission']}/internal/submissions",
-        SubmissionRequest(entries=[entry]).model_dump_json().encode(),
-        {
-            "authorization": outgoing(serving, "admission").authorization(),
-            "content-type": "application/json",
-        },
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        (made,) = json.load(answer)["answers"]
+    at = httpx.HTTPTransport(uds=str(stack.read_status(installation.folder).socket_of("admission")))
+    headers = {"authorization": outgoing(serving, "admission").authorization(), "content-type": "application/json"}
+    with httpx.Client(transport=at, base_url="http://admission", headers=headers) as client:
+        answer = client.post("/internal/submissions", content=SubmissionRequest(entries=[entry]).model_dump_json())
+    (made,) = answer.json()["answers"]
     assert made["status"] == 201, made
     return json.loads(made["body"])["id"]
 

@@ -25,7 +25,7 @@ from services.db.engine import create_engine
 from services.kit.celery import TaskLimits, create_celery
 from services.kit.redis import connect
 from services.kit.settings import SharedSettings
-from services.standalone.ports import Ports
+from tests.support.ports import Ports
 from tests.support.servers import ROOT, scratch_folder, wait_until
 from tests.support.tokens import TOKEN
 

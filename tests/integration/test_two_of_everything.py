@@ -17,10 +17,11 @@ import pytest
 from services.contracts.streams import GATEWAY_LIMITS_HASH
 from services.kit.redis import connect
 from services.standalone import processes
-from services.standalone.ports import Ports
+from services.standalone.doors import Door
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from tests.support.control_plane import eventually
+from tests.support.ports import Ports
 from tests.support.servers import fresh_database, scratch_folder
 from tests.support.services import Running
 
@@ -36,7 +37,10 @@ class Second:
         port = ports.take(service.port + 20_000)
         self.url = f"http://127.0.0.1:{port}"
         (process,) = processes.service_processes(
-            (service,), {name: port}, {name: stack.identities.of_service(name, environment)}, stack.folder.path
+            (service,),
+            {name: Door(("127.0.0.1", port))},
+            {name: stack.identities.of_service(name, environment)},
+            stack.folder.path,
         )
         self.running = Running(process, stack.folder.path / f"second-{name}.log")
 

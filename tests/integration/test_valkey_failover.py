@@ -17,14 +17,13 @@ from redis.asyncio import Redis
 
 from services.contracts.streams import command_stream
 from services.kit.redis import connect
-from services.standalone import valkey
-from services.standalone.ports import Ports
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from tests.chaos.links import Link
 from tests.integration.conftest import QUICK
 from tests.support.control_plane import eventually
-from tests.support.servers import fresh_database, running, scratch_folder
+from tests.support.ports import Ports
+from tests.support.servers import fresh_database, running, scratch_folder, tcp_valkey, tcp_valkey_url
 
 PASSWORD = "secret"
 SPEC: dict[str, Any] = {"name": "train", "command": ["true"]}
@@ -95,15 +94,15 @@ async def plant(postgres_url: str) -> AsyncIterator[Plant]:
         servers: list[tuple[Popen[bytes], Redis, int]] = []
         for name in ("one", "other"):
             port = ports.take(26_900)
-            process = opened.enter_context(running(valkey.prepare(folder / name, password=PASSWORD, port=port)))
-            redis = connect(valkey.url(PASSWORD, port))
+            process = opened.enter_context(running(tcp_valkey(folder / name, port, PASSWORD)))
+            redis = connect(tcp_valkey_url(port, PASSWORD))
             opened.push_async_callback(redis.aclose)
             servers.append((process, redis, port))
         (process, master, port), (_, replica, replica_port) = servers
         await replica.config_set("masterauth", PASSWORD)
         await replica.execute_command("REPLICAOF", "127.0.0.1", port)
         address = await opened.enter_async_context(Address("127.0.0.1", port))
-        env = {"DATABASE_URL": fresh_database(postgres_url), "REDIS_URL": valkey.url(PASSWORD, address.port)}
+        env = {"DATABASE_URL": fresh_database(postgres_url), "REDIS_URL": tcp_valkey_url(address.port, PASSWORD)}
         stack = Stack(folder / "data", nodes="1x2", env=QUICK | env, services=SERVICES, workers=(), watches=False)
         await opened.enter_async_context(stack)
         http = await opened.enter_async_context(client_of(stack))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -10,6 +11,8 @@ from aiohttp import web
 from services.contracts.problems import MEDIA_TYPE, ProblemCode
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError, not_found
+from services.kit.scraping import place_of, scraped
+from services.kit.sockets import SOCKETS
 from services.kit.tokens import Outgoing
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -87,3 +90,31 @@ async def test_a_peer_that_does_not_answer_is_given_up() -> None:
         with pytest.raises(ProblemError) as caught:
             await peer.request("GET", "/x", attempts=2)
     assert caught.value.status == 503
+
+
+async def test_services_of_one_machine_are_reached_by_their_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def who(request: web.Request) -> web.Response:
+        return web.Response(text=f"{request.method} {request.path_qs} of {request.host}")
+
+    monkeypatch.setenv(SOCKETS, str(tmp_path))
+    runner = web.AppRunner(app := web.Application(), shutdown_timeout=0.1)
+    app.router.add_route("*", "/{path:.*}", who)
+    await runner.setup()
+    sites = [web.UnixSite(runner, tmp_path / f"{name}.sock") for name in ("carbon", "telemetry")]
+    for site in sites:
+        await site.start()
+    async with new_session() as session:
+        carbon, telemetry, nobody = (
+            ServiceClient(session, f"unix://{name}", name) for name in ("carbon", "telemetry", "nobody")
+        )
+        assert await carbon.request("GET", "/v1/a b", params={"zone": "DE"}) == b"GET /v1/a%20b?zone=DE of carbon"
+        assert (await telemetry.request("POST", "/v1/x")).startswith(b"POST /v1/x of ")
+        assert await scraped(session, "unix://carbon/metrics", {}) == "GET /metrics of carbon"
+        await runner.cleanup()
+        for each in (carbon, nobody):  # it has ended; it was never there
+            with pytest.raises(ProblemError, match="does not answer") as raised:
+                await each.request("POST", "/v1/x")
+            assert raised.value.status == 503
+    assert place_of("unix://carbon") == "carbon"

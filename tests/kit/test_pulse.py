@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from services.kit.pulse import PULSE_FILE, Pulse, is_beating
-from services.standalone import valkey
-from services.standalone.ports import Ports
 from services.standalone.processes import WORKERS
-from tests.support.servers import ROOT, running, scratch_folder, wait_until
+from tests.support.ports import Ports
+from tests.support.servers import ROOT, running, scratch_folder, tcp_valkey, tcp_valkey_url, wait_until
 
 SERVICE = """
 import os, sys
@@ -70,12 +69,12 @@ def test_a_worker_beats_also_without_its_broker(tmp_path: Path, port: int) -> No
     environment = {
         **os.environ,
         PULSE_FILE: str(pulse),
-        "REDIS_URL": valkey.url("secret", port),
+        "REDIS_URL": tcp_valkey_url(port),
         "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing",
         "WATTSHIFT_SERVICE_TOKEN": "a-token-for-tests-only",
     }
     with scratch_folder() as folder:
-        server = valkey.prepare(folder / "valkey", password="secret", port=port)
+        server = tcp_valkey(folder / "valkey", port)
         command = [sys.executable, *WORKERS["worker"]]
         with (tmp_path / "log").open("w") as log:
             worker = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)

@@ -19,10 +19,9 @@ from services.kit.celery import TaskLimits, create_celery, queue_key
 from services.kit.redis import connect, connect_blocking
 from services.kit.redis_users import with_user
 from services.kit.settings import SharedSettings
-from services.standalone import valkey
-from services.standalone.ports import Ports
 from services.standalone.process import Process
-from tests.support.servers import running, scratch_folder, wait_until
+from tests.support.ports import Ports
+from tests.support.servers import running, scratch_folder, tcp_valkey, wait_until
 
 PASSWORD, SERVICE_PASSWORD = "secret", "of@a/service"
 
@@ -46,9 +45,7 @@ def servers() -> Iterator[Watched]:
     with ExitStack() as opened:
         folder = opened.enter_context(scratch_folder())
         at = [ports.take(24_000) for _ in range(4)]
-        processes = [
-            valkey.prepare(folder / name, password=PASSWORD, port=port) for name, port in zip("ab", at[:2], strict=True)
-        ]
+        processes = [tcp_valkey(folder / name, port, PASSWORD) for name, port in zip("ab", at[:2], strict=True)]
         started = [opened.enter_context(running(process)) for process in processes]
         for port in at[:2]:
             with Redis(port=port, password=PASSWORD) as server:

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from sklearn.datasets import load_digits
 
-from services.standalone.ports import Ports
 from tests.router.conftest import Stage
 from tests.support.app_instances import InstanceServer, a_routed_app, a_routed_instance
+from tests.support.ports import Ports
 from tests.support.servers import ROOT, wait_until
 
 ASKED = 50

@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.standalone.ports import Ports
 from tests.router.conftest import Stage, error_of
+from tests.support.ports import Ports
 from tests.support.routers import a_routed_pool, a_routed_server
 from tests.support.servers import wait_until
 

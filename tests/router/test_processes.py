@@ -15,8 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from services.standalone.ports import Ports
 from tests.router.conftest import Stage
+from tests.support.ports import Ports
 from tests.support.routers import MODEL, OPERATOR, a_key, chat
 from tests.support.servers import ROOT, wait_until
 from tests.support.services import TOKEN

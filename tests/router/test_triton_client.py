@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from services.standalone.ports import Ports
 from services.standalone.process import http_ready
 from tests.router.conftest import Stage
 from tests.support.app_instances import APP, InstanceServer, a_routed_app, a_routed_instance
+from tests.support.ports import Ports
 from tests.support.routers import a_key
 from tests.support.servers import ROOT, wait_until
 
@@ -64,7 +64,7 @@ def instance() -> Iterator[InstanceServer]:
     names = {"WATTSHIFT_PORT": str(port), "WATTSHIFT_VARIANT": "b3", "WATTSHIFT_SLICE": "2g", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=os.environ | names) as process:
         try:
-            wait_until(lambda: http_ready(port))
+            wait_until(lambda: http_ready(("127.0.0.1", port)))
             yield InstanceServer("one", f"http://127.0.0.1:{port}")
         finally:
             process.terminate()

@@ -4,6 +4,8 @@ import json
 import os
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from services.kit.sockets import handed_over
+
 
 class Handler(BaseHTTPRequestHandler):
     """Answers everything with the environment."""
@@ -15,4 +17,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer((os.environ["GATEWAY_HOST"], int(os.environ["GATEWAY_PORT"])), Handler).serve_forever()
+    server = ThreadingHTTPServer(("127.0.0.1", int(os.environ["GATEWAY_PORT"])), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = handed_over()[0]
+    server.serve_forever()

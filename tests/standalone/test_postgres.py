@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import asyncpg
 import psutil
 import pytest
 
-from services.standalone import postgres
-from services.standalone.ports import Ports
+from services.standalone import postgres, runtime
 from services.standalone.process import StackError
 from tests.support.servers import ROOT, running, scratch_folder, wait_until
 
@@ -29,31 +29,29 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    ports = Ports()
-    yield ports.take(15_432)
-    ports.release()
+def sockets() -> Iterator[Path]:
+    made = runtime.make(postgres.account_of_server())
+    yield made / runtime.POSTGRES
+    runtime.remove(made)
 
 
-async def connect(port: int, password: str = PASSWORD) -> asyncpg.Connection:
-    return await asyncpg.connect(
-        host="127.0.0.1", port=port, user=postgres.USER, database=postgres.DATABASE, password=password
-    )
+async def connect(sockets: Path, password: str = PASSWORD) -> asyncpg.Connection:
+    return await asyncpg.connect(postgres.url(quote(password), sockets))
 
 
-async def ask(port: int, query: str) -> object:
-    connection = await connect(port)
+async def ask(sockets: Path, query: str) -> object:
+    connection = await connect(sockets)
     try:
         return await connection.fetchval(query)
     finally:
         await connection.close()
 
 
-async def test_kill_9_keeps_every_acknowledged_row(folder: Path, port: int) -> None:
-    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+async def test_kill_9_keeps_every_acknowledged_row(folder: Path, sockets: Path) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)
     acknowledged = 0
     with running(server) as process:
-        connection = await connect(port)
+        connection = await connect(sockets)
         await connection.execute("CREATE TABLE kept (number int)")
         for number in range(200):
             await connection.execute("INSERT INTO kept VALUES ($1)", number)
@@ -61,64 +59,65 @@ async def test_kill_9_keeps_every_acknowledged_row(folder: Path, port: int) -> N
         process.kill()
         process.wait()
         connection.terminate()
-    again = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+    again = postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)
     with running(again):
-        assert await ask(port, "SELECT count(*) FROM kept") == acknowledged
+        assert await ask(sockets, "SELECT count(*) FROM kept") == acknowledged
 
 
-async def test_is_a_server_one_can_trust_with_data(folder: Path, port: int) -> None:
-    with running(postgres.prepare(folder / "postgres", password=PASSWORD, port=port)) as process:
-        assert await ask(port, "SHOW fsync") == "on"
-        assert await ask(port, "SHOW synchronous_commit") == "on"
-        assert await ask(port, "SHOW server_encoding") == "UTF8"
+async def test_is_a_server_one_can_trust_with_data(folder: Path, sockets: Path) -> None:
+    with running(postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)) as process:
+        assert await ask(sockets, "SHOW fsync") == "on"
+        assert await ask(sockets, "SHOW synchronous_commit") == "on"
+        assert await ask(sockets, "SHOW server_encoding") == "UTF8"
         listening = [c.laddr for c in psutil.Process(process.pid).net_connections() if c.status == psutil.CONN_LISTEN]
-        assert listening == [("127.0.0.1", port)]
+        assert listening == [], "no port"
+        assert postgres.socket_in(sockets).stat().st_mode & 0o077 == 0
         with pytest.raises(asyncpg.InvalidPasswordError):
-            await connect(port, "another password")
+            await connect(sockets, "another password")
     assert (folder / "postgres" / "data").stat().st_mode & 0o077 == 0
 
 
-async def test_a_half_made_database_is_made_anew(folder: Path, port: int) -> None:
-    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+async def test_a_half_made_database_is_made_anew(folder: Path, sockets: Path) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)
     data = server.folder
     data.rename(data.with_name("data.new"))
     (data.with_name("data.new") / "PG_VERSION").unlink()
-    with running(postgres.prepare(folder / "postgres", password=PASSWORD, port=port)):
-        assert await ask(port, "SELECT 1") == 1
+    with running(postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)):
+        assert await ask(sockets, "SELECT 1") == 1
     assert sorted(path.name for path in data.parent.iterdir()) == ["data"]
 
 
-async def test_a_stale_lock_file_whose_process_id_lives_again_is_cleared(folder: Path, port: int) -> None:
-    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+async def test_a_stale_lock_file_whose_process_id_lives_again_is_cleared(folder: Path, sockets: Path) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)
     other = subprocess.Popen(["sleep", "60"], **server.popen_options())  # noqa: ASYNC220
     try:
         (server.folder / "postmaster.pid").write_text(f"{other.pid}\n{server.folder}\n")
-        with running(postgres.prepare(folder / "postgres", password=PASSWORD, port=port)):
-            assert await ask(port, "SELECT 1") == 1
+        with running(postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)):
+            assert await ask(sockets, "SELECT 1") == 1
         assert other.poll() is None
     finally:
         other.kill()
         other.wait()
 
 
-async def test_a_server_left_behind_is_stopped_before_another_starts(folder: Path, port: int) -> None:
-    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+async def test_a_server_left_behind_is_stopped_before_another_starts(folder: Path, sockets: Path) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)
     with running(server) as left_behind:
-        again = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+        again = postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)
         assert left_behind.wait(timeout=10) == 0
         with running(again):
-            assert await ask(port, "SELECT 1") == 1
+            assert await ask(sockets, "SELECT 1") == 1
 
 
-def test_a_database_of_another_major_version_is_left_alone(folder: Path, port: int) -> None:
-    server = postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+def test_a_database_of_another_major_version_is_left_alone(folder: Path, sockets: Path) -> None:
+    server = postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)
     (server.folder / "PG_VERSION").write_text("9\n")
     with pytest.raises(StackError, match="created by PostgreSQL 9"):
-        postgres.prepare(folder / "postgres", password=PASSWORD, port=port)
+        postgres.prepare(folder / "postgres", password=PASSWORD, sockets=sockets)
 
 
 @as_root
-async def test_root_below_a_closed_folder(folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_root_below_a_closed_folder(folder: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the wheel nor the data folder can be reached by `nobody`: both get a place that can."""
     folder.chmod(0o700)
     wheel = folder / "site-packages"
@@ -130,14 +129,16 @@ async def test_root_below_a_closed_folder(folder: Path, port: int, monkeypatch: 
     (folder / "data").mkdir(mode=0o700)
     copies = None
     try:
-        server = postgres.prepare(folder / "data" / "postgres", password=PASSWORD, port=port)
+        server = postgres.prepare(folder / "data" / "postgres", password=PASSWORD, sockets=sockets)
         copies = Path(server.command[0]).parents[3]
         assert version in copies.name
         assert (folder / "data" / "postgres").is_symlink()
         with running(server) as process:
-            assert await ask(port, "SELECT 1") == 1
+            assert await ask(sockets, "SELECT 1") == 1
             assert psutil.Process(process.pid).uids().effective != 0
-        assert postgres.prepare(folder / "data" / "postgres", password=PASSWORD, port=port).folder == server.folder
+        assert (
+            postgres.prepare(folder / "data" / "postgres", password=PASSWORD, sockets=sockets).folder == server.folder
+        )
     finally:
         shutil.rmtree((folder / "data" / "postgres").resolve())
         if copies:
@@ -151,7 +152,7 @@ def test_an_ordinary_user_needs_no_other_account(folder: Path) -> None:
         "import asyncio, sys; from services.standalone.stack import Stack\n"
         "async def main():\n"
         "    async with Stack(sys.argv[1], nodes='', services=(), workers=()) as stack:\n"
-        "        print(*(process.state for process in stack.status().processes))\n"
+        "        print(*(process.state for process in stack.status().processes), stack.status().trusts_jobs)\n"
         "asyncio.run(main())"
     )
     home = folder / "home"
@@ -163,25 +164,25 @@ def test_an_ordinary_user_needs_no_other_account(folder: Path) -> None:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("nobody cannot reach this Python or this checkout")
     done = subprocess.run([sys.executable, "-c", program, home / "data"], capture_output=True, text=True, **nobody)
-    assert (done.stdout.split(), done.stderr) == (["running", "running"], "")
+    assert (done.stdout.split(), done.stderr) == (["running", "running", "True"], "")
     assert (home / "data").stat().st_mode & 0o077 == 0
 
 
-async def test_a_killed_starter_takes_the_server_along(folder: Path, port: int) -> None:
+async def test_a_killed_starter_takes_the_server_along(folder: Path, sockets: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux ties a child to its parent; elsewhere the next start clears up")
     program = (
         "import pathlib, subprocess, sys, time; from services.standalone import postgres\n"
-        "server = postgres.prepare(pathlib.Path(sys.argv[1]), password='p', port=int(sys.argv[2]))\n"
+        "server = postgres.prepare(pathlib.Path(sys.argv[1]), password='p', sockets=pathlib.Path(sys.argv[2]))\n"
         "print(subprocess.Popen(server.command, **server.popen_options()).pid, flush=True)\n"
         "time.sleep(60)"
     )
     starter = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", program, folder / "postgres", str(port)], stdout=subprocess.PIPE, cwd=ROOT
+        [sys.executable, "-c", program, folder / "postgres", str(sockets)], stdout=subprocess.PIPE, cwd=ROOT
     )
     assert starter.stdout
     server = psutil.Process(int(starter.stdout.readline()))
-    wait_until(lambda: postgres.is_ready(port))
+    wait_until(lambda: postgres.is_ready(postgres.socket_in(sockets)))
     starter.send_signal(signal.SIGKILL)
     starter.wait()
     starter.stdout.close()

@@ -29,4 +29,4 @@ def test_one_that_works_in_part_is_ready(status: int, body: bytes, ready: bool) 
 
     with HTTPServer(("127.0.0.1", 0), Answering) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        assert http_ready(server.server_port) is ready
+        assert http_ready(("127.0.0.1", server.server_port)) is ready

@@ -19,7 +19,7 @@ from services.kit.credentials import Credential
 from services.standalone import processes
 from services.standalone import stack as module
 from services.standalone.data_folder import DataFolder
-from services.standalone.ports import Ports
+from services.standalone.doors import Door, Doors
 from services.standalone.process import BadInputError, StackError
 from services.standalone.processes import SERVICES, Node, Service, agent_process, parse_nodes, zones_of
 from services.standalone.stack import Stack, down, erase, read_status
@@ -71,8 +71,16 @@ async def test_processes_are_told_where_the_others_are(folder: Path) -> None:
         status = read_status(folder)
         assert (status.state, status.gateway_url, status.pid) == ("running", stack.gateway_url, os.getpid())
         assert [process.name for process in status.processes] == ["postgres", "valkey", "gateway"]
-        assert all(process.pid and process.port and process.state == "running" for process in status.processes)
+        assert all(process.pid and process.state == "running" for process in status.processes)
+        assert [process.port is None for process in status.processes] == [True, True, False]
+        assert (Path(status.sockets).stat().st_mode & 0o727, Path(status.sockets).stat().st_uid) == (
+            0o700,
+            os.geteuid(),
+        )
+        assert status.trusts_jobs == (os.geteuid() != 0)
+        assert all(Path(process.socket).is_socket() for process in status.processes[:2])
     assert read_status(folder).state == "stopped"
+    assert not Path(status.sockets).exists()
 
 
 @pytest.mark.usefixtures("own_servers")
@@ -113,14 +121,16 @@ async def test_a_port_that_was_asked_for_and_is_taken(folder: Path) -> None:
 
 
 def test_a_preferred_port_that_is_taken_is_passed_over() -> None:
-    first, second = Ports(), Ports()
+    first, second = Doors(), Doors()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert first.take(taken.getsockname()[1]) != taken.getsockname()[1]
-    port = first.take(19_000)
-    assert second.take(port) != port, "claimed, though nobody listens yet"
-    first.release()
-    assert second.take(port, exactly=True) == port
-    second.release()
+        assert first.open("127.0.0.1", taken.getsockname()[1])[0] != taken.getsockname()[1]
+    port, _ = first.open("127.0.0.1", 19_000)
+    assert second.open("127.0.0.1", port)[0] != port
+    first.close()
+    assert second.open("127.0.0.1", port, exactly=True)[0] == port
+    with pytest.raises(StackError, match=r"cannot listen on 192\.0\.2\.1: Cannot assign requested address"):
+        second.open("192.0.2.1", port)
+    second.close()
 
 
 async def test_given_servers_are_used(folder: Path, postgres_url: str) -> None:
@@ -135,6 +145,9 @@ async def test_a_service_that_cannot_start_stops_everything(folder: Path) -> Non
     with pytest.raises(StackError, match="No module named"):
         await stack.start()
     assert [process.state for process in stack.status().processes] == ["stopped"]
+    failed = read_status(folder)
+    assert failed.state == "failed"
+    assert failed.detail.startswith("it did not start: gateway ended before it was ready: status 1")
     async with a_stack(folder):
         pass
 
@@ -185,6 +198,8 @@ def test_kill_9_of_everything_and_up_again(folder: Path) -> None:
         new = read_status(folder)
         assert {p.name: p.restarts for p in new.processes} == {p.name: 0 for p in old.processes}
         assert not {p.pid for p in new.processes} & {p.pid for p in old.processes}
+        assert new.sockets != old.sockets
+        assert not Path(old.sockets).exists()
     finally:
         down(folder)
         assert again.wait() == 0
@@ -243,7 +258,7 @@ def test_nodes_are_read() -> None:
 def test_an_agent_is_told_its_zone(tmp_path: Path) -> None:
     environment = {"GPU_AGENT_ZONE": "GB"}
     for node, zone in ((Node("a", 1, zone="DE"), "DE"), (Node("b", 1), "GB")):
-        assert agent_process(node, 1, environment, tmp_path).environment["GPU_AGENT_ZONE"] == zone
+        assert agent_process(node, Door(("127.0.0.1", 1)), environment, tmp_path).environment["GPU_AGENT_ZONE"] == zone
 
 
 def test_the_zones_of_nodes_are_those_to_know() -> None:

@@ -152,6 +152,7 @@ async def test_an_installation_runs_over_tls(
     env = {
         "DATABASE_URL": fresh_database(postgres_url),
         "REDIS_URL": redis_url,
+        "TELEMETRY_HOST": "127.0.0.1",
         "WATTSHIFT_TLS_CERT": str(host.certificate),
         "WATTSHIFT_TLS_KEY": str(host.key),
         "WATTSHIFT_TLS_CA": str(host.authority),

@@ -11,7 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.kit.settings import PUBLIC
 from services.standalone.data_folder import ProcessStatus, StackStatus
+from services.standalone.process import http_ready
 from services.standalone.processes import SERVICES, WORKERS
 from services.standalone.stack import down, new_admin_key, read_status, up
 from tests.support.servers import scratch_folder, wait_until
@@ -52,9 +54,10 @@ def test_up_and_down_and_up(folder: Path) -> None:
         assert {service.name for service in SERVICES} < by_name(status).keys()
         assert {"postgres", "valkey", *WORKERS, "agent-node-1", "agent-node-2"} < by_name(status).keys()
         assert {process.restarts for process in status.processes} == {0}
-        for url in status.urls.values():
-            with urllib.request.urlopen(f"{url}/readyz", timeout=60) as answer:
-                assert answer.status == 200
+        for service in SERVICES:
+            at = by_name(status)[service.name]
+            assert (at.port is not None) == (service.name in PUBLIC)
+            assert http_ready(Path(at.socket) if at.socket else ("127.0.0.1", at.port))
         lost = key_file.read_text().strip()
         assert works(status, lost)
         if nodes is None:

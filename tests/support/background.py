@@ -18,7 +18,7 @@ from services.standalone.process import http_ready
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from tests.support.forked import forked_by_the_supervisor
-from tests.support.servers import scratch_folder
+from tests.support.servers import ON_PORTS, scratch_folder
 
 ENDED = {"succeeded", "failed", "cancelled"}
 
@@ -94,7 +94,7 @@ class Installation:
     def is_back(self, former: int) -> bool:
         """Whether another process of the service has taken the place of ``former``."""
         service = next(child for child in self.stack.status().processes if child.name == self.service)
-        return service.pid not in (None, former) and http_ready(service.port)
+        return service.pid not in (None, former) and http_ready(("127.0.0.1", service.port))
 
     @asynccontextmanager
     async def database(self) -> AsyncIterator[asyncpg.Connection]:
@@ -127,7 +127,7 @@ async def installed(
     """Run an installation of the services ``names`` and some workers; ``api`` as the attributes of ``Installation``."""
     services = [service for service in SERVICES if service.name in names]
     with scratch_folder() as folder, forked_by_the_supervisor():
-        made = Stack(folder, nodes=nodes, services=services, workers=workers, env=env, watches=False)
+        made = Stack(folder, nodes=nodes, services=services, workers=workers, env=ON_PORTS | env, watches=False)
         async with made as stack:
             gateway = stack.identities.credential("gateway")
             async with httpx.AsyncClient(base_url=stack.urls[api["service"]], timeout=20) as http:

@@ -14,14 +14,17 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from services.kit.sockets import LISTEN
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.preloaded"])
@@ -31,7 +34,9 @@ _PR_SET_PDEATHSIG = 1
 class Forked:
     """A running process, with those methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, *words: str, env: Mapping[str, str], cwd: Path, output: Path) -> None:
+    def __init__(
+        self, *words: str, env: Mapping[str, str], cwd: Path, output: Path, sockets: Sequence[socket.socket] = ()
+    ) -> None:
         """Start a module as a main program.
 
         Args:
@@ -39,8 +44,9 @@ class Forked:
             env: Its whole environment.
             cwd: It works there.
             output: What it writes is appended to this file.
+            sockets: It is to listen on.
         """
-        self._process = _CONTEXT.Process(target=_run, args=(words, dict(env), cwd, output))
+        self._process = _CONTEXT.Process(target=_run, args=(words, dict(env), cwd, output, sockets))
         self._process.start()
         assert self._process.pid
         self.pid = self._process.pid
@@ -105,13 +111,22 @@ def forked_by_the_supervisor() -> Iterator[None]:
             return await asyncio.create_subprocess_exec(*command, **options)
         output = Path(os.readlink(f"/proc/self/fd/{options['stdout']}"))
         words = command[command.index("-m") + 1 :]
-        return _ForSupervisor(*words, env=options["env"], cwd=options["cwd"], output=output)  # type: ignore[return-value]
+        sockets = [socket.socket(fileno=os.dup(number)) for number in options["pass_fds"]]
+        try:
+            return _ForSupervisor(  # type: ignore[return-value]
+                *words, env=options["env"], cwd=options["cwd"], output=output, sockets=sockets
+            )
+        finally:
+            for each in sockets:
+                each.close()
 
     with patch("services.standalone.supervisor.create_subprocess_exec", start):
         yield
 
 
-def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path, output: Path) -> None:
+def _run(
+    words: tuple[str, ...], env: dict[str, str], cwd: Path, output: Path, sockets: Sequence[socket.socket]
+) -> None:
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -122,6 +137,8 @@ def _run(words: tuple[str, ...], env: dict[str, str], cwd: Path, output: Path) -
     os.close(written)
     os.environ.clear()
     os.environ.update(env)
+    if sockets:
+        os.environ[LISTEN] = ",".join(str(each.detach()) for each in sockets)
     sys.argv = [*words]
     try:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)

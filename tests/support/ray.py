@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-from services.standalone.ports import Ports
+from tests.support.ports import Ports
 from tests.support.servers import ROOT, wait_until
 from tests.support.slurm_bridge import ControlPlane, a_control_plane, until
 

@@ -20,10 +20,14 @@ from redis.asyncio import Redis
 
 from services.kit.redis import connect
 from services.standalone import postgres, valkey
-from services.standalone.ports import Ports
+from services.standalone.probes import PostgresProbe, ValkeyProbe
 from services.standalone.process import Process
+from services.standalone.processes import SERVICES
+from tests.support.ports import Ports
 
 ROOT = Path(__file__).resolve().parents[2]
+ON_PORTS = {f"{service.prefix}HOST": "127.0.0.1" for service in SERVICES}
+"""Settings with which all services of an installation listen on ports, for tests that ask them themselves."""
 _numbers = itertools.count(1)
 _templates: set[str] = set()
 
@@ -71,16 +75,58 @@ def running(process: Process) -> Iterator["subprocess.Popen[bytes]"]:
             started.wait()
 
 
+def tcp_postgres(folder: Path, port: int, password: str = "secret") -> Process:
+    """Return the server of `postgres.prepare` on a port, for tests that stand between it and its clients."""
+    server, address = postgres.prepare(folder, password=password, sockets=folder), ("127.0.0.1", port)
+    return replace(
+        server,
+        command=(
+            *server.command,
+            "-c",
+            "listen_addresses=127.0.0.1",
+            "-c",
+            "unix_socket_directories=",
+            "-p",
+            str(port),
+        ),
+        address=address,
+        is_ready=lambda: postgres.is_ready(address),
+        probe=PostgresProbe(address, postgres.USER, postgres.DATABASE),
+    )
+
+
+def tcp_postgres_url(port: int, password: str = "secret", database: str = postgres.DATABASE) -> str:
+    """Return the address of its database."""
+    return f"postgresql://{postgres.USER}:{password}@127.0.0.1:{port}/{database}"
+
+
+def tcp_valkey(folder: Path, port: int, password: str = "secret") -> Process:
+    """Return the server of `valkey.prepare` on a port, for tests that stand between it and its clients."""
+    server, address = valkey.prepare(folder, password=password, address=folder / "socket"), ("127.0.0.1", port)
+    return replace(
+        server,
+        command=(*server.command, "--port", str(port), "--bind", "127.0.0.1"),
+        address=address,
+        is_ready=lambda: valkey.is_ready(password, address),
+        probe=ValkeyProbe(address, password),
+    )
+
+
+def tcp_valkey_url(port: int, password: str = "secret") -> str:
+    """Return its address, of the user who may do everything."""
+    return f"redis://:{password}@127.0.0.1:{port}/0"
+
+
 @contextmanager
 def postgres_server() -> Iterator[str]:
     """Run a PostgreSQL of this process's own and yield the address of its empty database."""
     ports = Ports()
     with scratch_folder() as folder:
         port = ports.take(20_000 + os.getpid() % 5_000)
-        server = postgres.prepare(folder / "postgres", password="secret", port=port)
+        server = tcp_postgres(folder / "postgres", port)
         # Its data is thrown away: it need not first flush some hundred files of each test's database to the disk.
         with running(replace(server, stop_signal=signal.SIGQUIT)):
-            yield postgres.url("secret", port)
+            yield tcp_postgres_url(port)
     _templates.clear()
     ports.release()
 
@@ -91,8 +137,8 @@ def valkey_server() -> Iterator[str]:
     ports = Ports()
     with scratch_folder() as folder:
         port = ports.take(26_000 + os.getpid() % 5_000)
-        with running(valkey.prepare(folder / "valkey", password="secret", port=port)):
-            yield valkey.url("secret", port)
+        with running(tcp_valkey(folder / "valkey", port)):
+            yield tcp_valkey_url(port)
     ports.release()
 
 

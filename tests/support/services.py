@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.standalone.ports import Ports
 from services.standalone.process import Process
 from tests.support.forked import Forked
+from tests.support.ports import Ports
 from tests.support.servers import ROOT, wait_until
 from tests.support.tokens import TOKEN as TOKEN
 
@@ -49,7 +49,7 @@ class Services:
             environment={**self.environment, **settings},
             folder=ROOT,
             is_ready=lambda: _answers(port, ready_path),
-            port=port,
+            address=("127.0.0.1", port),
         )
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Choose ports on which no other process listens."""
+"""Ports that no other process listens on, for servers of tests that bind them themselves."""
 
 import random
 import socket

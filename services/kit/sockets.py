@@ -1,0 +1,54 @@
+"""Where the services of one machine listen, and find each other: at sockets that nobody else can take.
+
+A port that a process lets go, because it ends, is anybody's who takes it first. `wattshift up` therefore has its
+services listen at Unix sockets in a folder that others do not enter (``WATTSHIFT_SOCKETS``): ``unix://carbon`` is
+``carbon.sock`` there. What has to be a port is listened on by the supervisor, which hands it to one process after
+another. ``WATTSHIFT_LISTEN`` tells a process which it is: the path of its socket, or the numbers of open files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+SOCKETS, LISTEN = "WATTSHIFT_SOCKETS", "WATTSHIFT_LISTEN"
+SCHEME = "unix"
+BACKLOG = 2048
+
+
+def file_of(name: str) -> str:
+    """Return the file name of the socket that ``unix://NAME`` is."""
+    return f"{name}.sock"
+
+
+def path_of(name: str) -> str:
+    """Return the path of the socket that ``unix://NAME`` is."""
+    return os.path.join(os.environ.get(SOCKETS, ""), file_of(name))
+
+
+def handed_over() -> list[socket.socket]:
+    """Return the sockets that this process is to listen on; none where it is to make one by its settings.
+
+    No process that this one starts gets them, or is told of them.
+    """
+    given = os.environ.pop(LISTEN, "")
+    if given.startswith("/"):
+        return [_bound(given)]
+    found = [socket.socket(fileno=int(number)) for number in given.split(",") if number]
+    for each in found:
+        each.set_inheritable(False)
+    return found
+
+
+def _bound(path: str) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of a process that has ended: nobody else can make files here
+    found = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        found.bind(path)
+    finally:
+        os.umask(before)
+    found.listen(BACKLOG)
+    return found

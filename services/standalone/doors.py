@@ -1,0 +1,96 @@
+"""The ports of one installation, on which its supervisor listens from the start to the end.
+
+A process gets the sockets when it starts. While it is being started again, connections wait for it, and nobody else can
+take its port.
+"""
+
+import errno
+import random
+import socket
+from dataclasses import dataclass
+
+import psutil
+
+from services.kit.sockets import BACKLOG
+from services.standalone.probes import Address
+from services.standalone.process import StackError
+
+# Below the range outgoing connections draw from, one of which could have the port at a later start.
+_OTHERS = range(20_000, 32_000)
+_NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a process listens, and the sockets that it gets for it; without any, it makes its own."""
+
+    address: Address
+    sockets: tuple[socket.socket, ...] = ()
+
+
+class Doors:
+    """Ports that are listened on until `close`."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def open(self, host: str, wanted: int, *, exactly: bool = False) -> tuple[int, tuple[socket.socket, ...]]:
+        """Listen on a port of `host`, on `wanted` if that is free; return the port, and its sockets.
+
+        Where that is this machine's loopback address, or all addresses, the port of the other loopback address is held
+        too: a browser that is told `localhost` asks there first.
+
+        Raises:
+            StackError: `exactly` that port was asked for and it is taken, or no port is free; or there is no such host.
+        """
+        for port in [wanted] if exactly else [wanted, *random.sample(_OTHERS, k=1_000)]:
+            try:
+                sockets = _listening(host, port)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise StackError(f"cannot listen on {host}: {error.strerror or error}") from error
+                continue
+            self._held += sockets
+            return sockets[0].getsockname()[1], tuple(sockets)
+        raise StackError(
+            f"port {wanted} is taken{_holder(wanted)}; name another one" if exactly else "no free port was found"
+        )
+
+    def close(self) -> None:
+        """Let the ports go."""
+        while self._held:
+            self._held.pop().close()
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    found: list[socket.socket] = []
+    addresses = [(family, at) for family, _, _, _, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    if host in ("127.0.0.1", "0.0.0.0"):
+        addresses.append((socket.AF_INET6, ("::1", port)))
+    try:
+        for family, address in addresses:
+            try:
+                found.append(socket.create_server(address, family=family, backlog=BACKLOG))
+            except OSError as error:
+                if error.errno not in _NO_IPV6 or not found:
+                    raise
+    except OSError:
+        for each in found:
+            each.close()
+        raise
+    return found
+
+
+def _holder(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == port
+                and connection.pid
+            ):
+                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
+    except psutil.Error:  # other users' connections are not ours to see everywhere
+        pass
+    return ""

@@ -1,0 +1,64 @@
+"""The folder of an installation's sockets, which nobody enters but the control plane.
+
+Its path is short: the address of a Unix socket has 107 bytes on Linux and 103 on macOS, and a data folder may lie deep.
+It is made anew at each start, under a name that nobody has made before, and removed at the end.
+"""
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+from services.standalone.process import Account, StackError
+
+LONGEST_PATH = 107 if sys.platform == "linux" else 103
+POSTGRES = "postgres"
+"""The folder in it that belongs to PostgreSQL's account, which can make its socket nowhere else."""
+
+_PREFIX = "wattshift-"
+_LONGEST_NAME = f"{_PREFIX}12345678/{POSTGRES}/.s.PGSQL.5432"
+
+
+def make(postgres: Account | None = None) -> Path:
+    """Return a new folder (0700).
+
+    Args:
+        postgres: What PostgreSQL runs as, if that is not the caller: its group may pass through, and read nothing.
+
+    Raises:
+        StackError: no folder with a short path can be made.
+    """
+    wanted = [Path("/run") if os.geteuid() == 0 else Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp"), Path("/tmp")]
+    for base in dict.fromkeys(path.resolve() for path in wanted):
+        try:
+            if not _is_safe(base) or len(os.fsencode(base / _LONGEST_NAME)) > LONGEST_PATH:
+                continue
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+            inner = folder / POSTGRES
+            inner.mkdir(mode=0o700)
+            if postgres:
+                os.chown(inner, postgres.user_id, postgres.group_id)
+                os.chown(folder, -1, postgres.group_id)
+                folder.chmod(0o710)
+        except OSError:
+            continue
+        return folder
+    raise StackError(f"no folder for sockets can be made in {' or '.join(map(str, wanted))}")
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that `make` made; what is none, or belongs to others, is left alone."""
+    with contextlib.suppress(OSError):
+        found = folder.lstat()
+        if folder.name.startswith(_PREFIX) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            shutil.rmtree(folder)
+
+
+def _is_safe(base: Path) -> bool:
+    """Return whether nobody else can rename or remove what is made in a folder."""
+    found = base.stat()
+    is_closed = not found.st_mode & 0o022 or bool(found.st_mode & stat.S_ISVTX)
+    return found.st_uid in (0, os.geteuid()) and is_closed
