@@ -22,10 +22,13 @@ from services.standalone.process import Process, StackError
 from services.standalone.watching import (
     AGAIN_S,
     EVERY_S,
+    LONGEST_STEP_S,
     THOROUGHLY_EVERY,
+    Effort,
     Patience,
     activity,
     children_of,
+    cpu_of,
     kill_stopped_children,
 )
 
@@ -43,6 +46,9 @@ EARLY_ENDS = 5
 PROBE_EVERY_S = 0.05
 LACKS_WITHIN_S = 10.0
 ROTATE_EVERY_S = 5.0
+LOOK_EVERY_S = 1.0
+"""At what is being started, whether it works."""
+
 LOG_BYTES = 10_000_000
 
 
@@ -62,7 +68,7 @@ class Supervisor:
         Args:
             log_folder: Gets one `<name>.log` per process, and one older `<name>.log.1`.
             on_change: Called whenever `status` would answer differently.
-            start_within_s: How long one call of `start` may take until all is ready.
+            start_within_s: How long a call of `start` goes on in which nothing that it waits for works.
             watches: Whether processes are probed, and replaced when they hang, and not only when they end.
         """
         self._log_folder = log_folder
@@ -91,13 +97,20 @@ class Supervisor:
             return
         for child in children:
             child.start()
-        ready = [child.ready for child in children]
-        done, late = await asyncio.wait(ready, timeout=self._start_within_s, return_when=asyncio.FIRST_EXCEPTION)
-        for future in done:
-            future.result()
-        if late:
-            names = ", ".join(child.name for child in children if not child.ready.done())
-            raise StackError(f"not ready after {self._start_within_s:.0f} s: {names}; see {self._log_folder}")
+        idle_s, last_s = 0.0, time.monotonic()
+        while late := [child for child in children if not child.ready.done()]:
+            done, _ = await asyncio.wait(
+                [child.ready for child in children], timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_EXCEPTION
+            )
+            for future in done:
+                future.result()
+            now_s = time.monotonic()
+            work = await asyncio.gather(*(asyncio.to_thread(child.is_at_work, now_s - last_s) for child in late))
+            idle_s += 0.0 if any(work) else min(now_s - last_s, LONGEST_STEP_S)
+            last_s = now_s
+            if idle_s >= self._start_within_s and (late := [child.name for child in late if not child.ready.done()]):
+                waited = f"not ready after {self._start_within_s:.0f} s without work"
+                raise StackError(f"{waited}: {', '.join(late)}; see {self._log_folder}")
 
     async def set_running(self, name: str, running: bool, environment: Mapping[str, str] | None = None) -> None:
         """Stop one of the processes, or start it again; returns before it is ready.
@@ -172,7 +185,8 @@ class _Child:
         self._restarts = 0
         self._started_at_s: float | None = None
         self._detail = self._replaced = ""
-        self._was_ready = False
+        self._was_ready = self._answers = False
+        self._effort = Effort()
         self._running_task: asyncio.Task[None] | None = None
 
     def status(self) -> ProcessStatus:
@@ -201,6 +215,11 @@ class _Child:
         with contextlib.suppress(psutil.Error):
             self._started_at_s = psutil.Process(self._running.pid).create_time()
         return self._running
+
+    def is_at_work(self, after_s: float) -> bool:
+        """Return whether it works, and not only waits, since the last look; it is being started."""
+        pid = self._running.pid if self._running else None
+        return pid is not None and self._effort.is_made(after_s, cpu_of(pid), answers=self._answers)
 
     async def stop(self) -> None:
         if self._running_task:
@@ -266,7 +285,7 @@ class _Child:
             self._restarts += 1
 
     async def _run_once(self) -> int:
-        self._was_ready = False
+        self._was_ready = self._answers = False
         running = await self.spawn()
         self._become("starting", self._replaced)
         tasks = [asyncio.create_task(self._await_ready())]
@@ -303,6 +322,7 @@ class _Child:
         for number in itertools.count(1):
             if await _answers(probe, patience.timeout_s()):
                 patience.answered()
+                self._answers = True
                 await self._look_closer(pid, probe, thoroughly=number % THOROUGHLY_EVERY == 0)
             elif found := await asyncio.to_thread(activity, pid):
                 if why := patience.missed(time.monotonic() - last_s, found):

@@ -8,12 +8,13 @@ machine with too much to do everybody is late. Only silence without work is take
 | is stopped (SIGSTOP) | `STOPPED_MISSES` probes without an answer, about 5 s |
 | uses no processor time, waits for no disk | `IDLE_S` |
 | works, but does not answer | `BUSY_S` |
-| has not answered since it was started | `START_S` |
+| has not answered since it was started | `START_S`, in which it did nothing |
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -32,11 +33,15 @@ IDLE_MISSES = 4
 IDLE_S = 15.0
 BUSY_S = 120.0
 START_S = 120.0
-_LONGEST_STEP_S = 15.0
+LONGEST_STEP_S = 15.0
 """What counts at most between two probes: if more has passed, this machine or the supervisor itself stood still."""
 
 _IDLE_SHARE = 0.005
 """Of a processor: a process that uses less does nothing."""
+
+_BUSY_SHARE = 0.1
+"""Of a processor: one that answers, is not ready and uses less waits for others. A database that recovers
+does not."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,9 @@ class Patience:
     def __init__(self, *, has_answered: bool = False) -> None:
         self.misses = 0
         self.has_answered = has_answered
-        self._silent_s = 0.0
+        self._silent_s = self._idle_s = 0.0
         self._first: Activity | None = None
+        self._last: Activity | None = None
         self._worked = False
 
     def timeout_s(self) -> float:
@@ -92,19 +98,51 @@ class Patience:
             found: What the process is doing now.
         """
         self.misses += 1
-        self._silent_s += min(after_s, _LONGEST_STEP_S)
+        step_s = min(after_s, LONGEST_STEP_S)
+        self._silent_s += step_s
         self._first = self._first or found
+        if not found.is_at_work and found.cpu_s - (self._last or found).cpu_s <= _IDLE_SHARE * step_s:
+            self._idle_s += step_s
+        self._last = found
         self._worked |= found.is_at_work
         if found.is_stopped:
             return "it was stopped" if self.misses >= STOPPED_MISSES else ""
         if not self.has_answered:
-            return f"it gave no answer within {START_S:.0f} s" if self._silent_s >= START_S else ""
+            return f"it did nothing for {START_S:.0f} s and gave no answer" if self._idle_s >= START_S else ""
         used_s = found.cpu_s - self._first.cpu_s
         if self._worked or used_s > _IDLE_SHARE * self._silent_s:
             return f"it worked, but gave no answer for {BUSY_S:.0f} s" if self._silent_s >= BUSY_S else ""
         if self.misses >= IDLE_MISSES and self._silent_s >= IDLE_S:
             return f"it did nothing and gave no answer for {self._silent_s:.0f} s"
         return ""
+
+
+class Effort:
+    """Tells, from one look to the next, whether a process works that is being started, or what it has started."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, float] = {}
+
+    def is_made(self, after_s: float, cpu_s: Mapping[int, float], *, answers: bool) -> bool:
+        """Return whether enough processor time was used.
+
+        Args:
+            after_s: Since the last look.
+            cpu_s: What each of the processes has used since its start, by its id.
+            answers: Whether it has answered already, and has to be ready only.
+        """
+        used_s = sum(max(0.0, now_s - self._before.get(pid, 0.0)) for pid, now_s in cpu_s.items())
+        self._before = dict(cpu_s)
+        return used_s > (_BUSY_SHARE if answers else _IDLE_SHARE) * after_s
+
+
+def cpu_of(pid: int) -> dict[int, float]:
+    """Return the processor time, in seconds, of a process and of each that it has started, by their ids."""
+    found: dict[int, float] = {}
+    for each in (pid, *(child.pid for child in children_of(pid))):
+        if (seen := activity(each)) is not None:
+            found[each] = seen.cpu_s
+    return found
 
 
 def children_of(pid: int) -> list[psutil.Process]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from services.standalone import supervisor as module
 from services.standalone.process import Process, StackError
 from services.standalone.supervisor import Supervisor
+from services.standalone.watching import LONGEST_STEP_S, cpu_of
 from tests.support.servers import ROOT
 
 SERVE = "trap 'echo {name} >> stopped; exit 0' TERM; touch {name}.ready; while :; do sleep 0.05; done"
@@ -127,8 +129,47 @@ async def test_a_missing_program_is_told(tmp_path: Path) -> None:
 
 async def test_one_that_is_never_ready_is_named(tmp_path: Path) -> None:
     async with supervised(tmp_path, start_within_s=2.4) as supervisor:
-        with pytest.raises(StackError, match="not ready after 2 s: slow;"):
+        with pytest.raises(StackError, match="not ready after 2 s without work: slow;"):
             await supervisor.start([a_process("slow", tmp_path, "sleep 60"), a_process("fine", tmp_path)])
+
+
+async def test_a_start_goes_on_as_long_as_what_it_waits_for_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock and the processor time are made up: ten minutes of work, then none."""
+    now_s = used_s = 0.0
+
+    def a_minute_of_work(_: int) -> dict[int, float]:
+        nonlocal now_s, used_s
+        now_s, used_s = now_s + 60, used_s + 1.0
+        if now_s == 600:
+            (tmp_path / "slow.ready").touch()
+        return {1: used_s}
+
+    def a_minute_of_none(_: int) -> dict[int, float]:
+        nonlocal now_s
+        now_s += 60
+        return {1: 5.0}
+
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(module, "cpu_of", a_minute_of_work)
+    async with supervised(tmp_path, start_within_s=90) as supervisor:
+        await supervisor.start([a_process("slow", tmp_path, "sleep 60")])
+        assert now_s >= 600
+        monkeypatch.setattr(module, "cpu_of", a_minute_of_none)
+        began_s = now_s
+        with pytest.raises(StackError, match="not ready after 90 s without work: stuck;"):
+            await supervisor.start([a_process("stuck", tmp_path, "sleep 60")])
+        assert now_s - began_s == 60 * (1 + 90 / LONGEST_STEP_S), "the first look has nothing to compare with"
+
+
+async def test_the_work_of_what_it_has_started_is_its_own(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as supervisor:
+        await supervisor.start([a_process("one", tmp_path, "touch {name}.ready; (while :; do :; done) & wait")])
+        pid = supervisor.status()[0].pid
+        began = cpu_of(pid)
+        await until(lambda: sum(cpu_of(pid).values()) > sum(began.values()) + 0.05)
 
 
 async def test_a_migration_that_fails_is_told(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def test_how_long_each_kind_of_silence_is_borne() -> None:
     waits_for_a_disk = [SLEEPS, Activity(1.0, psutil.STATUS_DISK_SLEEP), *[SLEEPS] * 20]
     assert silent_for(has_answered(), waits_for_a_disk) is None
     assert silent_for(Patience(), [SLEEPS] * 100) == START_S
+    assert silent_for(Patience(), used) is None, "it is being started, and works on it"
+    assert silent_for(Patience(), [*used[:50], *[used[49]] * 100]) == 50 * 3 + START_S - 3
     assert silent_for(Patience(), [STOPPED] * 10) == 6
 
 
@@ -156,8 +158,8 @@ async def talks() -> AsyncIterator[dict[bytes, bytes]]:
 
 async def test_probes_tell_silence_from_what_a_process_lacks(talks: dict[bytes, bytes]) -> None:
     port = int(talks[b"port"])
-    http = HttpProbe(port)
-    for probe in (http, PostgresProbe(port, "u", "d"), ValkeyProbe(port, "secret")):
+    http = HttpProbe(("127.0.0.1", port))
+    for probe in (http, PostgresProbe(("127.0.0.1", port), "u", "d"), ValkeyProbe(("127.0.0.1", port), "secret")):
         with pytest.raises(ConnectionError):
             await probe.answer()
     talks[b"GET /healthz"] = b'HTTP/1.1 200 OK\r\n\r\n{"status":"ok"}'
@@ -167,16 +169,16 @@ async def test_probes_tell_silence_from_what_a_process_lacks(talks: dict[bytes, 
     talks[b"GET /readyz"] = b"HTTP/1.1 200 OK\r\n\r\n{}"
     assert await http.lacks() == ""
     talks[b"\0\0\0"] = b"E\0\0\0\x20SFATAL\0Mthe database system is starting up\0\0"
-    await PostgresProbe(port, "u", "d").answer()
-    assert await PostgresProbe(port, "u", "d").lacks() == "the database system is starting up"
+    await PostgresProbe(("127.0.0.1", port), "u", "d").answer()
+    assert await PostgresProbe(("127.0.0.1", port), "u", "d").lacks() == "the database system is starting up"
     talks[b"AUTH secret"] = b"+OK\r\n-LOADING the dataset\r\n"
-    await ValkeyProbe(port, "secret").answer()
-    assert await ValkeyProbe(port, "secret").lacks() == "LOADING the dataset"
+    await ValkeyProbe(("127.0.0.1", port), "secret").answer()
+    assert await ValkeyProbe(("127.0.0.1", port), "secret").lacks() == "LOADING the dataset"
 
 
 async def test_the_real_servers_lack_nothing(postgres_url: str, redis_url: str) -> None:
     def port_of(url: str) -> int:
         return int(url.rpartition(":")[2].partition("/")[0])
 
-    assert await PostgresProbe(port_of(postgres_url), "wattshift", "wattshift").lacks() == ""
-    assert await ValkeyProbe(port_of(redis_url), "secret").lacks() == ""
+    assert await PostgresProbe(("127.0.0.1", port_of(postgres_url)), "wattshift", "wattshift").lacks() == ""
+    assert await ValkeyProbe(("127.0.0.1", port_of(redis_url)), "secret").lacks() == ""
