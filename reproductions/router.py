@@ -21,7 +21,7 @@ from statistics import fmean, median
 
 import carbon_service
 from reproductions.marked import fill
-from services.core.policies.freesh.cleanest import cleanest_in_time, marginal_gco2_per_token
+from services.core.policies.freesh.cleanest import KWH_J, cleanest_in_time, marginal_j
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
 from services.core.profiles.answer_lengths import AnswerLengths, input_bucket
 
@@ -141,7 +141,7 @@ def replay(trace: Sequence[tuple[float, int, int]], hour: int, *, cleanest: bool
     replicas = [Replica(f"{zone}-{number}", zone) for zone in ZONES for number in range(SERVERS_EACH)]
     for each in replicas:
         rate = CAPACITY / (TBT_S + TBT_LOAD_S * CAPACITY)
-        each.gco2_per_token = marginal_gco2_per_token(POWER_W, IDLE_W, rate, gco2[each.location], 1.0) or 0.0
+        each.gco2_per_token = (marginal_j(POWER_W, IDLE_W, rate) or 0.0) / KWH_J * gco2[each.location]
     by_id = {each.id: each for each in replicas}
     turns, lengths, ends, done = WeightedRoundRobin(), AnswerLengths(), list[tuple[float, str]](), Replay()
     for arrival_s, inputs, outputs in trace:
@@ -155,7 +155,8 @@ def replay(trace: Sequence[tuple[float, int, int]], hour: int, *, cleanest: bool
         expected = lengths.predict(contexts).tokens
         lengths.observe(contexts, outputs)
         if cleanest:
-            chosen = cleanest_in_time(replicas, expected, LIMIT_S - (start_s - arrival_s), ZONES)
+            left_s = LIMIT_S - (start_s - arrival_s)
+            chosen = cleanest_in_time(replicas, lambda each: each.gco2_per_token, expected, left_s, ZONES)
         else:
             found = turns.choose([InstanceLoad(each.id, CAPACITY, each.held) for each in replicas])
             chosen = by_id[found.id] if found else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from services.contracts.identity import Identity
 from services.contracts.routing import EVERY_TENANT, RoutedPool, RoutedServer, RoutingTable
-from services.core.policies.freesh.cleanest import marginal_gco2_per_token
+from services.core.policies.freesh.cleanest import marginal_j
 from services.kit.networks import Network
 from services.router.breaker import Breaker
 from services.router.shares import SharedTime
@@ -17,8 +17,6 @@ KWH_J = 3.6e6
 USUAL_TTFT_S = 0.2
 USUAL_TBT_S = 0.03
 """Assumed of a server that has neither a profile nor answers yet."""
-USUAL_ANSWER = 200.0
-"""Tokens of an answer, by which a profile's requests per second are compared with other servers' tokens."""
 NEW_SHARE = 0.1
 """Weight of the newest answer in a server's mean times."""
 IDLE_SHARE = 0.4
@@ -35,9 +33,7 @@ class Server(SharedTime):
     """
 
     __slots__ = (
-        "answers",
         "breaker",
-        "gco2_per_token",
         "id",
         "lanes",
         "limit",
@@ -45,8 +41,6 @@ class Server(SharedTime):
         "origin",
         "spec",
         "tbt_s",
-        "tokens",
-        "tokens_per_s",
         "ttft_s",
     )
 
@@ -56,14 +50,10 @@ class Server(SharedTime):
         self.location = spec.location
         self.origin = Origin(spec.url, None if spec.pool is not None else networks)
         self.breaker = Breaker()
-        self.answers = 0
-        self.tokens = 0
-        self.tokens_per_s = 0.0
         self.ttft_s = spec.ttft_ms / 1e3 if spec.ttft_ms else USUAL_TTFT_S
         self.tbt_s = spec.tbt_ms / 1e3 if spec.tbt_ms else USUAL_TBT_S
         self.lanes: list[str] = []
         self.limit = spec.capacity
-        self.gco2_per_token: float | None = None
         self.spec: RoutedServer = spec
         self.update(spec)
 
@@ -76,17 +66,25 @@ class Server(SharedTime):
         self.spec = spec
         self.location = spec.location
         self.limit = max(1, -(-spec.capacity // processes))
-        self.gco2_per_token = self._gco2_per_token()
 
-    def _gco2_per_token(self) -> float | None:
-        """Return what another token emits: by the profile of its class, else by its power and rate of late."""
+    @property
+    def request_class(self) -> str | None:
+        """Of the requests that it is for; None for all."""
+        return self.spec.request_class
+
+    @property
+    def request_j(self) -> float | None:
+        """Energy that a request of its class adds, by its profile; None if that does not state it."""
         spec = self.spec
-        power_w = spec.power_w if spec.full_power_w is None else spec.full_power_w
-        if power_w is None or spec.gco2_per_kwh is None:
+        if spec.full_power_w is None or spec.max_qps is None:
             return None
-        idle_w = spec.idle_w if spec.idle_w is not None else IDLE_SHARE * power_w
-        rate = spec.max_qps * USUAL_ANSWER if spec.max_qps else self.tokens_per_s or 1.0 / self.tbt_s
-        return marginal_gco2_per_token(power_w, idle_w, rate, spec.gco2_per_kwh, spec.pue)
+        idle_w = spec.idle_w if spec.idle_w is not None else IDLE_SHARE * spec.full_power_w
+        return marginal_j(spec.full_power_w, idle_w, spec.max_qps)
+
+    @property
+    def gco2_per_kwh(self) -> float | None:
+        """Intensity of its grid now, PUE included; None if unknown."""
+        return None if self.spec.gco2_per_kwh is None else self.spec.pue * self.spec.gco2_per_kwh
 
     @property
     def is_ready(self) -> bool:
@@ -105,18 +103,9 @@ class Server(SharedTime):
 
     def answered(self, ttft_s: float, e2e_s: float, tokens: int) -> None:
         """Learn from an answer that was complete."""
-        self.answers += 1
-        self.tokens += tokens
         self.ttft_s += NEW_SHARE * (ttft_s - self.ttft_s)
         if tokens > 1 and e2e_s > ttft_s:
             self.tbt_s += NEW_SHARE * ((e2e_s - ttft_s) / (tokens - 1) - self.tbt_s)
-
-    def measure(self, seconds: float) -> None:
-        """Take the tokens since the last call, so many seconds ago, as its present rate."""
-        if self.tokens:
-            self.tokens_per_s = self.tokens / seconds
-            self.tokens = 0
-            self.gco2_per_token = self._gco2_per_token()
 
     def energy_j(self, share_s: float) -> float | None:
         """Return the energy of that much of the server's time; None while its power is unknown."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from services.core.accounting.serving import SLO_LATENCIES
-from services.core.policies.freesh.cleanest import cleanest_in_time
+from services.core.policies.freesh.cleanest import cleanest_in_time, emissions
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
 from services.core.policies.freesh.laxity import (
     Order,
@@ -109,6 +109,7 @@ class Lane:
         self._room_at = room_at
         self.servers: list[Server] = []
         self.others: list[Server] = []
+        self._gco2: dict[str, float] = {}
         self._rules = rules
         self._affinity = affinity
         self.queue = RequestQueue(rules.order, ServiceTimes(0.2, 0.03), rules.most_waiting)
@@ -129,6 +130,7 @@ class Lane:
         self.servers = [] if pool is None else pool.by_class.get(request_class, pool.servers)
         own = {each.id for each in self.servers}
         self.others = [] if pool is None else [each for each in pool.servers if each.id not in own]
+        self._gco2 = emissions(self.servers) | emissions(self.others)
         self.retime()
 
     def retime(self) -> None:
@@ -153,12 +155,21 @@ class Lane:
             chosen = self._turns.choose(loads)
             return next((each for each in free if chosen and each.id == chosen.id), None)
         tokens = ticket.request.output_tokens
-        best = cleanest_in_time(free, tokens, ticket.limit_s, ticket.network_s)
+        best = cleanest_in_time(free, self._emits, tokens, ticket.limit_s, ticket.network_s)
         known = self._affinity.server_of(ticket.prefix)
         if known is None or best is None or known == best.id:
             return best
         cached = next((each for each in free if each.id == known), None)
-        return cached if cached is not None and _is_as_clean(cached, best) else best
+        return cached if cached is not None and self._is_as_clean(cached, best) else best
+
+    def _emits(self, server: Server) -> float | None:
+        return self._gco2.get(server.id)
+
+    def _is_as_clean(self, cached: Server, best: Server) -> bool:
+        ours, least = self._emits(cached), self._emits(best)
+        if ours is None or least is None:
+            return least is None
+        return ours <= least + (AFFINITY_CARBON - 1) * abs(least)
 
     def _passing(self, ticket: Ticket, now_s: float) -> list[Server]:
         """Return the servers that may serve a request: of its class, or the pool's others while none of those may."""
@@ -407,9 +418,3 @@ def _end(ticket: Ticket) -> None:
     ticket.is_preempted = True
     ticket.preemptions += 1
     ticket.connection.abort(UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True))
-
-
-def _is_as_clean(cached: Server, best: Server) -> bool:
-    if cached.gco2_per_token is None or best.gco2_per_token is None:
-        return cached.gco2_per_token is best.gco2_per_token or best.gco2_per_token is None
-    return cached.gco2_per_token <= best.gco2_per_token + (AFFINITY_CARBON - 1) * abs(best.gco2_per_token)

@@ -51,7 +51,8 @@ class Overview:
                     "network_s": each.origin.connect_s,
                     "power_w": each.spec.power_w,
                     "gco2_per_kwh": each.spec.gco2_per_kwh,
-                    "gco2_per_token": each.gco2_per_token,
+                    "pue": each.spec.pue,
+                    "request_j": each.request_j,
                 }
                 for each in self.fleet.every_server()
             ],

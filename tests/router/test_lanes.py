@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.contracts.routing import RoutedPool
 from services.core.policies.freesh.laxity import Order, ServingRequest
@@ -28,6 +30,10 @@ class Turns(asyncio.SelectorEventLoop):
         return self.now_s
 
 
+def a_server(name: str, **known: Any) -> Server:
+    return Server(a_routed_server(ModelServer(url="http://127.0.0.1:1"), name, **known), ())
+
+
 class World:
     """A lane with its servers, and the requests that are in it.
 
@@ -36,10 +42,7 @@ class World:
     """
 
     def __init__(self, order: Order = Order.FCFS, **capacities: int) -> None:
-        found = [
-            Server(a_routed_server(ModelServer(url="http://127.0.0.1:1"), name, capacity=capacity), ())
-            for name, capacity in capacities.items()
-        ]
+        found = [a_server(name, capacity=capacity) for name, capacity in capacities.items()]
         self.servers = {each.id: each for each in found}
         pool = Pool(RoutedPool.model_validate(a_routed_pool()), servers=found)
         self.lanes = Lanes(LaneRules(order=order))
@@ -294,3 +297,57 @@ def test_a_long_queue_is_looked_through_by_what_may_serve_it_not_one_by_one(monk
         world.look()
 
     run(story)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "endpoint": {"pool": None, "models": ["m"]},
+    "endpoint without power": {"pool": None, "models": ["m"], "power_w": None},
+    "unplanned": {},
+    "small": {"full_power_w": 300.0, "max_qps": 7.0, "request_class": "SS"},
+    "large": {"full_power_w": 700.0, "max_qps": 3.427, "request_class": "SS", "idle_w": 250.0},
+    "long": {"full_power_w": 700.0, "max_qps": 0.5, "request_class": "LL"},
+}
+servers_of = st.lists(
+    st.tuples(st.sampled_from(sorted(KINDS)), st.floats(1.0, 1.02), st.booleans()), min_size=2, max_size=5
+)
+"""Servers' kinds, what sets their intensities off, and whether each has a PUE of 3: no two are alike."""
+loads = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 9), st.floats(0, 20), st.floats(0, 60), st.integers(0, 900)),
+    max_size=12,
+)
+"""Answers: of which server, how many more it holds by now, seconds to the first token and in all, tokens."""
+
+
+def ranked(lane: Lane, count: int) -> list[str]:
+    """Return the servers in the order in which requests that have no limit are given to them."""
+    found: list[str] = []
+    for _ in range(count):
+        request = ServingRequest("r", 0.0, 100.0, excluded=frozenset(found))
+        server = lane.choose(Ticket(request, 1e9, {}), 1e9)
+        assert server is not None
+        found.append(server.id)
+    return found
+
+
+@given(servers_of, loads, st.permutations(range(5)))
+def test_more_load_never_changes_which_server_is_cleaner(
+    kinds: list[tuple[str, float, bool]], load: list[tuple[int, int, float, float, int]], places: list[int]
+) -> None:
+    servers = [
+        a_server(f"s{at}", gco2_per_kwh=20.0 * 2.0 ** places[at] * off, pue=3.0 if wasteful else 1.0, **KINDS[kind])
+        for at, (kind, off, wasteful) in enumerate(kinds)
+    ]
+    pool = Pool(RoutedPool.model_validate(a_routed_pool()), servers=servers)
+    lane = Lanes(LaneRules()).of(pool, "")
+    before = ranked(lane, len(servers))
+    if len({kind for kind, _, _ in kinds}) == 1 or not any("max_qps" in KINDS[kind] for kind, _, _ in kinds):
+        assert before == [
+            each.id for each in sorted(servers, key=lambda each: (each.spec.gco2_per_kwh or 0.0) * each.spec.pue)
+        ]
+    for at, more, ttft_s, e2e_s, tokens in load:
+        server = servers[at % len(servers)]
+        for _ in range(min(more, server.room - 1)):
+            server.begin()
+        server.answered(ttft_s, ttft_s + e2e_s, tokens)
+        lane.serve(pool, "")
+    assert ranked(lane, len(servers)) == before

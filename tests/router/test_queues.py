@@ -219,6 +219,43 @@ async def test_the_cleanest_place_is_taken_unless_it_is_too_far_away(stage: Stag
         assert islanders.headers["x-wattshift-location"] == "near"
 
 
+async def test_the_cleaner_of_equal_endpoints_is_taken_also_after_it_was_drained(router: Running, stage: Stage) -> None:
+    clean, dirty = (
+        a_routed_server(server, name, pool=None, models=[MODEL], gco2_per_kwh=gco2)
+        for server, name, gco2 in ((stage.one, "clean", 96.0), (stage.two, "dirty", 343.0))
+    )
+
+    async def asked(count: int) -> tuple[int, int]:
+        stage.one.seen.clear(), stage.two.seen.clear()
+        await asyncio.gather(*(router.ask(json=chat(f"Question {number}")) for number in range(count)))
+        await router.router.probe_servers()
+        return len(stage.one.seen), len(stage.two.seen)
+
+    stage.plane.servers = [clean, dirty]
+    await router.adopted()
+    assert await asked(8) == (8, 0)
+    stage.plane.servers = [clean.model_copy(update={"state": "draining"}), dirty]
+    await router.adopted()
+    assert await asked(40) == (0, 40)
+    stage.plane.servers = [clean, dirty]
+    await router.adopted()
+    assert await asked(8) == (8, 0)
+    assert await asked(40) == (40, 0)
+
+
+async def test_a_lane_of_other_classes_servers_prefers_none_because_its_own_requests_are_short(
+    router: Running, stage: Stage
+) -> None:
+    stage.plane.pools = [a_routed_pool(**four_classes())]
+    stage.plane.servers = [
+        a_routed_server(stage.one, "short", request_class="SS", full_power_w=400.0, max_qps=9.0, gco2_per_kwh=300.0),
+        a_routed_server(stage.two, "long", request_class="LL", full_power_w=400.0, max_qps=1.0, gco2_per_kwh=100.0),
+    ]
+    await router.adopted()
+    await router.ask(json=chat("word " * 200, max_tokens=10))
+    assert (len(stage.one.seen), len(stage.two.seen)) == (0, 1)
+
+
 async def test_the_same_beginning_goes_to_the_same_server_where_that_is_as_clean(router: Running, stage: Stage) -> None:
     stage.plane.servers = [a_routed_server(stage.one, "a"), a_routed_server(stage.two, "b")]
     await router.adopted()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.policies.freesh.cleanest import cleanest_in_time, marginal_gco2_per_token, predicted_s
+from services.core.policies.freesh.cleanest import cleanest_in_time, emissions, marginal_j, predicted_s
 
 
 @dataclass(frozen=True)
@@ -16,51 +16,84 @@ class Stand:
     location: str = "here"
     held: int = 0
     room: int = 10
-    gco2_per_token: float | None = 1.0
+    gco2: float | None = 1.0
     ttft_s: float = 0.1
     tbt_s: float = 0.01
 
 
+def chosen_of(servers: list[Stand], tokens: float, limit_s: float, network_s: dict[str, float]) -> Stand | None:
+    return cleanest_in_time(servers, lambda each: each.gco2, tokens, limit_s, network_s)
+
+
 def test_the_cleanest_is_taken_while_it_is_in_time() -> None:
-    near, clean = Stand("near", gco2_per_token=3.0), Stand("far", gco2_per_token=1.0)
+    near, clean = Stand("near", gco2=3.0), Stand("far", gco2=1.0)
     network_s = {"far": 0.5}
-    assert cleanest_in_time([near, clean], 100, 2.0, network_s) is clean
-    assert cleanest_in_time([near, clean], 100, 1.5, network_s) is near
+    assert chosen_of([near, clean], 100, 2.0, network_s) is clean
+    assert chosen_of([near, clean], 100, 1.5, network_s) is near
 
 
 def test_if_none_is_in_time_the_fastest_is_taken_however_dirty() -> None:
-    dirty, clean = Stand(gco2_per_token=9.0, tbt_s=0.01), Stand(gco2_per_token=1.0, tbt_s=0.1)
-    assert cleanest_in_time([dirty, clean], 100, 0.5, {}) is dirty
+    dirty, clean = Stand(gco2=9.0, tbt_s=0.01), Stand(gco2=1.0, tbt_s=0.1)
+    assert chosen_of([dirty, clean], 100, 0.5, {}) is dirty
 
 
 def test_a_server_without_room_is_not_taken() -> None:
-    full, free = Stand(gco2_per_token=0.5, room=0), Stand(gco2_per_token=5.0)
-    assert cleanest_in_time([full, free], 1, 10, {}) is free
-    assert cleanest_in_time([full], 1, 10, {}) is None
+    full, free = Stand(gco2=0.5, room=0), Stand(gco2=5.0)
+    assert chosen_of([full, free], 1, 10, {}) is free
+    assert chosen_of([full], 1, 10, {}) is None
 
 
 def test_an_unknown_carbon_comes_after_a_known_one() -> None:
-    unknown, known = Stand(gco2_per_token=None), Stand(gco2_per_token=100.0, held=9)
-    assert cleanest_in_time([unknown, known], 1, 10, {}) is known
-    assert cleanest_in_time([unknown], 1, 10, {}) is unknown
+    unknown, known = Stand(gco2=None), Stand(gco2=100.0, held=9)
+    assert chosen_of([unknown, known], 1, 10, {}) is known
+    assert chosen_of([unknown], 1, 10, {}) is unknown
 
 
 def test_servers_that_are_alike_share_the_load() -> None:
-    busy, idle = Stand(gco2_per_token=1.0, held=5), Stand(gco2_per_token=1.04)
-    assert cleanest_in_time([busy, idle], 1, 10, {}) is idle
-    assert cleanest_in_time([busy, Stand(gco2_per_token=1.06)], 1, 10, {}) is busy
+    busy, idle = Stand(gco2=1.0, held=5), Stand(gco2=1.04)
+    assert chosen_of([busy, idle], 1, 10, {}) is idle
+    assert chosen_of([busy, Stand(gco2=1.06)], 1, 10, {}) is busy
 
 
 def test_below_zero_the_least_is_the_cleanest() -> None:
-    gains, saves_more = Stand(gco2_per_token=-1.0), Stand(gco2_per_token=-2.0)
-    assert cleanest_in_time([gains, saves_more], 1, 10, {}) is saves_more
+    gains, saves_more = Stand(gco2=-1.0), Stand(gco2=-2.0)
+    assert chosen_of([gains, saves_more], 1, 10, {}) is saves_more
 
 
-def test_a_token_emits_what_it_draws_beyond_idle_power() -> None:
-    # 300 W more for 100 tokens/s are 3 J a token; at 1.2 and 360 gCO2/kWh: 3 * 1.2 / 3.6e6 * 360.
-    assert marginal_gco2_per_token(400, 100, 100, 360, 1.2) == pytest.approx(3.6e-4)
-    assert marginal_gco2_per_token(400, 100, 0, 360, 1.2) is None
-    assert marginal_gco2_per_token(400, 100, 100, -360, 1.2) == pytest.approx(-3.6e-4)
+@pytest.mark.parametrize(
+    ("power_w", "idle_w", "per_s", "expected"),
+    [(400, 100, 100, 3.0), (400, 100, 0, None), (100, 100, 5, None), (50, 100, 5, None)],
+)
+def test_what_a_request_adds_is_drawn_beyond_idle_power(
+    power_w: float, idle_w: float, per_s: float, expected: float | None
+) -> None:
+    assert marginal_j(power_w, idle_w, per_s) == expected
+
+
+@dataclass(frozen=True)
+class Site:
+    id: str
+    gco2_per_kwh: float | None = 100.0
+    request_j: float | None = None
+    request_class: str | None = None
+
+
+def test_one_class_whose_profiles_are_known_is_compared_by_what_a_request_adds() -> None:
+    small, large = Site("small", 300.0, 1_200.0, "SS"), Site("large", 100.0, 7_200.0, "SS")
+    assert emissions([small, large]) == pytest.approx({"small": 0.1, "large": 0.2})
+    assert emissions([small, large, Site("dark", None)]) == pytest.approx({"small": 0.1, "large": 0.2})
+
+
+@pytest.mark.parametrize(
+    "other", [Site("other", 200.0, None, "SS"), Site("other", 200.0, 9_000.0, "LL"), Site("other", 200.0)]
+)
+def test_what_a_request_adds_is_not_compared_with_what_is_unknown_or_of_another_class(other: Site) -> None:
+    assert emissions([Site("one", 300.0, 36.0, "SS"), other]) == {"one": 300.0, "other": 200.0}
+
+
+def test_below_zero_too_more_intensity_is_more_emission() -> None:
+    found = emissions([Site("a", -50.0, 100.0, "SS"), Site("b", 50.0, 100.0, "SS")])
+    assert found["a"] < 0 < found["b"]
 
 
 SERVERS = st.builds(
@@ -68,7 +101,7 @@ SERVERS = st.builds(
     location=st.sampled_from(["a", "b"]),
     held=st.integers(0, 20),
     room=st.integers(0, 5),
-    gco2_per_token=st.none() | st.floats(-5, 5),
+    gco2=st.none() | st.floats(-5, 5),
     ttft_s=st.floats(0, 2),
     tbt_s=st.floats(0, 0.1),
 )
@@ -77,7 +110,7 @@ SERVERS = st.builds(
 @given(st.lists(SERVERS, max_size=8), st.floats(0, 500), st.floats(0, 20))
 def test_what_holds_for_every_choice(servers: list[Stand], tokens: float, limit_s: float) -> None:
     network_s = {"b": 0.3}
-    chosen = cleanest_in_time(servers, tokens, limit_s, network_s)
+    chosen = chosen_of(servers, tokens, limit_s, network_s)
     free = [each for each in servers if each.room > 0]
     in_time = [each for each in free if predicted_s(each, tokens, network_s) <= limit_s]
     assert (chosen is None) == (not free)
@@ -87,7 +120,7 @@ def test_what_holds_for_every_choice(servers: list[Stand], tokens: float, limit_
         assert predicted_s(chosen, tokens, network_s) == min(predicted_s(each, tokens, network_s) for each in free)
         return
     assert chosen in in_time
-    known = [each.gco2_per_token for each in in_time if each.gco2_per_token is not None]
+    known = [each.gco2 for each in in_time if each.gco2 is not None]
     if known:
-        assert chosen.gco2_per_token is not None
-        assert chosen.gco2_per_token <= min(known) + 0.05 * abs(min(known))
+        assert chosen.gco2 is not None
+        assert chosen.gco2 <= min(known) + 0.05 * abs(min(known))
