@@ -8,8 +8,9 @@ from services.router.openai import Asked
 from services.router.tokens import TokenCounter
 from services.router.turn import Expected
 
-PREFIX_CHARACTERS = 512
-"""So much of a prompt's first text stands for its beginning."""
+BLOCK_CHARACTERS = 512
+MOST_BLOCKS = 256
+"""Beginnings of a prompt are told apart by whole blocks, as many as this."""
 
 
 class Expectations:
@@ -28,8 +29,9 @@ class Expectations:
         counter = self._counters.get(pool.spec.name)
         if counter is None or counter.path != pool.spec.tokenizer:
             counter = self._counters[pool.spec.name] = TokenCounter(pool.spec.tokenizer)
-        tokens, n_bytes, first = counter.count(asked.fields)
-        prefix = hash((model, first[:PREFIX_CHARACTERS])) if len(first) >= 64 else None
+        tokens, n_bytes, texts = counter.count(asked.fields)
+        first = texts[0] if texts else ""
+        prefix = _beginnings(model, texts)
         contexts = (model, (model, input_bucket(tokens)), (key_id, hash(first[:64]), input_bucket(tokens)))
         if kind == "embedding":
             return Expected(tokens, 0.0, pool.class_of(tokens, False), (), n_bytes, prefix)
@@ -55,3 +57,18 @@ class Expectations:
             self._counters[pool].observe(expected.n_bytes, input_tokens)
         if expected.contexts and answer_tokens:
             self.lengths.observe(expected.contexts, answer_tokens)
+
+
+def _beginnings(model: str, texts: list[str]) -> tuple[int, ...]:
+    """Return what stands for each beginning of a prompt that is a whole number of blocks, the shortest first.
+
+    Prompts share those of the text that they have in common: two conversations those of their system prompt, the next
+    turn of a conversation those of all that was said before.
+    """
+    text = "\n".join(texts)
+    known = hash(model)
+    found: list[int] = []
+    for end in range(BLOCK_CHARACTERS, min(len(text), BLOCK_CHARACTERS * MOST_BLOCKS) + 1, BLOCK_CHARACTERS):
+        known = hash((known, text[end - BLOCK_CHARACTERS : end]))
+        found.append(known)
+    return tuple(found)

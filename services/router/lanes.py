@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from services.core.accounting.serving import SLO_LATENCIES
-from services.core.policies.freesh.cleanest import cleanest_in_time, emissions
+from services.core.policies.freesh.cleanest import cleanest_in_time, emissions, predicted_s
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
 from services.core.policies.freesh.laxity import (
     Order,
@@ -35,6 +35,8 @@ from services.router.upstream import Connection, UpstreamError
 
 AFFINITY_CARBON = 1.1
 """A server that has the prompt's beginning cached may emit so many times what the cleanest one does."""
+AFFINITY_LOAD = 1.1
+"""It may be so many times as full as the least loaded of the cleanest, and by one request more."""
 RETIME_SHARE = 0.1
 """The queue is ordered anew when its servers' times have changed by so much."""
 
@@ -63,7 +65,7 @@ class Ticket:
         request: As the queue orders it.
         limit_s: How long its answer may take.
         network_s: Time to each place, for its client's region.
-        prefix: Stands for the beginning of its prompt; None without any.
+        prefix: Stands for the beginnings of its prompt, the shortest first.
         may_repeat: Whether it may be sent a second time; if not, it keeps the server that it was given.
         preemptions: How often it was preempted.
     """
@@ -71,7 +73,7 @@ class Ticket:
     request: ServingRequest
     limit_s: float
     network_s: Mapping[str, float]
-    prefix: int | None = None
+    prefix: tuple[int, ...] = ()
     may_repeat: bool = True
     preemptions: int = 0
     given: asyncio.Future[Server] | None = None
@@ -160,12 +162,18 @@ class Lane:
         if known is None or best is None or known == best.id:
             return best
         cached = next((each for each in free if each.id == known), None)
-        return cached if cached is not None and self._is_as_clean(cached, best) else best
+        return cached if cached is not None and self._is_as_good(cached, best, ticket) else best
 
     def _emits(self, server: Server) -> float | None:
         return self._gco2.get(server.id)
 
-    def _is_as_clean(self, cached: Server, best: Server) -> bool:
+    def _is_as_good(self, cached: Server, best: Server, ticket: Ticket) -> bool:
+        """Whether a server that has the beginning of a prompt cached may have it: about as clean, in time and free."""
+        if cached.held > AFFINITY_LOAD * best.held * cached.limit / best.limit + 1:
+            return False
+        tokens, network_s = ticket.request.output_tokens, ticket.network_s
+        if predicted_s(cached, tokens, network_s) > max(ticket.limit_s, predicted_s(best, tokens, network_s)):
+            return False
         ours, least = self._emits(cached), self._emits(best)
         if ours is None or least is None:
             return least is None
@@ -345,21 +353,20 @@ class Lane:
 class Affinity:
     """Which server last had a prompt with the same beginning, as many as fit."""
 
-    def __init__(self, most: int = 50_000) -> None:
+    def __init__(self, most: int = 100_000) -> None:
         self._most = most
         self._servers: dict[int, str] = {}
 
-    def server_of(self, prefix: int | None) -> str | None:
-        """Return that server's id; None where there is none."""
-        return None if prefix is None else self._servers.get(prefix)
+    def server_of(self, prefix: tuple[int, ...]) -> str | None:
+        """Return the id of the server that had the longest of a prompt's beginnings; None if none had any."""
+        return next((self._servers[each] for each in reversed(prefix) if each in self._servers), None)
 
-    def note(self, prefix: int | None, server_id: str) -> None:
+    def note(self, prefix: tuple[int, ...], server_id: str) -> None:
         """Remember where a prompt went."""
-        if prefix is None:
-            return
-        self._servers.pop(prefix, None)
-        self._servers[prefix] = server_id
-        if len(self._servers) > self._most:
+        for each in prefix:
+            self._servers.pop(each, None)
+            self._servers[each] = server_id
+        while len(self._servers) > self._most:
             del self._servers[next(iter(self._servers))]
 
 

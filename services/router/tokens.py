@@ -29,16 +29,16 @@ class TokenCounter:
         self.bytes_per_token = USUAL_BYTES_PER_TOKEN
         self._encode = _load(tokenizer) if tokenizer else None
 
-    def count(self, fields: dict[str, Any]) -> tuple[int, int, str]:
-        """Return a prompt's tokens, its bytes (0 for token ids, which teach nothing) and its first text."""
+    def count(self, fields: dict[str, Any]) -> tuple[int, int, list[str]]:
+        """Return a prompt's tokens, its bytes (0 for token ids, which teach nothing) and its texts."""
         if ids := token_ids(fields):
-            return ids, 0, ""
+            return ids, 0, []
         texts = prompt_of(fields)
         text = texts[0] if len(texts) == 1 else "\n".join(texts)
         n_bytes = (len(text) if text.isascii() else len(text.encode(errors="replace"))) + extra_length(fields)
         if self._encode is not None and n_bytes <= LONGEST_ENCODED:
-            return self._encode(text), n_bytes, texts[0] if texts else ""
-        return max(1, round(n_bytes / self.bytes_per_token)), n_bytes, texts[0] if texts else ""
+            return self._encode(text), n_bytes, texts
+        return max(1, round(n_bytes / self.bytes_per_token)), n_bytes, texts
 
     def observe(self, n_bytes: int, tokens: int) -> None:
         """Learn from what a server said of a prompt."""

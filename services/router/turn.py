@@ -21,6 +21,7 @@ class Expected:
     Attributes:
         contexts: By which the length of its answer is learned.
         n_bytes: Of its prompt; 0 where they teach nothing about tokens.
+        prefix: Stands for the beginnings of its prompt, the shortest first.
     """
 
     input_tokens: int
@@ -28,7 +29,7 @@ class Expected:
     request_class: str
     contexts: tuple[Any, ...]
     n_bytes: int
-    prefix: int | None
+    prefix: tuple[int, ...]
 
 
 @dataclass(slots=True)

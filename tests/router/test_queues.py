@@ -256,12 +256,64 @@ async def test_a_lane_of_other_classes_servers_prefers_none_because_its_own_requ
     assert (len(stage.one.seen), len(stage.two.seen)) == (0, 1)
 
 
-async def test_the_same_beginning_goes_to_the_same_server_where_that_is_as_clean(router: Running, stage: Stage) -> None:
-    stage.plane.servers = [a_routed_server(stage.one, "a"), a_routed_server(stage.two, "b")]
+SYSTEM = "One system prompt for all. " * 40
+
+
+def talk(*turns: str) -> dict[str, Any]:
+    messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(turns)]
+    return {"model": MODEL, "messages": [{"role": "system", "content": SYSTEM}, *messages]}
+
+
+async def test_requests_at_once_with_one_system_prompt_are_spread(router: Running, stage: Stage) -> None:
+    stage.one.gate = stage.two.gate = asyncio.Event()
+    servers = (stage.one, "a"), (stage.two, "b"), (stage.two, "c")
+    stage.plane.servers = [a_routed_server(server, name) for server, name in servers]
     await router.adopted()
-    for number in range(12):
-        await router.ask(json=chat(f"{'One system prompt. ' * 40} Question {number}"))
-    assert sorted([len(stage.one.seen), len(stage.two.seen)]) == [0, 12]
+    asked = [asyncio.create_task(router.ask(json=talk(f"Question {number}"))) for number in range(45)]
+    await stage.one.until(lambda: stage.one.held + stage.two.held == 45)
+    held = [each.held for each in router.router.fleet.servers.values()]
+    stage.one.gate.set()
+    await asyncio.gather(*asked)
+    assert sum(held) == 45
+    assert all(abs(each - 15) <= 2 for each in held), held
+
+
+async def test_a_conversation_goes_on_where_its_history_is(router: Running, stage: Stage) -> None:
+    stage.one.gate = stage.two.gate = asyncio.Event()
+    stage.plane.servers = [a_routed_server(stage.one, "a", location="a"), a_routed_server(stage.two, "b", location="b")]
+    await router.adopted()
+    openings = [f"Question {number} is long. " * 40 for number in range(6)]
+    asked = [asyncio.create_task(router.ask(json=talk(each))) for each in openings]
+    await stage.one.until(lambda: stage.one.held + stage.two.held == 6)
+    stage.one.gate.set()
+    first = [answer.headers["x-wattshift-location"] for answer in await asyncio.gather(*asked)]
+    assert set(first) == {"a", "b"}
+    again = [
+        (await router.ask(json=talk(each, "An answer.", "What else?"))).headers["x-wattshift-location"]
+        for each in openings
+    ]
+    assert again == first
+
+
+async def test_a_cached_beginning_is_not_worth_a_dirtier_or_a_late_answer(stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(classes=[RoutedClass(name="any", max_latency_s=8.0)], partition="p")]
+    far = a_routed_server(stage.one, "a", location="far")
+    one, two = (f"Question {number} is long. " * 40 for number in range(2))
+    async with stage.router(network_ms={"default": {}, "island": {"far": 9_000.0}}) as router:
+
+        async def place_of(question: str, region: str = "default") -> str:
+            body = talk(question, "An answer.", "What else?")
+            return (await router.ask(json=body, headers={"x-wattshift-region": region})).headers["x-wattshift-location"]
+
+        stage.plane.servers = [far]
+        await router.adopted()
+        assert [await place_of(one), await place_of(two)] == ["far", "far"]
+        stage.plane.servers = [far, a_routed_server(stage.two, "b", gco2_per_kwh=460.0)]
+        await router.adopted()
+        assert [await place_of(one), await place_of(two, "island")] == ["far", "here"]
+        stage.plane.servers = [far, a_routed_server(stage.two, "b", gco2_per_kwh=400.0)]
+        await router.adopted()
+        assert await place_of(one) == "here"
 
 
 async def test_by_weight_servers_share_in_proportion(stage: Stage) -> None:
