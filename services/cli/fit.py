@@ -14,6 +14,7 @@ from services.cli.bars import bar
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.core.domain.errors import DomainError
+from services.kit.text import decoded
 
 if TYPE_CHECKING:
     from services.core.profiles.capped import CappedModel
@@ -117,7 +118,7 @@ def read_points(file: Path, needed: tuple[str, ...], *, energies: bool) -> tuple
     from services.core.profiles.observations import COLUMN_OF, Observations
 
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = decoded(file.read_bytes())
     except FileNotFoundError:
         raise CliError(f"there is no file {str(file)!r}", EXIT_NOT_FOUND) from None
     except (OSError, UnicodeDecodeError) as error:

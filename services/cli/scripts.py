@@ -1,4 +1,4 @@
-"""Job scripts: their ``#WATTSHIFT`` lines, and the command that carries their text.
+"""Job scripts: their ``#WATTSHIFT`` lines, those of other schedulers, and the command that carries their text.
 
 The text travels in the job's spec, so that editing the file after the submission changes nothing.
 """
@@ -6,6 +6,7 @@ The text travels in the job's spec, so that editing the file after the submissio
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +34,13 @@ class Script:
         name: The file's name.
         text: All of it.
         directives: The words of each ``#WATTSHIFT`` line before the first command, with the number of the line.
+        foreign: The lines there that other schedulers obey, with their numbers.
     """
 
     name: str
     text: str
     directives: list[tuple[int, list[str]]]
+    foreign: list[tuple[int, str]]
 
     def command(self, arguments: list[str]) -> list[str]:
         """Return the program and arguments that run the script.
@@ -74,9 +77,12 @@ def read_script(name: str, text: str) -> Script:
             EXIT_USAGE,
         )
     directives: list[tuple[int, list[str]]] = []
+    foreign: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip() and not line.startswith("#"):
             break
+        if re.match(r"(?:#SBATCH|#PBS|#BSUB)\s", line):
+            foreign.append((number, line))
         if line.startswith(DIRECTIVE) and not line[len(DIRECTIVE) :].strip(" \t").startswith("#"):
             rest = line[len(DIRECTIVE) :]
             if rest and not rest[0].isspace():
@@ -85,7 +91,7 @@ def read_script(name: str, text: str) -> Script:
                 directives.append((number, shlex.split(rest, comments=True)))
             except ValueError as error:
                 raise CliError(f"{name}, line {number}: {str(error).lower()}", EXIT_USAGE) from None
-    return Script(name, text, directives)
+    return Script(name, text, directives, foreign)
 
 
 def _interpreter(text: str) -> list[str]:

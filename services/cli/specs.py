@@ -24,6 +24,7 @@ from services.contracts.jobs import JobSpec
 from services.contracts.schema import NAME_PATTERN
 from services.contracts.secrets import SecretUse
 from services.core.domain.dependencies import Condition
+from services.kit.text import decoded
 
 CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
 """Variables of the caller that a job gets unless it runs in a container: they make its ``python3`` the caller's."""
@@ -79,19 +80,17 @@ class SpecOptions:
 
 
 def read_text(file: Path) -> str:
-    """Return the text of a file; ``-`` is standard input.
+    """Return the text of a file, with ``\\n`` at the end of each line; ``-`` is standard input.
 
     Raises:
         CliError: It cannot be read.
     """
-    if str(file) == "-":
-        return sys.stdin.read()
     try:
-        return file.read_text(encoding="utf-8")
+        return decoded(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
     except OSError as error:
         raise CliError(f"cannot read {file}: {error.strerror}", EXIT_NOT_FOUND) from None
     except UnicodeDecodeError:
-        raise CliError(f"cannot read {file}: it is not UTF-8 text", EXIT_USAGE) from None
+        raise CliError(f"cannot read {file}: it is neither UTF-8 nor UTF-16 text", EXIT_USAGE) from None
 
 
 def read_specs(file: Path, text: str | None = None, sources: LocalSources | None = None) -> list[JobSpec]:

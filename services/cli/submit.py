@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import typer
 import typer.core
 
-from services.cli import following, output
+from services.cli import following, foreign, output
 from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway, gateway_url
 from services.cli.estimate import show_estimates
 from services.cli.names import job_or_array
@@ -26,6 +26,7 @@ from services.cli.specs import (
     SPEC_SUFFIXES,
     SpecOptions,
     command_words,
+    job_name,
     program_name,
     read_specs,
     read_text,
@@ -64,7 +65,19 @@ class SubmitCommand(typer.core.TyperCommand):
         if not is_script(file, text):
             return []
         script = ctx.meta[_SCRIPT] = read_script(file, text)
-        return [word for number, words in script.directives for word in self._checked(ctx, script, number, words)]
+        own = [word for number, words in script.directives for word in self._checked(ctx, script, number, words)]
+        return [*self._foreign(ctx, script, [*own, *args]), *own]
+
+    def _foreign(self, ctx: Any, script: Script, winning: list[str]) -> list[str]:
+        """Return the options that lines of other schedulers mean, and say on standard error what is not obeyed."""
+        given, _, _ = self.make_parser(ctx).parse_args(args=winning)
+        options, said = foreign.obeyed(script.name, script.text, script.foreign, _named(given))
+        if said:
+            print(f"wattshift: {script.name} is not obeyed in all: {'; '.join(said)}", file=sys.stderr)
+        if "--name" in options:
+            at = options.index("--name") + 1
+            options[at] = job_name(options[at])
+        return options
 
     def _checked(self, ctx: Any, script: Script, number: int, words: list[str]) -> list[str]:
         """Return the words of one ``#WATTSHIFT`` line, which must be options of a job and nothing else."""
@@ -76,8 +89,7 @@ class SubmitCommand(typer.core.TyperCommand):
             if message is None:
                 raise
             raise CliError(f"{where}: {message()}", EXIT_USAGE) from None
-        named = {name for name, value in given.items() if isinstance(value, str | int | list | tuple) and value}
-        if wrong := sorted(named & _NOT_IN_SCRIPTS) or left:
+        if wrong := sorted(_named(given) & _NOT_IN_SCRIPTS) or left:
             what = (
                 "a script is its own command"
                 if "file" in wrong or "command" in wrong or left
@@ -85,6 +97,11 @@ class SubmitCommand(typer.core.TyperCommand):
             )
             raise CliError(f"{where}: {what}; only options that describe the job may stand here", EXIT_USAGE)
         return words
+
+
+def _named(given: dict[str, Any]) -> set[str]:
+    """Return the parameters that some words give."""
+    return {name for name, value in given.items() if isinstance(value, str | int | list | tuple) and value}
 
 
 def is_script(file: str, text: str) -> bool:
@@ -118,9 +135,9 @@ def submit(
         list[str] | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A script, with options in #WATTSHIFT lines before its first command; or YAML or JSON with one or "
-            "more specs. - is standard input. What follows -- are the script's arguments or, without a FILE, the "
-            "command.",
+            help="A script, with options in #WATTSHIFT or #SBATCH lines before its first command; or YAML or JSON with "
+            "one or more specs. - is standard input. What follows -- are the script's arguments or, without a FILE, "
+            "the command.",
             show_default=False,
         ),
     ] = None,
@@ -227,7 +244,8 @@ def submit(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.", rich_help_panel=JOB)
     ] = None,
     time: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Longest run: 90s, 15m, 6h, 06:00:00.", rich_help_panel=RUN)
+        str | None,
+        typer.Option(metavar="DURATION", help="Longest run: 90s, 15m, 6h, 06:00:00, 1-06:00:00.", rich_help_panel=RUN),
     ] = None,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="2026-03-01T18:00, or +6h from now.", rich_help_panel=RUN)

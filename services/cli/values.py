@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.kit.text import decoded
 
 
 def json_document(file: Path) -> Any:
@@ -21,7 +22,7 @@ def json_document(file: Path) -> Any:
         CliError: the file cannot be read, or is not JSON.
     """
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(decoded(file.read_bytes()))
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
     except ValueError as error:
@@ -69,8 +70,8 @@ def parameter_value(text: str) -> Any:
 
 def _pairs(file: Path) -> list[list[float]]:
     try:
-        rows = [row for row in csv.reader(file.read_text(encoding="utf-8").splitlines()) if row]
-    except (OSError, UnicodeDecodeError) as error:
+        rows = [row for row in csv.reader(decoded(file.read_bytes()).splitlines(), strict=True) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CliError(f"{file} cannot be read: {error}", EXIT_USAGE) from None
     pairs: list[list[float]] = []
     for at, row in enumerate(rows):
@@ -98,22 +99,24 @@ def moment_s(text: str) -> float:
 
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_CLOCK = re.compile(r"(\d+):([0-5]\d)(?::([0-5]\d))?")
+_CLOCK = re.compile(r"(?:(\d+)-(?=(?:[01]?\d|2[0-3]):))?(\d+):([0-5]\d)(?::([0-5]\d))?")
 
 
 def duration_s(text: str, option: str) -> float:
-    """Return a duration in seconds: ``90``, ``90s``, ``15m``, ``6h``, ``2d``, ``HH:MM:SS`` or ``HH:MM``.
+    """Return a duration in seconds: ``90``, ``90s``, ``15m``, ``6h``, ``2d``, ``HH:MM:SS`` or ``HH:MM``, or with days
+    before these, ``D-HH:MM:SS``.
 
     Raises:
         CliError: it is none; the message names ``option``.
     """
     if clock := _CLOCK.fullmatch(text.strip()):
-        hours, minutes, seconds = clock.groups()
-        return int(hours) * 3_600.0 + int(minutes) * 60.0 + int(seconds or 0)
+        days, hours, minutes, seconds = clock.groups()
+        return int(days or 0) * 86_400.0 + int(hours) * 3_600.0 + int(minutes) * 60.0 + int(seconds or 0)
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or found[2] not in _UNITS_S:
         raise CliError(
-            f"{option}: {text!r} is not a duration; write 90 (seconds), 90s, 15m, 6h, 2d or 06:00:00", EXIT_USAGE
+            f"{option}: {text!r} is not a duration; write 90 (seconds), 90s, 15m, 6h, 2d, 06:00:00 or 1-06:00:00",
+            EXIT_USAGE,
         )
     return float(found[1]) * _UNITS_S[found[2]]
 

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from services.core.domain.errors import DomainError
+from services.kit.text import decoded
 from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
 from services.simulator.engine.options import EngineOptions
 from services.simulator.readers.carbon import FORECASTS
@@ -160,7 +161,7 @@ def load_experiment(path: Path) -> Experiment:
             the engine does not take.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(decoded(path.read_bytes()))
     except FileNotFoundError as error:
         raise DomainError(f"there is no file {path}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
