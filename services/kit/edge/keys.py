@@ -92,8 +92,13 @@ class KeyCache:
             if len(self._asking) >= MOST_REQUESTS:
                 raise unavailable("Admission")
             task = self._asking[digest] = asyncio.create_task(self._ask(digest))
-            task.add_done_callback(lambda _: self._asking.pop(digest, None))
+            task.add_done_callback(lambda done: self._answered(digest, done))
         return await asyncio.shield(task)  # the first request may be cancelled; the others still wait
+
+    def _answered(self, digest: bytes, task: asyncio.Task[ResolvedKey | None]) -> None:
+        self._asking.pop(digest, None)
+        if not task.cancelled():
+            task.exception()  # all who asked may have gone: asyncio would log that nobody has looked at it
 
     async def _ask(self, digest: bytes) -> ResolvedKey | None:
         asked_at_s = self._clock_s()
