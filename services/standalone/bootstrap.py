@@ -83,6 +83,11 @@ def _test(arguments: list[str]) -> None:
     parser.add_argument(
         "--mutants", action="store_true", help="do a mutation run instead (`python -m tests.mutation --help`)"
     )
+    parser.add_argument(
+        "--simulate",
+        action="store_true",
+        help="search schedules of the asyncio parts instead: --seed N, --minutes M (1), --token TOKEN",
+    )
     options, rest = parser.parse_known_args(arguments)
     set_up()
     os.chdir(ROOT)
@@ -94,6 +99,8 @@ def _test(arguments: list[str]) -> None:
         _become([PYTHON, "-m", "tests.mutation", *rest])
     if options.chaos:
         _become([PYTHON, "-m", "tests.chaos", *rest])
+    if options.simulate:
+        _become([PYTHON, "-m", "tests.simulation", *rest])
     if rest:
         _become([PYTHON, "-m", "pytest", *([] if options.slow else ["-m", "not slow"]), *rest])
     selected = [] if options.slow else ["-m", "not slow" if options.live else "not slow and not live"]

@@ -1,0 +1,147 @@
+"""Requests to an application that several router processes serve: one of them assigns the instances for all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+
+from services.contracts.routing import RoutedApp, RoutedAppServer, RouterState, RoutingTable
+from services.router.apps.assignment import Assigner
+from services.router.apps.coordination import Coordinator
+from services.router.apps.fleet import AppFleet
+from services.router.apps.queue import NotAssignedError, Outcome
+from tests.simulation.loop import EPOCH_S, Simulation
+
+
+class _Process:
+    """One router process: its queues, and its connections to the others."""
+
+    def __init__(self, name: str) -> None:
+        self.assigner = Assigner(most_waiting=5, patience_s=1.0)
+        self.fleet = AppFleet()
+        self.coordinator = Coordinator(name, "token", self.assigner, self.fleet)
+        self.is_alive = True
+
+    def adopt(self, table: RoutingTable) -> None:
+        """Take in a routing table."""
+        self.fleet.adopt(table)
+        self.assigner.adopt(table)
+
+
+def _table(instances: dict[str, str], concurrency: int) -> RoutingTable:
+    known = {"app": "app", "variant": "v", "accuracy_pct": 80.0, "url": "http://127.0.0.1:1", "location": "here"}
+    return RoutingTable(
+        made_at=datetime.fromtimestamp(EPOCH_S, UTC),
+        pools=[],
+        servers=[],
+        apps=[RoutedApp(name="app", tenant_id="acme", concurrency=concurrency)],
+        app_servers=[
+            RoutedAppServer.model_validate(known | {"id": name, "state": state}) for name, state in instances.items()
+        ],
+    )
+
+
+async def play(simulation: Simulation) -> None:
+    """Processes find and lose each other while requests come, wait, leave and end; then every instance is free."""
+    draw = simulation.choices.below
+    processes = [_Process(name) for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
+    instances = dict.fromkeys(("a", "b", "c")[: 1 + draw(3)], "ready")
+    concurrency = 1 + draw(2, often=0.3)
+    for process in processes:
+        process.adopt(_table(instances, concurrency))
+        await process.coordinator.listen("simulated")
+        await asyncio.sleep(0.01)
+        process.coordinator.started_at_s = time.time()
+    simulation.holds("no queue counts below nothing", lambda: _negative(processes))
+    requests = [
+        simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)
+        for n in range(2 + draw(8))
+    ]
+    finding = simulation.loop.create_task(_find(simulation, processes))
+    changing = simulation.loop.create_task(_change(simulation, processes, instances, concurrency))
+    await asyncio.wait(requests)
+    finding.cancel()
+    changing.cancel()
+    await simulation.quiet()
+    for process in processes:
+        queues = process.assigner.queues.values()
+        held = {seat.id: seat.held for queue in queues for seat in queue.seats.values() if seat.held}
+        simulation.check("every instance is given back", not held, f"{process.coordinator.name}: {held}")
+        simulation.check("nothing waits for nobody", not any(queue.waiting for queue in queues))
+        simulation.check("no ticket is left", not process.coordinator._tickets)
+    for process in processes:
+        await process.coordinator.stop()
+
+
+async def _find(simulation: Simulation, processes: list[_Process]) -> None:
+    """Have processes hear of each other as through Redis: late, and not of those that seem dead."""
+    draw = simulation.choices.below
+    while True:
+        for process in processes:
+            others = {
+                each.coordinator.name: RouterState(
+                    at_s=time.time(), address=each.coordinator.address, started_at_s=each.coordinator.started_at_s
+                )
+                for each in processes
+                if each is not process and not draw(6, often=0.3)
+            }
+            process.coordinator.choose(others)
+            if draw(30) == 1:
+                for peer in list(process.coordinator._asking):
+                    peer.close()
+            process.assigner.check()
+        await asyncio.sleep(0.25)
+
+
+async def _change(
+    simulation: Simulation, processes: list[_Process], instances: dict[str, str], concurrency: int
+) -> None:
+    draw = simulation.choices.below
+    while True:
+        await asyncio.sleep(0.3)
+        if draw(3) == 1:
+            name = ("a", "b", "c")[draw(3)]
+            match draw(3):
+                case 0:
+                    instances[name] = "ready"
+                case 1:
+                    instances[name] = "draining"
+                case _:
+                    instances.pop(name, None)
+        for process in processes:
+            process.adopt(_table(instances, concurrency))
+
+
+async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
+    draw = simulation.choices.below
+    await asyncio.sleep(0.05 * draw(20))
+    ticket = process.coordinator.ticket("app", ("acme", "beta")[draw(2, often=0.3)])
+    for _ in range(3):
+        try:
+            await process.coordinator.take(ticket, (0.5, 0.05, 4.0)[draw(3)])
+        except (NotAssignedError, TimeoutError):
+            return
+        outcome = Outcome.NOT_ASKED
+        try:
+            given = ticket.instance
+            await asyncio.sleep(0.05 * draw(20))
+            outcome = (Outcome.ANSWERED, Outcome.FAILED, Outcome.UNREACHABLE, Outcome.BUSY)[draw(4, often=0.3)]
+        finally:
+            process.coordinator.leave(ticket, outcome)
+        if outcome is Outcome.ANSWERED or given is None:
+            return
+        ticket.excluded |= {given}
+
+
+def _negative(processes: list[_Process]) -> str | None:
+    for process in processes:
+        for queue in process.assigner.queues.values():
+            if queue.waiting < 0 or any(seat.held < 0 for seat in queue.seats.values()):
+                return process.coordinator.name
+            if sum(seat.held for seat in queue.seats.values()) != queue.held:
+                return f"{process.coordinator.name}: {queue.in_service}"
+            for seat in queue.seats.values():
+                if seat.is_ready and seat.held > seat.limit and len(processes) == 1:
+                    return f"{seat.id} holds {seat.held} of {seat.limit}"
+    return None

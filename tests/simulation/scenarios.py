@@ -1,0 +1,14 @@
+"""The scenarios, by name."""
+
+from __future__ import annotations
+
+from tests.simulation import apps, reports, router, submissions
+from tests.simulation.search import Play
+
+SCENARIOS: dict[str, Play] = {
+    "router": router.play,
+    "apps": apps.play,
+    "submissions": submissions.play,
+    "reports": reports.play,
+    "keys": reports.keys,
+}
