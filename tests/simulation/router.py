@@ -174,7 +174,7 @@ async def _ask(
         asked=asked, exchange=exchange, key=SimpleNamespace(identity=identity), at_s=time.monotonic()
     )
     expected = SimpleNamespace(
-        output_tokens=float(1 + draw(200)), input_tokens=10, request_class="", prefix=draw(3) or None
+        output_tokens=float(1 + draw(200)), input_tokens=10, request_class="", prefix=tuple(range(draw(4)))
     )
     turn = SimpleNamespace(received=received, lane=lane, expected=expected, pool=fleet.pools["chat"], wait_s=0.0)
     living.add(number)
