@@ -14,6 +14,9 @@ from pathlib import Path
 
 from services.standalone.process import Account, StackError
 
+BASES = (Path("/run"), Path("/tmp"))
+"""The first is root's. That of a user (`XDG_RUNTIME_DIR`) goes when they log out, and what they started stays."""
+
 LONGEST_PATH = 107 if sys.platform == "linux" else 103
 POSTGRES = "postgres"
 """The folder in it that belongs to PostgreSQL's account, which can make its socket nowhere else."""
@@ -31,8 +34,7 @@ def make(postgres: Account | None = None) -> Path:
     Raises:
         StackError: no folder with a short path can be made.
     """
-    wanted = [Path("/run") if os.geteuid() == 0 else Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp"), Path("/tmp")]
-    for base in dict.fromkeys(path.resolve() for path in wanted):
+    for base in (path.resolve() for path in BASES):
         try:
             if not _is_safe(base) or len(os.fsencode(base / _LONGEST_NAME)) > LONGEST_PATH:
                 continue
@@ -46,7 +48,7 @@ def make(postgres: Account | None = None) -> Path:
         except OSError:
             continue
         return folder
-    raise StackError(f"no folder for sockets can be made in {' or '.join(map(str, wanted))}")
+    raise StackError(f"no folder for sockets can be made in {' or '.join(map(str, BASES))}")
 
 
 def remove(folder: Path) -> None:

@@ -185,7 +185,8 @@ class _Child:
         self._restarts = 0
         self._started_at_s: float | None = None
         self._detail = self._replaced = ""
-        self._was_ready = self._answers = False
+        self._was_ready = False
+        self._answered = asyncio.Event()
         self._effort = Effort()
         self._running_task: asyncio.Task[None] | None = None
 
@@ -219,7 +220,7 @@ class _Child:
     def is_at_work(self, after_s: float) -> bool:
         """Return whether it works, and not only waits, since the last look; it is being started."""
         pid = self._running.pid if self._running else None
-        return pid is not None and self._effort.is_made(after_s, cpu_of(pid), answers=self._answers)
+        return pid is not None and self._effort.is_made(after_s, cpu_of(pid), answers=self._answered.is_set())
 
     async def stop(self) -> None:
         if self._running_task:
@@ -285,7 +286,8 @@ class _Child:
             self._restarts += 1
 
     async def _run_once(self) -> int:
-        self._was_ready = self._answers = False
+        self._was_ready = False
+        self._answered.clear()
         running = await self.spawn()
         self._become("starting", self._replaced)
         tasks = [asyncio.create_task(self._await_ready())]
@@ -300,6 +302,8 @@ class _Child:
 
     async def _await_ready(self) -> None:
         if self._process.is_ready:
+            if self._process.sockets and self._process.probe:
+                await self._answered.wait()  # a question waits until the process takes it, and would keep a thread
             while not await asyncio.to_thread(self._process.is_ready):  # noqa: ASYNC110, nobody could set an event
                 await asyncio.sleep(PROBE_EVERY_S)
         if not self.ready.done():
@@ -322,7 +326,7 @@ class _Child:
         for number in itertools.count(1):
             if await _answers(probe, patience.timeout_s()):
                 patience.answered()
-                self._answers = True
+                self._answered.set()
                 await self._look_closer(pid, probe, thoroughly=number % THOROUGHLY_EVERY == 0)
             elif found := await asyncio.to_thread(activity, pid):
                 if why := patience.missed(time.monotonic() - last_s, found):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from services.kit.sockets import LISTEN
+from services.standalone.doors import Doors
 from tests.router.conftest import Stage
 from tests.support.ports import Ports
 from tests.support.routers import MODEL, OPERATOR, a_key, chat
@@ -30,15 +33,19 @@ def environment(stage: Stage, port: int, **settings: str) -> dict[str, str]:
     return {**os.environ, **urls, **own, "ROUTER_PORT": str(port), **settings}
 
 
-def start(environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "services.router.app"], cwd=ROOT, env=environment)
+def start(environment: dict[str, str], held: Sequence[socket.socket] = ()) -> subprocess.Popen[bytes]:
+    numbers = [each.fileno() for each in held]
+    environment = environment | ({LISTEN: ",".join(map(str, numbers))} if held else {})
+    command = [sys.executable, "-m", "services.router.app"]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=numbers)
 
 
 @asynccontextmanager
-async def running(stage: Stage, **settings: str) -> AsyncIterator[tuple[psutil.Process, str]]:
-    ports = Ports()
-    port = ports.take(28_050)
-    with start(environment(stage, port, **settings)) as process:
+async def running(stage: Stage, *, is_held: bool = False, **settings: str) -> AsyncIterator[tuple[psutil.Process, str]]:
+    """Run a router that listens itself, or gets the sockets of who started it."""
+    ports, doors = Ports(), Doors()
+    port, held = doors.open("127.0.0.1", 28_050) if is_held else (ports.take(28_050), ())
+    with start(environment(stage, port, **settings), held) as process:
         url = f"http://127.0.0.1:{port}"
         try:
             await until(lambda: ready(url))
@@ -47,6 +54,7 @@ async def running(stage: Stage, **settings: str) -> AsyncIterator[tuple[psutil.P
             process.terminate()
             process.wait(20)
             ports.release()
+            doors.close()
 
 
 def ready(url: str) -> bool:
@@ -70,8 +78,10 @@ def workers_of(process: psutil.Process) -> list[int]:
     return found
 
 
-async def test_processes_share_a_port_and_one_that_dies_is_replaced(stage: Stage) -> None:
-    async with running(stage, ROUTER_WORKERS="2") as (process, url), httpx.AsyncClient(headers=HEADERS) as http:
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_processes_share_a_port_and_one_that_dies_is_replaced(stage: Stage, is_held: bool) -> None:
+    router = running(stage, is_held=is_held, ROUTER_WORKERS="2")
+    async with router as (process, url), httpx.AsyncClient(headers=HEADERS) as http:
         await until(lambda: len(workers_of(process)) == 2)
         await until(lambda: "wattshift_router_processes 2" in httpx.get(f"{url}/metrics", headers=OPERATOR).text)
         before = workers_of(process)

@@ -40,16 +40,16 @@ def test_the_account_of_postgresql_passes_through_to_its_own_and_reads_nothing()
     assert (inner.st_uid, inner.st_gid, stat.S_IMODE(inner.st_mode)) == (65_534, 65_534, 0o700)
 
 
-def test_what_others_can_change_or_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() or 4_711)  # root takes /run
-    for name, mode in (("open", 0o777), ("x" * 80, 0o700)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name).chmod(mode)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / name))
-        folder = runtime.make()
-        assert folder.parent == Path("/tmp").resolve()
-        folder.joinpath(runtime.POSTGRES).rmdir()
-        folder.rmdir()
+def test_what_others_can_change_or_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scratch_folder() as base:
+        for name, mode in (("closed", 0o700), ("open", 0o777), ("x" * 80, 0o700), ("missing", None)):
+            if mode is not None:
+                (base / name).mkdir()
+                (base / name).chmod(mode)
+            monkeypatch.setattr(runtime, "BASES", (base / name, Path("/tmp")))
+            folder = runtime.make()
+            assert (folder.parent == base / name) == (name == "closed")
+            runtime.remove(folder)
     monkeypatch.setattr(runtime, "LONGEST_PATH", 20)
     with pytest.raises(StackError, match=r"no folder for sockets can be made in .*/tmp"):
         runtime.make()
