@@ -1,14 +1,60 @@
 -- Give new GPU jobs a begin time a little ahead, so that Wattshift's bridge has time to plan them. The begin time passes
--- by itself: without a bridge, every job starts at most HOLD_S later than it would have. Slurm reads this file, beside
--- slurm.conf, with JobSubmitPlugins=lua. Jobs that opted out, or that have a begin time already, are left alone.
+-- by itself: without a bridge, a job starts at most HOLD_S later than it would have. It is marked as ours in the admin
+-- comment, so that the bridge never takes a user's begin time for it. Slurm reads this file, beside slurm.conf, with
+-- JobSubmitPlugins=lua.
+--
+-- Only what the bridge can steer is delayed: batch jobs in the partitions named here. Interactive jobs, arrays,
+-- heterogeneous jobs, and jobs with a dependency, a reservation, a hold or a begin time are left alone, and so are those
+-- that opted out.
 
 local HOLD_S = 30
-local PARTITIONS = nil -- such as { batch = true }; nil: all
+local PARTITIONS = {} -- those that the bridge steers, such as { batch = true }; nil: all
+
+-- A field that this version of Slurm does not have is nil.
+local function field(record, name)
+   local ok, value = pcall(function() return record[name] end)
+   return ok and value or nil
+end
+
+local function is_set(record, name)
+   local value = field(record, name)
+   return value ~= nil and value ~= "" and value ~= 0
+end
 
 local function asks_for_gpus(job)
-   for _, field in ipairs({ "gres", "tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket" }) do
-      local ok, value = pcall(function() return job[field] end)
-      if ok and type(value) == "string" and value:find("gpu", 1, true) then
+   for _, name in ipairs({ "gres", "tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket" }) do
+      local value = field(job, name)
+      if type(value) == "string" and value:find("gpu", 1, true) then
+         return true
+      end
+   end
+   return false
+end
+
+local function is_special(job)
+   for _, name in ipairs({ "array_inx", "dependency", "reservation", "begin_time" }) do
+      if is_set(job, name) then
+         return true
+      end
+   end
+   local part = field(job, "het_job_offset")
+   return not is_set(job, "script") or job.priority == 0 or (part ~= nil and part ~= slurm.NO_VAL)
+end
+
+local function is_steered(job, partitions)
+   if PARTITIONS == nil then
+      return true
+   end
+   if is_set(job, "partition") then
+      for name in job.partition:gmatch("[^,]+") do
+         if PARTITIONS[name] then
+            return true
+         end
+      end
+      return false
+   end
+   for name, partition in pairs(partitions) do
+      if PARTITIONS[name] and field(partition, "flag_default") == 1 then
          return true
       end
    end
@@ -16,14 +62,13 @@ local function asks_for_gpus(job)
 end
 
 function slurm_job_submit(job, partitions, uid)
-   local comment = job.comment or ""
-   local partition = job.partition or ""
-   if (job.begin_time or 0) ~= 0 or not asks_for_gpus(job) or comment:find("wattshift:off", 1, true) then
+   local opted_out = (job.comment or ""):find("wattshift:off", 1, true)
+   if opted_out or is_special(job) or not asks_for_gpus(job) or not is_steered(job, partitions) then
       return slurm.SUCCESS
    end
-   if PARTITIONS == nil or partition == "" or PARTITIONS[partition] then
-      job.begin_time = os.time() + HOLD_S
-   end
+   local begin_s = os.time() + HOLD_S
+   job.begin_time = begin_s
+   job.admin_comment = ("wattshift-hold:%d %s"):format(begin_s, job.admin_comment or ""):gsub("%s+$", "")
    return slurm.SUCCESS
 end
 

@@ -26,6 +26,10 @@ OURS = "wattshift"
 ENGINE_LABEL = "engine"
 """The label of a job that says which engine runs it."""
 
+QUEUEING = frozenset({"slurm", "kueue"})
+"""Engines with a queue of their own: who starts first when GPUs are free is theirs to say, by their users' priorities,
+quotas and limits. A plan holds and stops their jobs for greener hours, and sets sizes, and no more."""
+
 MAX_JOBS_OF_A_REPORT = 1_000
 Comment = Annotated[Text, Field(max_length=500)]
 _ODD = re.compile(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]")
@@ -46,7 +50,7 @@ class Places(StrEnum):
     OURS = "ours"
     """The plan: exact devices."""
     THEIRS = "theirs"
-    """The engine: a plan is an order, sizes and moments, and what the engine did is compared with it."""
+    """The engine: a plan is sizes and moments, and what the engine did is compared with it."""
 
 
 class EngineMode(StrEnum):
@@ -94,6 +98,11 @@ class EngineJob(NodeMessage):
     state: EngineJobState
     steered: bool = Field(description="Whether decisions on it are carried out; if not, it is only accounted for.")
     why_not: Text = Field(default="", max_length=200, description="Why it is left alone.")
+    blocked: Text = Field(
+        default="",
+        max_length=200,
+        description="Of one that waits: what else than GPUs its engine does not start it for; it takes none in plans.",
+    )
     stoppable: bool = Field(default=False, description="Whether it may be stopped, to run again later.")
     shrinkable: bool = Field(default=False, description="Whether, as it runs, it may lose GPUs without being stopped.")
     gpus: int = Field(ge=1, le=65_536)
@@ -211,7 +220,6 @@ class EngineDecision(NodeMessage):
     gpus: int | None = Field(
         default=None, ge=1, description="The size to start it at, null: as it was submitted; or to shrink it to."
     )
-    rank: int | None = Field(default=None, ge=0, description="Its place in the order of what is released; 0 is first.")
     zone: Name | None = Field(default=None, description="The grid zone that it was planned in, if it is one.")
     until: Instant | None = Field(default=None, description="When it is expected to start.")
     grace_s: float = Field(default=0.0, ge=0, le=86_400, description="Between the job's own signal and its stop.")

@@ -23,6 +23,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.TENANT_QUOTA: "Its tenant holds as many GPUs as it may.",
     Reason.DEPENDENCY: "It waits for other jobs to end.",
     Reason.ARRAY_LIMIT: "As many tasks of its array run as may at once.",
+    Reason.ENGINE_LIMIT: "Its engine does not start it yet, whatever GPUs are free.",
     Reason.DEPENDENCY_FAILED: "A job it depends on ended otherwise than it had to.",
     Reason.LEAST_COST: "Its energy and its time together cost least at this power limit or clock.",
     Reason.PROFILING: "It is measured at several power limits or clocks: the policy does not know their effect yet.",

@@ -1,4 +1,4 @@
-"""A real Slurm with 5,000 jobs that wait: looked at, re-ranked, and mirrored. Needs root, and Slurm installed.
+"""A real Slurm with 5,000 jobs that wait: looked at, held, and mirrored. Needs root, and Slurm installed.
 
     ./test --bench slurm_bridge
 
@@ -51,9 +51,7 @@ class Decider:
 
 def submit(lab: SlurmLab, number: int) -> None:
     """Submit jobs that wait, as an ordinary user, four at a time."""
-    one = (
-        "sbatch -Q --gres=gpu:1 --time=60 --mem=10 -c1 --output=/dev/null --chdir=/tmp --begin=now+60 --wrap 'sleep 1'"
-    )
+    one = "sbatch -Q --gres=gpu:1 --time=60 --mem=10 -c1 --output=/dev/null --chdir=/tmp --wrap 'sleep 1'"
     loop = f"for i in $(seq {number // 4}); do {one} || exit 1; done"
     for node in ("gpu1", "gpu2"):
         lab.sbatch("sleep 3600", "--comment=wattshift:off", f"--nodelist={node}", "--begin=now", gpus=8)
@@ -68,7 +66,7 @@ async def look(bridge: Bridge) -> float:
 
 
 async def measure_bridge(lab: SlurmLab) -> dict[str, Any]:
-    """Return seconds of looks: with nothing to do, with some jobs and with all jobs in another order."""
+    """Return seconds of looks: with nothing to do, and with some jobs and all jobs held for another reason."""
     settings = SlurmSettings(mode="control", energy=False, hold_s=86_400)  # pyright: ignore[reportCallIssue, reportArgumentType]
     decider, commands = Decider(), Commands(timeout_s=120)
     bridge = Bridge(settings, commands, decider)  # pyright: ignore[reportArgumentType]
@@ -78,20 +76,20 @@ async def measure_bridge(lab: SlurmLab) -> dict[str, Any]:
     figures["slurm_answers_s"] = await _timed(commands.jobs, ROUNDS)
     figures["nothing_changed_s"] = statistics.median([await look(bridge) for _ in range(ROUNDS)])
     chance, revision = random.Random(1), 0
-    for label, count in (("reranked_50_s", 50), ("reranked_all_s", len(names))):
+    for label, count in (("noted_50_s", 50), ("noted_all_s", len(names))):
         times_s: list[float] = []
         for _ in range(ROUNDS):
             revision += 1
             some = chance.sample(names, count)
-            bridge.take([_released(name, revision, rank) for rank, name in enumerate(some)])
+            bridge.take([_held(name, revision, at) for at, name in enumerate(some)])
             times_s.append(await look(bridge))
             await look(bridge)
         figures[label] = statistics.median(times_s)
     return figures
 
 
-def _released(name: str, revision: int, rank: int) -> EngineDecision:
-    return EngineDecision(external_id=name, revision=revision, action=EngineAction.HOLD, rank=rank)
+def _held(name: str, revision: int, at: int) -> EngineDecision:
+    return EngineDecision(external_id=name, revision=revision, action=EngineAction.HOLD, note=f"waits:{at}")
 
 
 async def _timed(what: Any, times: int) -> float:

@@ -17,8 +17,8 @@ SUBMITTED = datetime(2026, 11, 1, tzinfo=UTC)
 class Bridge:
     """An engine named ``slurm``."""
 
-    def __init__(self, world: World, mode: EngineMode = EngineMode.CONTROL) -> None:
-        self.world, self.mode = world, mode
+    def __init__(self, world: World, mode: EngineMode = EngineMode.CONTROL, kind: str = "slurm") -> None:
+        self.world, self.mode, self.kind = world, mode, kind
 
     async def enrol(self, nodes: int = 2, gpus: int = 4) -> None:
         """Become known, with so many nodes, named g1 and so on."""
@@ -32,7 +32,9 @@ class Bridge:
 
     async def say(self, *jobs: EngineJob, **fields: Any) -> EngineReply:
         """Report, and let the scheduler turn."""
-        report = EngineReport(boot_id="b", kind="slurm", mode=self.mode, jobs=list(jobs), **fields)
+        report = EngineReport.model_validate(
+            {"boot_id": "b", "kind": self.kind, "mode": self.mode, "jobs": list(jobs), **fields}
+        )
         found = await mirror(self.world.database, ENGINE, "token", report, 60, "Z")
         assert found is not None
         await self.world.scheduler.turn()

@@ -18,7 +18,7 @@ async def test_a_release_says_what_the_run_is_expected_to_emit(world: World) -> 
 
 
 async def test_what_is_not_known_is_not_said(world: World) -> None:
-    bridge = Bridge(world)
+    bridge = Bridge(world, kind="ray")
     await bridge.enrol(nodes=1, gpus=4)
     await bridge.say(a_job("1", gpus=8, time_limit_s=36_000.0))
     decision = await bridge.decision("1")

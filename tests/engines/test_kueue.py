@@ -97,14 +97,14 @@ async def test_a_workload_waits_for_its_hour_runs_is_evicted_and_ends(tmp_path: 
         assert annotations["wattshift.io/expected-start"] == f"{until:%Y-%m-%dT%H:%M:%SZ}"
         assert annotations["wattshift.io/expected-gco2"] == "61"
 
-        site.plane.decide("team/train", EngineAction.RELEASE, note="released", rank=1)
+        site.plane.decide("team/train", EngineAction.RELEASE, note="released")
         await site.settle(lambda: site.runs("train") and site.plane.last("team/train").state == "running")
         (share,) = site.plane.last("team/train").shares
         assert (share.node, len(share.devices)) == ("research.h100", 4)
 
         site.plane.decide("team/train", EngineAction.REQUEUE, note="stopped:greener_hours", until=until)
         await site.settle(lambda: not site.runs("train") and site.plane.last("team/train").state == "pending")
-        site.plane.decide("team/train", EngineAction.RELEASE, note="released", rank=2)
+        site.plane.decide("team/train", EngineAction.RELEASE, note="released")
         site.kueue.ahead_s = 600.0
         await site.settle(lambda: site.runs("train"))
         await site.kueue.finish("team/train")
@@ -119,7 +119,7 @@ async def test_what_is_held_gives_its_quota_to_what_is_released(tmp_path: Path) 
         site.plane.decide("team/a-first", EngineAction.HOLD, note="waits:greener_hours", until=utc_now() + HELD_FOR)
         await site.settle(lambda: site.check("a-first").get("message") == "waits:greener_hours")
         await site.kueue.put("workloads", a_workload("b-second", 8))
-        site.plane.decide("team/b-second", EngineAction.RELEASE, note="released", rank=1)
+        site.plane.decide("team/b-second", EngineAction.RELEASE, note="released")
         await site.settle(lambda: site.runs("b-second"))
         assert not site.runs("a-first")
         asked = [

@@ -3,6 +3,8 @@
 from datetime import timedelta
 from itertools import product
 
+import pytest
+
 from services.contracts.engines import EngineJobState, EngineMode, EngineShare
 from services.core.cycle.plan import Preempt, Reason
 from services.core.domain.ids import JobId
@@ -30,17 +32,76 @@ async def test_a_job_is_released_by_the_plan_and_follows_what_the_engine_does(wo
     assert await world.events(job["id"]) == ["submitted", "starting", "deviation", "running", "succeeded"]
 
 
-async def test_what_does_not_fit_waits_and_its_engine_is_told_so_once(world: World) -> None:
-    bridge = Bridge(world)
+@pytest.mark.parametrize(("kind", "action"), [("slurm", "release"), ("kueue", "release"), ("ray", "hold")])
+async def test_what_does_not_fit_waits_in_its_engines_queue_if_that_has_one(
+    world: World, kind: str, action: str
+) -> None:
+    """Its engine is told so once; Ray, which has no queue, is told to hold it."""
+    bridge = Bridge(world, kind=kind)
     await bridge.enrol(nodes=1)
     await bridge.say(a_job("1", gpus=4), a_job("2", gpus=4, submitted_at=SUBMITTED + timedelta(seconds=1)))
-    assert [sorted(await bridge.sent()) for _ in range(2)][1] == [("1", "release"), ("2", "hold")]
+    assert [sorted(await bridge.sent()) for _ in range(2)][1] == [("1", "release"), ("2", action)]
 
     await bridge.say(a_job("1", "running", gpus=4, shares=[on("g1", 0, 1, 2, 3)], revision=1))
     await world.scheduler.turn()
 
     assert len(await bridge.sent()) == 2
     assert (await bridge.job("2"))["reason"] == "not_enough_free_gpus"
+
+
+async def test_what_waits_for_something_else_than_gpus_takes_none(world: World) -> None:
+    """Its engine shows why once it is released: what was planned for it is free, and it is planned again after that."""
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    await bridge.say(a_job("1", gpus=4))
+    assert len((await bridge.claims())["1"]) == 4
+
+    await bridge.say(a_job("1", gpus=4, revision=1, blocked="QOSMaxGRESPerUser"), a_job("2", gpus=4))
+    await world.scheduler.turn()
+
+    job = await bridge.job("1")
+    assert (job["state"], job["reason"], job["gated"]) == ("queued", "engine_limit", True)
+    assert "QOSMaxGRESPerUser" in job["detail"]
+    assert {name: len(held) for name, held in (await bridge.claims()).items()} == {"2": 4}
+    assert (await bridge.decision("1"))["action"] == "release"
+    query = "SELECT count FROM engine_days WHERE what = 'deviation_not_started'"
+    assert [row["count"] for row in await world.fetch(query)] == [1]
+
+    await bridge.say(a_job("1", gpus=4, revision=1), a_job("2", "cancelled", gpus=4))
+    await world.scheduler.turn()
+
+    assert (await bridge.job("1"))["state"] == "starting"
+    assert not (await bridge.job("1"))["gated"]
+
+
+async def test_what_is_blocked_from_the_first_is_never_planned(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    await bridge.say(a_job("1", gpus=4, blocked="Licenses"), a_job("2", gpus=4))
+    await world.scheduler.turn()
+
+    assert [(await bridge.job(name))["state"] for name in ("1", "2")] == ["queued", "starting"]
+    assert await bridge.decision("1") == {}
+
+
+async def test_a_job_whose_size_is_to_be_set_waits_for_that_and_keeps_it(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=1)
+    await bridge.say(a_job("1", gpus=4))
+    await bridge.say(a_job("1", "running", gpus=4, shares=[on("g1", 0, 1, 2, 3)], revision=1), a_job("2", max_gpus=4))
+    decision = await bridge.decision("2")
+    assert (decision["action"], decision["note"]) == ("hold", "waits:size")
+
+    await bridge.say(a_job("1", "succeeded", gpus=4))
+    await world.scheduler.turn()
+    decision = await bridge.decision("2")
+    assert decision["action"] == "release"
+    await bridge.say(a_job("3", "running", gpus=4, shares=[on("g1", 0, 1, 2, 3)]))
+    await world.fetch("UPDATE allocations SET started_at = now() - interval '1 hour' WHERE state = 'starting'")
+    await world.scheduler.turn()
+
+    assert (await bridge.job("2"))["state"] == "queued"
+    assert await bridge.decision("2") == decision
 
 
 async def test_runs_that_we_did_not_start_are_admitted_with_what_they_hold(world: World) -> None:
@@ -89,8 +150,7 @@ async def test_a_job_that_the_engine_starts_and_requeues_by_itself_is_followed(w
     await bridge.say(a_job("2"))
     await bridge.say(a_job("1", "succeeded", gpus=4), a_job("2", "running", shares=[on("g1", 2)], revision=1))
     job = await bridge.job("2")
-    assert job["state"] == "running"
-    assert "deviation" in await world.events(job["id"])
+    assert await world.events(job["id"]) == ["submitted", "running"]  # as it might: it waited in its engine's queue
 
     await bridge.say(a_job("2", "pending", revision=1))
     await world.scheduler.turn()
@@ -193,7 +253,7 @@ async def test_a_dry_run_changes_nothing_and_counts_what_it_would_have_done(worl
     assert await bridge.claims() == {}
     assert (await bridge.job("1"))["state"] == "queued"
     rows = await world.fetch("SELECT what, count FROM engine_days ORDER BY what")
-    assert [tuple(row) for row in rows] == [("would_hold", 1), ("would_release", 1)]
+    assert [tuple(row) for row in rows] == [("would_release", 2)]  # the second one waits in its engine's queue
 
 
 async def test_a_job_that_the_engine_has_lost_has_failed_and_if_it_returns_it_is_a_new_one(world: World) -> None:
@@ -278,15 +338,18 @@ async def test_a_bridge_that_falls_silent_loses_no_job(world: World) -> None:
     assert (await bridge.claims())["1"] == {("slurm.g1", 0)}
 
 
-async def test_a_release_that_is_not_followed_is_taken_back(world: World) -> None:
-    bridge = Bridge(world)
+@pytest.mark.parametrize(("kind", "action"), [("slurm", "release"), ("ray", "hold")])
+async def test_a_release_that_is_not_followed_frees_its_gpus(world: World, kind: str, action: str) -> None:
+    """An engine with a queue of its own is left to start it when it sees fit."""
+    bridge = Bridge(world, kind=kind)
     await bridge.enrol(nodes=1, gpus=1)
     await bridge.say(a_job("1"))
     await world.fetch("UPDATE allocations SET started_at = now() - interval '1 hour'")
     await world.scheduler._engines.look()
 
     assert (await bridge.job("1"))["state"] == "queued"
-    assert (await bridge.decision("1"))["action"] == "hold"
+    assert await bridge.claims() == {}
+    assert (await bridge.decision("1"))["action"] == action
 
 
 async def test_a_bridge_that_starts_again_is_told_everything(world: World) -> None:
@@ -296,7 +359,7 @@ async def test_a_bridge_that_starts_again_is_told_everything(world: World) -> No
 
     reply = await bridge.say(wants_decisions=True)
 
-    assert [(each.external_id, each.action.value) for each in reply.decisions] == [("1", "release"), ("2", "hold")]
+    assert [(each.external_id, each.action.value) for each in reply.decisions] == [("1", "release"), ("2", "release")]
 
 
 STATES = [state.value for state in EngineJobState]

@@ -160,7 +160,8 @@ async def test_what_has_ended_and_waits_again_after_a_crash_is_cancelled_and_not
     await bridge.look()
     bridge.take(told.decisions)
     told.ended = ["7@1000"]
-    say(lies, {"eligible_time": int(time.time()) + 60})
+    held_s = int(time.time()) + 60
+    say(lies, {"eligible_time": held_s, "admin_comment": f"wattshift:7@1000 wattshift-hold:{held_s}"})
     for _ in range(2):
         await bridge.look()
 

@@ -68,14 +68,14 @@ async def test_the_newest_version_that_both_know_is_spoken(restd: tuple[Restd, s
     (job,), version = await rest.jobs()
     (node,) = await rest.nodes()
     assert (job.number, version, node.name, node.partitions) == (7, "24.05.1", "gpu1", ("batch",))
-    fields = (("admincomment", "wattshift:7@1"), ("comment", "a 'b'"), ("priority", "5"))
+    fields = (("admincomment", "wattshift:7@1"), ("comment", "a 'b'"))
     timed = (("gres", "gpu:h200:4"), ("starttime", "2026-11-24T12:00:00"))
     refused = await rest.change(Changes([((7,), fields), ((9,), timed)], (), (), [7], [11]))
 
     assert refused == {}
     assert sorted(restd[0].asked[2:]) == [
         ("DELETE", "/slurm/v0.0.41/job/11", None),
-        ("POST", "/slurm/v0.0.41/job/7", {"admin_comment": "wattshift:7@1", "comment": "a 'b'", "priority": number(5)}),
+        ("POST", "/slurm/v0.0.41/job/7", {"admin_comment": "wattshift:7@1", "comment": "a 'b'"}),
         ("POST", "/slurm/v0.0.41/job/9", {"tres_per_node": "gres/gpu:h200:4", "begin_time": number(1_795_521_600)}),
     ]
     assert restd[0].tokens == {"secret"}
@@ -89,15 +89,15 @@ async def test_what_slurm_refuses_is_said_and_what_slurmrestd_cannot_is_done_by_
     said = orjson.dumps({"errors": [{"error": "Job is no longer pending execution", "error_number": 2021}]})
     unknown = orjson.dumps({"errors": [{"error": "Unknown key", "error_number": 9001}]})
     restd[0].answers |= {"job/7": (500, said), "job/8": (200, unknown), "job/9": (502, b"<html>")}
-    updates = [((7, 8, 9), (("priority", "5"),))]
+    updates = [((7, 8, 9), (("comment", "c"),))]
 
     assert await rest.change(Changes(updates)) == {7: "Job is no longer pending execution"}
-    assert (lies / "calls").read_text() == "scontrol \nupdate jobid=8,9 priority=5\n"
+    assert (lies / "calls").read_text() == "scontrol \nupdate jobid=8,9 comment=c\n"
 
 
 async def test_many_changes_are_made_by_commands_together(restd: tuple[Restd, str], rest: Rest, lies: Path) -> None:
     await rest.jobs()
-    await rest.change(Changes([(tuple(range(1, 151)), (("priority", "5"),))]))
+    await rest.change(Changes([(tuple(range(1, 151)), (("comment", "c"),))]))
     assert len(restd[0].asked) == 1
     assert (lies / "calls").read_text().count("update jobid=") == 1
 

@@ -28,6 +28,7 @@ PACKAGES = (
     "slurm-wlm-jwt-plugin",
     "munge",
 )
+ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server")
 MODEL = "h200"
 
 CONFIGURATION = """
@@ -57,7 +58,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-PriorityType=priority/basic
+PriorityType={priority}
 MaxJobCount=20000
 MinJobAge=300
 MessageTimeout=60
@@ -73,6 +74,43 @@ PartitionName=batch Nodes=gpu[1-{nodes}] Default=YES MaxTime=7-0 State=UP Priori
 PartitionName=private Nodes=gpu[1-{nodes}] MaxTime=7-0 State=UP PriorityTier=1
 """
 
+ACCOUNTING = """
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={dbd_port}
+AccountingStoragePass={folder}/munge/socket
+AccountingStorageTRES=gres/gpu
+AccountingStorageEnforce=limits,qos
+PriorityWeightAge=1000
+PriorityMaxAge=1-0
+PriorityWeightFairshare=50000
+PriorityWeightQOS=10000
+PriorityDecayHalfLife=1-0
+PriorityCalcPeriod=1
+"""
+DATABASE = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+DbdHost=localhost
+DbdPort={dbd_port}
+SlurmUser=slurm
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={sql_port}
+StorageUser=root
+StorageLoc=slurm_acct
+LogFile={folder}/log/dbd.log
+PidFile={folder}/run/dbd.pid
+"""
+ASSOCIATIONS = (
+    "add account bio",
+    "add account ml",
+    "add qos capped set MaxTRESPerUser=gres/gpu=8",
+    "add user nobody account=ml qos=normal,capped",
+    "add user daemon account=bio",
+)
+"""Of two users in accounts of equal shares; in the QOS ``capped`` one may hold eight GPUs at once."""
+
 
 def missing() -> str:
     """Return why there can be no Slurm here; empty if there can."""
@@ -83,12 +121,14 @@ def missing() -> str:
     return ""
 
 
-def install() -> str:
+def install(*, accounting: bool = False) -> str:
     """Install what is missing; return why that failed, empty if it did not."""
-    if all(map(shutil.which, ("slurmctld", "slurmd", "munged", "squeue", "slurmrestd"))):
+    wanted = ["slurmctld", "slurmd", "munged", "squeue", "slurmrestd"]
+    if all(map(shutil.which, wanted + ["slurmdbd", "mariadbd", "mariadb-install-db"] * accounting)):
         return ""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
+    packages = PACKAGES + ACCOUNTING_PACKAGES * accounting
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
     for attempt in (["apt-get", "update", "-qq"], command):
         done = subprocess.run(attempt, env=environment, capture_output=True, text=True, timeout=300)
     return "" if done.returncode == 0 else f"apt-get cannot install Slurm: {done.stderr[-300:]}"
@@ -111,10 +151,13 @@ def free_ports(count: int) -> int:
 
 
 class SlurmLab:
-    """A Slurm of ``nodes`` virtual nodes, with eight GPUs each."""
+    """A Slurm of ``nodes`` virtual nodes, with eight GPUs each.
 
-    def __init__(self, folder: Path, nodes: int = 2, extra: str = "") -> None:
-        self.folder, self.nodes, self.extra = folder, nodes, extra
+    With ``accounting`` it has slurmdbd, accounts, QOS and fair share, and priorities of many factors.
+    """
+
+    def __init__(self, folder: Path, nodes: int = 2, extra: str = "", *, accounting: bool = False) -> None:
+        self.folder, self.nodes, self.extra, self.accounting = folder, nodes, extra, accounting
         self.conf = folder / "slurm.conf"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -126,7 +169,7 @@ class SlurmLab:
     def start(self) -> None:
         """Bring everything up and return once the nodes take jobs."""
         slurm = pwd.getpwnam("slurm")
-        host, first = socket.gethostname().split(".")[0], free_ports(self.nodes + 2)
+        host, first = socket.gethostname().split(".")[0], free_ports(self.nodes + 4)
         self.folder.mkdir(parents=True, exist_ok=True)
         for above in [self.folder, *self.folder.parents]:
             if above.owner() == "root" and above != Path("/"):
@@ -141,6 +184,8 @@ class SlurmLab:
         for device in range(8):
             os.mknod(self.folder / "dev" / f"nvidia{device}", 0o20666, os.makedev(1, 3))
         last = first + self.nodes
+        dbd_port = last + 1
+        extra = self.extra + (ACCOUNTING.format(folder=self.folder, dbd_port=dbd_port) if self.accounting else "")
         self.conf.write_text(
             CONFIGURATION.format(
                 folder=self.folder,
@@ -149,15 +194,21 @@ class SlurmLab:
                 first_port=first + 1,
                 last_port=last,
                 nodes=self.nodes,
-                extra=self.extra,
+                priority="priority/multifactor" if self.accounting else "priority/basic",
+                extra=extra,
             )
         )
         gres = f"NodeName=gpu[1-{self.nodes}] Name=gpu Type={MODEL} File={self.folder}/dev/nvidia[0-7]\n"
         (self.folder / "gres.conf").write_text("AutoDetect=off\n" + gres)
-        shutil.copy(ROOT / "deploy" / "slurm" / "job_submit.lua", self.folder)
+        script = (ROOT / "deploy" / "slurm" / "job_submit.lua").read_text()
+        (self.folder / "job_submit.lua").write_text(script.replace("PARTITIONS = {}", "PARTITIONS = { batch = true }"))
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
         self._munge()
+        if self.accounting:
+            self._database(dbd_port, dbd_port + 1)
         self.start_controller("-i")
+        for words in ASSOCIATIONS if self.accounting else ():
+            self.run("sacctmgr", "-i", *words.split())
         for node in range(1, self.nodes + 1):
             self._spawn(f"gpu{node}", "slurmd", "-D", "-N", f"gpu{node}")
         self.wait(lambda: self.run("sinfo", "-h", "-o", "%T") == "idle", 30, "the nodes are idle")
@@ -205,8 +256,8 @@ class SlurmLab:
     def stop(self) -> None:
         """End all jobs and daemons."""
         if "slurmctld" in self.processes:
-            self.run("scancel", "--user=nobody", check=False)
-            self.run("scancel", "--user=root", check=False)
+            for user in ("nobody", "daemon", "root"):
+                self.run("scancel", f"--user={user}", check=False)
             time.sleep(0.5)
         for process in self.processes.values():
             process.terminate()
@@ -264,6 +315,28 @@ class SlurmLab:
                 last = error
             time.sleep(0.2)
         raise TimeoutError(f"not within {within_s:g} s: {what}; {last}")
+
+    def _database(self, dbd_port: int, sql_port: int) -> None:
+        """Start MariaDB and slurmdbd, which the controller then tells of its GPUs."""
+        data, conf = self.folder / "sql", self.folder / "slurmdbd.conf"
+        mysql = pwd.getpwnam("mysql")
+        data.mkdir()
+        os.chown(data, mysql.pw_uid, mysql.pw_gid)
+        subprocess.run(
+            ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--user=mysql", "--skip-test-db"],
+            check=True,
+            capture_output=True,
+        )
+        own = [f"--datadir={data}", f"--socket={data}/socket", f"--port={sql_port}", "--bind-address=127.0.0.1"]
+        self._spawn("mariadbd", "mariadbd", "--no-defaults", "--user=mysql", "--skip-grant-tables", *own)
+        self.wait(lambda: socket.create_connection(("127.0.0.1", sql_port), 1).close() is None, 30, "MariaDB answers")
+        conf.write_text(DATABASE.format(folder=self.folder, dbd_port=dbd_port, sql_port=sql_port))
+        slurm = pwd.getpwnam("slurm")
+        os.chown(conf, slurm.pw_uid, slurm.pw_gid)
+        conf.chmod(0o600)
+        self._spawn("slurmdbd", "slurmdbd", "-D")
+        self.wait(lambda: self.run("sacctmgr", "-n", "show", "cluster") == "", 30, "slurmdbd answers")
+        self.run("sacctmgr", "-i", "add", "cluster", "lab")
 
     def _munge(self) -> None:
         """Start a munge of this Slurm alone, so that another lab may end its own."""

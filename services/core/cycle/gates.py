@@ -1,4 +1,5 @@
-"""Which queued jobs must not start yet: those that depend on others, and tasks beyond the limit of their array.
+"""Which queued jobs must not start yet: those that depend on others, tasks beyond the limit of their array, and those
+that their engine does not start.
 
 They are left out of snapshots, so that no policy can start them and none has to know of arrays and dependencies. The
 live scheduler and the simulator both decide by this module.
@@ -64,6 +65,7 @@ class GatedJob:
         index: Its index in the array.
         holds_gpus: Whether it has a gang, even one that is stopping.
         has_run: Whether it ever had one: a task that was preempted keeps its turn.
+        blocked: Why its engine does not start it, whatever GPUs are free; empty where nothing but GPUs is missing.
     """
 
     id: str
@@ -71,6 +73,7 @@ class GatedJob:
     index: int
     holds_gpus: bool
     has_run: bool
+    blocked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterabl
         if job.holds_gpus:
             if job.array in room:
                 room[job.array] -= 1
+        elif job.blocked:
+            found[job.id] = Withheld(job.id, Reason.ENGINE_LIMIT, blocked_words(job.blocked))
         elif waits_for := [*open_needs.get(job.id, ()), *open_needs.get(job.array or "", ())]:
             found[job.id] = Withheld(job.id, Reason.DEPENDENCY, _words(waits_for))
         elif job.array in room:
@@ -113,6 +118,11 @@ def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterabl
         for task in queued[max(room[array], 0) :]:
             found[task.id] = Withheld(task.id, Reason.ARRAY_LIMIT, limit_words(limits[array]))
     return [found[job.id] for job in jobs if job.id in found]
+
+
+def blocked_words(blocked: str) -> str:
+    """Return why a job waits that its engine does not start."""
+    return f"Its engine does not start it: {blocked}."
 
 
 def limit_words(limit: int) -> str:

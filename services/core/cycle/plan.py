@@ -53,7 +53,7 @@ class Reason(StrEnum):
     FAIR_SHARE = "fair_share"
     """Its tenant holds its share of the GPUs, or has had more than others have; theirs come first."""
     GREENER_HOURS = "greener_hours"
-    """The policy keeps it for hours of lower carbon intensity."""
+    """The policy keeps it, or stops it, for hours of lower carbon intensity."""
     SHORTER_FIRST = "shorter_first"
     """Jobs that are predicted to need less of the cluster come before it."""
     BETTER_PLACEMENT = "better_placement"
@@ -69,6 +69,8 @@ class Reason(StrEnum):
     """It waits for other jobs to end, as its user asked."""
     ARRAY_LIMIT = "array_limit"
     """As many tasks of its array hold GPUs as may at once."""
+    ENGINE_LIMIT = "engine_limit"
+    """Its engine does not start it, whatever GPUs are free: a limit, a licence or a begin time there."""
     DEPENDENCY_FAILED = "dependency_failed"
     """It was cancelled: a job it depends on ended otherwise than it had to."""
     # control values

@@ -97,7 +97,9 @@ def reconcile(
         filler.fill(None if sifted else ranked.waiting())
     found = [(ranked.jobs.item(at), ranked.wanted.item(at), model) for at, model in filler.starts]
     starts, declined = _starts(snapshot, found, place, filler.bound)
-    preempts = _preempts(snapshot, ranked, filler.verdicts(), behind) if preemption is Preemption.NOW else []
+    preempts: list[Preempt] = []
+    if preemption is Preemption.NOW:
+        preempts = _preempts(snapshot, ranked, filler.verdicts(), behind, ranking.unranked)
     if not explained:
         return Plan(snapshot.version, (*preempts, *(start for _, start in starts)))
     reasons = _reasons(snapshot, ranked, filler.verdicts(), ranking.unranked)
@@ -270,7 +272,9 @@ def _those_for_the_next_round(
     return [job for job in placed.tolist() if reasons.get(job) in (Reason.NOT_ENOUGH_FREE_GPUS, Reason.FAIR_SHARE)]
 
 
-def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, behind: Collection[int]) -> list[Preempt]:
+def _preempts(
+    snapshot: Snapshot, ranked: Ranked, verdicts: Ints, behind: Collection[int], unranked: Reason
+) -> list[Preempt]:
     """Return the stops of an active round: first those the ranking names, in rank order, then the unwanted."""
     jobs = snapshot.jobs
     preempts: list[Preempt] = []
@@ -285,8 +289,9 @@ def _preempts(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, behind: Collec
             reason = Reason.SCALE_OUT if wanted > jobs.gpus[job] else Reason.SCALE_IN
         preempts.append(Preempt(jobs.ids[job], reason, wanted))
     if ranked.jobs.size < len(jobs):
+        why = Reason.GREENER_HOURS if unranked is Reason.GREENER_HOURS else Reason.OUTRANKED
         for job in _unwanted(snapshot, ranked.jobs):
-            preempts.append(Preempt(jobs.ids[job], Reason.OUTRANKED, int(jobs.min_gpus[job])))
+            preempts.append(Preempt(jobs.ids[job], why, int(jobs.min_gpus[job])))
     return preempts
 
 

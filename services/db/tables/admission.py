@@ -112,8 +112,9 @@ jobs = Table(
     Index("jobs_by_array", "array_id", "id", postgresql_where=text("array_id IS NOT NULL")),
     Index("jobs_gated", "id", postgresql_where=text("gated AND state NOT IN ('succeeded', 'failed', 'cancelled')")),
 )
-"""``gated``: whether it may have to wait for other jobs, as it has dependencies or is a task of an array with a limit.
-A task of an array has the array's spec, and the dependencies of the array are its own.
+"""``gated``: whether it may have to wait for other jobs, as it has dependencies or is a task of an array with a limit,
+or waits for something else than GPUs in its engine. A task of an array has the array's spec, and the dependencies of
+the array are its own.
 
 ``engine``: what runs it, our own agents or an engine such as Slurm, which knows it by ``external_id``."""
 

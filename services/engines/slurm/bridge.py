@@ -124,12 +124,13 @@ class Bridge:
         self._version, self._problem = version or self._version, None
         named = self._identities.named(found)
         live = [(job, name) for job, name in named if job.state in ("pending", "running")]
-        for job, name in live:
-            memory = self._memories.setdefault(name, Memory())
-            memory.natural = memory.natural or job.priority
-            if name in self._sent and self._sent[name].state.is_over:
-                self._decisions.pop(name, None)  # what was decided of a run that has ended says nothing of another
-        changes = await self._change(live, now_s)
+        for _, name in live:
+            self._memories.setdefault(name, Memory())
+        ended = {name for _, name in live if name in self._sent and self._sent[name].state.is_over}
+        for name in ended:
+            self._decisions.pop(name, None)  # what was decided of a run that has ended says nothing of another
+        # What is to become of a run that ends and is there again, the control plane says once it is told.
+        changes = await self._change([each for each in live if each[1] not in ended], now_s)
         await self._report(named, live, now_s)
         self._forget({name for _, name in named})
         if self._settings.energy:

@@ -16,6 +16,9 @@ T = TypeVar("T")
 
 TAG = re.compile(r"wattshift:(?P<id>\S+)")
 """In the admin comment: our name for the job."""
+HOLD = re.compile(r"wattshift-hold:(?P<until>\d+)(?:/(?P<own>\d+))?")
+"""In the admin comment: the begin time that we set, UTC seconds, and the one still ahead that it replaced, if any. Also
+written by ``deploy/slurm/job_submit.lua``. Any other begin time is the user's or Slurm's."""
 NOTE = "[wattshift]"
 """In the comment: what stands before it is the user's."""
 _OPTION = re.compile(r"wattshift:(?P<options>\S+)")
@@ -52,6 +55,7 @@ class SlurmJob:
         number: Its id, which Slurm may use again.
         tag: Our name for it, in its admin comment; empty before it has one.
         admin_comment, comment: As they are.
+        hold_s, own_begin_s: The begin time that we set last, and the one before which the job must not start even so.
         state: One of ``contracts.engines.EngineJobState``.
         reason: Why it waits.
         gpus, gpu_type, per_node, nodes_wanted: What it asks for; ``per_node`` is 0 if it names a total.
@@ -63,6 +67,8 @@ class SlurmJob:
     number: int
     tag: str
     admin_comment: str
+    hold_s: int
+    own_begin_s: int
     comment: str
     name: str
     user: str
@@ -93,6 +99,16 @@ class SlurmJob:
     def waits(self) -> bool:
         """Whether it is pending."""
         return self.state == "pending"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its begin time is one that we have set, and nobody else since."""
+        return self.waits and self.hold_s > 0 and self.eligible_s == self.hold_s
+
+    @property
+    def others_begin_s(self) -> int:
+        """Before this moment it must not start, whatever we do; its user or Slurm has said so."""
+        return self.own_begin_s if self.is_held else self.eligible_s
 
     @property
     def own_comment(self) -> str:
@@ -175,7 +191,7 @@ def _job(row: Mapping[str, Any]) -> SlurmJob:
     admin, comment = str(row.get("admin_comment") or ""), row.get("comment") or ""
     if isinstance(comment, dict):  # later parsers have all comments in one place
         admin, comment = str(comment.get("administrator") or ""), comment.get("job") or ""
-    tag = TAG.search(admin)
+    tag, hold = TAG.search(admin), HOLD.search(admin)
     gpus, gpu_type, per_node = _asked(row)
     hosts = hosts_of(str(row.get("nodes") or ""))
     held = _held(row.get("gres_detail") or [], hosts)
@@ -186,6 +202,8 @@ def _job(row: Mapping[str, Any]) -> SlurmJob:
         number=int(row["job_id"]),
         tag=tag["id"] if tag else "",
         admin_comment=admin,
+        hold_s=int(hold["until"]) if hold else 0,
+        own_begin_s=int(hold["own"] or 0) if hold else 0,
         comment=str(comment),
         name=str(row.get("name") or ""),
         user=str(row.get("user_name") or row.get("user_id") or ""),

@@ -200,15 +200,9 @@ class Rest:
                     body["comment"] = value
                 case "admincomment" if later:
                     body["admin_comment"] = value
-                case "priority" if later:
-                    body["priority"] = _number(int(value))
-                case "priority" if self._version > 36:
-                    body["priority"] = int(value)
-                case "starttime":
+                case "starttime" if later:  # older ones read words, and cannot set the mark that goes with it
                     begin_s = time.time() if value == "now" else datetime.fromisoformat(value + "+00:00").timestamp()
-                    # The old ones read words, in a time zone of their own.
-                    ahead_s = max(round(begin_s - time.time()), 0)
-                    body["begin_time"] = _number(int(begin_s)) if later else f"now+{ahead_s}" if ahead_s else "now"
+                    body["begin_time"] = _number(int(begin_s))
                 case "gres":
                     body |= {"tres_per_node": f"gres/{value}"} if later else {"gres": value}
                 case _:

@@ -1,8 +1,8 @@
 """What to change in Slurm so that its jobs are as decided. Pure: levels are compared, and only differences are changed.
 
-A hold is a begin time ``hold_s`` ahead, renewed when half of it is gone: without us, Slurm starts the job by itself.
-Released jobs exchange the priorities that they have among themselves, so that they start in the order of the plan and
-pass nobody whom they would not have passed.
+A hold is a begin time ``hold_s`` ahead, renewed when half of it is gone: without us, Slurm starts the job by itself. It
+is written into the job's admin comment, so that a begin time which its user or Slurm has set is never taken for ours,
+and never moved to an earlier one. Priorities are Slurm's own: none is ever set.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineMode, EngineShare
-from services.engines.slurm.reading import NOTE, TAG, SlurmJob
+from services.engines.slurm.reading import HOLD, NOTE, TAG, SlurmJob
 from services.engines.slurm.settings import SlurmSettings
 
-FIRST_HOLD_S = 120
-"""New jobs may be given a begin time so far ahead by ``deploy/slurm/job_submit.lua``, so that there is time to plan."""
 REQUEUE_DELAY_S = 300
 """Slurm itself lets a requeued job wait for a while; a begin time further ahead was asked for by somebody."""
+GPUS_ALONE = frozenset({"", "None", "Resources", "Priority", "BeginTime"})
+"""Slurm's reasons of jobs that start as soon as they have GPUs and their turn."""
 _SIZES = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _MOST_COMMENT = 1_000
 
@@ -53,13 +53,11 @@ class Memory:
     """What the bridge remembers of a job while it lives; all of it can be forgotten.
 
     Attributes:
-        natural: The priority that Slurm gave it.
         signalled_s: When it was sent its signal, by the revision of the decision.
         signalled: That revision.
         refusals: How often Slurm refused a revision, and its words.
     """
 
-    natural: int = 0
     signalled_s: float = 0.0
     signalled: int = 0
     refusals: dict[int, int] = field(default_factory=dict[int, int])
@@ -80,11 +78,18 @@ def why_not(job: SlurmJob, settings: SlurmSettings, now_s: float) -> str:
         return job.special or "it is interactive"
     if job.waits and job.priority == 0:
         return "it is held in Slurm"
-    ahead_s = job.eligible_s - now_s
-    ours_s = settings.hold_s + 60 if job.tag else REQUEUE_DELAY_S if job.restarts else FIRST_HOLD_S
-    if job.waits and (ahead_s > ours_s or not job.eligible_s):
-        return "it has a begin time of its own" if job.eligible_s else "it is not eligible yet"
+    if job.waits and not job.eligible_s:
+        return "it is not eligible yet"
+    if job.waits and job.others_begin_s > max(now_s + (REQUEUE_DELAY_S if job.restarts else 0), job.submit_s):
+        return "it has a begin time of its own"
     return ""
+
+
+def blocked_by(job: SlurmJob, reason: str) -> str:
+    """Return what else than GPUs a job waits for, in our words or Slurm's; ``reason``: why it is left alone."""
+    if not job.waits:
+        return ""
+    return reason or ("" if job.reason in GPUS_ALONE else job.reason)
 
 
 def report_of(
@@ -113,6 +118,7 @@ def report_of(
         state=job.state,  # pyright: ignore[reportArgumentType]
         steered=not reason,
         why_not=reason,
+        blocked=blocked_by(job, reason)[:200],
         stoppable=job.requeue and job.batch,
         shrinkable=job.by_node and len(job.shares) > 1,
         gpus=job.gpus if job.state == "running" else low,
@@ -164,7 +170,7 @@ def is_followed(job: SlurmJob, decision: EngineDecision, now_s: float) -> bool:
     """Return whether a job is as decided."""
     match decision.action:
         case EngineAction.RELEASE:
-            return not job.waits or job.eligible_s <= now_s
+            return not job.is_held or job.eligible_s <= now_s
         case EngineAction.CANCEL:
             return job.state not in ("pending", "running")
         case EngineAction.REQUEUE:
@@ -196,7 +202,7 @@ def changes_of(
 
     Args:
         jobs: Those that wait or run, with our names for them.
-        decisions: What is decided, by those names; a job without a decision is held until there is one.
+        decisions: What is decided, by those names; a job without a decision is left as it is.
         memories: What is remembered of each of them.
         settings: Of the bridge.
         now_s: UTC seconds.
@@ -205,13 +211,16 @@ def changes_of(
     """
     if settings.mode is not EngineMode.CONTROL:
         return Changes()
-    steered = [(job, name) for job, name in jobs if not why_not(job, settings, now_s)]
     fields: dict[int, dict[str, str]] = {}
     signals: list[tuple[int, str]] = []
     shrinks: list[tuple[int, int]] = []
     requeues: list[int] = []
     cancels: list[int] = []
-    for job, name in steered:
+    for job, name in jobs:
+        if why_not(job, settings, now_s):
+            if job.is_held and name not in older:  # it was steered before, or the submission plugin did not know better
+                fields[job.number] = _released(job, now_s)
+            continue
         decision = decisions.get(name)
         memory = memories[name]
         if name in older:
@@ -239,9 +248,6 @@ def changes_of(
                     requeues.append(job.number)
             continue
         fields[job.number] = _waiting(job, name, decision, settings, now_s, heard=heard)
-    rankable = [(job, name) for job, name in steered if name not in older]
-    for number, priority in priorities_of(rankable, decisions, memories, now_s).items():
-        fields.setdefault(number, {})["priority"] = str(priority)
     together: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for number, wanted in fields.items():
         if wanted:
@@ -250,42 +256,21 @@ def changes_of(
     return Changes(updates, signals, shrinks, requeues, cancels)
 
 
-def priorities_of(
-    jobs: Sequence[tuple[SlurmJob, str]],
-    decisions: Mapping[str, EngineDecision],
-    memories: Mapping[str, Memory],
-    now_s: float,
-) -> dict[int, int]:
-    """Return new priorities of jobs that wait and are ranked: their own ones, in the order of their ranks.
-
-    Equal priorities are spread upwards by one each, as an order needs different ones.
-    """
-    ranked = [
-        (decision.rank, job, memories[name])
-        for job, name in jobs
-        if job.waits and (decision := decisions.get(name)) is not None and decision.rank is not None
-    ]
-    ranked.sort(key=lambda each: (each[0], each[1].number))
-    own = sorted((memory.natural or job.priority for _, job, memory in ranked), reverse=True)
-    wanted = list(own)
-    for at in range(len(wanted) - 2, -1, -1):
-        wanted[at] = max(wanted[at], wanted[at + 1] + 1)
-    pairs = zip(ranked, wanted, strict=True)
-    return {job.number: priority for (_, job, _), priority in pairs if job.priority != priority}
-
-
 def _waiting(
     job: SlurmJob, name: str, decision: EngineDecision | None, settings: SlurmSettings, now_s: float, *, heard: bool
 ) -> dict[str, str]:
     """Return the fields to set of a job that waits."""
-    wanted = {} if job.tag == name else _tagged(job, name)
-    if decision and decision.note:
+    mark = _mark(job.hold_s, job.own_begin_s) if job.is_held else ""
+    wanted = {} if job.tag == name else _tagged(job, name, mark)
+    if decision is None:
+        return wanted
+    if decision.note:
         note = ";".join(decision.note.split())
         if (text := f"{job.own_comment}{NOTE}{note}"[:_MOST_COMMENT]) != job.comment:
             wanted["comment"] = text
-    if decision and decision.action is EngineAction.RELEASE:
-        if job.eligible_s > now_s:
-            wanted["starttime"] = "now"
+    if decision.action is EngineAction.RELEASE:
+        if job.is_held and job.eligible_s > now_s:
+            wanted |= _released(job, now_s, name)
         low, high, _ = sizes_of(job)
         if decision.gpus and low < high and decision.gpus != job.gpus and job.by_node:
             wanted["numnodes"] = str(decision.gpus // job.per_node)
@@ -293,13 +278,28 @@ def _waiting(
             typed = f"{job.gpu_type}:" if job.gpu_type else ""
             wanted["gres"] = f"gpu:{typed}{decision.gpus}"
         return wanted
+    until_s = hold_until_s(now_s + settings.hold_s)
     if heard and job.eligible_s < now_s + settings.hold_s / 2:
-        wanted["starttime"] = begin_time(now_s + settings.hold_s)
+        own_s = job.others_begin_s if job.others_begin_s > now_s else 0
+        wanted |= _tagged(job, name, _mark(until_s, own_s)) | {"starttime": begin_time(until_s)}
     return wanted
 
 
-def _tagged(job: SlurmJob, name: str) -> dict[str, str]:
-    return {"admincomment": f"wattshift:{name} {TAG.sub('', job.admin_comment).strip()}".strip()}
+def _released(job: SlurmJob, now_s: float, name: str = "") -> dict[str, str]:
+    """Return the fields that end a hold of ours: the begin time is again what it was before, or now."""
+    own_s = job.own_begin_s
+    return _tagged(job, name or job.tag) | {"starttime": begin_time(own_s) if own_s > now_s else "now"}
+
+
+def _tagged(job: SlurmJob, name: str, mark: str = "") -> dict[str, str]:
+    """Return the admin comment with our name and the mark of a hold, if any, before what others wrote there."""
+    theirs = TAG.sub("", HOLD.sub("", job.admin_comment)).strip()
+    ours = f"wattshift:{name}" if name else ""
+    return {"admincomment": " ".join(filter(None, (ours, mark, theirs)))}
+
+
+def _mark(until_s: int, own_s: int) -> str:
+    return f"wattshift-hold:{until_s}/{own_s}" if own_s else f"wattshift-hold:{until_s}"
 
 
 def _has_had_grace(
@@ -315,9 +315,17 @@ def _has_had_grace(
     return not signal or now_s - memory.signalled_s >= grace_s
 
 
-def begin_time(at_s: float) -> str:
-    """Return a moment as Slurm reads it in UTC, to the next minute: so jobs that are held at once are held together."""
-    return f"{datetime.fromtimestamp(-(-at_s // 60) * 60, UTC):%Y-%m-%dT%H:%M:%S}"
+def hold_until_s(at_s: float) -> int:
+    """Return until when jobs are held whose hold is to last until about then: at no full minute, as users' times are.
+
+    Jobs that are held at once are held until the same moment.
+    """
+    return int(-(-at_s // 60) * 60) + 17
+
+
+def begin_time(at_s: int) -> str:
+    """Return a moment as Slurm reads it in UTC."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def _instant(time_s: int) -> datetime:

@@ -22,13 +22,6 @@ from services.scheduler.repository.gangs import StoppableGang
 from services.scheduler.repository.outbox import Outgoing
 
 DECISIONS_OF_A_COMMAND = 500
-_FIRST_S = 1_767_225_600
-"""2026-01-01: ranks count from here, so that what is released earlier comes first, whatever round releases it."""
-
-
-def rank_at(now_s: float, position: int) -> int:
-    """Return the place of a job in the order of all that were ever released."""
-    return max(int(now_s) - _FIRST_S, 0) + position
 
 
 def hold_note(snapshot: Snapshot, hold: Hold) -> str:
@@ -101,10 +94,10 @@ def zone_of(snapshot: Snapshot, start: Start) -> str | None:
     return zones.pop() if len(zones) == 1 else None
 
 
-def released(gpus: int, rank: int, note: str, zone: str | None = None, gco2: int | None = None) -> Json:
+def released(gpus: int, note: str, zone: str | None = None, gco2: int | None = None) -> Json:
     """Return the decision that a job starts as soon as its engine has room, and is expected to emit ``gco2`` grams."""
     where = {} if zone is None else {"zone": zone}
-    return {"action": EngineAction.RELEASE.value, "gpus": gpus, "rank": rank, "note": note} | where | _grams(gco2)
+    return {"action": EngineAction.RELEASE.value, "gpus": gpus, "note": note} | where | _grams(gco2)
 
 
 def _grams(gco2: int | None) -> Json:

@@ -1,4 +1,9 @@
-"""A plan's share in engines' jobs: of those that are steered it is carried out, of those that are watched counted."""
+"""A plan's share in engines' jobs: of those that are steered it is carried out, of those that are watched counted.
+
+An engine with a queue of its own (``contracts.engines.QUEUEING``) decides itself who starts when GPUs are free: by its
+users' priorities, quotas and limits, of which a plan knows nothing. Of a plan for it, only holds and stops for greener
+hours are carried out, and sizes. Whatever else a job waits for, GPUs above all, it waits for in that queue.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from services.contracts.engines import EngineMode
-from services.core.cycle.plan import Hold, Preempt, Start
+from services.contracts.engines import QUEUEING, EngineAction, EngineMode
+from services.core.cycle.plan import Hold, Preempt, Reason, Start
 from services.core.cycle.snapshot import Snapshot
 from services.db.database import Connection
 from services.scheduler.engines.decisions import (
@@ -15,7 +20,6 @@ from services.scheduler.engines.decisions import (
     held,
     hold_gco2,
     hold_note,
-    rank_at,
     released,
     requeued,
     start_gco2,
@@ -24,6 +28,10 @@ from services.scheduler.engines.decisions import (
 )
 from services.scheduler.repository import engines
 from services.scheduler.repository.documents import Json
+from services.scheduler.repository.engines import LiveRow
+
+STOPS = frozenset({Reason.GREENER_HOURS, Reason.SCALE_IN, Reason.SCALE_OUT})
+"""Why a job of an engine with a queue of its own may be stopped: who makes room for whom is the engine's to say."""
 
 
 @dataclass
@@ -32,50 +40,75 @@ class Theirs:
 
     Attributes:
         snapshot: What the plan was made from.
-        steered: Those on which decisions are carried out.
-        watched: Those of dry runs.
-        would: What would become of the latter, by job.
-        would_start: Until when they would be held back, by job that waits; None: they may start.
+        live: Those jobs, by id.
+        would: What would become of those of dry runs, by job.
+        would_start: Until when those would be held back that wait; None: they may start.
     """
 
     snapshot: Snapshot
-    steered: frozenset[str]
-    watched: frozenset[str]
+    live: Mapping[str, LiveRow]
     would: dict[str, Json] = field(default_factory=dict[str, Json])
     would_start: dict[str, datetime | None] = field(default_factory=dict[str, "datetime | None"])
 
     @classmethod
     async def read(cls, connection: Connection, snapshot: Snapshot) -> Theirs:
         """Return the jobs that there are now."""
-        modes: Mapping[str, tuple[str, str]] = await engines.live_jobs(connection)
-        steered = frozenset(job for job, (_, mode) in modes.items() if mode == EngineMode.CONTROL)
-        return cls(snapshot, steered, frozenset(modes) - steered)
+        return cls(snapshot, await engines.live_jobs(connection))
 
     def carried_out(self, starts: Sequence[Start], preempts: Sequence[Preempt]) -> tuple[list[Start], list[Preempt]]:
-        """Return a plan's starts and stops without those of dry runs, and note what these would be."""
-        self.would |= {each.job_id: released(each.gpus, 0, "") for each in starts if each.job_id in self.watched}
-        self.would_start |= {each.job_id: None for each in starts if each.job_id in self.watched}
-        self.would |= {each.job_id: requeued(0, "") for each in preempts if each.job_id in self.watched}
+        """Return the starts and stops of a plan that are carried out, and note what those of dry runs would be."""
+        preempts = [each for each in preempts if each.reason in STOPS or not self._queues_itself(each.job_id)]
+        self.would |= {each.job_id: released(each.gpus, "") for each in starts if self._is_watched(each.job_id)}
+        self.would_start |= {each.job_id: None for each in starts if self._is_watched(each.job_id)}
+        self.would |= {each.job_id: requeued(0, "") for each in preempts if self._is_watched(each.job_id)}
         return (
-            [each for each in starts if each.job_id not in self.watched],
-            [each for each in preempts if each.job_id not in self.watched],
+            [each for each in starts if not self._is_watched(each.job_id)],
+            [each for each in preempts if not self._is_watched(each.job_id)],
         )
 
     async def direct(self, connection: Connection, starts: Sequence[Start], holds: Sequence[Hold]) -> None:
-        """Have the bridges told which jobs start, in which order, and which wait until when."""
+        """Have the bridges told which jobs may start, and which wait until when."""
+        await decide(connection, self.wanted(starts, holds))
+        await engines.foresee(connection, self.would_start)
+
+    def wanted(self, starts: Sequence[Start], holds: Sequence[Hold]) -> dict[str, Json]:
+        """Return what is decided, by job, and note until when those of dry runs would be held back."""
         wanted = dict(self.would)
-        for position, start in enumerate(starts):
-            if start.job_id in self.steered:
-                rank = rank_at(self.snapshot.now_s, position)
+        for start in starts:
+            if start.job_id in self.live:
                 note, zone = start_note(self.snapshot, start), zone_of(self.snapshot, start)
                 gco2 = start_gco2(self.snapshot, start)
-                wanted[start.job_id] = released(start.gpus, rank, note, zone, gco2)
-        for hold in holds if self.steered or self.watched else ():
-            if hold.job_id in self.steered:
-                wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold), hold_gco2(self.snapshot, hold))
-            elif hold.job_id in self.watched:
+                wanted[start.job_id] = released(start.gpus, note, zone, gco2)
+        for hold in holds if self.live else ():
+            if (row := self.live.get(hold.job_id)) is None:
+                continue
+            waits_here = hold.reason is Reason.GREENER_HOURS or row.kind not in QUEUEING
+            if self._is_watched(hold.job_id):
                 wanted[hold.job_id] = held(Hold(hold.job_id, hold.reason), "")
-                start_s = hold.expected_start_s
+                if not waits_here and (gpus := self._only_size(hold)):
+                    wanted[hold.job_id] = released(gpus, "")
+                start_s = hold.expected_start_s if waits_here else None
                 self.would_start[hold.job_id] = None if start_s is None else datetime.fromtimestamp(start_s, UTC)
-        await decide(connection, wanted)
-        await engines.foresee(connection, self.would_start)
+            elif waits_here:
+                wanted[hold.job_id] = held(hold, hold_note(self.snapshot, hold), hold_gco2(self.snapshot, hold))
+            elif gpus := self._only_size(hold):
+                wanted[hold.job_id] = released(gpus, "released")
+            elif row.action != EngineAction.RELEASE:  # a size that was chosen before still holds
+                wanted[hold.job_id] = held(Hold(hold.job_id, hold.reason), "waits:size")
+        return wanted
+
+    def _only_size(self, hold: Hold) -> int | None:
+        """Return the GPUs of a job that has one size; None: it is held until a plan chooses one.
+
+        Started at another one, it would be stopped again for that.
+        """
+        jobs = self.snapshot.jobs
+        at = jobs.index[hold.job_id]
+        low, high = int(jobs.min_gpus[at]), int(jobs.max_gpus[at])
+        return low if low == high else None
+
+    def _is_watched(self, job_id: str) -> bool:
+        return job_id in self.live and self.live[job_id].mode != EngineMode.CONTROL
+
+    def _queues_itself(self, job_id: str) -> bool:
+        return job_id in self.live and self.live[job_id].kind in QUEUEING

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from services.contracts.engines import EngineAction, EngineJob, EngineJobState
+from services.core.cycle.gates import blocked_words
+from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
 from services.scheduler.ingest.gangs import EndReason, GangState
 
@@ -161,7 +163,12 @@ def _run_of(known: Known, report: EngineJob, devices: Devices) -> Fate | None:
 
 def _wait_of(known: Known, report: EngineJob) -> Fate | None:
     if known.gang is None or known.gang is GangState.STARTING:  # released, and not started yet
-        return Stays(Deviation.ROLLED_BACK) if report.rolled_back else None
+        if report.rolled_back:
+            return Stays(Deviation.ROLLED_BACK)
+        if known.gang is GangState.STARTING and report.blocked:
+            said, deviation = blocked_words(report.blocked), Deviation.NOT_STARTED
+            return Waits(JobState.QUEUED, Reason.ENGINE_LIMIT.value, said, deviation=deviation)
+        return None
     if known.gang is GangState.STOPPING:
         held = JobState.HELD if known.hold_requested else JobState.QUEUED
         reason = EndReason.HELD if known.hold_requested else known.stop_reason or EndReason.PREEMPTED

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from services.contracts.engines import ENGINE_LABEL, EngineAction, EngineJob, node_name
+from services.contracts.engines import ENGINE_LABEL, QUEUEING, EngineAction, EngineJob, node_name
 from services.contracts.jobs import GpuRequest, JobSpec
 from services.contracts.streams import command_stream
 from services.core.domain.ids import JobId, allocation_id
@@ -78,14 +78,18 @@ class EngineIngest:
             if not rows:
                 return 0
             new: list[NewJob] = []
+            blocked: dict[str, bool] = {}
             deviations = Counter[tuple[str, str]]()
             for row in rows:
                 fold = _Fold(connection, row)
                 if isinstance(fold.fate, Admit):
                     new.append(fold.admitted(again=fold.fate.again))
                 await fold.apply()
+                if row.job_id is not None:
+                    blocked[row.job_id] = bool(fold.report.blocked)
                 if fold.deviation is not None:
                     deviations[row.engine, f"deviation_{fold.deviation}"] += 1
+            await engines.gate(connection, blocked)
             await engines.admit(connection, self._settings.engine_tenant, new)
             # A job that is new and runs already is folded once more, now that it is known.
             fresh = {job.external_id.partition("#")[0] for job in new}
@@ -108,7 +112,7 @@ class EngineIngest:
         if wish.state == JobState.HELD:
             return await decide(connection, {wish.job_id: ON_HOLD})
         if wish.late and wish.gang_id is not None:
-            await _withdraw(connection, wish.job_id, wish.gang_id)
+            await _withdraw(connection, wish, wish.gang_id)
             return 1
         return 0
 
@@ -223,16 +227,20 @@ class _Fold:
         )
 
 
-async def _withdraw(connection: Connection, job_id: str, gang: str) -> None:
-    """Take back a release that its engine has not followed for long: what it was planned on is free for others."""
+async def _withdraw(connection: Connection, wish: WishRow, gang: str) -> None:
+    """Free what a job was planned on that its engine has not started for long.
+
+    An engine with a queue of its own may start it still, when it sees fit; with any other one it is on hold again.
+    """
+    job_id = wish.job_id
     detail = "It was released, and its engine did not start it in time; it is planned again."
     await gangs.end(connection, gang, "not_started")
     sources, reason = [JobState.STARTING], "not_started"
     await jobs.move(connection, job_id, sources, JobState.QUEUED, reason=reason, detail=detail)
     await jobs.note(connection, job_id, "job.deviation", {"deviation": Deviation.NOT_STARTED.value})
-    engine, _ = (await engines.live_jobs(connection))[job_id]
-    await engines.count(connection, {(engine, f"deviation_{Deviation.NOT_STARTED}"): 1})
-    await decide(connection, {job_id: {"action": EngineAction.HOLD.value, "note": "waits:not_started"}})
+    await engines.count(connection, {(wish.engine, f"deviation_{Deviation.NOT_STARTED}"): 1})
+    if wish.kind not in QUEUEING:
+        await decide(connection, {job_id: {"action": EngineAction.HOLD.value, "note": "waits:not_started"}})
 
 
 async def _claim(connection: Connection) -> None:

@@ -118,15 +118,19 @@ SELECT e.job_id FROM engine_jobs e JOIN engines g ON g.name = e.engine AND g.mod
 """
 
 LIVE_JOBS = """
-SELECT e.job_id, e.engine, g.mode FROM engine_jobs e JOIN engines g ON g.name = e.engine
- WHERE NOT e.over AND e.job_id IS NOT NULL
+SELECT e.job_id, e.engine, g.mode, g.kind, coalesce(e.decision ->> 'action', '') AS action
+  FROM engine_jobs e JOIN engines g ON g.name = e.engine WHERE NOT e.over AND e.job_id IS NOT NULL
+"""
+
+GATE = """
+UPDATE jobs j SET gated = w.blocked FROM unnest($1::text[], $2::bool[]) AS w (id, blocked)
+ WHERE j.id = w.id AND j.gated <> w.blocked
 """
 
 WISHES = """
-SELECT e.job_id, j.state, j.cancel_requested, j.hold_requested, coalesce(e.decision ->> 'action', '') AS action,
+SELECT e.job_id, e.engine, g.kind, j.state, j.cancel_requested, j.hold_requested,
        a.id AS gang_id, a.state AS gang_state,
-       coalesce(a.state = 'starting' AND a.started_at < now() - make_interval(secs => $1), false) AS late,
-       extract(epoch FROM a.started_at)::float8 AS started_s
+       coalesce(a.state = 'starting' AND a.started_at < now() - make_interval(secs => $1), false) AS late
   FROM engine_jobs e JOIN jobs j ON j.id = e.job_id JOIN engines g ON g.name = e.engine AND g.mode = 'control'
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
  WHERE NOT e.over AND NOT e.unfolded
@@ -235,14 +239,24 @@ class WishRow(NamedTuple):
     """A job of which somebody wants something, or that was released and does not start."""
 
     job_id: str
+    engine: str
+    kind: str
     state: str
     cancel_requested: bool
     hold_requested: bool
-    action: str
     gang_id: str | None
     gang_state: str | None
     late: bool
-    started_s: float | None
+
+
+class LiveRow(NamedTuple):
+    """A job that is not over: its engine, how that is steered and what it is, and what was last decided, or nothing."""
+
+    job_id: str
+    engine: str
+    mode: str
+    kind: str
+    action: str
 
 
 class HeldRow(NamedTuple):
@@ -376,9 +390,15 @@ async def shrinkable(connection: Connection, job_ids: Sequence[str]) -> frozense
     return frozenset(row["job_id"] for row in await connection.fetch(SHRINKABLE, list(job_ids)))
 
 
-async def live_jobs(connection: Connection) -> dict[str, tuple[str, str]]:
-    """Return the engine and its mode, by job that is not over."""
-    return {row["job_id"]: (row["engine"], row["mode"]) for row in await connection.fetch(LIVE_JOBS)}
+async def gate(connection: Connection, blocked: Mapping[str, bool]) -> None:
+    """Note which jobs their engine does not start, whatever GPUs are free."""
+    if blocked:
+        await connection.execute(GATE, list(blocked), list(blocked.values()))
+
+
+async def live_jobs(connection: Connection) -> dict[str, LiveRow]:
+    """Return the jobs that are not over, by our ids."""
+    return {row.job_id: row for row in await fetch_rows(connection, LiveRow, LIVE_JOBS)}
 
 
 async def wishes(connection: Connection, late_after_s: float) -> list[WishRow]:

@@ -1,4 +1,4 @@
-"""Jobs that may have to wait for others: tasks of arrays with a limit, and jobs with dependencies."""
+"""Jobs that may have to wait: for others, as tasks of arrays with a limit do, or for something in their engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from services.db.rows import fetch_rows
 
 GATED = """
 SELECT j.id, j.array_id, coalesce(j.array_index, 0) AS array_index, j.state <> 'queued' AS holds_gpus,
-       j.generation > 0 AS has_run, j.reason, j.detail, a.max_running
-  FROM jobs j LEFT JOIN job_arrays a ON a.id = j.array_id
+       j.generation > 0 AS has_run, j.reason, j.detail, a.max_running, coalesce(e.report ->> 'blocked', '') AS blocked
+  FROM jobs j LEFT JOIN job_arrays a ON a.id = j.array_id LEFT JOIN engine_jobs e ON e.job_id = j.id
  WHERE j.gated AND j.state IN ('queued', 'starting', 'running', 'preempting') ORDER BY j.id
 """
 
@@ -76,6 +76,7 @@ class GatedRow(NamedTuple):
     reason: str | None
     detail: str | None
     max_running: int | None
+    blocked: str
 
 
 class NeedRow(NamedTuple):
@@ -99,7 +100,10 @@ class Gates:
     @property
     def jobs(self) -> list[GatedJob]:
         """The jobs."""
-        return [GatedJob(row.id, row.array_id, row.array_index, row.holds_gpus, row.has_run) for row in self.rows]
+        return [
+            GatedJob(row.id, row.array_id, row.array_index, row.holds_gpus, row.has_run, row.blocked)
+            for row in self.rows
+        ]
 
     @property
     def limits(self) -> dict[str, int]:

@@ -65,6 +65,13 @@ def test_the_dependencies_of_an_array_are_those_of_its_tasks_and_take_no_room() 
     ]
 
 
+def test_what_its_engine_does_not_start_is_left_out_and_says_why() -> None:
+    jobs = [GatedJob("x", None, 0, False, False, "QOSMaxGRESPerUser"), GatedJob("y", None, 0, True, True, "Licenses")]
+    (found,) = withheld(jobs, {}, [])
+    assert (found.id, found.reason) == ("x", "engine_limit")
+    assert found.detail == "Its engine does not start it: QOSMaxGRESPerUser."
+
+
 def test_what_can_never_start_is_found_through_a_chain() -> None:
     needs = [
         _need("b", "a", Condition.OK, 0, 1),

@@ -47,7 +47,7 @@ def test_a_job_waits_as_long_as_its_slack_allows(slack_h: float, share: float | 
     result = run_cycle(Green(config), in_the_evening(half_done("a")), LOWER)
 
     assert held_by(result.memory) == ({"a"} if waits else set())
-    assert story(result.plan) == ({"a": "preempt outranked -> 1"} if waits else {})
+    assert story(result.plan) == ({"a": "preempt greener_hours -> 1"} if waits else {})
 
 
 def test_nobody_waits_in_green_hours_and_new_jobs_never_do() -> None:
@@ -57,7 +57,7 @@ def test_nobody_waits_in_green_hours_and_new_jobs_never_do() -> None:
     dirty = run_cycle(Green(config), in_the_evening(half_done("a"), queued), LOWER)
     green = run_cycle(Green(config), in_the_evening(half_done("a"), intensities=[100] * 24), LOWER)
 
-    assert story(dirty.plan) == {"a": "preempt outranked -> 1", "n": "start n0:1"}
+    assert story(dirty.plan) == {"a": "preempt greener_hours -> 1", "n": "start n0:1"}
     assert story(green.plan) == {}
 
 

@@ -1,0 +1,173 @@
+"""A real Slurm with accounts, QOS, fair share and multifactor priority, whose order and limits stay its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import slurm
+from tests.support.servers import scratch_folder
+from tests.support.slurm import SlurmLab
+from tests.support.slurm_bridge import Site
+
+pytestmark = [pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing()), pytest.mark.xdist_group("slurm_sites")]
+
+PLUGIN_S = 31
+"""New jobs may have a begin time so far ahead, by ``job_submit.lua``."""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SlurmLab]:
+    """A Slurm of four nodes with accounting, for this module."""
+    if problem := slurm.install(accounting=True):
+        pytest.skip(problem)
+    with scratch_folder() as folder:
+        made = SlurmLab(folder / "lab", nodes=4, accounting=True)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.stop()
+
+
+def factors(lab: SlurmLab, number: str) -> dict[str, int]:
+    """Return what a waiting job's priority is made of."""
+    words = lab.run("sprio", "-h", "-j", number, "-o", "%Y %F %Q %N").split()
+    return dict(zip(("priority", "fair_share", "qos", "nice"), map(int, words), strict=True))
+
+
+def held_s(lab: SlurmLab, number: str) -> int:
+    """Return how long after its submission a job may start."""
+    job = lab.job(number)
+    return int(job["EligibleTime"]) - int(job["SubmitTime"])
+
+
+def fill(lab: SlurmLab) -> list[str]:
+    """Let jobs that are not ours hold all GPUs."""
+    return [lab.sbatch("sleep 600", "--partition=private", gpus=8, user="daemon") for _ in range(4)]
+
+
+async def another_round(site: Site) -> None:
+    """Return once a round was held that began after now, and what it decided has reached Slurm."""
+    (now,) = await site.rows("SELECT now() AS at")
+    query = "SELECT 1 FROM scheduler_state WHERE last_active_at > $1"
+    await site.until(lambda: site.rows(query, now["at"]), "a round is held")
+    await asyncio.sleep(2)
+
+
+async def released(site: Site, *numbers: str) -> None:
+    """Return once jobs are ours, planned, and held by nobody."""
+
+    async def are_so() -> bool:
+        rows = await site.rows(
+            "SELECT external_id FROM engine_jobs WHERE decision ->> 'action' = 'release' "
+            "AND (report ->> 'revision')::int >= revision"
+        )
+        known = {row["external_id"].partition("@")[0] for row in rows}
+        return known >= set(numbers) and all(
+            int(site.lab.job(number)["EligibleTime"]) <= time.time() for number in numbers
+        )
+
+    await site.until(are_so, "all are released")
+
+
+async def test_nobody_waits_for_what_another_users_limit_does_not_start(site: Site) -> None:
+    """One user may hold 8 of 32 GPUs and wants 32; the other one's three jobs get the 24 that are left."""
+    await site.policy("joint")
+    await site.steered(partitions="batch")
+    capped = [site.lab.sbatch("sleep 600", "--qos=capped", "--time=30", gpus=8) for _ in range(4)]
+    others = [site.lab.sbatch("sleep 600", "--time=60", gpus=8, user="daemon") for _ in range(3)]
+
+    async def all_gpus_are_used() -> bool:
+        assert all(held_s(site.lab, number) <= PLUGIN_S for number in (*capped, *others)), "held for GPUs"
+        return [site.lab.state(number) for number in (*capped, *others)].count("RUNNING") == 4
+
+    await site.until(all_gpus_are_used, "32 GPUs run 8 of one and 24 of the other", 90)
+    assert [site.lab.state(number) for number in others] == ["RUNNING"] * 3
+
+    async def says_why() -> bool:
+        rows = await site.rows("SELECT detail FROM jobs WHERE reason = 'engine_limit'")
+        return ["QOSMaxGRESPerUser" in row["detail"] for row in rows] == [True] * 3
+
+    await site.until(says_why, "three jobs say which limit they wait for")
+    last = site.lab.sbatch("sleep 600", "--time=5", gpus=8, user="daemon")
+    await released(site, last)
+    assert site.lab.job(last)["Reason"] in ("Resources", "Priority")
+    site.lab.run("scancel", others[0])
+    await site.until_states(**{f"_{last}": "RUNNING"})
+    assert held_s(site.lab, last) <= PLUGIN_S
+
+
+async def test_priorities_are_slurms_and_an_admins_stays(site: Site) -> None:
+    """Age, fair share and QOS count as they do for a job that is left alone, and go on doing so without us."""
+    await site.policy("sjf")
+    running = fill(site.lab)
+    await site.until_states(**{f"_{number}": "RUNNING" for number in running})
+    await site.steered(partitions="batch")
+    longer, shorter, nice, raised, later = (
+        site.lab.sbatch("sleep 1", f"--time={minutes}", *more, gpus=8)
+        for minutes, more in ((30, ()), (10, ()), (20, ("--nice=50",)), (40, ()), (50, ()))
+    )
+    peer = site.lab.sbatch("sleep 1", "--time=60", "--comment=wattshift:off", gpus=8)
+    await released(site, longer, shorter, nice, raised, later)
+    site.lab.run("scontrol", "update", f"jobid={raised}", "priority=777777")
+    site.lab.run("scontrol", "update", f"jobid={later}", "nice=900")
+
+    async def like_its_peer() -> bool:
+        theirs = factors(site.lab, peer)
+        found = [factors(site.lab, number) for number in (longer, shorter)]
+        return all(
+            (each["fair_share"], each["qos"], each["nice"]) == (theirs["fair_share"], theirs["qos"], 0)
+            and abs(each["priority"] - theirs["priority"]) <= 2  # half a minute of age
+            for each in found
+        )
+
+    for end in (lambda: None, site.kill_bridge):
+        end()
+        await another_round(site)
+        await site.until(like_its_peer, "they have the priority of one that is left alone", 90)
+        assert [site.lab.job(number)["Nice"] for number in (nice, later)] == ["50", "900"]
+        assert site.lab.job(raised)["Priority"] == "777777"
+
+
+async def test_no_job_starts_before_the_time_that_its_user_asked_for(site: Site) -> None:
+    """At submission, and of a job that was ours already."""
+    await site.policy("fifo")
+    running = fill(site.lab)
+    await site.until_states(**{f"_{number}": "RUNNING" for number in running})
+    await site.steered(partitions="batch")
+    moved = site.lab.sbatch("sleep 1", gpus=8)
+    await released(site, moved)
+    begun = site.lab.sbatch("sleep 1", "--begin=now+40", gpus=8)
+    site.lab.run("scontrol", "update", f"jobid={moved}", "StartTime=now+40", user="nobody")
+    wanted = {number: int(site.lab.job(number)["EligibleTime"]) for number in (moved, begun)}
+    assert all(begin_s > time.time() + 20 for begin_s in wanted.values())
+    site.lab.run("scancel", *running)
+    await site.until_states(**{f"_{number}": "COMPLETED" for number in wanted}, within_s=120)
+    for number, begin_s in wanted.items():
+        assert int(site.lab.job(number)["StartTime"]) >= begin_s
+
+
+async def test_what_cannot_be_steered_starts_at_once(site: Site) -> None:
+    """Interactive jobs, arrays, other partitions and dependent jobs get no begin time, and no name of ours.
+
+    A dependent one gets its name once what it depends on is over: then it can be steered.
+    """
+    await site.steered(partitions="batch")
+    lab = site.lab
+    lab.run("srun", "--gres=gpu:1", "--mem=10", "--job-name=shell", "true", user="nobody")
+    interactive = lab.run("squeue", "-h", "--states=all", "--name=shell", "-o", "%i").split()[-1]
+    array = lab.sbatch("sleep 1", "--array=0-1")
+    private = lab.sbatch("sleep 1", "--partition=private")
+    dependent = lab.sbatch("sleep 1", f"--dependency=afterany:{private}")
+    steered = lab.sbatch("sleep 1")
+    assert f"wattshift-hold:{lab.job(steered)['EligibleTime']}" in lab.job(steered)["AdminComment"]
+    alone = {f"_{number}": "COMPLETED" for number in (interactive, array, private, dependent)}
+    await site.until_states(**alone)
+    for number in (interactive, array, private, dependent):
+        job = lab.job(number)
+        assert ("wattshift-hold" if number == dependent else "wattshift") not in job.get("AdminComment", "")
+        assert number == dependent or held_s(lab, number) < PLUGIN_S - 1
