@@ -113,14 +113,17 @@ def _outcome(run: LiveRun, name: str, parameters: Mapping[str, Any], report: Rep
         if time.perf_counter() > until_s:
             raise TooLongError(f"it took longer than {LONGEST_S:g} s")
 
+    rigid, workload = not policy_entry(name).elastic and "gang" not in parameters, run.workload
+    if rigid:  # as they are on the cluster: at their smallest gangs
+        workload = replace(workload, requested_gpus=workload.min_gpus)
     try:
         result = simulate(
             name,
-            run.workload,
+            workload,
             run.cluster,
             run.trace,
             parameters=parameters,
-            options=replace(run.engine, rigid=not policy_entry(name).elastic and "gang" not in parameters),
+            options=replace(run.engine, rigid=rigid),
             progress=progress,
             beginning=run.beginning,
         )
@@ -161,7 +164,7 @@ def _workload(state: LiveState, jobs: list[LiveJob], names: list[str]) -> Worklo
         tenants=tuple(job.tenant for job in jobs),
         submitted_s=np.array([job.submitted_s for job in jobs]),
         work_s=np.array([job.work_s * (job.sevenths or WHOLE) / WHOLE for job in jobs]),
-        requested_gpus=smallest,
+        requested_gpus=ints([job.asked_gpus or job.min_gpus for job in jobs]),
         min_gpus=smallest,
         max_gpus=ints([job.max_gpus for job in jobs]),
         step_gpus=ints([job.step_gpus for job in jobs]),

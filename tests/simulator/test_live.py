@@ -152,3 +152,13 @@ def test_a_live_run_is_the_same_twice(tmp_path: Path) -> None:
     first, second = (outcomes(tmp_path, a_state(RUNS, *waits), "green", "las") for _ in range(2))
 
     assert first == second
+
+
+def test_a_policy_of_fixed_gangs_has_the_smallest_and_joint_knows_what_was_asked_for(tmp_path: Path) -> None:
+    """As on the cluster, where a policy that scales no job starts it at its smallest gang."""
+    job = a_job("a", max_gpus=2, asked_gpus=2, work_s=2 * HOUR_S)
+    state = a_state(job)
+    documents = {each["policy"]: each for each in outcomes(tmp_path, state, "fifo", "joint")["policies"]}
+    ends_s = {name: document["jobs"]["ends_at_s"][0] - state.at_s for name, document in documents.items()}
+    assert ends_s["fifo"] == pytest.approx(2 * HOUR_S, abs=60.0)
+    assert ends_s["joint"] < ends_s["fifo"]

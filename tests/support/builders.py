@@ -64,6 +64,7 @@ class JobRow:
     remaining_s: float = float("nan")
     shareable: bool = False
     memory_gib: float = float("nan")
+    asked_gpus: int | None = None
 
 
 def a_node(name: str = "n0", *, gpus: int = 4, model: str = "A100", schedulable: bool = True, zone: int = 0) -> NodeRow:
@@ -232,6 +233,7 @@ def _job_table(jobs: Sequence[JobRow], models: tuple[str, ...], placements: Mapp
         placements=tuple(placements[job.name] for job in jobs),
         shareable=np.array([job.shareable for job in jobs], dtype=np.bool_),
         memory_gib=floats("memory_gib"),
+        asked_gpus=np.array([job.asked_gpus or job.min_gpus for job in jobs], dtype=np.int64),
     )
 
 

@@ -37,6 +37,7 @@ def job_rows(draw: st.DrawFn, name: str, nodes: list[NodeRow], free: dict[str, s
         min_gpus=low,
         max_gpus=high,
         step_gpus=step,
+        asked_gpus=low + step * draw(st.integers(0, (high - low) // step)),
         models=draw(st.sampled_from([None, None, MODELS[:1], MODELS[1:], ("H100",)])),
         tenant=draw(st.sampled_from(["red", "blue"])),
         preemptible=draw(st.sampled_from([True, True, True, False])),

@@ -74,6 +74,7 @@ class JobTable:
         waiting_since_s: When the job last began to wait; for a job that holds GPUs, when it got them.
         phase: ``Phase`` codes.
         min_gpus, max_gpus, step_gpus: The sizes the gang may have.
+        asked_gpus: The size its user asked for; the smallest unless given.
         gpus: Devices held now, 0 for a queued job.
         eligible: (n_jobs, n_gpu_models) whether the job may run on devices of that model. None at all for a job that
             is stopping for good (cancelled, put on hold): it then claims nothing of what it releases.
@@ -133,10 +134,13 @@ class JobTable:
     batch_max: Ints = field(default_factory=lambda: _UNCOUNTED)
     shareable: Bools = field(default_factory=lambda: _NOWHERE)
     memory_gib: Floats = field(default_factory=lambda: _UNKNOWN)
+    asked_gpus: Ints = field(default_factory=lambda: _UNCOUNTED)
 
     def __post_init__(self) -> None:
         n_jobs = len(self.ids)
         columns: dict[str, Any] = self.__dict__
+        if self.asked_gpus is _UNCOUNTED:
+            columns["asked_gpus"] = self.min_gpus
         for name, column in columns.items():
             if column is _UNKNOWN:
                 columns[name] = column = np.full(n_jobs, np.nan)
@@ -231,9 +235,15 @@ class NodeTable:
         return int(self.free_gpus.sum())
 
     @cached_property
+    def widest(self) -> int:
+        """Devices of the largest node, at least 1."""
+        return int(self.gpus.max(initial=1))
+
+    @cached_property
     def _unchanging(self) -> dict[str, Any]:
         """What ``with_free`` keeps."""
         kept = {"index": self.index, "all_schedulable": self.all_schedulable, "schedulable_gpus": self.schedulable_gpus}
+        kept["widest"] = self.widest
         return {each.name: getattr(self, each.name) for each in fields(self)} | kept
 
     def with_free(
@@ -368,6 +378,7 @@ class Snapshot:
         gangs: Predicted speed and power by gang size and control value, one entry per kind of job, named as
             ``control_curves`` are; empty where nothing predicts them.
         idle_w: (n_gpu_models,) draw of a free device with its share of the host, watts; empty: unknown.
+        host_w: (n_gpu_models,) draw of hosts per device, watts; 0 where no meter says, empty: nowhere.
         next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         graphs: What is known of jobs' stages, replicas and bytes, for placers that go by it.
@@ -415,6 +426,7 @@ class Snapshot:
     settable: tuple[frozenset[ControlKind], ...] = ()
     gangs: tuple[Gangs, ...] = ()
     idle_w: Floats = field(default_factory=lambda: _UNKNOWN)
+    host_w: Floats = field(default_factory=lambda: _UNKNOWN)
     next_active_s: float = float("nan")
     placement: str = "consolidated"
     graphs: Mapping[JobId, JobGraph] = field(default_factory=dict[JobId, JobGraph])

@@ -63,19 +63,20 @@ class IntRow:
     MIN = 0
     MAX = 1
     STEP = 2
-    PRIORITY = 3
-    CURVE = 4
-    ROW = 5
-    GOODPUT = 6
-    BATCH_MIN = 7
-    BATCH_MAX = 8
-    BEFORE = 9
-    PHASE = 10
-    GPUS = 11
-    MEASURED = 12
-    GENERATION = 13
-    STALE = 14
-    COUNT = 15
+    ASKED = 3
+    PRIORITY = 4
+    CURVE = 5
+    ROW = 6
+    GOODPUT = 7
+    BATCH_MIN = 8
+    BATCH_MAX = 9
+    BEFORE = 10
+    PHASE = 11
+    GPUS = 12
+    MEASURED = 13
+    GENERATION = 14
+    STALE = 15
+    COUNT = 16
 
 
 SHOWN_FLOATS = {
@@ -98,6 +99,7 @@ SHOWN_INTS = {
     "min_gpus": IntRow.MIN,
     "max_gpus": IntRow.MAX,
     "step_gpus": IntRow.STEP,
+    "asked_gpus": IntRow.ASKED,
     "gpus": IntRow.GPUS,
     "priority": IntRow.PRIORITY,
     "speed_curve": IntRow.CURVE,
@@ -187,7 +189,8 @@ class LiveJobs:
         submitted_s, work_s = workload.submitted_s, workload.work_s
         self._given = np.stack([submitted_s, deadline_s, work_s, predicted_s, predicted_s, submitted_s], axis=1)
         priority = zeros if workload.priority is None else workload.priority
-        columns = [workload.min_gpus, workload.max_gpus, workload.step_gpus, priority, workload.profile, np.arange(n)]
+        columns = [workload.min_gpus, workload.max_gpus, workload.step_gpus, workload.requested_gpus, priority]
+        columns += [workload.profile, np.arange(n)]
         columns += [zeros - 1] * 3 if tuning is None else tuning.given(workload.profile)
         columns.append(zeros - 1)
         self._given_ints = np.stack(columns, axis=1)

@@ -17,12 +17,14 @@ from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.policies.joint.config import JointConfig
-from services.core.policies.joint.controls import least_cost_at
+from services.core.policies.joint.controls import least_cost_at, limit_at
+from services.core.policies.joint.hosts import hosts_w
 from services.core.policies.joint.hours import HORIZON_S, runs_now, steps_ahead
 from services.core.policies.joint.left import left_of
 from services.core.policies.joint.memory import JointMemory
 from services.core.policies.joint.modes import modes_of
 from services.core.policies.joint.policy import Joint
+from services.core.policies.joint.worth import Worth
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, started
 
@@ -46,7 +48,7 @@ def linear(snapshot: Snapshot, *speeds: float) -> Snapshot:
 def test_width_is_worth_what_it_costs() -> None:
     """At 250 W and 60 W of host a second GPU that adds 80 % costs 9 % more energy and saves 44 % of the time."""
     snapshot = linear(a_snapshot([a_job("a", min_gpus=1, max_gpus=4, gpu_power_w=250.0)], [a_node()]), 1, 1.8, 2.4, 2.8)
-    config = JointConfig(widest_gpus=4)
+    config = JointConfig(host_w=60.0)
 
     modes = modes_of(snapshot, np.array([0]), 0.0, config)
     assert modes.gpus[0].tolist() == [1, 2, 4]
@@ -57,6 +59,79 @@ def test_width_is_worth_what_it_costs() -> None:
     assert widths == [0, 0, 1, 2]
     narrow = modes_of(snapshot, np.array([0]), 2000.0, JointConfig(widest_gpus=2))
     assert narrow.gpus[0].tolist() == [1, 2]
+
+
+def scaling(snapshot: Snapshot, elasticity: float) -> Snapshot:
+    """Return the snapshot with jobs as fast as ``gpus ** elasticity``."""
+    sizes = np.arange(1, int(snapshot.jobs.max_gpus.max()) + 1)
+    return linear(snapshot, *(sizes**elasticity).tolist())
+
+
+@given(scale=st.sampled_from([1, 2, 4]), draw=st.floats(0.2, 5.0), elasticity=st.floats(0.3, 0.95))
+def test_the_width_chosen_scales_with_what_was_asked_and_not_with_watts(
+    scale: int, draw: float, elasticity: float
+) -> None:
+    """Other boards, and users who ask for so many times as much: the same choice, as many times as wide."""
+
+    def best(times: int, watts: float) -> int:
+        low, high, asked = times, 16 * times, 4 * times
+        job = a_job("a", min_gpus=low, max_gpus=high, asked_gpus=asked, gpu_power_w=200.0 * watts)
+        seen = scaling(a_snapshot([job], [a_node(gpus=64)]), elasticity)
+        config = JointConfig(host_w=40.0 * watts)
+        modes = modes_of(seen, np.array([0]), Worth(seen, config).hour_w(np.array([0])), config)
+        return int(modes.gpus[0, modes.best[0]])
+
+    assert best(scale, draw) == scale * best(1, 1.0)
+
+
+@pytest.mark.parametrize("elasticity", [0.6, 0.8])
+def test_no_gang_is_slower_than_the_one_asked_for(elasticity: float) -> None:
+    """An absolute worth of an hour and an absolute width give a gang of two to who asked for 16."""
+
+    def chosen(asked: int, **parameters: object) -> int:
+        job = a_job("a", min_gpus=1, max_gpus=32, asked_gpus=asked, gpu_power_w=300.0)
+        plan, _ = the_round(scaling(a_snapshot([job], [a_node(gpus=64)]), elasticity), **parameters)
+        return started(plan)["a"]
+
+    assert all(chosen(asked) >= asked for asked in (1, 4, 16))
+    assert chosen(16, hour_wh=60.0, widest_gpus=2, host_w=60.0) <= 2
+    assert chosen(16, hour_share=0.0) == 1, "carbon alone"
+
+
+def test_a_gang_faster_than_asked_for_may_have_a_lower_limit_than_one_that_is_not() -> None:
+    curve = ControlCurve(np.array([150.0, 200.0, 250.0]), np.array([0.8, 0.95, 1.0]), np.array([130.0, 190.0, 235.0]))
+
+    def limit(gpus: int, asked: int) -> float:
+        job = a_job("a", gpus=gpus, min_gpus=1, max_gpus=8, asked_gpus=asked, gpu_power_w=235.0)
+        seen = scaling(a_snapshot([job], [a_node(gpus=8)]), 0.9)
+        curves = ({(0, ControlKind.POWER_LIMIT): curve},)
+        jobs = replace(seen.jobs, control_curve=np.array([0]))
+        seen = replace(seen, jobs=jobs, control_curves=curves, settable=(frozenset({ControlKind.POWER_LIMIT}),))
+        worth = Worth(seen, JointConfig())
+        return float(curve.values[limit_at(worth, 0, curve, gpus, 60.0)])
+
+    assert limit(gpus=4, asked=2) < limit(gpus=4, asked=4)
+    assert limit(gpus=2, asked=4) == limit(gpus=4, asked=4), "slower already: every hour more counts as much"
+
+
+def test_hosts_draw_what_was_measured_and_else_what_goes_with_the_board() -> None:
+    seen = a_snapshot([a_job()], [a_node("n0", model="A100"), a_node("n1", model="RTX3090")])
+    models = list(seen.gpu_models)
+    by_board = hosts_w(seen, JointConfig())
+    assert by_board[models.index("A100")] > by_board[models.index("RTX3090")] > 0
+    measured = replace(seen, host_w=np.where(np.array(models) == "A100", 90.0, 0.0))
+    assert hosts_w(measured, JointConfig())[models.index("A100")] == 90.0
+    assert hosts_w(measured, JointConfig())[models.index("RTX3090")] == by_board[models.index("RTX3090")]
+    assert hosts_w(measured, JointConfig(host_w=60.0)).tolist() == [60.0, 60.0]
+
+
+def test_waiting_for_greener_hours_costs_a_share_of_the_jobs_own_draw() -> None:
+    seen = a_snapshot([a_job("a", gpu_power_w=250.0), a_job("b", gpu_power_w=500.0)], [a_node()])
+    config = JointConfig(host_w=0.0)
+    share, other = Worth(seen, config).hour_g(np.arange(2)).tolist()
+    assert other == pytest.approx(2 * share)
+    assert share == pytest.approx(config.hour_share * 0.25 * 300.0)
+    assert Worth(seen, JointConfig(hour_wh=100.0)).hour_g(np.arange(2)).tolist() == pytest.approx([30.0, 30.0])
 
 
 @given(

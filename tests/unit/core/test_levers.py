@@ -36,7 +36,7 @@ FLAT = hourly_curve([200.0] * 48, start_s=NOON_S)
 
 
 def told(snapshot: Snapshot, job_id: str = "a", **parameters: object) -> dict[Lever, Effect]:
-    policy = Joint(JointConfig(**parameters))  # pyright: ignore[reportArgumentType]
+    policy = Joint(JointConfig(**{"host_w": 60.0, **parameters}))  # pyright: ignore[reportArgumentType]
     assert isinstance(policy, ExplainsLevers)
     memory = run_cycle(policy, snapshot, policy.initial()).memory
     return {each.lever: each for each in policy.levers(snapshot, memory, JobId(job_id))}

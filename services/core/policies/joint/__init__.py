@@ -10,11 +10,16 @@ symbol   here                                                                 un
 P(g, l)  draw of a gang of ``g`` GPUs at power limit ``l``, with its hosts    W
 c(t)     intensity, as forecast                                               gCO2/kWh
 w        what an hour of a job's completion time is worth:                    gCO2/h
-         ``hour_wh / 1000`` times the mean intensity of the day around now
+         ``hour_share * P(asked) / 1000`` times the mean intensity of the day
+         around now, ``P(asked)`` the draw at the size its user asked for
 ======== ==================================================================== ==============
 
+Time that a mode takes longer than the size and batch the user asked for counts ``config.LOST_TIMES`` as much. Nothing
+here has a scale of its own (``tests/simulator/test_asked_gangs.py``); ``hour_wh`` sets an absolute ``w`` instead.
+
 - *Width* and *power limit*: while the job runs its cost per unit of work is ``(P(g, l) + w / c) / speed(g, l)``
-  (``modes``, ``controls``). In green hours ``w / c`` is larger, so jobs run wider and faster then.
+  (``modes``, ``controls``). For a limit ``P(asked)`` is that of the gang itself at full power. In green hours ``w / c``
+  is larger, so jobs run wider and faster then.
 - *Hours*: a job that has time until its deadline waits where the carbon it saves is worth the later completion
   (``hours``). Users' deadlines bound that, or the slack that the operator grants. ``c`` ahead is the forecast's middle
   or another quantile (``quantiles``).

@@ -7,28 +7,44 @@ from typing import Annotated, Literal
 
 from services.core.policies.parameters import Parameter, check_parameters
 
+LOST_TIMES = 4.0
+"""An hour that a job takes longer than as its user asked for it counts so many times an hour gained."""
+
 
 @dataclass(frozen=True)
 class JointConfig:
     """Parameters of ``joint``; all defaults are ours."""
 
-    hour_wh: Annotated[
+    hour_share: Annotated[
         float,
         Parameter(
-            "What an hour of a job's completion time is worth, as energy at the day's mean intensity (1,000 Wh at 200 "
-            "gCO2/kWh are 200 grams per hour): jobs run wider and faster, and wait less for greener hours, as long as "
-            "an hour gained costs no more. 0: carbon alone counts.",
+            "What an hour of a job's completion time is worth, as a share of what the job draws in an hour at the size "
+            "its user asked for, at the day's mean intensity: jobs run wider and faster, and wait less for greener "
+            "hours, as long as an hour gained costs no more. An hour that width or a power limit loses against that "
+            "size counts four times. 0: carbon alone counts.",
+            minimum=0.0,
+            maximum=1e3,
+        ),
+    ] = 0.2
+    hour_wh: Annotated[
+        float | None,
+        Parameter(
+            "The worth of an hour for all jobs alike, gained or lost, in place of hour_share: 1,000 Wh at 200 gCO2/kWh "
+            "are 200 grams. null: hour_share.",
             unit="Wh",
             minimum=0.0,
             maximum=1e6,
         ),
-    ] = 60.0
+    ] = None
     widest_gpus: Annotated[
-        int,
+        int | None,
         Parameter(
-            "No gang is made wider than this; one whose smallest size is wider keeps that.", unit="GPUs", minimum=1
+            "No gang is made wider than this; one whose smallest size is wider keeps that. null: as wide as the job "
+            "allows.",
+            unit="GPUs",
+            minimum=1,
         ),
-    ] = 2
+    ] = None
     slack_s: Annotated[
         float,
         Parameter(
@@ -104,8 +120,14 @@ class JointConfig:
         ),
     ] = 0.03
     host_w: Annotated[
-        float, Parameter("Draw of the host that goes with a busy GPU.", unit="W", minimum=0.0, maximum=10_000.0)
-    ] = 60.0
+        float | None,
+        Parameter(
+            "Draw of the host that goes with a busy GPU. null: as measured, or else a sixth of the board's peak.",
+            unit="W",
+            minimum=0.0,
+            maximum=10_000.0,
+        ),
+    ] = None
     sleep_after_s: Annotated[
         float | None,
         Parameter("Nodes that nobody uses are powered down after this long; null: never.", unit="s", minimum=0.0),
@@ -130,3 +152,8 @@ class JointConfig:
 
     def __post_init__(self) -> None:
         check_parameters(self)
+
+    @property
+    def lost_times(self) -> float:
+        """How many times an hour counts that is lost against the size asked for."""
+        return LOST_TIMES if self.hour_wh is None else 1.0

@@ -7,32 +7,45 @@ import numpy as np
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.control_curves import ControlCurve
+from services.core.policies.joint.worth import Worth
 from services.core.policies.limits import LIMIT
 
 
-def least_cost_at(curve: ControlCurve, gpus: int, host_w: float, hour_w: float) -> int:
+def least_cost_at(
+    curve: ControlCurve, gpus: int, host_w: float, hour_w: float, lost_w: float = 0.0, lead: float = np.inf
+) -> int:
     """Return the position of the limit of least ``(P + w / c) / speed``, of equals the highest.
 
     Args:
         curve: By power limit.
         gpus: Of the gang.
         host_w: Of the host per busy GPU.
-        hour_w: ``worth.hour_w``.
+        hour_w: What time is worth, as power; see ``worth``.
+        lost_w: How much more it is worth that the gang takes longer than as its user asked for it.
+        lead: Its speed at the default limit over that.
     """
-    costs = ((curve.power_w + host_w) * gpus + hour_w) / curve.speed
+    costs = (
+        (curve.power_w + host_w) * gpus + hour_w + lost_w * np.maximum(1.0 - lead * curve.speed, 0.0)
+    ) / curve.speed
     return int(costs.size - 1 - costs[::-1].argmin())
 
 
-def slowdowns(snapshot: Snapshot, which: Ints, models: Ints, gpus: Ints, host_w: float, hour_w: Floats) -> Floats:
-    """Return the speed of these jobs under their limit of least cost, as a share of that at the default: (n_jobs,).
+def limit_at(worth: Worth, job: int, curve: ControlCurve, gpus: int, host_w: float, crowd: float = 1.0) -> int:
+    """Return the position of the limit of least cost of a gang; ``crowd`` multiplies what its time is worth."""
+    hour_w = crowd * worth.gang_w(job, (curve.at(None)[1] + host_w) * gpus)
+    return least_cost_at(curve, gpus, host_w, hour_w, *worth.lost(job, gpus, hour_w))
 
-    1 where nothing is known. Args are columns (n_jobs,): GPU models by index, sizes, ``worth.hour_w``.
+
+def slowdowns(snapshot: Snapshot, models: Ints, gpus: Ints, hosts_w: Floats, worth: Worth) -> Floats:
+    """Return the speed of all jobs under their limits of least cost, as a share of that at the default: (n_jobs,).
+
+    1 where nothing is known. ``models`` and ``gpus`` are columns (n_jobs,): GPU models by index, and sizes.
     """
-    factors = np.ones(which.size)
-    for row, job in enumerate(which.tolist()):
-        curve = snapshot.control_curve(job, int(models[row]), LIMIT)
+    factors = np.ones(len(snapshot.jobs))
+    for job, (model, size) in enumerate(zip(models.tolist(), gpus.tolist(), strict=True)):
+        curve = snapshot.control_curve(job, model, LIMIT)
         if curve is not None:
-            factors[row] = curve.speed[least_cost_at(curve, int(gpus[row]), host_w, float(hour_w[row]))]
+            factors[job] = curve.speed[limit_at(worth, job, curve, size, hosts_w.item(model))]
     return factors
 
 

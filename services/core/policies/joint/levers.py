@@ -11,12 +11,13 @@ from services.core.cycle.grids import eligible_curves, present_curves
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.joint.config import JointConfig
-from services.core.policies.joint.controls import least_cost_at
+from services.core.policies.joint.controls import limit_at
+from services.core.policies.joint.hosts import hosts_w
 from services.core.policies.joint.hours import hours_of
 from services.core.policies.joint.memory import JointMemory
 from services.core.policies.joint.modes import Modes
 from services.core.policies.joint.quantiles import at_quantile
-from services.core.policies.joint.worth import hour_g
+from services.core.policies.joint.worth import Worth
 from services.core.policies.levers import Effect, Lever, Runs, Way, carbon_g, compared, nothing, unknown
 from services.core.policies.limits import LIMIT
 
@@ -31,7 +32,7 @@ class Known:
         modes: Of all jobs.
         left_s: (n_jobs,) what each still needs at its smallest gang, NaN where unknown.
         deadline_s: When it must be done, UTC seconds.
-        hour_w: ``worth.hour_w``.
+        worth: Of time.
     """
 
     job: int
@@ -39,7 +40,7 @@ class Known:
     modes: Modes
     left_s: np.ndarray[tuple[int], np.dtype[np.float64]]
     deadline_s: float
-    hour_w: float
+    worth: Worth
 
 
 def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known: Known) -> tuple[Effect, ...]:
@@ -59,7 +60,7 @@ def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known:
     curve = (present_curves if jobs.gpus[job] else eligible_curves)(snapshot, np.array([job])).of_job(0)
     runs: Runs = ((now_s, now_s + left_s / speed),)
     if held:
-        worth, sure = hour_g(curve, now_s, config.hour_wh), at_quantile(snapshot, config.intensity_quantile)
+        worth, sure = known.worth.hour_g(np.array([job])).item(), at_quantile(snapshot, config.intensity_quantile)
         ahead = eligible_curves(sure, np.array([job])).of_job(0)
         need = (left_s / speed, known.deadline_s, draw_w, worth)
         runs = hours_of(ahead, now_s, *need, config.stay_share, config.ahead_s)
@@ -99,7 +100,7 @@ def _limited(snapshot: Snapshot, config: JointConfig, known: Known, gpus: int) -
         limit_w = float(jobs.power_limit_w[job])
         speed, power_w = curve.at(limit_w if np.isfinite(limit_w) else None)
     elif config.limits:
-        at = least_cost_at(curve, gpus, config.host_w, known.hour_w)
+        at = limit_at(known.worth, job, curve, gpus, hosts_w(snapshot, config).item(known.model))
         speed, power_w = float(curve.speed[at]), float(curve.power_w[at])
     else:
         speed, power_w = curve.at(None)

@@ -1,5 +1,7 @@
 """The gangs that jobs may run as, and what each costs: ``(P(g) + w / c) / speed(g)``.
 
+What a gang takes longer than the one that its user asked for counts ``JointConfig.lost_times`` as much.
+
 ``P(g)`` follows from the draw of one of the job's GPUs so far: the part of a step in which the GPUs of a gang wait for
 each other, which is what its speed lacks to as many times that of the smallest, is drawn at ``WAITING_SHARE``.
 """
@@ -15,6 +17,7 @@ from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.policies.goodput_by_size import goodput_of
 from services.core.policies.joint.config import JointConfig
+from services.core.policies.joint.hosts import hosts_w, models_of
 
 WAITING_SHARE = 0.3
 """Of its draw at work that a GPU takes while it waits for others, idle draw included."""
@@ -68,22 +71,61 @@ def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: Jo
     Args:
         snapshot: The cluster.
         which: (n_jobs,) indices into its job table, at least one.
-        hour_w: ``Worth.hour_w`` of them: (n_jobs,), or one number for all.
+        hour_w: ``Worth.hour_w`` of them: (n_jobs,) watts, or one number for all.
         config: The policy's parameters.
     """
     jobs = snapshot.jobs
     low = jobs.min_gpus[which]
-    high = np.minimum(possible_sizes(snapshot, jobs.max_gpus[which], which), np.maximum(config.widest_gpus, low))
+    high = possible_sizes(snapshot, jobs.max_gpus[which], which)
+    if config.widest_gpus is not None:
+        high = np.minimum(high, np.maximum(config.widest_gpus, low))
     gpus = powers_of_two(low, high, jobs.step_gpus[which])
     some = gpus > 0
-    of_node, _ = goodput_of(snapshot, which, int(gpus.max()), int(snapshot.nodes.gpus.max(initial=1)))
-    speed = of_node[np.arange(which.size)[:, None], np.maximum(gpus, 1) - 1]
-    ratio = np.where(some, speed / speed[:, :1], 1.0)
-    together = np.minimum(ratio * gpus[:, :1] / np.maximum(gpus, 1), 1.0)
-    alone_w = _gpu_w(jobs.gpu_power_w, which)[:, None]
-    watts = gpus * (alone_w * (together + (1.0 - together) * WAITING_SHARE) + config.host_w)
+    ratio, watts = _speed_and_watts(snapshot, which, gpus, gpus[:, 0], config)
     worth = np.asarray(hour_w, dtype=np.float64).reshape(-1, 1)
-    return Modes(gpus, ratio, watts, np.where(some, (watts + worth) / ratio, np.inf))
+    cost = (watts + worth) / ratio
+    if config.lost_times > 1.0:
+        smallest = zip(which.tolist(), gpus[:, 0].tolist(), strict=True)
+        lead = np.array([lead_of(snapshot, job, size) for job, size in smallest])[:, None]
+        cost = cost + (config.lost_times - 1.0) * worth * np.maximum(1.0 / ratio - lead, 0.0)
+    return Modes(gpus, ratio, watts, np.where(some, cost, np.inf))
+
+
+def lead_of(snapshot: Snapshot, job: int, gpus: int) -> float:
+    """Return the predicted speed of a job at a size over that at the size and with the batch its user asked for."""
+    jobs, gains, asked = snapshot.jobs, snapshot.goodput_gains, snapshot.jobs.asked_gpus.item(job)
+    tuned, fixed, widest = jobs.goodput_curve.item(job), jobs.speed_curve.item(job), snapshot.nodes.widest
+    if tuned >= 0:
+        speed = snapshot.goodput_curves[tuned]
+        most = speed.shape[-1]
+        to, at = (int(asked > widest), min(asked, most) - 1), (int(gpus > widest), min(gpus, most) - 1)
+        gain = gains.item(tuned, *to) if gains.size else 1.0
+        return speed.item(*at) / speed.item(*to) * gain
+    if fixed < 0:
+        return gpus / asked
+    speed = snapshot.speed_curves[fixed]
+    return speed.item(min(gpus, speed.size) - 1) / speed.item(min(asked, speed.size) - 1)
+
+
+def asked_w(snapshot: Snapshot, which: Ints, config: JointConfig) -> Floats:
+    """Return what each of these jobs draws with its hosts at the size its user asked for: (n_jobs,) watts."""
+    jobs = snapshot.jobs
+    asked = possible_sizes(snapshot, jobs.asked_gpus[which], which)
+    return _speed_and_watts(snapshot, which, asked[:, None], jobs.min_gpus[which], config)[1][:, 0]
+
+
+def _speed_and_watts(
+    snapshot: Snapshot, which: Ints, gpus: Ints, smallest: Ints, config: JointConfig
+) -> tuple[Floats, Floats]:
+    """Return the speed of gangs in units of the smallest's, and their draw with hosts: (n_jobs, n_sizes), watts."""
+    rows = np.arange(which.size)[:, None]
+    of_node, _ = goodput_of(snapshot, which, int(max(gpus.max(), smallest.max())), snapshot.nodes.widest)
+    at = np.maximum(gpus, 1)
+    ratio = np.where(gpus > 0, of_node[rows, at - 1] / of_node[rows, smallest[:, None] - 1], 1.0)
+    together = np.minimum(ratio * smallest[:, None] / at, 1.0)
+    alone_w = _gpu_w(snapshot.jobs.gpu_power_w, which)[:, None]
+    host_w = hosts_w(snapshot, config)[models_of(snapshot)[which]][:, None]
+    return ratio, gpus * (alone_w * (together + (1.0 - together) * WAITING_SHARE) + host_w)
 
 
 def _gpu_w(measured_w: Floats, which: Ints) -> Floats:

@@ -27,7 +27,8 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.ids import JobId
 from services.core.policies.batches import with_batches
 from services.core.policies.joint.config import JointConfig
-from services.core.policies.joint.controls import least_cost_at, present_slowdowns, slowdowns
+from services.core.policies.joint.controls import limit_at, present_slowdowns, slowdowns
+from services.core.policies.joint.hosts import hosts_w, models_of
 from services.core.policies.joint.hours import runs_now
 from services.core.policies.joint.left import Left, left_of
 from services.core.policies.joint.levers import Known, effects
@@ -36,7 +37,7 @@ from services.core.policies.joint.modes import Modes, modes_of
 from services.core.policies.joint.placing import UNKNOWN_LEFT_S, Seating
 from services.core.policies.joint.quantiles import at_quantile, length_factors
 from services.core.policies.joint.sleep import sleeping
-from services.core.policies.joint.worth import Worth, hour_g
+from services.core.policies.joint.worth import Worth
 from services.core.policies.levers import Effect
 from services.core.policies.limits import Going, with_limits
 
@@ -95,16 +96,14 @@ class Joint:
         if not snapshot.gpu_models:
             return ()
         jobs, config, job = snapshot.jobs, self.config, snapshot.jobs.index[job_id]
-        everyone, capacity = np.arange(len(jobs)), Capacity(snapshot)
-        models = np.where(capacity.model >= 0, capacity.model, jobs.eligible.argmax(axis=1))
-        worth_w = Worth(snapshot, config).hour_w
-        modes = modes_of(snapshot, everyone, worth_w, config)
+        everyone, models, worth = np.arange(len(jobs)), models_of(snapshot), Worth(snapshot, config)
+        modes = modes_of(snapshot, everyone, worth.hour_w(everyone), config)
         wanted = modes.gpus[everyone, modes.best]
-        slower = slowdowns(snapshot, everyone, models, wanted, config.host_w, worth_w)
+        slower = slowdowns(snapshot, models, wanted, hosts_w(snapshot, config), worth)
         pace = _pace(snapshot, modes, modes.best, models, slower if config.limits else slower * 0 + 1)
         left = left_of(jobs, pace, length_factors(snapshot, config.length_quantile))
         deadline_s = _deadlines(snapshot, left, config)
-        known = Known(job, int(models[job]), modes, left.left_s, float(deadline_s[job]), float(worth_w[job]))
+        known = Known(job, int(models[job]), modes, left.left_s, float(deadline_s[job]), worth)
         return effects(snapshot, memory, config, known)
 
     def dump(self, memory: JointMemory) -> dict[str, Any]:
@@ -121,7 +120,11 @@ class _Limits:
 
     def __init__(self, snapshot: Snapshot, memory: JointMemory, worth: Worth, config: JointConfig) -> None:
         self._phase, self._n_held = snapshot.jobs.phase, len(memory.held)
-        self._worth, self._host_w = worth, config.host_w
+        self._worth, self._snapshot, self._config = worth, snapshot, config
+
+    @cached_property
+    def _hosts_w(self) -> Floats:
+        return hosts_w(self._snapshot, self._config)
 
     @cached_property
     def _crowd(self) -> float:
@@ -130,7 +133,7 @@ class _Limits:
 
     def choose(self, gang: Going, curve: ControlCurve) -> float | None:
         """Return the limit of least cost of a gang, watts; None: the default, which is the highest."""
-        at = least_cost_at(curve, gang.gpus, self._host_w, self._crowd * self._worth.hour_w.item(gang.job))
+        at = limit_at(self._worth, gang.job, curve, gang.gpus, self._hosts_w.item(gang.model), self._crowd)
         return float(curve.values[at]) if at + 1 < curve.values.size else None
 
 
@@ -164,7 +167,7 @@ def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, wor
     new = np.flatnonzero(is_new & ~bound_among(snapshot, which))
     if not new.size:
         return gpus
-    modes = modes_of(snapshot, which[new], worth.hour_w[which[new]], config)
+    modes = modes_of(snapshot, which[new], worth.hour_w(which[new]), config)
     best = modes.gpus[np.arange(new.size), modes.best]
     gpus = gpus.copy()
     for row, wanted in zip(new.tolist(), best.tolist(), strict=True):
@@ -181,20 +184,17 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     n_jobs = len(jobs)
     if not n_jobs or not snapshot.gpu_models:
         return replace(memory, sizes={}, held=frozenset())
-    everyone, capacity = np.arange(n_jobs), Capacity(snapshot)
-    models = np.where(capacity.model >= 0, capacity.model, jobs.eligible.argmax(axis=1))
-    modes = modes_of(snapshot, everyone, worth.hour_w, config)
+    everyone, capacity, models = np.arange(n_jobs), Capacity(snapshot), models_of(snapshot)
+    modes = modes_of(snapshot, everyone, worth.hour_w(everyone), config)
     best = modes.best
     wanted = modes.gpus[everyone, best]
-    slower = (
-        slowdowns(snapshot, everyone, models, wanted, config.host_w, worth.hour_w) if config.limits else np.ones(n_jobs)
-    )
+    slower = slowdowns(snapshot, models, wanted, hosts_w(snapshot, config), worth) if config.limits else np.ones(n_jobs)
     pace = _pace(snapshot, modes, best, models, slower)
     left = left_of(jobs, pace, length_factors(snapshot, config.length_quantile))
     at_best_s = left.left_s / (modes.ratio[everyone, best] * slower)
     deadline_s = _deadlines(snapshot, left, config)
     is_late = snapshot.now_s + at_best_s > np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, np.inf)
-    held = _held(snapshot, at_best_s, deadline_s, modes.watts[everyone, best], config) & ~is_late
+    held = _held(snapshot, at_best_s, deadline_s, modes.watts[everyone, best], worth, config) & ~is_late
     goes = np.flatnonzero(~held)
     unknown = np.isnan(left.left_s[goes])
     least = np.where(unknown, 0.0, left.left_s[goes] * modes.gpus[goes, 0])
@@ -228,7 +228,9 @@ def _deadlines(snapshot: Snapshot, left: Left, config: JointConfig) -> Floats:
     return np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, jobs.submitted_s + until_s)
 
 
-def _held(snapshot: Snapshot, left_s: Floats, deadline_s: Floats, watts: Floats, config: JointConfig) -> Bools:
+def _held(
+    snapshot: Snapshot, left_s: Floats, deadline_s: Floats, watts: Floats, worth: Worth, config: JointConfig
+) -> Bools:
     """Return which jobs wait for greener hours: (n_jobs,). New, overdue and unstoppable ones never do."""
     jobs, now_s = snapshot.jobs, snapshot.now_s
     may = np.isfinite(left_s) & (deadline_s - now_s > left_s) & jobs.preemptible
@@ -237,9 +239,7 @@ def _held(snapshot: Snapshot, left_s: Floats, deadline_s: Floats, watts: Floats,
     held = np.zeros(len(jobs), dtype=np.bool_)
     if not may.any():
         return held
-    everyone = np.arange(len(jobs))
-    worth_g = eligible_curves(snapshot, everyone).each(lambda curve: hour_g(curve, now_s, config.hour_wh))
-    worth_g = np.broadcast_to(worth_g, everyone.shape)
+    worth_g = worth.hour_g(np.arange(len(jobs)))
     snapshot = at_quantile(snapshot, config.intensity_quantile)
     runs = (jobs.phase == STARTING) | (jobs.phase == RUNNING)
     for stay_share, some in ((0.0, may & ~runs), (config.stay_share, may & runs)):

@@ -9,9 +9,10 @@ import numpy as np
 from services.core.cycle.grids import eligible_curves
 from services.core.cycle.ranking import every_job
 from services.core.cycle.snapshot import Snapshot
-from services.core.domain.arrays import Floats
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.joint.config import JointConfig
+from services.core.policies.joint.modes import asked_w, lead_of
 
 HALF_DAY_S = 43_200.0
 GREENEST = 0.05
@@ -22,20 +23,50 @@ class Worth:
     """What time is worth in one round, found where it is first asked for: most rounds of a simulation never do."""
 
     def __init__(self, snapshot: Snapshot, config: JointConfig) -> None:
-        self._snapshot, self._hour_wh = snapshot, config.hour_wh
+        self._snapshot, self._config = snapshot, config
 
     @cached_property
-    def hour_w(self) -> Floats:
-        """How many watts more a gang may draw, in exchange for no delay: (n_jobs,)."""
+    def _dirtier(self) -> Floats:
+        """(n_jobs,) the day's mean intensity over the present one, of each job's grid."""
         snapshot, everyone = self._snapshot, every_job(self._snapshot)
-        curves = eligible_curves(snapshot, everyone)
-        each = curves.each(lambda curve: _hour_w(curve, snapshot.now_s, self._hour_wh))
+        each = eligible_curves(snapshot, everyone).each(lambda curve: _dirtier(curve, snapshot.now_s))
         return each if isinstance(each, np.ndarray) else np.full(everyone.shape, each)
 
+    def hour_wh(self, which: Ints) -> Floats:
+        """Return what an hour of each of these jobs is worth at the day's mean intensity: (n_which,) Wh."""
+        if self._config.hour_wh is not None:
+            return np.full(which.shape, self._config.hour_wh)
+        if not self._config.hour_share:
+            return np.zeros(which.shape)
+        return self._config.hour_share * asked_w(self._snapshot, which, self._config)
 
-def hour_g(curve: CarbonCurve, now_s: float, hour_wh: float) -> float:
-    """Return ``w``, gCO2 per hour."""
-    return hour_wh / 1000.0 * _mean(curve, now_s)
+    def hour_w(self, which: Ints) -> Floats:
+        """Return how many watts more each of these jobs may draw, in exchange for no delay: (n_which,)."""
+        return self.hour_wh(which) * self._dirtier[which]
+
+    def gang_w(self, job: int, full_w: float) -> float:
+        """Return the same of a gang whose power limit is chosen, watts.
+
+        Args:
+            job: Index into the job table.
+            full_w: What the gang draws with its hosts at the default limit.
+        """
+        wh = self._config.hour_share * full_w if self._config.hour_wh is None else self._config.hour_wh
+        return wh * self._dirtier.item(job)
+
+    def lost(self, job: int, gpus: int, hour_w: float) -> tuple[float, float]:
+        """Return how much more an hour lost is worth to a gang, watts, and its speed over that asked for."""
+        more = self._config.lost_times - 1.0
+        return (more * hour_w, lead_of(self._snapshot, job, gpus)) if more > 0 else (0.0, np.inf)
+
+    def hour_g(self, which: Ints) -> Floats:
+        """Return ``w`` of each of these jobs: (n_which,) gCO2 per hour."""
+        snapshot = self._snapshot
+        return (
+            self.hour_wh(which)
+            / 1000.0
+            * eligible_curves(snapshot, which).each(lambda curve: _mean(curve, snapshot.now_s))
+        )
 
 
 def _mean(curve: CarbonCurve, now_s: float) -> float:
@@ -45,6 +76,6 @@ def _mean(curve: CarbonCurve, now_s: float) -> float:
     return mean if mean > 0 else 1.0
 
 
-def _hour_w(curve: CarbonCurve, now_s: float, hour_wh: float) -> float:
+def _dirtier(curve: CarbonCurve, now_s: float) -> float:
     mean = _mean(curve, now_s)
-    return hour_wh * mean / max(curve.at(now_s), GREENEST * mean)
+    return mean / max(curve.at(now_s), GREENEST * mean)
