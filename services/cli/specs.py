@@ -275,11 +275,12 @@ def program_name(command: list[str]) -> str:
 
 
 def _gpus(text: str) -> dict[str, Any]:
-    found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", text.strip())
+    found = re.fullmatch(r"(?P<min>\d+)(?:-(?P<max>\d+)(?::(?P<step>\d+))?(?:@(?P<asked>\d+))?)?", text.strip())
     if found is None:
-        raise CliError(f"--gpus: {text!r} is no gang size; write 4, 1-8, or 2-8:2 for 2, 4, 6 or 8", EXIT_USAGE)
-    least, most, step = found.groups()
-    return {"min": int(least), "max": int(most or least)} | ({"step": int(step)} if step else {})
+        what = "write 4, 1-8, 2-8:2 for 2, 4, 6 or 8, or 1-8@4 if you would ask for 4"
+        raise CliError(f"--gpus: {text!r} is no gang size; {what}", EXIT_USAGE)
+    sizes = {name: int(size) for name, size in found.groupdict().items() if size}
+    return {"max": sizes["min"]} | sizes
 
 
 def _batch(text: str | None) -> dict[str, Any]:

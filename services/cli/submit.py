@@ -152,7 +152,11 @@ def submit(
     ] = None,
     name: Annotated[str | None, typer.Option(help="By default the script's or program's.", rich_help_panel=JOB)] = None,
     gpus: Annotated[
-        str | None, typer.Option(help="N, MIN-MAX or MIN-MAX:STEP; 1 by default.", rich_help_panel=JOB)
+        str | None,
+        typer.Option(
+            help="N, MIN-MAX or MIN-MAX:STEP, and @ASKED for the size you would ask for; 1 by default.",
+            rich_help_panel=JOB,
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.", rich_help_panel=JOB)] = None,
     memory: Annotated[str | None, typer.Option(help="Least memory of each GPU, GiB.", rich_help_panel=JOB)] = None,

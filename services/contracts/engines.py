@@ -108,6 +108,9 @@ class EngineJob(NodeMessage):
     gpus: int = Field(ge=1, le=65_536)
     max_gpus: int | None = Field(default=None, ge=1, le=65_536, description="By default `gpus`: it has one size.")
     step_gpus: int = Field(default=1, ge=1, le=65_536)
+    asked_gpus: int | None = Field(
+        default=None, ge=1, le=65_536, description="What its user asked for, one of those sizes. By default `gpus`."
+    )
     gpu_model: GpuModelName | None = None
     time_limit_s: float | None = Field(default=None, gt=0, le=1e9)
     deadline: Instant | None = Field(default=None, description="By when its user wants it to be done.")

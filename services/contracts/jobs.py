@@ -35,6 +35,13 @@ class GpuRequest(Message):
     min: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
     max: Int | None = Field(default=None, ge=1, le=MAX_GANG_GPUS, description="By default `min`: a job of fixed size.")
     step: Int = Field(default=1, ge=1, le=MAX_GANG_GPUS)
+    asked: Int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_GANG_GPUS,
+        description="The size that you would ask for if the gang had only one: what `joint` measures by whether other "
+        "sizes are worth it. By default `min`.",
+    )
     model: Name | None = Field(default=None, description="GPU model that the job needs, as nodes report it.")
     memory_gib: Real | None = Field(default=None, gt=0, le=10_000, description="Minimum memory of each device.")
     slice: SliceName | None = Field(
@@ -53,6 +60,9 @@ class GpuRequest(Message):
             raise ValueError("max is smaller than min")
         if (self.largest - self.min) % self.step:
             raise ValueError("max is not min plus a whole number of steps")
+        asked = self.min if self.asked is None else self.asked
+        if not self.min <= asked <= self.largest or (asked - self.min) % self.step:
+            raise ValueError("asked is not one of the sizes from min to max")
         if self.slice is not None and self.largest > 1:
             raise ValueError("a job on a slice has one: leave out min and max, or set them to 1")
         return self

@@ -61,6 +61,7 @@ class LiveJob(Message):
     min_gpus: int
     max_gpus: int
     step_gpus: int
+    asked_gpus: int | None = Field(default=None, description="What its user would ask for; null: `min_gpus`.")
     priority: int
     preemptible: bool
     may_share_gpu: bool = False

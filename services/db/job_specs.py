@@ -41,6 +41,7 @@ MIN_GPUS = spec_field("gpus.min", "int")
 MAX_GPUS = f"coalesce({spec_field('gpus.max', 'int')}, {MIN_GPUS})"
 """As ``GpuRequest.largest``: a job that names no largest gang is of fixed size."""
 STEP_GPUS = spec_field("gpus.step", "int")
+ASKED_GPUS = f"coalesce({spec_field('gpus.asked', 'int')}, {MIN_GPUS})"
 GPU_MODEL = spec_field("gpus.model", "text")
 SLICE = spec_field("gpus.slice", "text")
 GPU_MEMORY_GIB = spec_field("gpus.memory_gib", "float8")

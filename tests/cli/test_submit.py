@@ -65,7 +65,7 @@ def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: 
     (tmp_path / "here").mkdir()
     before = datetime.now(UTC)
     spec = submitted(
-        run, gateway, "-c", "sh run.sh", "--name", "trees", "--gpus", "2-8:2", "--model", "H100", "--memory", "40G",
+        run, gateway, "-c", "sh run.sh", "--name", "trees", "--gpus", "2-8:2@4", "--model", "H100", "--memory", "40G",
         "--work", "30000:steps", "--progress", "log:step (?P<done>[0-9]+)", "--priority", "-5", "--deadline", "+6h",
         "--flexible", "2h", "--time", "36:00:00", "--grace", "90", "--max-restarts", "3",
         "--project", "forest", "--label", "kind=bert", "--label", "user=bob", "--hold", "--not-preemptible",
@@ -73,7 +73,7 @@ def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: 
         "--env", "SEED=8", "--env-file", "job.env", "--workdir", "here", "--checkpoint-dir", "ckpt",
     )  # fmt: skip
 
-    gpus = {"min": 2, "max": 8, "step": 2, "model": "H100", "memory_gib": 40}
+    gpus = {"min": 2, "max": 8, "step": 2, "asked": 4, "model": "H100", "memory_gib": 40}
     assert {name: spec["gpus"][name] for name in gpus} == gpus
     assert spec["work"] == {"total": 30_000, "unit": "steps"}
     assert spec["progress"] == {"source": "log", "pattern": "step (?P<done>[0-9]+)"}
@@ -189,6 +189,8 @@ def test_many_jobs_are_as_many_lines_of_ids(run: Run, gateway: Gateway, tmp_path
         (("-c", ""), "the command is empty"),
         (("-c", "echo 'a"), "--command: no closing quotation"),
         (("-c", "x", "--gpus", "4-2"), "--gpus: max is smaller than min"),
+        (("-c", "x", "--gpus", "2-8@9"), "--gpus: asked is not one of the sizes"),
+        (("-c", "x", "--gpus", "2-8:2@3"), "--gpus: asked is not one of the sizes"),
         (("-c", "x", "--gpus", "0"), "--gpus: must be at least 1, not 0"),
         (("-c", "x", "--time", "1y"), "--time: '1y' is not a duration"),
         (("-c", "x", "--deadline", "noon"), "--deadline: 'noon' is not a time"),

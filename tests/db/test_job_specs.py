@@ -16,7 +16,7 @@ LEAST = {"name": "a", "command": ["true"]}
 """What every release stored: nothing else is required."""
 
 FULL = LEAST | {
-    "gpus": {"min": 2, "max": 8, "step": 3, "model": "A100", "memory_gib": 40.5},
+    "gpus": {"min": 2, "max": 8, "step": 3, "asked": 5, "model": "A100", "memory_gib": 40.5},
     "work": {"total": 1e6, "unit": "samples"},
     "preemptible": False,
     "priority": -3,
@@ -33,6 +33,7 @@ READ = {
     "MIN_GPUS": lambda spec: spec.gpus.min,
     "MAX_GPUS": lambda spec: spec.gpus.largest,
     "STEP_GPUS": lambda spec: spec.gpus.step,
+    "ASKED_GPUS": lambda spec: spec.gpus.asked or spec.gpus.min,
     "GPU_MODEL": lambda spec: spec.gpus.model,
     "SLICE": lambda spec: spec.gpus.slice,
     "GPU_MEMORY_GIB": lambda spec: spec.gpus.memory_gib,

@@ -117,6 +117,18 @@ async def test_runs_that_we_did_not_start_are_admitted_with_what_they_hold(world
     assert all(external_id == "10" for external_id, _ in await bridge.sent())
 
 
+async def test_what_a_user_asked_for_is_kept_as_one_of_the_sizes_of_the_gang(world: World) -> None:
+    bridge = Bridge(world)
+    await bridge.enrol(nodes=2)
+    sizes = {"gpus": 2, "max_gpus": 8, "step_gpus": 2}
+    await bridge.say(
+        a_job("1", **sizes, asked_gpus=4), a_job("2", **sizes), a_job("3", **sizes, asked_gpus=16),
+        a_job("4", **sizes, asked_gpus=5),
+    )  # fmt: skip
+    found = await world.fetch("SELECT external_id, spec #>> '{gpus,asked}' AS asked FROM jobs ORDER BY external_id")
+    assert [row["asked"] for row in found] == ["4", "2", "8", "4"]
+
+
 async def test_our_agents_get_no_jobs_of_an_engine_nor_its_nodes_ours(world: World) -> None:
     bridge = Bridge(world)
     await bridge.enrol(nodes=1)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from services.engines.slurm.reading import UnreadableError, number_of, read_jobs, read_nodes
+from services.engines.slurm.settings import SlurmSettings
+from services.engines.slurm.steering import Memory, report_of
 
 OLD_JOB: dict[str, Any] = {
     **{"job_id": 7, "job_state": "RUNNING", "name": "train", "user_name": "ann", "account": "lab"},
@@ -101,3 +103,14 @@ def test_what_says_that_it_is_incomplete_is_not_read() -> None:
             read_jobs(answer)
     with pytest.raises(UnreadableError):
         read_nodes({"nodes": [{}]})
+
+
+@pytest.mark.parametrize(("comment", "sizes"), [("wattshift:gpus=2-8", (2, 8, 4)), ("", (4, 4, 4))])
+def test_the_size_a_job_was_submitted_with_is_what_its_user_asked_for(
+    comment: str, sizes: tuple[int, int, int]
+) -> None:
+    waits = {"job_state": "PENDING", "gres_detail": [], "nodes": "", "tres_per_node": "gres:gpu:h200:4"}
+    (job,) = read_jobs({"jobs": [OLD_JOB | waits | {"comment": comment}]})
+    settings = SlurmSettings.model_construct(partitions="", gpu_models={}, steer="all")
+    report = report_of(job, "7@100", None, Memory(), settings, 0.0)
+    assert (report.gpus, report.max_gpus, report.asked_gpus) == sizes

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from services.contracts.identity import Role
+from services.contracts.jobs import JobSpec
 from services.core.cycle.snapshot import Snapshot, Trigger
+from services.core.domain.ids import JobId
 from services.core.profiles.boards import board_of
+from services.scheduler.planning.dry_run import draft_row
 from services.scheduler.planning.snapshot import load
 from tests.scheduler.test_api import client
 from tests.scheduler.test_device_controls import active_round, set_of
@@ -69,6 +72,17 @@ async def seen(world: World) -> Snapshot:
     return (await load(world.database, Trigger.PASSIVE, outlooks, world.settings, at_rest=True)).snapshot
 
 
+async def test_what_a_user_asked_for_is_seen_of_a_stored_job_and_of_one_that_is_only_asked_about(world: World) -> None:
+    await world.scheduler.turn()
+    await cluster(world)
+    asks = {"min": 1, "max": 4, "asked": 3}
+    jobs = [await world.job(gpus=asks), await world.job(2, 4)]
+    shown = (await seen(world)).jobs
+    assert [shown.asked_gpus[shown.index[JobId(job)]] for job in jobs] == [3, 2]
+    spec = JobSpec.model_validate({"name": "a", "command": ["true"], "gpus": asks})
+    assert draft_row(spec, "default", 0.0).asked_gpus == 3
+
+
 async def test_hosts_count_in_what_is_drawn_in_what_idles_and_in_what_gangs_draw(world: World) -> None:
     await world.scheduler.turn()
     await cluster(world, HOST_W)
@@ -78,6 +92,7 @@ async def test_hosts_count_in_what_is_drawn_in_what_idles_and_in_what_gangs_draw
 
     assert snapshot.measured_w == pytest.approx(4 * IDLE_W + HOST_W)
     assert snapshot.idle_w == pytest.approx([IDLE_W + HOST_W / 4])
+    assert snapshot.host_w == pytest.approx([HOST_W / 4])
     row = snapshot.jobs.control_curve[0]
     table = snapshot.gangs[row][0]
     assert table.power_w[1] == pytest.approx([2 * each + HOST_W / 2 for each in DRAWN_W])

@@ -124,6 +124,7 @@ def report_of(
         gpus=job.gpus if job.state == "running" else low,
         max_gpus=max(high, job.gpus) if job.state == "running" else high,
         step_gpus=1 if job.state == "running" else step,
+        asked_gpus=job.gpus,
         gpu_model=gpu_type or None,
         time_limit_s=job.time_limit_s,
         deadline=deadline_of(job, external_id),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
 
 from services.contracts.engines import ENGINE_LABEL, QUEUEING, EngineAction, EngineJob, node_name
 from services.contracts.jobs import GpuRequest, JobSpec
@@ -252,12 +251,13 @@ async def _claim(connection: Connection) -> None:
 
 def spec_of(engine: str, report: EngineJob) -> Json:
     """Return what an engine's job asks for, as jobs of our own are stored."""
-    sizes: dict[str, Any] = {"min": report.gpus, "max": report.max_gpus or report.gpus, "step": report.step_gpus}
+    low, high, step = report.gpus, report.max_gpus or report.gpus, report.step_gpus
+    asked = low + (min(max(report.asked_gpus or low, low), high) - low) // step * step
     spec = JobSpec(
         name=_name(report.name) or "job",
         project=_name(report.account) or "default",
         command=[engine, report.number],
-        gpus=GpuRequest(**sizes, model=report.gpu_model or None),
+        gpus=GpuRequest(min=low, max=high, step=step, asked=asked, model=report.gpu_model or None),
         preemptible=report.stoppable and report.steered,
         time_limit_s=report.time_limit_s,
         deadline=report.deadline,

@@ -236,6 +236,7 @@ def _live_job(row: JobRow, left_gpu_s: float, attained: float, *, gpus: tuple[in
         min_gpus=smallest,
         max_gpus=largest,
         step_gpus=step,
+        asked_gpus=row.asked_gpus,
         priority=row.priority,
         preemptible=row.preemptible,
         deadline_s=None if row.deadline_s == float("inf") else row.deadline_s,

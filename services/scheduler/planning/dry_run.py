@@ -108,6 +108,7 @@ def draft_row(spec: JobSpec, tenant_id: str, now_s: float) -> JobRow:
         min_gpus=spec.gpus.min,
         max_gpus=spec.gpus.largest,
         step_gpus=spec.gpus.step,
+        asked_gpus=spec.gpus.asked or spec.gpus.min,
         gpu_model=spec.gpus.model,
         memory_gib=spec.gpus.memory_gib,
         slice=spec.gpus.slice,

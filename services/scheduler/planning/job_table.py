@@ -89,6 +89,7 @@ def job_table(
         min_gpus=columns["min_gpus"],
         max_gpus=columns["max_gpus"],
         step_gpus=columns["step_gpus"],
+        asked_gpus=columns["asked_gpus"],
         gpus=gpus,
         eligible=eligible,
         preemptible=columns["preemptible"],

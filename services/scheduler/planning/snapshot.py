@@ -202,6 +202,7 @@ def snapshot_of(
         settable=by_kind,
         gangs=gangs,
         idle_w=idle_w(cluster, cut.hidden) + by_host_w,
+        host_w=by_host_w,
         next_active_s=_next_active_s(trigger, now_s, rows.state.last_active_s, settings),
         measured_w=drawn_w(cluster) - instances_w + rows.asleep_w if at_rest else float("nan"),
         measures=settings.measures_controls and any(by_kind),

@@ -10,6 +10,7 @@ from services.contracts.engines import OURS
 from services.db.database import Connection, Database
 from services.db.gpu_health import UNUSABLE
 from services.db.job_specs import (
+    ASKED_GPUS,
     BATCH_MAX,
     BATCH_MIN,
     DEADLINE,
@@ -42,6 +43,7 @@ SELECT j.id, j.tenant_id, j.state,
        extract(epoch FROM j.submitted_at)::float8 AS submitted_s,
        extract(epoch FROM coalesce(a.started_at, j.queued_at, j.submitted_at))::float8 AS since_s,
        {MIN_GPUS} AS min_gpus, {MAX_GPUS} AS max_gpus, {STEP_GPUS} AS step_gpus,
+       {ASKED_GPUS} AS asked_gpus,
        {GPU_MODEL} AS gpu_model, {GPU_MEMORY_GIB} AS memory_gib, {SLICE} AS slice,
        (j.spec ->> 'image') IS NOT NULL AS needs_container,
        j.spec ->> 'layout' AS layout, j.spec -> 'service' AS service,
@@ -162,6 +164,7 @@ class JobRow(NamedTuple):
 
     Attributes:
         since_s: When its gang started, or else since when it waits, UTC seconds.
+        asked_gpus: The size that its user would ask for if it could have only one.
         gpu_model, memory_gib, needs_container: What it asks of each node; None: nothing.
         slice: The name of the slice that it needs instead of GPUs, None of all others.
         layout: Its parallel layout, as JSON text.
@@ -189,6 +192,7 @@ class JobRow(NamedTuple):
     min_gpus: int
     max_gpus: int
     step_gpus: int
+    asked_gpus: int
     gpu_model: str | None
     memory_gib: float | None
     slice: str | None

@@ -391,6 +391,8 @@ class GpuRequest:
 
     Attributes:
         max: By default `min`: a job of fixed size.
+        asked: The size that you would ask for if the gang had only one: what `joint` measures by whether other
+            sizes are worth it. By default `min`.
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
         slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It has one.
@@ -399,6 +401,7 @@ class GpuRequest:
     min: int = 1
     max: int | None = None
     step: int = 1
+    asked: int | None = None
     model: str | None = None
     memory_gib: float | None = None
     slice: str | None = None
@@ -1435,6 +1438,8 @@ class GpuRequestFields(TypedDict, total=False):
 
     Attributes:
         max: By default `min`: a job of fixed size.
+        asked: The size that you would ask for if the gang had only one: what `joint` measures by whether other
+            sizes are worth it. By default `min`.
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
         slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It has one.
@@ -1443,6 +1448,7 @@ class GpuRequestFields(TypedDict, total=False):
     min: int
     max: int | None
     step: int
+    asked: int | None
     model: str | None
     memory_gib: float | None
     slice: Literal["1g", "2g", "3g", "4g", "7g"] | None
