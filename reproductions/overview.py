@@ -28,10 +28,15 @@ SAME = 0.005
 """So are those that differ by less than this share from it along both axes: their names would cover each other."""
 
 
-def year(folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Return each policy's figures over those of LAS in the same zone, direct intensity: a list over zones each."""
+def year(folder: Path, experiments: Mapping[str, str] = YEAR) -> dict[str, dict[str, list[float]]]:
+    """Return each policy's figures over those of LAS in the same zone, direct intensity: a list over zones each.
+
+    Args:
+        folder: With the pages.
+        experiments: By page those of one workload, by default the year.
+    """
     results: list[Result] = []
-    for page, experiment in YEAR.items():
+    for page, experiment in experiments.items():
         results += kept_cells(experiment, (folder / f"{page}-cells.csv.gz").read_bytes())
     results = [result for result in results if result["inputs"]["signal"] == "direct"]
     base = {one["inputs"]["zone"]: one["summary"] for one in results if one["inputs"]["choice"]["label"] == LAS}
