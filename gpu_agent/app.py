@@ -92,7 +92,8 @@ def main() -> None:
     """Run the agent until SIGTERM."""
     hide_memory()
     settings = settings_or_exit(AgentSettings)
-    serve(create_app(settings), "gpu_agent", settings, settings.host, settings.port)
+    # An agent that began without its port would end the node's gangs on its way out.
+    serve(create_app(settings), "gpu_agent", settings, settings.host, settings.port, listens_first=True)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from services.kit.overload import OverloadMiddleware
 from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
 from services.kit.pulse import EVERY_S, Pulse
 from services.kit.settings import SharedSettings
-from services.kit.sockets import handed_over
+from services.kit.sockets import handed_over, port_taken
 from services.kit.tokens import Caller, Incoming
 
 log = Log(__name__)
@@ -224,12 +224,19 @@ def answer_unavailable(
         app.add_exception_handler(kind, handle)
 
 
-def serve(app: FastAPI, process: str, settings: SharedSettings, host: str, port: int) -> None:
-    """Run ``app`` until SIGTERM, at the sockets that the process was given, or else at ``host`` and ``port``."""
+def serve(
+    app: FastAPI, process: str, settings: SharedSettings, host: str, port: int, *, listens_first: bool = False
+) -> None:
+    """Run ``app`` until SIGTERM, at the sockets that the process was given, or else at ``host`` and ``port``.
+
+    With ``listens_first`` it waits for a port that another program has, and begins nothing before it has it.
+    """
     sockets = handed_over()
     is_local = any(each.family == socket.AF_UNIX for each in sockets)
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
+    if listens_first and not sockets:
+        sockets = [port_taken(host, port)]
     traces.start(process, settings)
     config = uvicorn.Config(
         traces.traced(app),

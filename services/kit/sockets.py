@@ -9,8 +9,14 @@ another. ``WATTSHIFT_LISTEN`` tells a process which it is: the path of its socke
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
+import time
+
+from services.kit.logging import Log
+
+log = Log(__name__)
 
 SOCKETS, LISTEN = "WATTSHIFT_SOCKETS", "WATTSHIFT_LISTEN"
 SCHEME = "unix"
@@ -39,6 +45,29 @@ def handed_over() -> list[socket.socket]:
     for each in found:
         each.set_inheritable(False)
     return found
+
+
+def port_taken(host: str, port: int, retry_s: float = 1.0) -> socket.socket:
+    """Return a socket that listens at a port; while another program has it, say so and wait.
+
+    Raises:
+        OSError: Nobody can listen there: no host of this machine has that name, say.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    while True:
+        found = socket.socket(family)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+            found.listen(BACKLOG)
+        except OSError as error:
+            found.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            log.error("port.in_use", host=host, port=port, waits="until the program that has it lets it go")
+            time.sleep(retry_s)
+        else:
+            return found
 
 
 def _bound(path: str) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -44,6 +45,29 @@ async def test_a_killed_agent_finds_its_ranks_again_and_learns_their_exit_codes(
     assert _starts(node, first) == 1
     node.plane.named.discard(second)
     await eventually(lambda: node.plane.rank(second) is None)
+
+
+async def test_an_agent_whose_port_is_taken_leaves_its_gangs_alone_and_waits_for_it(node: Node) -> None:
+    ends_its_ranks = {"GPU_AGENT_STOP_RANKS_ON_EXIT": "true"}
+    await node.start(**ends_its_ranks)
+    gang = await node.run(*SLEEP)
+    await eventually(lambda: node.plane.state(gang) == "running")
+    before = {process.pid for process in node.processes()}
+    node.kill()
+    log = node.folder / "agent.log"
+
+    def agents_heard() -> int:
+        return len({beat.boot_id for beat in node.plane.heartbeats})
+
+    with socket.create_server(("127.0.0.1", node.port)):
+        node._spawn(node.environment | ends_its_ranks)  # pyright: ignore[reportPrivateUsage]
+        await eventually(lambda: log.read_text().count("port.in_use") > 1)
+        assert node.process
+        assert node.process.poll() is None
+        assert agents_heard() == 1
+    await eventually(lambda: agents_heard() == 2)
+    await eventually(lambda: node.plane.state(gang) == "running")
+    assert {process.pid for process in node.processes()} == before, "nothing was ended or begun"
 
 
 async def test_an_agent_killed_at_once_after_a_command_starts_one_gang(node: Node) -> None:
