@@ -22,6 +22,10 @@ _NEEDED_RIGHTS = 1 << 0 | 1 << 6 | 1 << 7
 _SHELL = "/bin/sh"
 
 
+class NoAccountError(DomainError):
+    """There is no account of this node that a job may run as; the message is a sentence for the job's owner."""
+
+
 @dataclass(frozen=True)
 class Account:
     """A user that jobs run as, one of this host or a tenant's own.
@@ -155,7 +159,8 @@ class Identities:
         """Return the account of a job; None for the agent's own.
 
         Raises:
-            DomainError: This node cannot run the job as any account that may be; a sentence for the job's owner.
+            NoAccountError: This node cannot run the job as any account that may be.
+            DomainError: The account cannot be made now; a sentence for the job's owner.
         """
         is_owners = start.tenant_id in self._owners
         if start.account is not None and start.account != SUPERUSER:
@@ -172,9 +177,9 @@ class Identities:
             account = None
         if account is None:
             if os.geteuid() == 0:
-                raise DomainError("this node cannot run jobs as another user than root, and runs none as root")
+                raise NoAccountError("this node cannot run jobs as another user than root, and runs none as root")
             if not is_owners:
-                raise DomainError(
+                raise NoAccountError(
                     f"this node cannot tell tenants apart: its agent runs as user id {os.geteuid()} and may not become "
                     f"another user, so it runs jobs of {' and '.join(sorted(self._owners)) or 'no tenant'} alone. "
                     "Run the agent as root, or the tenant's jobs on another node"
@@ -183,9 +188,18 @@ class Identities:
         self._check(account)
         return account
 
+    def of_owners(self) -> dict[str, Account]:
+        """Return the accounts of the owner's tenants, unless it is the agent's own or cannot be made now."""
+        found: dict[str, Account] = {}
+        for tenant_id in self._owners:
+            with suppress(DomainError, OSError):
+                if account := self._chosen or (self._tenants and self._tenants.account_of(tenant_id)):
+                    found[tenant_id] = account
+        return found
+
     def _check(self, account: Account) -> None:
         if account.user_id in self._reserved or account.user_id == 0:
-            raise DomainError(f"jobs cannot run as the account {account.name}: processes of the control plane do")
+            raise NoAccountError(f"jobs cannot run as the account {account.name}: processes of the control plane do")
 
 
 def find_account(name: str) -> Account | None:
@@ -210,20 +224,20 @@ def account_of_job(name: str) -> Account | None:
     """Return the account that a job's user asks for; None if it is the agent's own.
 
     Raises:
-        DomainError: This node cannot run jobs as that account; the message is a sentence for the job's owner.
+        NoAccountError: This node cannot run jobs as that account.
     """
     asked = f"its user's jobs run as the account {name}, "
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
-        raise DomainError(f"{asked}which does not exist on this node") from None
+        raise NoAccountError(f"{asked}which does not exist on this node") from None
     if entry.pw_uid == 0:
-        raise DomainError(f"{asked}which has the user id 0, and no job runs as the superuser")
+        raise NoAccountError(f"{asked}which has the user id 0, and no job runs as the superuser")
     if entry.pw_uid == os.geteuid():
         return None
     if not may_change_accounts():
         own = f"user id {os.geteuid()}"
-        raise DomainError(f"{asked}but the agent of this node runs as {own} and may not become another account")
+        raise NoAccountError(f"{asked}but the agent of this node runs as {own} and may not become another account")
     return find_account(name)
 
 

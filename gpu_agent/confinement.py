@@ -14,12 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import orjson
+
 from gpu_agent import enclosure, files, seccomp
 from gpu_agent.account import Account, Identities, TenantAccounts, find_account, may_change_accounts
 from gpu_agent.cgroups import Cgroups, Limits
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
-from services.contracts.nodes import Protection, ProtectionName
+from services.contracts.nodes import RUNS_AS, Protection, ProtectionName
 from services.kit.disk import disk_space
 from services.kit.logging import Log
 
@@ -116,9 +118,32 @@ class Confinement:
         """Clear up what an agent that was killed left of ranks that do not run."""
         if self._can_become:
             self.cgroups.sweep_everywhere(running)
+        self._say_who_jobs_are()
         lacking = [f"{each.name}: {each.how}" for each in self.protections() if not each.holds]
         if lacking:
             log.warning("confinement.incomplete", lacking=lacking)
+
+    def _say_who_jobs_are(self) -> None:
+        """Write down, for whoever submits on this host, as which accounts jobs run and what these can reach."""
+        runners = {
+            tenant_id: {
+                "name": account.name,
+                "user_id": account.user_id,
+                "group_id": account.group_id,
+                "groups": account.groups,
+            }
+            for tenant_id, account in self.identities.of_owners().items()
+        }
+        sees_its_own = self.can_mount()
+        written = {
+            "runners": runners,
+            "shown": [str(path) for path in self._shown()] if sees_its_own else [],
+            "passed": [] if sees_its_own else [str(self._settings.state_folder)],
+        }
+        try:
+            files.replace(self._settings.state_folder / RUNS_AS, orjson.dumps(written), durable=False)
+        except OSError as error:
+            log.warning("accounts.not_written", error=str(error))
 
     def entries(
         self, start: StartGang, rank: Path, account: Account | None, kept: Sequence[Path], make_cgroup: bool = True

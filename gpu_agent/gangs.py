@@ -27,7 +27,7 @@ from gpu_agent.inputs import Inputs, fetch_nothing
 from gpu_agent.launch import Launcher
 from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, RankFolder
-from gpu_agent.secrets import InputError
+from gpu_agent.secrets import CannotStartError, InputError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
 from services.contracts.nodes import DeviceControls, EndedBy, RankState, RankStatus
 from services.core.domain.mig import parent_of
@@ -199,9 +199,10 @@ class Gangs:
         folder.create(orjson.dumps({name: value for name, value in written.items() if value is not None}))
         gang = self._gangs[start.allocation_id] = _read_gang(folder)
         log.info("gang.accepted", **known, devices=start.devices)
-        refusal = self._launcher.refuses(start)
-        if refusal:
-            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, refusal)
+        try:
+            self._launcher.check(start)
+        except InputError as error:
+            self._end_unstarted(gang, _REFUSED_CODE, _ended_by(error), str(error))
         for other in self:
             if other.start and other.start.job_id == start.job_id and other.start.generation < start.generation:
                 self._stop(other, EndedBy.STOP, start.spec.grace_s, "a newer gang of the job was started")
@@ -465,7 +466,7 @@ class Gangs:
                 log.info("gang.started", allocation_id=gang.allocation_id, shim=gang.shim.pid)
         except InputError as error:
             log.warning("gang.lacks_input", allocation_id=gang.allocation_id, error=str(error))
-            self._end_unstarted(gang, _REFUSED_CODE, EndedBy.REFUSED, str(error))
+            self._end_unstarted(gang, _REFUSED_CODE, _ended_by(error), str(error))
             self._on_change()
         except OSError as error:
             log.error("gang.not_started", allocation_id=gang.allocation_id, error=str(error))
@@ -552,6 +553,10 @@ def _read_gang(folder: RankFolder) -> Gang:
         if (posted := parse_report(folder.posted())) is not None:
             gang.progress.post(posted)
     return gang
+
+
+def _ended_by(error: InputError) -> EndedBy:
+    return EndedBy.CANNOT_START if isinstance(error, CannotStartError) else EndedBy.REFUSED
 
 
 def _read_settings(folder: RankFolder) -> DeviceControls | None:

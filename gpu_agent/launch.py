@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpu_agent import containers, files, secrets
-from gpu_agent.account import Account
+from gpu_agent.account import Account, NoAccountError
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import Engine
 from gpu_agent.environment import (
@@ -24,7 +24,7 @@ from gpu_agent.environment import (
 from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.launchers import hostfile_text, with_options
 from gpu_agent.ranks import ENV_FILE, HOSTFILE, SCRATCH, Launch, Process, RankFolder
-from gpu_agent.secrets import InputError
+from gpu_agent.secrets import CannotStartError, InputError
 from services.contracts.commands import StartGang
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.errors import DomainError
@@ -66,19 +66,20 @@ class Launcher:
         self._images = images
         self._names_by_uuid = names_by_uuid
 
-    def refuses(self, start: StartGang) -> str:
-        """Return why this node cannot run its part of the gang, empty if it can."""
+    def check(self, start: StartGang) -> None:
+        """Do nothing if this node can run its part of the gang.
+
+        Raises:
+            CannotStartError: It never can: the image may not be run, or there is no account to run it as.
+            InputError: It cannot, as things are.
+        """
         if lack := self._lack_of_devices(start):
-            return lack
+            raise InputError(lack)
         if start.spec.image and self._engine is None:
-            return "this node has no container engine"
+            raise InputError("this node has no container engine")
         if start.spec.image and (why := containers.refusal(start.spec, self._images)):
-            return why
-        try:
-            self.account_of(start)
-        except DomainError as error:
-            return str(error)
-        return ""
+            raise CannotStartError(why)
+        self._account_to_start_as(start)
 
     def _lack_of_devices(self, start: StartGang) -> str:
         """Return why this node does not have a gang's devices, empty if it does."""
@@ -101,6 +102,14 @@ class Launcher:
         by_number = not self._names_by_uuid()
         return [str(index) if by_number and parent_of(index) is None else uuids[index] for index in start.devices]
 
+    def _account_to_start_as(self, start: StartGang) -> Account | None:
+        try:
+            return self.account_of(start)
+        except NoAccountError as error:
+            raise CannotStartError(str(error)) from None
+        except DomainError as error:
+            raise InputError(str(error)) from None
+
     def account_of(self, start: StartGang) -> Account | None:
         """Return the account of a job; None for the agent's own.
 
@@ -122,8 +131,8 @@ class Launcher:
         """Return what to run, and make the job's folders.
 
         Raises:
-            InputError: A device is not there any more, the inputs do not fit the way in which the job is started, or
-                its account is not there any more or cannot enter its folder.
+            CannotStartError: Its account is not there any more, or cannot enter its folder.
+            InputError: A device is not there any more, or the inputs do not fit the way in which the job is started.
             OSError: A folder cannot be made.
         """
         if lack := self._lack_of_devices(start):  # a GPU may have been cut since the command came
@@ -131,10 +140,7 @@ class Launcher:
         if inputs.source is not None:
             folder_in_it = inputs.source / (start.spec.working_dir or "")
             start = start.model_copy(update={"spec": start.spec.model_copy(update={"working_dir": str(folder_in_it)})})
-        try:
-            account = self.account_of(start)
-        except DomainError as error:
-            raise InputError(str(error)) from None
+        account = self._account_to_start_as(start)
         if account is not None and start.spec.image is None:
             self._check_reach(account, start.spec.working_dir, folder.path.parent)
         paths = RankPaths(
@@ -174,7 +180,7 @@ class Launcher:
                 continue
             if not account.can_enter(Path(path)):
                 what = f"the account {account.name}, which the job runs as, cannot enter {path}"
-                raise InputError(f"{what}, which its container would have: make it, and let the account enter it")
+                raise CannotStartError(f"{what}, which its container would have: make it, and let the account enter it")
         mounts = [paths.checkpoint_dir, str(folder.path)]
         if secrets.has_files(start.spec):
             mounts.append(secrets_dir)
@@ -241,21 +247,21 @@ class Launcher:
         ]
 
     def _check_reach(self, account: Account, working_dir: str | None, gangs_folder: Path) -> None:
-        """Raise InputError if an account cannot enter the folder of its job; one that is missing, the shim names.
+        """Raise CannotStartError if an account cannot enter the folder of its job; one that is missing, the shim names.
 
         A job without a folder runs in one of its own, beneath ``gangs_folder``.
         """
         if working_dir is None or Path(working_dir).is_relative_to(gangs_folder):
             if not self._confinement.can_mount() and not account.can_enter(gangs_folder):
                 what = f"the account {account.name} cannot pass through to {gangs_folder}, where its jobs run"
-                raise InputError(
+                raise CannotStartError(
                     f"{what} on this node: let others enter the folders above it (chmod o+x), or move the agent's state"
                 )
         elif os.path.isdir(working_dir) and not (
             account.can_enter(Path(working_dir)) or self._confinement.shows(Path(working_dir))
         ):
             what = f"the account {account.name}, which the job runs as, cannot enter its working folder {working_dir}"
-            raise InputError(
+            raise CannotStartError(
                 f"{what}: let it enter that folder and those above it (chmod, setfacl), submit the files with the job "
                 "(--upload), or choose another"
             )

@@ -31,6 +31,10 @@ class InputError(Exception):
     """A gang cannot start for lack of what its job names; the message is a sentence for the job's owner."""
 
 
+class CannotStartError(InputError):
+    """It could not start however often it was tried."""
+
+
 def secrets_folder(rank: Path) -> Path:
     """Return where the secret files of a rank are: in memory, or in its own folder on hosts without that."""
     return memory_folder(rank) / hashlib.sha256(os.fsencode(rank.absolute())).hexdigest()[:32]

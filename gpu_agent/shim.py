@@ -66,6 +66,8 @@ _MORE_OUTPUT_BYTES = 16 << 20
 _NEAR_FULL_BYTES, _NEAR_FULL_LOOK_S = 4 << 30, 0.1
 """A disk that may be full within a second or so is looked at more often."""
 _LONGEST_DETAIL = 900
+_LASTING = (errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS)
+"""Errors of folders and programs that trying again does not mend, besides what is missing."""
 _FULL_DISK_PAUSE_S = 1.0
 _CLEANUP_S = 30.0
 ORDER_RECORD = struct.Struct("<QQ")
@@ -653,6 +655,8 @@ class _Shim:
         number, _, what = failure.partition(" ")
         missing = int(number) in (errno.ENOENT, errno.ENOTDIR)
         self._code = NOT_FOUND if missing else NOT_EXECUTABLE
+        if not self._ending and what.startswith("cannot ") and (missing or int(number) in _LASTING):
+            self._ended_by = "cannot_start"
         self._detail = f"{what}: {os.strerror(int(number))}"
         return False
 

@@ -27,7 +27,7 @@ EXIT_DEGRADED = 6
 
 
 class CliError(Exception):
-    """A failure: one line for the user, its exit code, and the problem's code if there is one."""
+    """A failure: one line for the user, below it lines to type, its exit code, and the problem's code if it has one."""
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED, code: ProblemCode | None = None) -> None:
         super().__init__(message)
@@ -84,6 +84,11 @@ def gateway_url() -> str:
             f"{data_dir() / 'run.json'} is corrupt: `wattshift down` and `wattshift up` write a new one",
             EXIT_USAGE,
         ) from None
+
+
+def installation_of(url: str) -> Path | None:
+    """Return the folder of this machine's installation if ``url`` is where it listens."""
+    return data_dir() if local_url("gateway") == url.rstrip("/") else None
 
 
 def api_key() -> str:

@@ -67,6 +67,7 @@ def demo(
     def show(gateway: Gateway, stop: local.Stop) -> int:
         console.print(f"[green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs)")
         local.print_admin_key(key_file, is_first_start)
+        local.print_runner(gateway.url, folder or data_dir())
         gateway.call("PUT", "/v1/policies/active", body=POLICY)
         accepted = submit_all(gateway, read_specs(WORKLOAD), f"demo-{uuid.uuid4().hex}")
         console.print(f"{len(accepted)} jobs accepted; the grid is replayed {GRID_S_PER_S} times faster than recorded")

@@ -25,6 +25,7 @@ from services.cli.bars import bar
 from services.cli.client import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
 from services.cli.jobs import AsJson
 from services.cli.output import console
+from services.cli.reach import runner_of
 from services.cli.values import duration_s
 from services.kit.callers import SERVICES
 from services.kit.extras import first_missing
@@ -95,6 +96,21 @@ def up(
         console.print(f"changed: {change}", soft_wrap=True)
     console.print(f"[green]up[/] at [bold]{started.gateway_url}[/]  ({started.gateway_url}/docs)")
     print_admin_key(key_file, is_first_start)
+    print_runner(started.gateway_url, folder)
+
+
+def print_runner(url: str, folder: Path) -> None:
+    """Say to root as whom jobs run, which is not as root."""
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(CliError):  # the installation is up, whatever became of the key
+        identity = Gateway(url, _own_key(folder / "admin.key")).get("/v1/whoami")
+        if (runner := runner_of(identity, folder)) is not None:
+            console.print(
+                f"jobs run as the account {runner.name}, not as root; where it cannot enter or write, submit files "
+                "with the job (--upload)",
+                soft_wrap=True,
+            )
 
 
 @contextmanager

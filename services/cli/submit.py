@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -15,11 +16,11 @@ import typer
 import typer.core
 
 from services.cli import following, foreign, output
-from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway, gateway_url
+from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway, gateway_url, installation_of
 from services.cli.estimate import show_estimates
 from services.cli.names import job_or_array
 from services.cli.output import console
-from services.cli.reach import blocking_folder
+from services.cli.reach import Obstacle, obstacle, programs_of, runner_of
 from services.cli.scripts import Script, read_script
 from services.cli.sources import LocalSources
 from services.cli.specs import (
@@ -35,7 +36,9 @@ from services.cli.specs import (
 from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
 
 _REST, _SCRIPT, _TEXT, _TYPED = "wattshift.rest", "wattshift.script", "wattshift.text", "wattshift.typed"
-_NOT_IN_SCRIPTS = frozenset(("file", "command", "wait", "follow", "as_json", "test_only", "idempotency_key"))
+_NOT_IN_SCRIPTS = frozenset(
+    ("file", "command", "wait", "follow", "as_json", "test_only", "read_only", "idempotency_key")
+)
 USER_LABEL = "user"
 """The label that names who submitted a job, by the account on the machine that it was submitted from."""
 
@@ -304,6 +307,12 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="As --wait, and print the job's output.", rich_help_panel=SENT)
     ] = False,
+    read_only: Annotated[
+        bool,
+        typer.Option(
+            "--read-only", help="The job writes nothing to its folder, which need not let it.", rich_help_panel=RUN
+        ),
+    ] = False,
     test_only: Annotated[
         bool,
         typer.Option(
@@ -329,7 +338,8 @@ def submit(
     sources = LocalSources()
     specs = _specs(context, file or [], command, options, sources)
     gateway = Gateway()
-    check_folders(gateway, specs)
+    typed = context.meta[_TYPED] if len(specs) == 1 and not _is_of_specs(context) else ()
+    check_folders(gateway, specs, writes=not read_only, typed=typed)
     if test_only:
         check_dependencies(gateway, specs)
         show_estimates(gateway, [sources.as_if_sent(spec) for spec in specs], as_json=as_json)
@@ -387,6 +397,11 @@ def _specs(
     return [signed(spec_of(options, words, name, dict(os.environ), source, elsewhere=elsewhere))]
 
 
+def _is_of_specs(context: typer.Context) -> bool:
+    """Return whether the jobs are those of a file of specs."""
+    return bool(context.params["file"]) and _SCRIPT not in context.meta
+
+
 def _several_words(files: list[str], typed: list[str]) -> str:
     """Return what to type instead of words that do not follow ``--``: they are a command, or a script's arguments."""
     file = Path(files[0])
@@ -425,27 +440,68 @@ def is_local(url: str) -> bool:
     return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
-def check_folders(gateway: Gateway, specs: list[JobSpec]) -> None:
-    """Check the working folders of jobs before they are submitted.
+def check_folders(gateway: Gateway, specs: list[JobSpec], *, writes: bool = True, typed: Sequence[str] = ()) -> None:
+    """Check that jobs can run in their folders, before they are submitted.
+
+    On this machine that takes an account that can enter the folder, write to it, and run the program.
+
+    Args:
+        gateway: Where they are submitted.
+        specs: The jobs.
+        writes: Whether they must be able to write to their folders.
+        typed: The words after ``wattshift submit`` if they make the only job.
 
     Raises:
-        CliError: A folder does not exist on the machine that the jobs will run on, or the account that they run as
-            cannot enter it.
+        CliError: A job could not run; the lines below the first are what to type instead.
     """
-    on_nodes = [spec for spec in specs if not spec.image and not spec.source]
-    folders = dict.fromkeys(spec.working_dir for spec in on_nodes if spec.working_dir)
-    account = gateway.get("/v1/whoami")["account"] if folders and is_on_this_machine(gateway) else None
-    for folder in folders:
+    is_here = is_on_this_machine(gateway)
+    on_nodes = [spec for spec in specs if not spec.image]
+    for folder in dict.fromkeys(spec.working_dir for spec in on_nodes if spec.working_dir and not spec.source):
         if Path(folder).is_dir():
-            if account and (blocking := blocking_folder(Path(folder), account)) is not None:
-                what = f"your jobs run as the account {account}, which cannot enter {blocking}"
-                do = "let it in (chmod o+x, setfacl), or choose another with --workdir"
-                raise CliError(f"working folder {folder}: {what}; {do}", EXIT_NOT_FOUND)
             continue
         what = "is not a folder" if Path(folder).exists() else "does not exist"
-        if is_on_this_machine(gateway):
+        if is_here:
             raise CliError(f"working folder {folder} {what}; choose another with --workdir", EXIT_NOT_FOUND)
         print(f"wattshift: working folder {folder} {what} on this machine; nodes must have it", file=sys.stderr)
+    runner = None
+    if is_here and on_nodes:
+        runner = runner_of(gateway.get("/v1/whoami"), installation_of(gateway.url))
+    if runner is None:
+        return
+    for spec in on_nodes:
+        folder = Path(spec.working_dir) if spec.working_dir and not spec.source else None
+        programs = programs_of(runner, spec.command, spec.environment, folder)
+        if found := obstacle(runner, folder, programs, writes=writes):
+            ways = "".join(f"\n  {line}" for line in _ways_round(found, spec, typed))
+            raise CliError(f"{found.sentence()}{': type one of' if ways else ''}{ways}", EXIT_NOT_FOUND)
+        for each in programs:
+            if each.instead_of:
+                why = f"the account {runner.name} cannot run {each.instead_of}, which comes first in PATH"
+                print(f"wattshift: {spec.name} runs {each.path}: {why}", file=sys.stderr)
+
+
+def _ways_round(found: Obstacle, spec: JobSpec, typed: Sequence[str]) -> list[str]:
+    """Return the lines that make a job run which its account keeps from running as it was typed."""
+    lines: list[str] = []
+    if typed and found.folder and found.rights and not found.program and not found.passed:
+        words = _without_workdir(typed)
+        says_where = len(words) < len(typed) or found.folder == Path.cwd()  # else a script does
+        if says_where and os.access(found.folder, os.R_OK) and any(found.folder.iterdir()):
+            folder = "." if found.folder == Path.cwd() else str(found.folder)
+            lines.append(shlex.join(["wattshift", "submit", "--upload", folder, *words]))
+        if found.rights == os.W_OK:
+            lines.append(shlex.join(["wattshift", "submit", "--read-only", *typed]))
+    return [*lines, *filter(None, [found.opened_by()])]
+
+
+def _without_workdir(typed: Sequence[str]) -> list[str]:
+    """Return the words typed without ``--workdir``."""
+    at = list(typed).index("--") if "--" in typed else len(typed)
+    words = [word for word in typed[:at] if not word.startswith("--workdir=")]
+    if "--workdir" in words:
+        place = words.index("--workdir")
+        del words[place : place + 2]
+    return [*words, *typed[at:]]
 
 
 def check_dependencies(gateway: Gateway, specs: list[JobSpec]) -> None:

@@ -28,6 +28,8 @@ SLICE_GONE = "Its MIG slice is gone"
 """How the detail begins of a rank that was refused because a device is no longer the slice that the gang was given."""
 NOT_COPIED = "Its checkpoint was not copied"
 """How the sentence begins by which a node says that what a gang has kept last is on that node alone."""
+RUNS_AS = "runs-as.json"
+"""In the folder of a node's state: as which accounts jobs run, for ``wattshift submit`` on the same host."""
 
 
 Joules = Annotated[float, Field(ge=0, le=1e12)]
@@ -369,6 +371,8 @@ class EndedBy(StrEnum):
     """The host restarted, or the process that supervises the rank was killed."""
     REFUSED = "refused"
     """It was never started: the command does not fit this node."""
+    CANNOT_START = "cannot_start"
+    """It was never started, and trying again is of no use: its account, folder or program cannot be had."""
     TIME_LIMIT = "time_limit"
     """It ran for as long as its job may run at a time."""
 

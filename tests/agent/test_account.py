@@ -129,7 +129,7 @@ async def test_an_account_that_cannot_enter_the_folder_or_is_not_there_is_one_cl
         assert rank is not None
         said.append((rank.ended_by, rank.exit_code, rank.started_at is None, rank.detail))
     reach = f"the account nobody, which the job runs as, cannot enter its working folder {closed}/inner: let it enter"
-    assert said[0][:3] == said[1][:3] == (EndedBy.REFUSED, 126, True)
+    assert said[0][:3] == said[1][:3] == (EndedBy.CANNOT_START, 126, True)
     assert (said[0][3] or "").startswith(reach)
     assert said[1][3] == "its user's jobs run as the account no-such-account, which does not exist on this node"
     assert (said[2][3] or "").startswith(f"cannot enter the working directory {closed}/missing")

@@ -100,7 +100,7 @@ async def test_a_command_that_cannot_run_says_why(node: Node) -> None:
         await eventually(lambda gang=gang: node.plane.state(gang) == "exited")
         rank = node.plane.rank(gang)
         assert rank is not None
-        assert (rank.exit_code, rank.ended_by) == (code, EndedBy.ITSELF)
+        assert (rank.exit_code, rank.ended_by) == (code, EndedBy.CANNOT_START)
         assert words in (rank.detail or "")
 
 

@@ -6,6 +6,7 @@ So are the README's commands.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from services.cli.client import Gateway
 from services.standalone import bootstrap, stack
-from tests.support.servers import ROOT, scratch_folder
+from tests.support.servers import ROOT, scratch_folder, wait_until
 from tests.support.sessions import ANY_LINES, environment_of, matches, on_a_terminal, replay, steps_of
 
 
@@ -28,19 +30,63 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         stack.down(folder / "data")
 
 
-def test_the_session_of_the_page_is_what_happens(home: Path) -> None:
+@pytest.fixture
+def closed_home(home: Path) -> Path:
+    """The home of a root, or of anybody, who lets nobody else in; the folders above it are open."""
+    home.chmod(0o700)
+    return home
+
+
+def test_the_session_of_the_page_is_what_happens(closed_home: Path) -> None:
     steps = steps_of((ROOT / "docs" / "start.md").read_text(encoding="utf-8"))
     assert [step.command.split()[0] for step in steps[:3]] == ["git", "cd", "./run"]
     assert bootstrap.VENV == ROOT / ".venv"
     # This checkout stands for the clone: tests/standalone/test_bootstrap.py makes one, and sets it up.
-    replay(steps, [f"cd {ROOT}", "true", "true", *(step.command for step in steps[3:])], home)
+    replay(steps, [f"cd {ROOT}", "true", "true", *(step.command for step in steps[3:])], closed_home)
 
 
-def test_the_recipes_are_what_happens(home: Path) -> None:
+def test_the_recipes_are_what_happens(closed_home: Path) -> None:
     steps = steps_of((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8"))
     there = f"export PATH={bootstrap.VENV}/bin:$PATH; {steps[0].command}"
 
-    replay(steps, [there, *(step.command for step in steps[1:])], home)
+    replay(steps, [there, *(step.command for step in steps[1:])], closed_home)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="jobs of others than root run as themselves")
+def test_roots_job_in_a_closed_home_is_refused_with_lines_that_work(closed_home: Path) -> None:
+    work, environment = closed_home / "work", environment_of(closed_home)
+    there = f"export PATH=$PATH:{ROOT}/.venv/bin; mkdir -p {work} && cd {work} && touch notes"
+    submit = "wattshift submit --follow --name first --command 'echo it runs > out; cat out'"
+
+    _, started, refused, listed = on_a_terminal(
+        [there, "wattshift up --nodes 1x4", submit, "wattshift jobs"], closed_home, environment
+    )
+
+    assert any(line.startswith("jobs run as the account tenant-default, not as root") for line in started)
+    assert refused[0].startswith(f"wattshift: jobs run as the account tenant-default, which cannot enter {closed_home}")
+    assert not any("first" in line for line in listed), "it was not accepted"
+    by_upload, by_mode = refused[1:]
+    _, uploaded, _, in_place = on_a_terminal([there, by_upload, by_mode, submit], closed_home, environment)
+    for lines in (uploaded, in_place):
+        assert "it runs" in lines
+        assert lines[-1].startswith("first succeeded")
+    assert (work / "out").read_text() == "it runs\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="jobs of others than root run as themselves")
+def test_a_start_that_cannot_succeed_is_tried_once(closed_home: Path) -> None:
+    up = stack.up(closed_home / "data", nodes="1x4", env=environment_of(closed_home))
+    gateway = Gateway(up.gateway_url, (closed_home / "data" / "admin.key").read_text().strip())
+    bodies = {
+        "cannot enter its working folder": {"command": ["true"], "working_dir": str(closed_home)},
+        "cannot run /no/such/program: No such file or directory.": {"command": ["/no/such/program"], "max_restarts": 3},
+    }
+    for why, body in bodies.items():
+        job = gateway.call("POST", "/v1/jobs", body={"name": "gone", **body})["id"]
+        wait_until(lambda job=job: gateway.get(f"/v1/jobs/{job}")["state"] not in ("queued", "starting", "running"))
+        found = gateway.get(f"/v1/jobs/{job}")
+        assert (found["state"], found["reason"], found["generation"]) == ("failed", "start_failed", 1)
+        assert why in found["detail"]
 
 
 def test_the_first_commands_of_the_readme_work_as_pasted(home: Path) -> None:

@@ -115,7 +115,7 @@ def test_the_command_line_does_what_it_says(installation: Installation, tmp_path
     (tmp_path / "jobs.json").write_text(json.dumps([a_spec("cli", "--steps", "10"), a_spec("cli", "--steps", "10")]))
 
     submitted = wattshift(installation, "submit", str(tmp_path / "jobs.json"), "--wait", "--json")
-    failed = wattshift(installation, "submit", "--command", "false", "--wait")
+    failed = wattshift(installation, "submit", "--workdir", "/tmp", "--command", "false", "--wait")
     listed = wattshift(installation, "jobs", "--state", "succeeded", "--limit", "5", "--json")
 
     assert submitted.returncode == 0, submitted.stderr

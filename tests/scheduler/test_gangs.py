@@ -20,6 +20,7 @@ KILLED = ShareReport(RankState.EXITED, -9, EndedBy.STOP)
 FENCED = ShareReport(RankState.EXITED, -15, EndedBy.LEASE)
 OVERDUE = ShareReport(RankState.EXITED, 0, EndedBy.TIME_LIMIT, "It reached its time limit of 60 s.")
 REFUSED = ShareReport(RankState.EXITED, None, EndedBy.REFUSED, "no such device")
+HOPELESS = ShareReport(RankState.EXITED, 126, EndedBy.CANNOT_START, "it cannot enter its folder: let it in")
 
 
 def gang(*shares: ShareReport, state: GangState = GangState.RUNNING, **facts: Any) -> Gang:
@@ -44,6 +45,7 @@ def stopping(reason: EndReason, *shares: ShareReport, **facts: Any) -> Gang:
         (gang(RUNS, LOST), Stop(EndReason.NODE_LOST)),
         (gang(RUNS, LOST, FAILED), Stop(EndReason.FAILED)),
         (gang(RUNS, REFUSED), Stop(EndReason.START_FAILED)),
+        (gang(RUNS, HOPELESS), Stop(EndReason.START_FAILED)),
         (gang(RUNS, OVERDUE), Stop(EndReason.TIME_LIMIT)),
         (gang(RUNS, cancel_requested=True), Stop(EndReason.CANCELLED)),
         (gang(RUNS, hold_requested=True), Stop(EndReason.HELD)),
@@ -79,6 +81,9 @@ def test_while_a_part_of_it_lives(before: Gang, fate: object) -> None:
         (gang(FAILED, max_restarts=1, restarts=1), JobState.FAILED, EndReason.FAILED),
         (gang(FAILED, max_restarts=1, hold_requested=True), JobState.HELD, EndReason.FAILED),
         (gang(REFUSED, start_attempts=2), JobState.QUEUED, EndReason.START_FAILED),
+        (gang(HOPELESS, start_attempts=5, max_restarts=3), JobState.FAILED, EndReason.START_FAILED),
+        (stopping(EndReason.START_FAILED, HOPELESS, KILLED, start_attempts=5), JobState.FAILED, EndReason.START_FAILED),
+        (gang(HOPELESS, cancel_requested=True), JobState.CANCELLED, EndReason.CANCELLED),
         (gang(OVERDUE, OVERDUE, max_restarts=3), JobState.FAILED, EndReason.TIME_LIMIT),
         (gang(FAILED, OVERDUE, max_restarts=3), JobState.FAILED, EndReason.TIME_LIMIT),
         (gang(OVERDUE, stop_reason=EndReason.PREEMPTED), JobState.FAILED, EndReason.TIME_LIMIT),
@@ -98,6 +103,12 @@ def test_why_a_job_never_started_is_told_in_whole_sentences(said: str) -> None:
     end = fate_of(gang(replace(REFUSED, detail=said), start_attempts=2, failed_starts=1))
     assert isinstance(end, End)
     assert end.detail == f"{said.rstrip('.')}. Tried 2 times."
+
+
+def test_a_start_that_no_further_try_could_mend_is_the_last() -> None:
+    end = fate_of(gang(HOPELESS, start_attempts=5))
+    assert isinstance(end, End)
+    assert end.detail == "it cannot enter its folder: let it in."
 
 
 def test_the_exit_code_is_that_of_the_part_that_failed_by_itself() -> None:

@@ -68,6 +68,8 @@ class ShareReport:
             case EndedBy.REFUSED:
                 is_gone = (self.detail or "").startswith(SLICE_GONE)
                 return EndReason.SLICE_LOST if is_gone else EndReason.START_FAILED
+            case EndedBy.CANNOT_START:
+                return EndReason.START_FAILED
             case EndedBy.TIME_LIMIT:
                 return EndReason.TIME_LIMIT
             case EndedBy.LEASE | EndedBy.HOST:
@@ -224,6 +226,8 @@ def _end_of(gang: Gang) -> End:
             return _lost(gang)
         case EndReason.START_FAILED as reason:
             detail = _detail(gang) or "It did not start running in time."
+            if any(share.ended_by is EndedBy.CANNOT_START for share in gang.shares):
+                return End(JobState.FAILED, reason, f"{detail.rstrip('.')}.", _exit_code(gang))
             if gang.failed_starts + 1 < gang.start_attempts:
                 return _paused(gang, reason, detail, preempted=False)
             tried = f"{detail.rstrip('.')}. Tried {gang.start_attempts} times."
