@@ -22,7 +22,7 @@ from services.core.policies.joint.hosts import hosts_w
 from services.core.policies.joint.hours import HORIZON_S, runs_now, steps_ahead
 from services.core.policies.joint.left import left_of
 from services.core.policies.joint.memory import JointMemory
-from services.core.policies.joint.modes import modes_of
+from services.core.policies.joint.modes import lead_of, modes_of
 from services.core.policies.joint.policy import Joint
 from services.core.policies.joint.worth import Worth
 from services.core.policies.registry import build_policy
@@ -96,6 +96,22 @@ def test_no_gang_is_slower_than_the_one_asked_for(elasticity: float) -> None:
     assert all(chosen(asked) >= asked for asked in (1, 4, 16))
     assert chosen(16, hour_wh=60.0, widest_gpus=2, host_w=60.0) <= 2
     assert chosen(16, hour_share=0.0) == 1, "carbon alone"
+
+
+def test_how_far_a_gang_leads_the_one_asked_for_with_its_users_batch() -> None:
+    job = a_job("a", min_gpus=1, max_gpus=4, asked_gpus=2)
+    seen = a_snapshot([job], [a_node(gpus=2), a_node("n1", gpus=2)])
+    assert lead_of(seen, 0, 4) == 2.0, "nothing is predicted"
+    assert lead_of(linear(seen, 1, 1.6, 2.2, 2.4), 0, 4) == pytest.approx(2.4 / 1.6)
+    on_one, over_several = [1.0, 1.8, 2.5, 3.1], [0.9, 1.5, 2.1, 2.7]
+    tuned = replace(
+        seen,
+        jobs=replace(seen.jobs, goodput_curve=np.array([0])),
+        goodput_curves=np.array([[on_one, over_several]]),
+        goodput_gains=np.array([[[1.0, 1.2, 1.3, 1.4], [1.0, 1.5, 1.6, 1.7]]]),
+    )
+    assert lead_of(tuned, 0, 2) == pytest.approx(1.2), "faster by its batch alone"
+    assert lead_of(tuned, 0, 4) == pytest.approx(2.7 / 1.8 * 1.2), "four are on two nodes"
 
 
 def test_a_gang_faster_than_asked_for_may_have_a_lower_limit_than_one_that_is_not() -> None:
