@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import ProblemCode
 from services.kit import traces
+from services.kit.heads import PROTOCOL
 from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
 from services.kit.metrics import Metrics, RequestTimes
@@ -242,6 +243,7 @@ def serve(
         traces.traced(app),
         host=host,
         port=port,
+        http=PROTOCOL,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=3,

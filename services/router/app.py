@@ -28,6 +28,7 @@ from services.kit.app import end_with_parent
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
+from services.kit.heads import PROTOCOL
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log, configure_logging
 from services.kit.networks import read_networks
@@ -377,7 +378,7 @@ def server_config(router: Router) -> uvicorn.Config:
         access_log=False,
         lifespan="on",
         loop="auto",
-        http="auto",
+        http=PROTOCOL,
         timeout_graceful_shutdown=max(1, int(router.settings.drain_s)),
         timeout_keep_alive=75,
         backlog=BACKLOG,

@@ -251,7 +251,9 @@ def a_routed_server(server: ModelServer, name: str = "instance_1", **more: Any) 
     return RoutedServer.model_validate({**known, **power, **more})
 
 
-class _Server(uvicorn.Server):
+class InThisLoop(uvicorn.Server):
+    """A server that leaves signals to the tests."""
+
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_up = asyncio.Event()
@@ -329,7 +331,7 @@ async def a_router(
     )
     router = Router(made)
     listening = listen("127.0.0.1", 0, shared=False)
-    server = _Server(server_config(router))
+    server = InThisLoop(server_config(router))
     running = asyncio.create_task(server.serve(sockets=[listening]))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     headers = {"authorization": f"Bearer {a_key()}"}
