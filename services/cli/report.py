@@ -18,6 +18,7 @@ from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.contracts.queries import GroupBy, RequestGroup
+from services.core.accounting.carbon import relative_change
 
 Report = dict[str, Any]
 PAGE_LINES = 1_000
@@ -159,8 +160,10 @@ def change(actual: float, baseline: float | None) -> str:
     """Return how much more or less was emitted than in the baseline, with its sign."""
     if baseline is None:
         return UNKNOWN
-    percent = round(100 * (actual / baseline - 1), 1) if baseline else 0.0
-    return f"{percent:+.1f} %" if percent else ("0.0 %" if baseline else "-")
+    if (changed := relative_change(actual, baseline)) is None:
+        return "-"
+    percent = round(100 * changed, 1)
+    return f"{percent:+.1f} %" if percent else "0.0 %"
 
 
 def _print(by: str, found: Report) -> None:

@@ -22,6 +22,7 @@ from services.cli.simulate_inference import inference
 from services.cli.simulate_serving import serving
 from services.contracts.invalid import explained
 from services.contracts.simulations import TrainingOptions
+from services.core.accounting.carbon import relative_change
 
 if TYPE_CHECKING:
     from services.simulator.engine import SimulationResult
@@ -190,8 +191,9 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
     right = ("Carbon", "Energy", "Idle", "Peak", "Mean JCT", "p99 JCT", *fairness, "Stops", "Rounds", "Took")
     shown = table("Policy", *right, right=right, title=f"{workload.name}: {len(workload)} jobs, {trace.zone}")
     for result in results:
-        ratio = result.carbon_kg / first.carbon_kg if first.carbon_kg else 1.0
-        compared = "" if result is first else f" ({100 * (ratio - 1):+.1f} %)"
+        changed = relative_change(result.carbon_kg, first.carbon_kg)
+        more = f"{result.carbon_kg - first.carbon_kg:+.3g} kg" if changed is None else f"{100 * changed:+.1f} %"
+        compared = "" if result is first else f" ({more})"
         shown.add_row(
             result.policy,
             f"{rounded(result.carbon_kg)} kg{compared}",

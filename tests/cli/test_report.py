@@ -126,7 +126,7 @@ def test_the_table_says_what_is_unknown_and_estimated(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("baseline", "shown"), [(2_000.0, "-50.0 %"), (500.0, "+100.0 %"), (None, "unknown"), (0.0, "-")]
+    ("baseline", "shown"), [(2_000.0, "-50.0 %"), (500.0, "+100.0 %"), (None, "unknown"), (0.0, "-"), (-5.0, "-")]
 )
 def test_a_difference_to_the_baseline_has_its_sign(baseline: float | None, shown: str) -> None:
     assert change(1_000.0, baseline) == shown

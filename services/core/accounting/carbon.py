@@ -22,3 +22,11 @@ def carbon_gco2(energy_j: float, intensity_gco2_per_kwh: float, pue: float = 1.0
     if not pue >= 1:
         raise DomainError(f"a PUE is at least 1, not {pue}")
     return energy_j / J_PER_KWH * intensity_gco2_per_kwh * pue
+
+
+def relative_change(value: float, base: float) -> float | None:
+    """Return how far a figure is from a base, as a share of it; None if the base is not above 0.
+
+    Against a negative base, as sums of marginal emissions can be, more would be shown as less.
+    """
+    return value / base - 1 if base > 0 else None

@@ -11,6 +11,7 @@ from html import escape
 
 import numpy as np
 
+from services.core.accounting.carbon import relative_change
 from services.core.domain.arrays import Floats
 from services.core.domain.units import S_PER_HOUR
 from services.simulator.engine.result import SimulationResult
@@ -86,8 +87,8 @@ def render(results: Sequence[SimulationResult], title: str, notes: Sequence[str]
 
 def _row(result: SimulationResult, first: SimulationResult) -> list[str]:
     def compared(own: float, base: float, text: str) -> str:
-        known = result is not first and base > 0 and own == own
-        return f"{text} ({100 * (own / base - 1):+.1f} %)" if known else text
+        changed = None if result is first or own != own else relative_change(own, base)
+        return text if changed is None else f"{text} ({100 * changed:+.1f} %)"
 
     idle = result.idle_energy_kwh / result.energy_kwh if result.energy_kwh else 0.0
     return [

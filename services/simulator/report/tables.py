@@ -320,7 +320,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _per(amount: float | None, base: float | None) -> float:
-    return amount / base if amount is not None and base else math.nan
+    return amount / base if amount is not None and base is not None and base > 0 else math.nan
 
 
 def _mean(values: Iterable[float]) -> float:

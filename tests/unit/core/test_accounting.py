@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from services.core.accounting.carbon import carbon_gco2
+from services.core.accounting.carbon import carbon_gco2, relative_change
 from services.core.accounting.completion import completion_times
 from services.core.accounting.energy import counter_energy_j
 from services.core.accounting.host_power import CpuPowerModel
@@ -47,3 +47,10 @@ def test_completion_times_are_mean_and_99th_percentile() -> None:
     assert math.isnan(completion_times(np.array([]), np.array([])).mean_s)
     with pytest.raises(DomainError):
         completion_times(np.array([5.0]), np.array([4.0]))
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "expected"), [(90.0, 100.0, -0.1), (0.0, 5.0, -1.0), (1.0, 0.0, None), (-2.0, -1.0, None)]
+)
+def test_a_relative_change_needs_a_base_above_zero(value: float, base: float, expected: float | None) -> None:
+    assert relative_change(value, base) == (None if expected is None else pytest.approx(expected))
