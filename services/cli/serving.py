@@ -299,7 +299,7 @@ def _read_log(file: Path, since: str | None) -> Windows:
         raise CliError(f"--since takes an ISO 8601 date and time, or seconds, not {since!r}", EXIT_USAGE) from None
     try:
         with _opened(file) as opened:
-            rows = csv.DictReader(opened)
+            rows = csv.DictReader(opened, strict=True)
             if missing := [column for column in LOG_COLUMNS if column not in (rows.fieldnames or ())]:
                 raise CliError(f"{file} has no column {missing[0]}", EXIT_USAGE)
             for row in rows:
@@ -328,8 +328,8 @@ def _read_log(file: Path, since: str | None) -> Windows:
 def _opened(file: Path) -> TextIO:
     """Open a CSV file, compressed by gzip if it is named so."""
     if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8", newline="")
-    return file.open(encoding="utf-8", newline="")
+        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
+    return file.open(encoding="utf-8-sig", newline="")
 
 
 def _batches(windows: Windows) -> Iterator[list[dict[str, Any]]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
@@ -114,3 +115,5 @@ def _show(result: dict[str, Any]) -> None:
             previous = hour["configuration"]
             mix = ", ".join(f"{count} {what}" for what, count in previous.items())
             console.print(f"hour {hour['hour']}, {hour['gco2_per_kwh']:g} gCO2/kWh: {mix}")
+    for note in result.get("notes", ()):
+        console.print(f"[dim]{escape(note)}[/]")

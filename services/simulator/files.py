@@ -47,19 +47,19 @@ def unpack(file: InlineFile, max_bytes: int) -> Content:
     """Return the content of an inline file.
 
     Raises:
-        DomainError: It is not gzip, not text, or larger than ``max_bytes`` when unpacked.
+        DomainError: It is not gzip, is Parquet, or larger than ``max_bytes`` when unpacked.
     """
     try:
         if file.gzip_base64 is None:
             data = (file.text or "").encode()
         else:
             # Never more than is allowed: a few kilobytes can unpack to gigabytes.
-            data = zlib.decompressobj(_GZIP).decompress(
-                base64.b64decode(file.gzip_base64, validate=True), max_bytes + 1
-            )
-            data.decode()
-    except (binascii.Error, zlib.error, UnicodeDecodeError) as error:
-        raise DomainError(f"{file.name}: gzip_base64 is not UTF-8 text, packed with gzip, in base64") from error
+            unpacker = zlib.decompressobj(_GZIP)
+            data = unpacker.decompress(base64.b64decode(file.gzip_base64, validate=True), max_bytes + 1)
+            if len(data) <= max_bytes and (unpacker.unused_data or not unpacker.eof):
+                raise DomainError(f"{file.name}: gzip_base64 is cut short, or holds more than one packed text")
+    except (binascii.Error, zlib.error) as error:
+        raise DomainError(f"{file.name}: gzip_base64 is not a text, packed with gzip, in base64") from error
     if len(data) > max_bytes:
         raise DomainError(f"{file.name} is larger than {max_bytes} bytes, unpacked")
     if data.startswith(PARQUET_MAGIC):  # a table whose size only its reader would learn

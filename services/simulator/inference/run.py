@@ -106,10 +106,10 @@ class InferenceRun:
             DomainError: A file cannot be used, or no configuration is possible.
         """
         began_s = time.perf_counter()
-        hours = read_hours(self.carbon, self.hours)
+        hours, notes = read_hours(self.carbon, self.hours)
         application = read_application(self.family, self.profile, self.shared_profile, self.accuracy)
         found = _Service(self, application, hours).run()
-        return found | {"wall_s": round(time.perf_counter() - began_s, 3)}
+        return found | {"wall_s": round(time.perf_counter() - began_s, 3)} | ({"notes": notes} if notes else {})
 
 
 @dataclass

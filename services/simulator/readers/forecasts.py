@@ -43,7 +43,8 @@ def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
         raise TraceFormatError(f"{path.name} holds no forecast")
     lengths = [len(times) for _, times, _ in blocks]
     steps = max(set(lengths), key=lengths.count)
-    step_s = float(np.median(np.diff(blocks[0][1]))) if steps > 1 else 3600.0
+    usual = next(times for _, times, _ in blocks if len(times) == steps)
+    step_s = float(np.median(np.diff(usual))) if steps > 1 else 3600.0
     starts: list[float] = []
     values: list[list[float]] = []
     for rows, times, issue in blocks:

@@ -23,7 +23,7 @@ OTHERS = frozenset(
     )
 )
 """Words of other units, the ton among them, which has three sizes."""
-NO_UNIT = "the column {name!r} states no unit: taken as gCO2/kWh"
+NO_UNIT = "{name!r} states no unit: taken as gCO2/kWh"
 
 _CO2 = re.compile(r"(?:co2|carbon dioxide)(?:[-_ ]?e(?:q(?:uiv(?:alents?)?)?)?)?(?![a-z])|co2|co(?![a-z])")
 _WORD = re.compile(r"[a-z]+|[%$€£]")
@@ -47,7 +47,7 @@ def scale_of(name: str) -> tuple[float, str]:
         return scale, "" if scale == 1 else f"{name}: converted to gCO2/kWh, times {scale:.6g}"
     # Grams alone, and no more than "per kWh", leave nothing else to take them for.
     if not has_others and {G_PER[each] for each in masses} <= {1.0} and set(energies) <= {"kwh"}:
-        return 1.0, NO_UNIT.format(name=name)
+        return 1.0, f"the column {NO_UNIT.format(name=name)}"
     raise TraceFormatError(
         f"the column {name!r} states a unit that is not understood; give g, kg, lb or t per kWh, MWh or GWh"
     )

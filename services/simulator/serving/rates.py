@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from services.core.domain.arrays import Floats
+from services.core.domain.signal import Signal, impossible
 from services.simulator.raw import ReadReport, TraceFormatError
 from services.simulator.readers.text import first_lines, header_of, moment_s, open_text, table
 from services.simulator.serving.requests import cell
@@ -75,15 +76,20 @@ def _read(path: Path, name: str, places: Sequence[tuple[str, str]]) -> PlaceRate
     columns = [next((each for each in names if each in header[1:]), "") for names in places]
     if missing := [place for (place, _), column in zip(places, columns, strict=True) if not column]:
         raise TraceFormatError(f"{name}: no column for place {missing[0]}; there are {', '.join(header[1:])}")
+    report = ReadReport(name, "rates")
     times: list[float] = []
     values: list[list[float]] = []
     with open_text(path) as text:
-        for line, row in table(text, [header[0], *columns], ReadReport(name, "rates")):
+        for line, row in table(text, [header[0], *columns], report):
             try:
                 times.append(moment_s(row[header[0]]))
                 values.append([cell(row[column], column) for column in columns])
             except ValueError as error:
                 raise TraceFormatError(f"{name}, line {line}: {error}") from None
+            if why := next((why for each in values[-1] if (why := impossible(each, 1.0, Signal.MARGINAL))), ""):
+                raise TraceFormatError(f"{name}, line {line}: {why}")
+    if report.dropped:
+        raise TraceFormatError("; ".join(report.sentences()))
     steps_s = np.diff(times)
     if steps_s.size < 1 or not steps_s[0] > 0 or not np.allclose(steps_s, steps_s[0], atol=1e-3):
         raise TraceFormatError(f"{name} does not go in even steps of time, at least two of them")

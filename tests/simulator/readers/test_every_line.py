@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import csv
+import gzip
 import io
 import json
 from collections.abc import Callable
@@ -14,7 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.contracts.simulations import InlineFile
 from services.core.domain.carbon import Signal
+from services.core.domain.errors import DomainError
+from services.simulator.files import unpack
 from services.simulator.raw import ReadReport
 from services.simulator.readers import TraceFormatError, read_raw
 from services.simulator.readers.forecasts import read_forecasts
@@ -71,7 +76,11 @@ KINDS = {
     "semicolons": Kind(f"time;gCO2/kWh\n{AT};200,5\n2023-08-15T01:00:00Z;-\n2023-08-15T02:00:00Z;100\n", _of_grid),
     "forecasts": Kind(
         "Datetime (UTC),Carbon Intensity Forecast\n"
-        + "".join(f"2023-08-{day} 0{hour}:00:00,{day + hour}\n" for day in (15, 16, 17) for hour in range(6)),
+        + "".join(
+            f"2023-08-{day + hour // 24} {hour % 24:02d}:00,{day + hour}\n"
+            for day in (15, 16, 17)
+            for hour in range(30)
+        ),
         _of_forecasts,
     ),
 }
@@ -224,3 +233,16 @@ def test_semicolons_and_decimal_commas(tmp_path: Path) -> None:
 
     assert series.intensity_gco2_per_kwh.tolist() == [200.5, 1.0]
     assert series.report.notes == ["semicolons separate the cells: commas in numbers are read as decimal commas"]
+
+
+def test_a_file_that_is_sent_is_whole_and_may_have_a_bad_byte() -> None:
+    content = SLURM.replace("train", "tr\xe4in").encode("latin-1")
+
+    def sent(packed: bytes) -> bytes:
+        file = InlineFile(name="sacct.txt", gzip_base64=base64.b64encode(packed).decode())
+        return unpack(file, 100_000).data
+
+    assert sent(gzip.compress(content)) == content
+    for packed in (gzip.compress(content)[:-12], gzip.compress(content) + gzip.compress(content)):
+        with pytest.raises(DomainError, match="cut short, or holds more than one packed text"):
+            sent(packed)

@@ -253,7 +253,7 @@ BOMB = base64.b64encode(gzip.compress(b"0" * 50_000_000)).decode()
         ({"jobs": {"text": "a,b\n1,2\n"}}, "/jobs", "not a known job trace"),
         ({"jobs": {"text": JOBS}, "format": "swf"}, "/jobs", ""),
         ({"jobs": {"name": "../x", "text": JOBS}}, "/jobs", ""),
-        ({"jobs": {"gzip_base64": "aGVsbG8="}}, "/jobs", "not UTF-8 text"),
+        ({"jobs": {"gzip_base64": "aGVsbG8="}}, "/jobs", "not a text, packed with gzip"),
         ({"jobs": {"gzip_base64": BOMB}}, "/jobs", "larger than 100000 bytes"),
         ({"jobs": {"text": "PAR1 table"}}, "/jobs", "Parquet"),
         ({"jobs": {"text": "x", "gzip_base64": "eA=="}}, "/jobs", ""),
