@@ -46,8 +46,8 @@ EARLY_ENDS = 5
 PROBE_EVERY_S = 0.05
 LACKS_WITHIN_S = 10.0
 ROTATE_EVERY_S = 5.0
-LOOK_EVERY_S = 1.0
-"""At what is being started, whether it works."""
+LOOK_EVERY_S = 5.0
+"""At what is being started, whether it works: each look reads the whole table of processes."""
 
 LOG_BYTES = 10_000_000
 
