@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from gpu_agent.account import account_of_job
 from gpu_agent.secrets import secrets_folder
 from services.contracts.commands import StopGang
-from services.contracts.nodes import EndedBy
+from services.contracts.nodes import RUNS_AS, EndedBy
 from services.core.domain.errors import DomainError
 from tests.agent.conftest import Node, eventually
 from tests.agent.test_exec import run
@@ -80,6 +81,20 @@ async def test_a_killed_shim_still_takes_a_rank_of_another_user_with_it(node: No
     node.kill_ranks("shim")
     await eventually(lambda: node.plane.state(gang) == "exited")
     assert not node.processes()
+
+
+@pytest.mark.parametrize("chosen", ["", "nobody"])
+async def test_whoever_submits_on_the_same_host_can_read_as_whom_jobs_run(node: Node, chosen: str) -> None:
+    await node.start(GPU_AGENT_RUN_AS=chosen, GPU_AGENT_OWNER_TENANTS="t")
+    gang = await node.run("id", "-u")
+    await eventually(lambda: node.plane.state(gang) == "exited")
+
+    written = json.loads((node.state_dir / RUNS_AS).read_bytes())
+
+    runner = written["runners"]["t"]
+    assert runner["name"] == (chosen or "tenant-t")
+    assert (node.rank_dir(gang) / "stdout").read_text() == f"{runner['user_id']}\n"
+    assert bool(written["shown"]) != bool(written["passed"])
 
 
 async def test_secrets_are_the_users_alone(node: Node) -> None:
