@@ -41,6 +41,7 @@ def test_the_readme_says_what_the_table_says() -> None:
                 "... without power limits": "joint without power limits",
             },
         ),
+        ("joint-default", {"**`joint`, the default** (two grids)": "joint, the default"}),
         ("joint-levers", {"... where no user lets the batch follow (two grids)": "joint without batches"}),
     ],
 )
