@@ -1,9 +1,9 @@
-"""Make `.venv` from `requirements.lock`, then become `wattshift demo` or pytest: what `./run` and `./test` start.
+"""Make `.venv`, then become `wattshift demo` or pytest: what `./run` and `./test` start.
 
 It runs by its file path under the system's Python, before anything is installed, so it imports the standard library
-only. A stamp in `.venv` says what the environment was made from. A second run takes milliseconds; the environment is
-made again if the lock, Python or the checkout's path has changed, or if there is no stamp because an earlier run was
-interrupted.
+only. `./run` installs what runs (`deploy/standalone.lock`), `./test` adds the rest of `requirements.lock`. A stamp in
+`.venv` says what the environment was made from. A second run takes milliseconds; the environment is made again if its
+lock, Python or the checkout's path has changed, or if there is no stamp because an earlier run was interrupted.
 """
 
 import argparse
@@ -14,14 +14,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-LOCK = ROOT / "requirements.lock"
+LOCK = ROOT / "deploy" / "standalone.lock"
+TESTS_LOCK = ROOT / "requirements.lock"
+INSTALLER_LOCK = ROOT / "deploy" / "installer.lock"
 PROJECTS = (ROOT / "clients" / "python", ROOT)
 """What is installed from the checkout, in this order: the client of users first. In an environment of a release in
 which the whole project had the client's name, pip removes that and its command before it makes the new one."""
@@ -89,7 +92,7 @@ def _test(arguments: list[str]) -> None:
         help="search schedules of the asyncio parts instead: --seed N, --minutes M (1), --token TOKEN",
     )
     options, rest = parser.parse_known_args(arguments)
-    set_up()
+    set_up(for_tests=True)
     os.chdir(ROOT)
     # Tests start some hundred processes, each of which would compile the project anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -108,63 +111,139 @@ def _test(arguments: list[str]) -> None:
     _become([PYTHON, "-m", "tests.gates", *coverage, *selected, *ALL_TESTS])
 
 
-def set_up() -> None:
-    """Make `.venv` as the lock says, unless that is done already; safe to call from several processes at once.
+def set_up(*, for_tests: bool = False) -> None:
+    """Make `.venv` as the locks say, unless that is done already; safe to call from several processes at once.
 
     Raises:
         SetupError: no ensurepip, the checkout is not writable, or the packages cannot be installed.
     """
-    if STAMP.is_file() and _stamp() == STAMP.read_text():
+    if _wanted(for_tests) <= _made_from():
         return
     if not os.access(VENV if VENV.exists() else ROOT, os.W_OK):
         raise SetupError(f"cannot write {VENV}; run this as its owner, or get write permission")
     with _one_at_a_time():
-        made_from = STAMP.read_text().splitlines() if STAMP.is_file() else []
-        wanted = _stamp().splitlines()
-        if made_from == wanted:  # another process made it while this one waited
+        made_from, wanted = _made_from(), _wanted(for_tests)
+        if wanted <= made_from:  # another process made it while this one waited
             return
-        if made_from[:1] != wanted[:1]:
+        is_new = not any(line.startswith("packages ") for line in made_from & wanted)
+        if is_new:
+            made_from = set()
             _make_venv()
-        STAMP.unlink(missing_ok=True)
-        # setuptools comes from the lock; "compat" puts the whole checkout on the path, folders added later included.
-        alone = ["--no-deps", "--no-index", "--no-build-isolation"]
-        for project in PROJECTS:
-            _pip("install", *alone, "--config-settings=editable_mode=compat", "--editable", str(project))
-        STAMP.write_text(_stamp())
+        missing = wanted - made_from
+        with _installer() as install:
+            STAMP.unlink(missing_ok=True)
+            for line, lock in (("packages", LOCK), ("tests", TESTS_LOCK)):
+                if any(each.startswith(f"{line} ") for each in missing):
+                    print(f"wattshift: installing {lock.relative_to(ROOT)}", file=sys.stderr, flush=True)
+                    # The locks are complete. Without --no-deps, older pips look for the newest release of a package
+                    # that another one asks for with an extra, past the lock's version of it.
+                    install("--no-deps", "--require-hashes", "--only-binary=:all:", "--requirement", str(lock))
+            if any(each.startswith("project ") for each in missing):
+                # "compat" puts the whole checkout on the path, folders added later included.
+                mode = "--config-settings=editable_mode=compat"
+                for project in PROJECTS:
+                    install("--no-deps", "--no-index", "--no-build-isolation", mode, "--editable", str(project))
+        if is_new:
+            _compile()
+        kept = {line for line in made_from if line.startswith("tests ") and not for_tests}
+        STAMP.write_text("".join(f"{line}\n" for line in sorted(kept | _wanted(for_tests))))
 
 
-def _stamp() -> str:
-    """What `.venv` ought to be made from: one line for its packages, one for the projects installed in it."""
+def _made_from() -> set[str]:
+    return set(STAMP.read_text().splitlines()) if STAMP.is_file() else set()
+
+
+def _wanted(for_tests: bool) -> set[str]:
+    """What `.venv` ought to be made from: its packages, those of the tests, and the projects installed in it."""
     usable = os.access(PYTHON, os.X_OK)  # false too where the Python that made it was removed
     version = subprocess.check_output([PYTHON, "-c", "import sys; print(sys.version)"]) if usable else b""
-    packages = hashlib.sha256(b"\0".join([LOCK.read_bytes(), str(VENV).encode(), version]))
-    project = hashlib.sha256(b"\0".join((project / "pyproject.toml").read_bytes() for project in PROJECTS))
-    return f"packages {packages.hexdigest()}\nproject {project.hexdigest()}\n"
+    made_of = {"packages": [LOCK.read_bytes(), str(VENV).encode(), version]}
+    made_of["project"] = [(project / "pyproject.toml").read_bytes() for project in PROJECTS]
+    if for_tests:
+        made_of["tests"] = [TESTS_LOCK.read_bytes(), *made_of["packages"]]
+    return {f"{name} {hashlib.sha256(bytes(0).join(parts)).hexdigest()}" for name, parts in made_of.items()}
 
 
 def _make_venv() -> None:
-    _need_ensurepip()
-    print(f"wattshift: setting up {VENV} (once, about a minute)", file=sys.stderr, flush=True)
+    print(f"wattshift: setting up {VENV} (once, about half a minute)", file=sys.stderr, flush=True)
     shutil.rmtree(VENV, ignore_errors=True)
-    if subprocess.run([sys.executable, "-m", "venv", str(VENV)], close_fds=False).returncode != 0:
+    # pip is in the lock, and its own module that makes environments takes seconds to install an older one
+    made = subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(VENV)], close_fds=False)
+    if made.returncode != 0:
         raise SetupError(f"{sys.executable} -m venv {VENV} failed")
-    # uv is faster, but reads no pip configuration: where a mirror is set for pip alone it fails, and pip does the work.
-    uv = shutil.which("uv")
-    # The lock is complete. Without --no-deps, older pips look for the newest release of a package that another one asks
-    # for with an extra, past the lock's version of it, and fail as soon as there is a newer one.
-    locked = ["install", "--no-deps", "--require-hashes", "--only-binary=:all:", "--requirement", str(LOCK)]
-    if uv:
-        command = [uv, "--quiet", "pip", *locked, "--python", str(PYTHON)]
-        if subprocess.run(command, stderr=subprocess.DEVNULL, close_fds=False).returncode == 0:
-            return
-    _pip(*locked)
 
 
-def _pip(*arguments: str) -> None:
+@contextlib.contextmanager
+def _installer() -> Iterator[Callable[..., None]]:
+    """Yield what installs packages in `.venv`: uv, which takes a tenth of pip's CPU time, else pip.
+
+    uv is what is on PATH, or is fetched for this run. It knows nothing of pip's configuration: it is told of an index,
+    and where it fails all the same, pip does the work.
+    """
+    with tempfile.TemporaryDirectory(prefix="installer-", dir=VENV) as folder:  # uv links from there: no copies
+        uv = shutil.which("uv") or _fetch_uv(folder)
+        environment = {**os.environ, "UV_CACHE_DIR": f"{folder}/cache", "UV_LINK_MODE": "hardlink", **_pip_index()}
+
+        def install(*what: str) -> None:
+            if uv:
+                command = [uv, "--quiet", "--no-progress", "pip", "install", "--python", str(PYTHON), *what]
+                if subprocess.run(command, env=environment, capture_output=True, close_fds=False).returncode == 0:
+                    return
+            if not _has_pip(PYTHON):
+                _need_ensurepip()
+                subprocess.run([PYTHON, "-m", "ensurepip", "--upgrade"], stdout=subprocess.DEVNULL, close_fds=False)
+            _pip(PYTHON, "install", *what)
+
+        yield install
+
+
+def _fetch_uv(folder: str) -> str | None:
+    """Return a uv that this Python's pip has fetched; None where it has no pip, or none can be had."""
+    if not _has_pip(sys.executable):
+        return None
+    words = ["install", "--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile", "--target", folder]
+    try:
+        _pip(sys.executable, *words, "--requirement", str(INSTALLER_LOCK))
+    except SetupError:
+        return None
+    found = Path(folder) / "bin" / "uv"
+    return str(found) if found.exists() else None
+
+
+def _has_pip(python: str | Path) -> bool:
+    return subprocess.run([python, "-c", "import pip"], capture_output=True, close_fds=False).returncode == 0
+
+
+def _pip_index() -> dict[str, str]:
+    """Return the index that pip is configured for, in uv's words; nothing where uv is told of one already."""
+    if "UV_DEFAULT_INDEX" in os.environ or not _has_pip(sys.executable):
+        return {}
+    asked = [sys.executable, "-m", "pip", "config", "list"]
+    shown = subprocess.run(asked, capture_output=True, text=True, close_fds=False).stdout
+    settings = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    for name in (":env:.index-url", "install.index-url", "global.index-url"):
+        if name in settings:
+            return {"UV_DEFAULT_INDEX": settings[name].strip("'")}
+    return {}
+
+
+def _compile() -> None:
+    """Compile what `up` imports, once: else its processes would all do so at their first start."""
+    code = (
+        "import importlib, services.cli.main, services.standalone.stack\n"
+        "from services.standalone.processes import AGENT, SERVICES\n"
+        "workers = ['optimizer_service.tasks', 'services.simulator.tasks']\n"
+        "for name in [each.module for each in (*SERVICES, AGENT)] + workers: importlib.import_module(name)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([PYTHON, "-c", code], env=environment, cwd=ROOT, capture_output=True, close_fds=False)
+
+
+def _pip(python: str | Path, *arguments: str) -> None:
     environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore", "PIP_USER": "0"}
-    command = [PYTHON, "-m", "pip", "-qq", *arguments]
+    command = [python, "-m", "pip", "-qq", *arguments]
     if subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, close_fds=False).returncode != 0:
-        raise SetupError("pip could not install what requirements.lock names; the lines above say why")
+        raise SetupError("pip could not install what the lock names; the lines above say why")
 
 
 def _need_ensurepip() -> None:
@@ -187,7 +266,7 @@ def _need_ensurepip() -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    # The lock file itself is held: no further file. Network file systems want it open for writing: do that if we may.
+    # The lock's own file is held: no further file. Network file systems want it open for writing: do that if we may.
     with LOCK.open("r+" if os.access(LOCK, os.W_OK) else "r") as held:
         os.set_inheritable(held.fileno(), True)  # a pip that outlives us, killed, still keeps the next one waiting
         fcntl.flock(held, fcntl.LOCK_EX)

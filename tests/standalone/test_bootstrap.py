@@ -1,5 +1,6 @@
 """The lock holds hashes and no addresses; `./run --setup` makes an environment anywhere, for anyone, more than once."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +20,18 @@ from tests.support.servers import ROOT, scratch_folder
 
 ALL = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
 LOCK = (ROOT / "requirements.lock").read_text()
+LOCKS = ("requirements.lock", "deploy/standalone.lock", "deploy/installer.lock")
 BESIDE = ("lstm",)
 """Extras that are not in the lock: large, and needed by one optional part."""
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_the_lock_pins_by_hash_and_names_no_place() -> None:
-    assert not re.search(r"://|^\s*-(?!-hash=)|@", LOCK, re.MULTILINE)
-    blocks = re.split(r"\n(?=\S)", LOCK.strip())
-    assert len(blocks) > 60
+@pytest.mark.parametrize(("name", "least"), [*zip(LOCKS, (120, 60, 1), strict=True)])
+def test_a_lock_pins_by_hash_and_names_no_place(name: str, least: int) -> None:
+    lock = (ROOT / name).read_text()
+    assert not re.search(r"://|^\s*-(?!-hash=)|@", lock, re.MULTILINE)
+    blocks = re.split(r"\n(?=\S)", lock.strip())
+    assert len(blocks) >= least
     for block in blocks:
         assert re.fullmatch(r"[\w.\-\[\],]+==[\w.]+( ; [^\\]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+", block), block[
             :80
@@ -57,7 +62,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         words.extend(map(str, command))
         raise SystemExit
 
-    monkeypatch.setattr(bootstrap, "set_up", lambda: None)
+    monkeypatch.setattr(bootstrap, "set_up", lambda **_: None)
     monkeypatch.setattr(bootstrap, "_become", become)
     monkeypatch.setattr(os, "chdir", lambda path: None)
     return words
@@ -73,6 +78,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["--slow", "-x", "tests/kit"], ["-m", "pytest", "-x", "tests/kit"]),
         (["--chaos", "--seed", "7"], ["-m", "tests.chaos", "--seed", "7"]),
         (["--bench", "solver"], ["-m", "tests.benchmarks", "solver"]),
+        (["--simulate", "--seed", "2"], ["-m", "tests.simulation", "--seed", "2"]),
         (["--mutants", "--seed", "2"], ["-m", "tests.mutation", "--seed", "2"]),
     ],
 )
@@ -114,13 +120,76 @@ def test_the_lock_is_complete() -> None:
     assert check.returncode == 0, check.stdout + check.stderr
 
 
+def test_only_what_has_changed_is_installed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is installed, as the locks and the project change: nothing twice, and the tests' packages only for tests."""
+    done: list[str] = []
+
+    @contextlib.contextmanager
+    def installer() -> Iterator[Callable[..., None]]:
+        yield lambda *words: done.append(Path(words[-1]).name)
+
+    for name in ("LOCK", "TESTS_LOCK"):
+        monkeypatch.setattr(bootstrap, name, tmp_path / f"{name.lower()}.lock")
+        (tmp_path / f"{name.lower()}.lock").write_text(name)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text("first")
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
+    monkeypatch.setattr(bootstrap, "PROJECTS", (project,))
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / "python")
+    monkeypatch.setattr(bootstrap, "_make_venv", lambda: done.append("venv"))
+    monkeypatch.setattr(bootstrap, "_compile", lambda: done.append("compiled"))
+    monkeypatch.setattr(bootstrap, "_installer", installer)
+
+    def after(*, for_tests: bool = False) -> list[str]:
+        done.clear()
+        bootstrap.set_up(for_tests=for_tests)
+        return list(done)
+
+    assert after() == ["venv", "lock.lock", "project", "compiled"]
+    assert after() == []
+    assert after(for_tests=True) == ["tests_lock.lock"]
+    assert after() == after(for_tests=True) == []
+    (project / "pyproject.toml").write_text("second")
+    assert after() == ["project"]
+    assert after(for_tests=True) == []
+    (tmp_path / "tests_lock.lock").write_text("newer")
+    assert after() == []
+    assert after(for_tests=True) == ["tests_lock.lock"]
+    (tmp_path / "lock.lock").write_text("newer")
+    assert after() == ["venv", "lock.lock", "project", "compiled"]
+    assert after(for_tests=True) == ["tests_lock.lock"]
+
+
+@pytest.mark.parametrize(
+    ("configured", "told"),
+    [
+        ("global.index-url='http://mirror/simple'\n", {"UV_DEFAULT_INDEX": "http://mirror/simple"}),
+        (
+            "global.index-url='http://mirror/simple'\n:env:.index-url='http://nearer/simple'\n",
+            {"UV_DEFAULT_INDEX": "http://nearer/simple"},
+        ),
+        ("global.timeout='60'\n", {}),
+    ],
+)
+def test_uv_is_told_of_the_index_that_pip_is_configured_for(
+    monkeypatch: pytest.MonkeyPatch, configured: str, told: dict[str, str]
+) -> None:
+    monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
+    answer = subprocess.CompletedProcess([], 0, configured, "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+    assert bootstrap._pip_index() == told
+
+
 @pytest.mark.slow
 def test_set_up_from_nothing(tmp_path: Path) -> None:
     """As this user, and as an ordinary one where root runs it: in a path with spaces, through a link, killed, twice."""
     with scratch_folder() as folder:
         checkout = folder / "a check out"
         checkout.mkdir()
-        files = ("run", "test", "pyproject.toml", "requirements.lock", "services/kit/release.py")
+        files = ("run", "test", "pyproject.toml", "services/kit/release.py", *LOCKS)
         for name in (*files, "services/standalone", "clients/python"):
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -132,7 +201,7 @@ def test_set_up_from_nothing(tmp_path: Path) -> None:
             options["env"] = {"PATH": os.defpath, "HOME": str(checkout)}
             subprocess.run(["chown", "-R", "65534:65534", checkout], check=True)
         killed = subprocess.Popen([folder / "link", "--setup"], **options)
-        while not (checkout / ".venv" / "bin" / "pip").exists():
+        while not (checkout / ".venv" / "bin" / "python").exists():
             assert killed.poll() is None
             time.sleep(0.05)
         killed.kill()

@@ -224,16 +224,20 @@ def blocks(lock: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [("agent", ["agent", "traces"]), ("control", ["control", "solvers", "parquet", "ipmi", "traces", "kueue"])],
+    [
+        ("agent", ["agent", "traces"]),
+        ("control", ["control", "solvers", "parquet", "ipmi", "traces", "kueue"]),
+        ("standalone", ["standalone"]),
+    ],
 )
-def test_an_image_installs_its_extras_as_they_were_tested(name: str, extras: list[str]) -> None:
+def test_an_image_and_set_up_install_its_extras_as_they_were_tested(name: str, extras: list[str]) -> None:
     tested, deployed = blocks(ROOT / "requirements.lock"), blocks(ROOT / "deploy" / f"{name}.lock")
     assert deployed.keys() <= tested.keys()
     assert {package: deployed[package] for package in deployed} == {package: tested[package] for package in deployed}
     pinned = {canonicalize_name(package.partition("==")[0].partition("[")[0]) for package in deployed}
     assert needs(*extras) <= pinned
     assert not {"pytest", "ruff", "pyright", "hypothesis", "playwright"} & pinned
-    assert ("numpy" in pinned) == (name == "control")
+    assert ("numpy" in pinned) == (name != "agent")
 
 
 UNITS = ROOT / "deploy" / "systemd"
