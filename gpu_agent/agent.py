@@ -31,6 +31,7 @@ from gpu_agent.intervals import Intervals
 from gpu_agent.latency_clocks import LatencyClocks, LatencyInbox, Measured
 from gpu_agent.launch import Launcher
 from gpu_agent.learned_clocks import LearnedClocks
+from gpu_agent.listeners import Ports
 from gpu_agent.meter import Meter
 from gpu_agent.partitions import Partitions
 from gpu_agent.ranks import RankFolder
@@ -38,7 +39,7 @@ from gpu_agent.reporting import BATCH, HOUSEKEEPING_S, Loops, ReportingAgent, wa
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import SourceLimits, Sources, remove_sources
 from services.contracts.commands import StartGang
-from services.contracts.nodes import DeviceReading, Heartbeat, NodeRegistration
+from services.contracts.nodes import DeviceReading, Heartbeat, Listener, NodeRegistration
 from services.contracts.routing import LatencyReport
 from services.core.domain.controls import ControlKind
 from services.kit.control_plane import ControlPlane
@@ -50,6 +51,7 @@ from services.kit.settings import exit_with
 
 log = Log(__name__)
 
+LISTENERS_S = 1.0
 _LOOK_FIRST_S = 2.0
 _LEAST_STREAM = 1 << 20
 """Bytes of a stream that are kept while the disk lacks of its reserve."""
@@ -86,6 +88,7 @@ class Agent(ReportingAgent):
         )
         self.intervals = Intervals()
         self._launcher = launcher
+        self._ports = Ports(engine)
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.checkpoints = Checkpoints(
             settings.state_folder / "checkpoints",
@@ -178,6 +181,7 @@ class Agent(ReportingAgent):
         await self.meter.begin(self.gangs.owners(), self._ended_at, self.gangs.guests())
         loops: Loops = {
             "ranks": self._watch_ranks,
+            "listeners": self._watch_listeners,
             "heartbeats": self._send_heartbeats,
             "commands": partial(self._once_enrolled, self.inbox.run),
             "latency": partial(self._once_enrolled, self._latency.run),
@@ -311,6 +315,19 @@ class Agent(ReportingAgent):
         self.partitions.want(reply.partitions)
         self.health.returned(reply.returned_faults)
         self._tick_due.set()
+
+    async def _watch_listeners(self) -> None:
+        """Look who listens on the ports of servers; what is news is reported at once."""
+        while True:
+            gangs = {gang.allocation_id: gang for gang in self.gangs}
+            found = await asyncio.to_thread(self._ports.who_listens, list(gangs.values()))
+            for name, who in found.items():
+                if gangs[name].listener is not who:
+                    say = log.error if who is Listener.FOREIGN else log.info
+                    say("server.listener", allocation_id=name, listener=who.value)
+                    gangs[name].listener = who
+                    self._heartbeat_due.set()
+            await asyncio.sleep(LISTENERS_S)
 
     async def _watch_ranks(self) -> None:
         while True:

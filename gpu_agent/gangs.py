@@ -29,7 +29,7 @@ from gpu_agent.progress import ProgressReader, Report, parse_report
 from gpu_agent.ranks import COMMAND, RankFolder
 from gpu_agent.secrets import CannotStartError, InputError
 from services.contracts.commands import SetDevices, StartGang, StopGang, command_document, read_accepted_start
-from services.contracts.nodes import DeviceControls, EndedBy, RankState, RankStatus
+from services.contracts.nodes import DeviceControls, EndedBy, Listener, RankState, RankStatus
 from services.core.domain.mig import parent_of
 from services.core.profiles.sharing import pace_beside
 from services.kit import traces
@@ -63,6 +63,7 @@ class Gang:
         settings: Controls for its devices; None if there are none.
         traceparent: The span of which its start is a child, where traces are on.
         holds_checkpoint: Whether this node alone has a checkpoint of its job, once it has ended.
+        listener: Who listens on its port, if it is a server; nobody until that was looked at.
     """
 
     allocation_id: str
@@ -87,6 +88,7 @@ class Gang:
     settings: DeviceControls | None = None
     traceparent: str | None = None
     holds_checkpoint: bool | None = None
+    listener: Listener = Listener.NONE
 
     @property
     def is_over(self) -> bool:
@@ -109,6 +111,7 @@ class Gang:
             progress_total=report.total if report else None,
             noise_scale=report.noise_scale if report else None,
             holds_checkpoint=self.holds_checkpoint,
+            listener=self.listener if self.start and self.start.spec.service and not self.start.node_rank else None,
         )
 
 

@@ -34,10 +34,12 @@ class Inputs:
     Attributes:
         secrets: Values by the names of the secrets.
         source: The folder with the job's files; None if it has no source.
+        instance_key: What an instance of a pool is to ask of those who send it requests.
     """
 
     secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)
     source: Path | None = None
+    instance_key: str | None = field(default=None, repr=False)
 
 
 NO_INPUTS = Inputs()
@@ -83,24 +85,26 @@ class Fetcher:
         source = start.spec.source
         git_secret = source.git.secret if source is not None and source.git is not None else None
         values: dict[str, str] = {}
-        if start.spec.secrets or git_secret is not None:
+        key: str | None = None
+        if start.spec.secrets or git_secret is not None or start.spec.service is not None:
             opened = await self._asked("secrets", lambda: self._plane.open_secrets(start.allocation_id))
             if opened.missing:
                 raise InputError(" ".join(opened.missing))
-            values = {each.name: each.value for each in opened.secrets}
+            values, key = {each.name: each.value for each in opened.secrets}, opened.instance_key
 
         async def read_chunk(number: int) -> OpenedChunk:
             return await self._asked("upload", lambda: self._plane.read_chunk(start.allocation_id, number))
 
         credential = None if git_secret is None else values[git_secret]
         if source is None:
-            return Inputs(values)
+            return Inputs(values, instance_key=key)
         try:
             account = self._account_of(start)
         except DomainError as error:
             raise InputError(str(error)) from None
         confinement = partial(self._confinement_of, start, rank)
-        return Inputs(values, await self._sources.make(start, rank, read_chunk, credential, account, confinement))
+        made = await self._sources.make(start, rank, read_chunk, credential, account, confinement)
+        return Inputs(values, made, key)
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the answer of the control plane, however long it is away."""

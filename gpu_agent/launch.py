@@ -140,6 +140,8 @@ class Launcher:
         if inputs.source is not None:
             folder_in_it = inputs.source / (start.spec.working_dir or "")
             start = start.model_copy(update={"spec": start.spec.model_copy(update={"working_dir": str(folder_in_it)})})
+        spec, values = secrets.with_instance_key(start.spec, inputs.secrets, inputs.instance_key)
+        start = start.model_copy(update={"spec": spec})
         account = self._account_to_start_as(start)
         if account is not None and start.spec.image is None:
             self._check_reach(account, start.spec.working_dir, folder.path.parent)
@@ -156,7 +158,7 @@ class Launcher:
         local_ranks = range(len(start.devices)) if is_per_gpu(start) else ()
         inside = start.spec.image is not None and self._engine is not None
         taken = [*variables, *rank_variables(start, 0)]
-        entries = secrets.shim_entries(start.spec, inputs.secrets, taken, in_container=inside)
+        entries = secrets.shim_entries(start.spec, values, taken, in_container=inside)
         secrets_dir = str(secrets.secrets_folder(folder.path))
         command = self._command(start, folder, range(len(start.devices)) if inside else start.devices)
         if start.spec.image is None or self._engine is None:

@@ -17,11 +17,13 @@ from pathlib import Path
 from gpu_agent import shim
 from gpu_agent.containers import env_file_text
 from services.contracts.jobs import JobSpec
-from services.contracts.secrets import SECRETS_DIR
+from services.contracts.secrets import SECRETS_DIR, SecretUse
 from services.kit.logging import Log
 
 log = Log(__name__)
 
+KEY_VARIABLES = ("VLLM_API_KEY", "WATTSHIFT_API_KEY")
+"""The variables that have an instance's key: vLLM's own, and one for a command that passes it on as an argument."""
 MEMORY = Path("/dev/shm")
 CONTAINER_VARIABLES = ".env"
 """The file for a container engine; the name of a job's own file never begins with a dot."""
@@ -72,6 +74,17 @@ def variables_for(spec: JobSpec, rank: Path) -> dict[str, str]:
 def has_files(spec: JobSpec) -> bool:
     """Whether a job gets secrets as files."""
     return any(use.file for use in spec.secrets or ())
+
+
+def with_instance_key(spec: JobSpec, values: Mapping[str, str], key: str | None) -> tuple[JobSpec, dict[str, str]]:
+    """Return a spec and its secrets with the key of an instance among them, as the variables that servers look for.
+
+    No secret of a user has its name, and it comes last: it is what the routers send.
+    """
+    if key is None:
+        return spec, dict(values)
+    uses = [SecretUse.model_construct(name="", env=name, file=None) for name in KEY_VARIABLES]
+    return spec.model_copy(update={"secrets": [*(spec.secrets or ()), *uses]}), {**values, "": key}
 
 
 def shim_entries(

@@ -8,6 +8,8 @@ POST /v1/embeddings         made-up vectors
 POST /stand-in              change how it misbehaves (below), as JSON with the options' names; GET shows it
 SIGTERM                     it exits at once, whatever it holds
 
+With WATTSHIFT_API_KEY in its environment, as an instance of a pool has it, it asks for that key at all of /v1.
+
 Requests are batched continuously: each is prefilled, then all get a token per step, and what does not fit into
 the batch waits, the lowest `priority` first. How long a prefill and a step take is said by `--hardware` (Llama-2-70B on
 A100s or H100s), or by `--ttft-ms` and `--tbt-ms`, and by the clock in `--clock-file`, which a job on simulated GPUs has
@@ -24,6 +26,7 @@ import argparse
 import asyncio
 import contextlib
 import heapq
+import hmac
 import itertools
 import json
 import os
@@ -236,14 +239,16 @@ class RefusedError(Exception):
 class Api:
     """OpenAI's API in front of the engine."""
 
-    def __init__(self, engine: Engine, models: list[str], context: int, most_tokens: int, service_s: float) -> None:
-        self.engine, self.models, self.context = engine, models, context
+    def __init__(
+        self, engine: Engine, models: list[str], context: int, most_tokens: int, service_s: float, key: str = ""
+    ) -> None:
+        self.engine, self.models, self.context, self.key = engine, models, context, key
         self.most_tokens, self.service_s = most_tokens, service_s
         self._numbers = itertools.count()
 
     def app(self) -> web.Application:
         """Return the application."""
-        app = web.Application(middlewares=[self._errors], client_max_size=BODY_BYTES)
+        app = web.Application(middlewares=[self._errors, self._keyed], client_max_size=BODY_BYTES)
         app.add_routes(
             [
                 web.get("/health", self.health),
@@ -394,6 +399,18 @@ class Api:
         return response
 
     @web.middleware
+    async def _keyed(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Refuse who does not know the key, as vLLM does below /v1."""
+        sent = request.headers.get("authorization", "").encode()
+        if (
+            self.key
+            and request.path.startswith("/v1/")
+            and not hmac.compare_digest(sent, f"Bearer {self.key}".encode())
+        ):
+            raise RefusedError("the API key is missing or another one", 401, "invalid_api_key")
+        return await handler(request)
+
+    @web.middleware
     async def _errors(self, request: web.Request, handler: Any) -> web.StreamResponse:
         try:
             return await handler(request)
@@ -530,7 +547,9 @@ async def main() -> None:
     names = asdict(engine.misbehaviour)
     engine.misbehaviour = Misbehaviour(**(names | {n: v for n in names if (v := getattr(options, n)) is not None}))
     models = options.model or ["stand-in"]
-    await serve(Api(engine, models, options.context, options.tokens, options.service_s), options.host, int(port))
+    key = os.environ.get("WATTSHIFT_API_KEY", "")
+    api = Api(engine, models, options.context, options.tokens, options.service_s, key)
+    await serve(api, options.host, int(port))
 
 
 if __name__ == "__main__":

@@ -377,6 +377,19 @@ class EndedBy(StrEnum):
     """It ran for as long as its job may run at a time."""
 
 
+class Listener(StrEnum):
+    """Who listens on the port of a service instance."""
+
+    OWN = "own"
+    """A process of its own."""
+    NONE = "none"
+    """Nobody."""
+    FOREIGN = "foreign"
+    """Another process, which would be taken for it."""
+    UNCHECKED = "unchecked"
+    """Somebody; the agent may not look at the instance's processes."""
+
+
 class ClockMinute(NodeMessage):
     """The clocks that the latency of a server's requests asked for in one minute of UTC, decided about every second."""
 
@@ -428,6 +441,11 @@ class RankStatus(NodeMessage):
         exclude_if=_is_none,
         description="Whether the job's folder of checkpoints on this node, which no other node has, has anything in "
         "it, once the rank has exited; null where others have it, too, and while that is not known.",
+    )
+    listener: Listener | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Who listens on its port; null for jobs that are no service instances, and from older agents.",
     )
     settings: ControlsStatus | None = Field(default=None, description="Null if none were ever requested.")
     clocks: list[ClockMinute] = Field(

@@ -127,7 +127,8 @@ class RoutedServer(Message):
     upstream_key: str | None = None
     upstream_secret: str | None = None
     upstream_secret_set_at: Instant | None = Field(
-        default=None, description="When its secret was last set; null if there is none of that name."
+        default=None,
+        description="When its secret was last set, or the key of an instance made; null if there is none.",
     )
     job_id: str | None = None
     node_id: str | None = None
@@ -199,7 +200,7 @@ class RoutingTable(Message):
 
 
 class UpstreamKey(Message):
-    """The API key of a registered endpoint, for the routers that send requests to it."""
+    """The API key of a registered endpoint or of an instance, for the routers that send requests to it."""
 
     server: str = Field(description="Its id in the routing table.")
     set_at: Instant
@@ -207,7 +208,10 @@ class UpstreamKey(Message):
 
 
 class UpstreamKeys(Message):
-    """The keys of all endpoints whose keys are secrets. ``missing`` says, by server, why one cannot be had."""
+    """The keys of instances, and of all endpoints whose keys are secrets.
+
+    ``missing`` says, by endpoint, why one cannot be had.
+    """
 
     keys: list[UpstreamKey]
     missing: dict[str, str] = Field(default_factory=dict[str, str])

@@ -101,7 +101,11 @@ class OpenedSecret(NodeMessage):
 
 
 class OpenedSecrets(NodeMessage):
-    """The secrets of a gang. ``missing`` says, for each that cannot be had, why in a sentence."""
+    """The secrets of a gang. ``missing`` says, for each that cannot be had, why in a sentence.
+
+    ``instance_key`` is what an instance of a pool is to ask of those who send it requests.
+    """
 
     secrets: list[OpenedSecret]
     missing: list[str] = Field(default_factory=list[str])
+    instance_key: str | None = Field(default=None, repr=False, exclude_if=lambda key: key is None)

@@ -18,7 +18,7 @@ from services.contracts.background import WorkFailure, WorkState
 from services.contracts.clocks import ClockPolicy, PoolClocks
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import Argument, LabelKey, LabelValue
-from services.contracts.nodes import ClockMinute
+from services.contracts.nodes import ClockMinute, Listener
 from services.contracts.pools import (
     MAX_CLASSES,
     MAX_COLUMNS,
@@ -422,6 +422,16 @@ class PoolInstance(Message):
     plan_id: str | None = Field(default=None, description="The plan that asked for it.")
     reason: str | None = Field(default=None, description="Stable code of why it waits, drains or ended.")
     detail: str | None = None
+    listener: Listener | None = Field(
+        default=None,
+        description="Who listens on its port, as its node sees it: `own`, `none`, `foreign`, or `unchecked` where the "
+        "agent may not look; null where the node does not say.",
+    )
+    checks_key: bool | None = Field(
+        default=None,
+        description="Whether its server refuses requests without the key that it was given; null while that is not "
+        "known, and for instances without a key.",
+    )
     clock: InstanceClock | None = Field(default=None, description="Null unless it runs on a node that is up.")
     created_at: Instant
     ready_at: Instant | None = None

@@ -155,7 +155,7 @@ class Dispatcher:
             return share_s
 
         try:
-            if self._keys.is_due(server):
+            if self._keys.is_wanted(server):
                 await self._keys.renew((server,))
             connection = await server.origin.connection(self._limits)
             ticket.connection = connection
@@ -166,7 +166,8 @@ class Dispatcher:
             if connection.status in BUSY:
                 reason = "rate_limited" if connection.status == 429 else "busy"
                 raise UpstreamError(reason, f"The server answered {connection.status}.", may_repeat=True)
-            if connection.status == 401 and server.spec.pool is None:
+            spec = server.spec
+            if connection.status == 401 and (spec.pool is None or spec.upstream_secret_set_at is not None):
                 raise UpstreamError("key_refused", "The server refused the key that it is sent.", may_repeat=True)
             lane.answered(ticket)
             if is_stream(connection.headers):

@@ -1,4 +1,4 @@
-"""API keys that model servers of others ask for: secrets of their tenants, or files of one folder.
+"""API keys that model servers ask for: those of instances, secrets of tenants, or files of one folder.
 
 Secrets are fetched from serving and kept in memory only: not in the table that the router keeps on disk, nor in a log.
 The table says when each was last set, so that one that was set again is fetched with the next reading of the table.
@@ -36,6 +36,7 @@ class UpstreamKeys:
         self._missing: dict[str, str] = {}
         self._fetching = asyncio.Lock()
         self._not_before_s = 0.0
+        self._is_away = False
 
     def of(self, server: Server) -> bytes | None:
         """Return a server's key; None for one that asks for none.
@@ -44,6 +45,9 @@ class UpstreamKeys:
             UpstreamError: It is not known, or cannot be sent.
         """
         spec = server.spec
+        if spec.pool is not None:
+            known = self._secrets.get(server.id)
+            return None if known is None else known[1]
         if spec.upstream_secret is not None:
             if spec.upstream_secret_set_at is None:
                 raise _no_key(f"Tenant {spec.tenant_id} has no secret {spec.upstream_secret}.")
@@ -52,6 +56,13 @@ class UpstreamKeys:
                 raise _no_key(self._missing.get(server.id, f"The secret {spec.upstream_secret} is not known yet."))
             return known[1]
         return None if spec.upstream_key is None else self._file(spec.upstream_key)
+
+    def is_wanted(self, server: Server) -> bool:
+        """Whether a request must wait until a server's key is fetched.
+
+        One for an instance does not while serving is away: its server may answer without, and else refuses.
+        """
+        return self.is_due(server) and not (server.spec.pool is not None and self._is_away)
 
     def is_due(self, server: Server) -> bool:
         """Whether a server's secret is unknown, or was set again since it was fetched."""
@@ -76,7 +87,9 @@ class UpstreamKeys:
                 )
             except ProblemError as error:
                 log.warning("keys.not_read", error=error.detail)
+                self._is_away = True
             else:
+                self._is_away = False
                 self._take(found)
             if any(self.is_due(each) for each in due):
                 self._not_before_s = time.monotonic() + PAUSE_S

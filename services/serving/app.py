@@ -84,7 +84,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.pools = Pools(repository, zones, plans, settings.plan_interval_s)
             app.state.traffic = traffic
             app.state.repository = repository
-            app.state.sealer = Sealer(settings.secrets_key)
+            app.state.sealer = sealer = Sealer(settings.secrets_key)
             app.state.fleets = Fleets(repository, zones)
             app.state.apps = Apps(repository)
             app.state.observations = Observations(repository)
@@ -101,7 +101,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
                 FleetPlanner(
                     repository, intensities, Baselines(carbon), search_by(optimizer, settings.fleet_solve_s), settings
                 ),
-                Controller(repository, ServerJobs(admission), prober, settings, held=routing.held),
+                Controller(repository, ServerJobs(admission), prober, settings, held=routing.held, sealer=sealer),
             )
             running = [asyncio.create_task(loop.run()) for loop in loops]
             yield

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from services.contracts.apps import AppSpec, FleetSpec
 from services.contracts.jobs import SliceName
+from services.contracts.nodes import Listener
 from services.contracts.schema import Message, Name
 from services.contracts.serving import InstanceState, PoolPlace, PoolSpec, ServerMode, ServerProbes
 from services.core.domain.jobs import JobState
@@ -29,6 +30,10 @@ class InstanceReason(StrEnum):
     """Its job was refused."""
     JOB_MISSING = "job_missing"
     """Its job no longer exists."""
+    PORT_TAKEN = "port_taken"
+    """Another process listens on its port, and would be given its requests."""
+    KEY_REFUSED = "key_refused"
+    """Its server refuses the key that it was given."""
     NOT_READY = "not_ready"
     """It did not answer within ``ready_timeout_s``."""
     UNHEALTHY = "unhealthy"
@@ -47,6 +52,8 @@ class InstanceReason(StrEnum):
 
 SENTENCES = {
     InstanceReason.LOADING: "Its process runs and does not answer yet.",
+    InstanceReason.PORT_TAKEN: "Another process listens on its port, and would be given its requests.",
+    InstanceReason.KEY_REFUSED: "Whoever answers on its port refuses the key that the instance was given.",
     InstanceReason.ADMISSION_UNAVAILABLE: "Its job could not be submitted yet; that is tried again.",
     InstanceReason.JOB_MISSING: "Its job no longer exists.",
     InstanceReason.NOT_NEEDED: "The plan in force does not need it.",
@@ -177,6 +184,7 @@ class InstanceJob:
         queued_at: Since when it waits.
         url: Where it listens; None unless its process runs.
         running_at: Since when its process runs.
+        listener: Who listens on its port; None where its node does not say.
     """
 
     state: JobState
@@ -186,6 +194,7 @@ class InstanceJob:
     queued_at: datetime | None = None
     url: str | None = None
     running_at: datetime | None = None
+    listener: Listener | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +226,9 @@ class Instance:
     stopping_at: datetime | None = None
     ended_at: datetime | None = None
     process: dict[str, Any] = field(default_factory=dict[str, Any])
+    listener: Listener | None = None
+    sealed_key: bytes | None = field(default=None, repr=False)
+    checks_key: bool | None = None
 
     @property
     def at(self) -> tuple[str, str]:

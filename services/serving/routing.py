@@ -244,6 +244,7 @@ def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None) 
         state="ready" if row.state == InstanceState.READY else "draining",
         weight=profile.max_qps if profile and profile.max_qps else 1,
         capacity=mode.max_requests,
+        upstream_secret_set_at=row.key_set_at,
         job_id=row.job_id,
         node_id=row.node_id,
         gpus=mode.gpus,

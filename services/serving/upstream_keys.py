@@ -1,8 +1,9 @@
-"""API keys of registered endpoints that are secrets of their tenants, opened for the routers and nobody else."""
+"""Keys that servers ask for, opened for the routers and nobody else: of registered endpoints, and of instances."""
 
 from __future__ import annotations
 
 from services.contracts.routing import UpstreamKey, UpstreamKeys
+from services.db.instance_keys import open_instance_key
 from services.db.sealing import Sealer, SealError
 from services.kit.logging import Log
 from services.serving.repository import ServingRepository
@@ -14,7 +15,7 @@ log = Log(__name__)
 async def open_upstream_keys(repository: ServingRepository, sealer: Sealer) -> UpstreamKeys:
     """Return the keys that there are, and why others cannot be had."""
     async with repository.reading() as queries:
-        rows = await queries.routing.keys()
+        rows, instances = await queries.routing.keys(), await queries.routing.instance_keys()
     opened: list[UpstreamKey] = []
     missing: dict[str, str] = {}
     for row in rows:
@@ -26,4 +27,11 @@ async def open_upstream_keys(repository: ServingRepository, sealer: Sealer) -> U
             missing[server] = f"The secret {row.secret} was sealed with a key that serving does not have; set it again."
         else:
             opened.append(UpstreamKey(server=server, set_at=row.set_at, value=value))
+    for each in instances:
+        try:
+            key = open_instance_key(sealer, each.sealed, each.tenant_id, each.id)
+        except SealError:
+            log.error("instance_key.not_opened", instance=each.id)
+        else:
+            opened.append(UpstreamKey(server=each.id, set_at=each.set_at, value=key))
     return UpstreamKeys(keys=opened, missing=missing)

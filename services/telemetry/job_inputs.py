@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from services.contracts.secrets import OpenedSecret, OpenedSecrets
 from services.db.database import Database
+from services.db.instance_keys import open_instance_key
 from services.db.sealing import Sealer, SealError
 from services.kit.logging import Log
 from services.telemetry.repository.job_inputs import StartingJob, sealed_secrets
@@ -12,7 +13,7 @@ log = Log(__name__)
 
 
 async def open_secrets(database: Database, sealer: Sealer, job: StartingJob) -> OpenedSecrets:
-    """Return the secrets that a job names, with their values, and why others cannot be had."""
+    """Return the secrets that a job names, with their values, and why others cannot be had; an instance's key too."""
     uses = [str(use["name"]) for use in job.secrets]
     names = list(dict.fromkeys([*uses, job.git_secret] if job.git_secret else uses))
     found = {row.name: row for row in await sealed_secrets(database, job.tenant_id, job.project, names)}
@@ -30,4 +31,14 @@ async def open_secrets(database: Database, sealer: Sealer, job: StartingJob) -> 
             missing.append(
                 f"The secret {name} was sealed with a key that the control plane does not have; set it again."
             )
-    return OpenedSecrets(secrets=opened, missing=missing)
+    return OpenedSecrets(secrets=opened, missing=missing, instance_key=_instance_key(sealer, job))
+
+
+def _instance_key(sealer: Sealer, job: StartingJob) -> str | None:
+    if job.instance is None or job.sealed_key is None:
+        return None
+    try:
+        return open_instance_key(sealer, job.sealed_key, job.tenant_id, job.instance)
+    except SealError:
+        log.error("instance_key.not_opened", instance=job.instance)
+        return None

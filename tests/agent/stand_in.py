@@ -59,6 +59,7 @@ class StandIn:
         nodes_secret: What those follow from by which nodes know who asks them.
         secrets: Values by name, given to every gang that asks.
         missing_secrets: Sentences on those that cannot be had.
+        instance_key: The key of instances, given to every gang that asks.
         has_inputs: Whether what gangs need to start is answered, or 503.
         upload: The archive that every gang gets.
         chunks_asked: The numbers of its parts for which was asked.
@@ -79,6 +80,7 @@ class StandIn:
         self.refused_sequences: set[int] = set()
         self.secrets: dict[str, str] = {}
         self.missing_secrets: list[str] = []
+        self.instance_key: str | None = None
         self.upload = b""
         self.chunks_asked: list[int] = []
         self.has_inputs = True
@@ -225,7 +227,8 @@ class StandIn:
         if not self.has_inputs:
             return web.Response(status=503)
         opened = [OpenedSecret(name=name, value=value) for name, value in self.secrets.items()]
-        return _answer(OpenedSecrets(secrets=opened, missing=self.missing_secrets))
+        answer = OpenedSecrets(secrets=opened, missing=self.missing_secrets, instance_key=self.instance_key)
+        return _answer(answer)
 
     async def _chunk(self, request: web.Request) -> web.Response:
         if not self._knows(request):

@@ -25,7 +25,15 @@ from services.kit.ids import new_id
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, fresh_database, scratch_folder, wait_until
 
-SERVER = [sys.executable, str(ROOT / "examples" / "pools" / "stand_in_server.py"), "--load-s", "1"]
+SERVER = [
+    "env",
+    "-u",
+    "WATTSHIFT_API_KEY",
+    sys.executable,
+    str(ROOT / "examples" / "pools" / "stand_in_server.py"),
+    "--load-s",
+    "1",
+]
 PROFILE = {"mode": "one", "max_qps": 10.0, "power_w": 300.0}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from services.contracts.routing import RoutedServer, UpstreamKey
 from tests.router.conftest import Stage, error_of
-from tests.support.routers import MODEL, a_routed_server, chat
+from tests.support.routers import MODEL, OPERATOR, ModelServer, a_routed_server, chat
 
 
 async def test_an_endpoint_gets_its_own_key_and_its_own_name_of_the_model(stage: Stage, tmp_path: Path) -> None:
@@ -58,6 +59,66 @@ async def test_a_secret_that_is_set_again_is_the_key_of_the_next_request(
     kept = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert "LAB_KEY" in kept
     assert "sk-" not in kept + caplog.text
+
+
+def an_instance(stage: Stage, server: ModelServer, name: str = "instance_1") -> RoutedServer:
+    return a_routed_server(server, name, upstream_secret_set_at="2026-11-25T10:00:00Z")
+
+
+def an_instance_key(value: str, name: str = "instance_1") -> UpstreamKey:
+    return UpstreamKey.model_validate({"server": name, "set_at": "2026-11-25T10:00:00Z", "value": value})
+
+
+async def test_each_instance_is_sent_its_own_key_and_no_other(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.plane.servers = [an_instance(stage, stage.one), an_instance(stage, stage.two, "instance_2")]
+    stage.plane.keys = [an_instance_key("key-of-one"), an_instance_key("key-of-two", "instance_2")]
+    async with stage.router() as router:
+        await router.adopted()
+        stage.one.gate = asyncio.Event()
+        asking = [asyncio.create_task(router.ask()) for _ in range(4)]
+        await stage.one.until(lambda: stage.one.held > 0)
+        stage.plane.servers = stage.plane.servers[1:]
+        await router.adopted()
+        assert (await router.ask()).status_code == 200
+        stage.one.gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+        shown = (await router.http.get("/status", headers=OPERATOR)).text
+    sent = [{each["authorization"] for each in server.headers} for server in (stage.one, stage.two)]
+    assert sent == [{"Bearer key-of-one"}, {"Bearer key-of-two"}]
+    kept = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert "key-of" not in kept + caplog.text + shown
+
+
+async def test_an_instance_that_refuses_its_key_is_no_answer_to_the_client(stage: Stage) -> None:
+    stage.plane.servers = [an_instance(stage, stage.one), a_routed_server(stage.two, "instance_2")]
+    stage.plane.keys = [an_instance_key("key-of-one")]
+    stage.one.status = 401
+    async with stage.router() as router:
+        await router.adopted()
+        assert [(await router.ask()).status_code for _ in range(4)] == [200] * 4, "another one answers"
+        stage.plane.servers = stage.plane.servers[:1]
+        await router.adopted()
+        assert (await router.ask()).status_code in (502, 503)
+
+
+async def test_instances_answer_while_their_keys_cannot_be_fetched(stage: Stage) -> None:
+    """A server that asks for none serves on; the table was kept, and serving is away."""
+    stage.plane.servers = [an_instance(stage, stage.one)]
+    stage.plane.keys = [an_instance_key("key-of-one")]
+    async with stage.router() as router:
+        await router.adopted()
+        assert (await router.ask()).status_code == 200
+    stage.plane.is_serving_up = False
+    async with stage.router() as router:
+        assert (await router.ask()).status_code == 200
+        stage.plane.is_serving_up = True
+        await router.router.upstream_keys.renew(())
+        async with asyncio.timeout(20):
+            while stage.one.headers[-1].get("authorization") != "Bearer key-of-one":
+                assert (await router.ask()).status_code == 200
+    assert [each.get("authorization") for each in stage.one.headers][:2] == ["Bearer key-of-one", None]
 
 
 async def test_a_key_that_is_missing_or_refused_is_said_and_never_sent_elsewhere(stage: Stage) -> None:

@@ -7,9 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from services.contracts.nodes import Listener
 from services.contracts.serving import InstanceState, PoolPlace, ServerMode, ServerProbes
 from services.core.domain.jobs import JobState
 from services.serving.controller.advance import Change, Seen, advance, one_by_one
+from services.serving.controller.probes import KeyCheck
 from services.serving.instances import Instance, InstanceJob, InstanceTerms
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -43,6 +45,44 @@ def test_only_an_answer_from_where_it_runs_now_makes_it_ready() -> None:
     assert state_of(STARTING, replace(answered, url="http://127.0.0.1:29501")) is InstanceState.STARTING
     assert state_of(STARTING, replace(answered, answers=False)) is InstanceState.STARTING
     assert state_of(STARTING, replace(answered, state=InstanceState.READY)) is InstanceState.STARTING
+
+
+def test_an_instance_whose_port_another_process_has_gets_no_requests() -> None:
+    """Whatever answers there, and in whichever state the instance is."""
+    foreign = replace(RUNS, listener=Listener.FOREIGN)
+    for instance in (STARTING, READY, replace(READY, silent_since=NOW), DRAINING):
+        seen = Seen(instance.state, URL, answers=True, empties=0)
+        stopped = becomes(replace(instance, job=foreign), seen)
+        assert (stopped["state"], stopped["reason"], stopped["listener"]) == ("stopping", "port_taken", "foreign")
+    moves = [
+        (each, becomes(each)) for each in (replace(READY, id=name, job=foreign, silent_since=NOW) for name in "ab")
+    ]
+    assert one_by_one(moves) == moves, "none is spared, though all are silent"
+    assert state_of(replace(STARTING, state=InstanceState.STOPPING, job=foreign)) is InstanceState.STOPPING
+
+
+@pytest.mark.parametrize("listener", [*Listener, None])
+def test_an_answer_counts_if_it_can_be_the_instance_s_own(listener: Listener | None) -> None:
+    starting = replace(STARTING, job=replace(RUNS, listener=listener))
+    answered = Seen(InstanceState.STARTING, URL, answers=True)
+
+    ready = state_of(starting, answered) is InstanceState.READY
+
+    assert ready == (listener in (Listener.OWN, Listener.UNCHECKED, None)), "an older agent does not look"
+    assert becomes(starting, answered).get("listener") == listener
+
+
+def test_an_instance_is_ready_once_its_key_is_accepted() -> None:
+    def after(key: KeyCheck | None, job: InstanceJob = RUNS) -> Change:
+        return becomes(replace(STARTING, job=job), Seen(InstanceState.STARTING, URL, answers=True, key=key))
+
+    keys = (KeyCheck.CHECKED, KeyCheck.UNCHECKED, None)
+    assert [after(key)["state"] for key in keys] == ["ready"] * 3
+    assert [after(key)["checks_key"] for key in keys] == [True, False, None]
+    assert after(KeyCheck.REFUSED)["reason"] == "key_refused"
+    assert "state" not in after(KeyCheck.REFUSED)
+    late = replace(RUNS, running_at=NOW - timedelta(seconds=PROBES.ready_timeout_s + 1))
+    assert (after(KeyCheck.REFUSED, late)["state"], after(KeyCheck.CHECKED, late)["state"]) == ("stopping", "ready")
 
 
 def test_it_is_given_up_when_it_loads_for_too_long_but_not_for_waiting() -> None:

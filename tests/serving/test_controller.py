@@ -73,6 +73,60 @@ async def test_it_is_ready_no_sooner_than_it_answers_and_not_waited_for_for_ever
     assert (await house.jobs_of(pool))[0]["cancel_requested"]
 
 
+async def test_a_stranger_on_its_port_makes_no_instance_ready_and_ends_one_that_is(house: Controlled) -> None:
+    pool = await house.pool({(*HERE, "SS"): 1})
+    await house.look(2)
+    (row,) = await house.rows(pool)
+    stranger = await house.server()
+    await house.runs(row["job_id"], stranger)
+    await house.heard(row["job_id"], "none")
+    await house.look()
+    assert await house.states(pool) == ["starting"], "nobody of its own listens yet"
+    await house.heard(row["job_id"], "own")
+    await house.look(2)
+    (row,) = await house.rows(pool)
+    assert (row["state"], row["listener"], row["checks_key"]) == ("ready", "own", False)
+    await house.heard(row["job_id"], "foreign")
+    await house.look()
+    (row,) = [each for each in await house.rows(pool) if each["id"] == row["id"]]
+    assert (row["state"], row["reason"], row["listener"]) == ("stopping", "port_taken", "foreign")
+    await house.look()
+    (old,) = [each for each in await house.jobs_of(pool) if each["id"] == row["job_id"]]
+    assert old["cancel_requested"]
+    for each in await house.rows(pool, "starting"):
+        early = await house.server()
+        await house.runs(each["job_id"], early)
+        await house.heard(each["job_id"], "foreign")
+        await house.look()
+        assert early.sent == [] or {sent for _, sent in early.sent} == {None}, "it must not learn the key"
+
+
+async def test_each_instance_has_a_key_that_only_its_server_and_the_routers_learn(house: Controlled) -> None:
+    pool = await house.pool({(*HERE, "SS"): 2})
+    await house.look(2)
+    rows = await house.rows(pool)
+    one, other = [await house.key_of(row) for row in rows]
+    assert one != other
+    assert min(len(one), len(other)) >= 40
+    servers = [await house.server(), await house.server()]
+    servers[0].checks, servers[1].checks = one, "another"
+    for row, server in zip(rows, servers, strict=True):
+        await house.runs(row["job_id"], server)
+    await house.look()
+    found = {row["id"]: (row["state"], row["reason"], row["checks_key"]) for row in await house.rows(pool)}
+    assert [found[row["id"]] for row in rows] == [("ready", None, True), ("starting", "key_refused", None)]
+    assert ("/v1/models", f"Bearer {one}") in servers[0].sent
+    servers[1].checks = None
+    await house.look()
+    found = {row["id"]: (row["state"], row["checks_key"]) for row in await house.rows(pool)}
+    assert found[rows[1]["id"]] == ("ready", False), "not all servers can check one"
+    for job in await house.jobs_of(pool):
+        assert not any(key in str(dict(job)) for key in (one, other))
+        await house.ends(job["id"])
+    await house.look()
+    assert [row["sealed_key"] for row in await house.rows(pool, "ended")] == [None, None]
+
+
 async def test_a_new_plan_makes_before_it_breaks(house: Controlled) -> None:
     pool = await house.pool({(*HERE, "SS"): 1, (*HERE, "LL"): 1})
     servers = await house.serving(pool)

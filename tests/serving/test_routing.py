@@ -11,6 +11,7 @@ from services.contracts.identity import Role
 from services.contracts.routing import Endpoint, RoutingTable, UpstreamKeys
 from services.contracts.serving import InstanceState
 from services.core.policies.freesh.miad import LatencyLimits, MiadConfig
+from services.db.instance_keys import new_instance_key
 from services.db.sealing import Sealer
 from services.serving.controller.advance import Seen, advance
 from tests.serving.test_advance import DRAINING, NOW, PROBES
@@ -215,3 +216,28 @@ async def test_a_server_is_not_stopped_while_a_router_holds_a_request_at_it(api:
     empty = Seen(InstanceState.DRAINING, empties=2)
     assert advance(DRAINING, empty, PROBES, NOW, held_by_routers=3) == {}
     assert advance(DRAINING, empty, PROBES, NOW)["state"] is InstanceState.STOPPING
+
+
+async def test_the_keys_of_instances_are_for_routers_alone(api: PoolApi) -> None:
+    await api.made("keyed", tenant="acme", models=["keyed-model"])
+    for name in ("instance_k1", "instance_k2", "instance_k3"):
+        await add_instance(api, "keyed", name, "starting" if name == "instance_k3" else "ready")
+    sealed = {name: new_instance_key(Sealer(SECRETS_KEY), "acme", name) for name in ("instance_k1", "instance_k3")}
+    sealed["instance_k2"] = new_instance_key(Sealer("another key of the installation, long"), "acme", "instance_k2")
+    for name, key in sealed.items():
+        await api.database.execute("UPDATE pool_instances SET sealed_key = $2 WHERE id = $1", name, key)
+
+    answer = await api.call("GET", "/internal/routing/keys")
+    keys = {each.server: each for each in UpstreamKeys.model_validate_json(answer.content).keys}
+
+    assert keys.keys() & sealed.keys() == {"instance_k1"}, "only what is routed, and can be opened"
+    assert len(keys["instance_k1"].value) >= 40
+    found = {server.id: server.upstream_secret_set_at for server in (await table(api)).servers}
+    assert found["instance_k1"] == keys["instance_k1"].set_at
+    value = keys["instance_k1"].value
+    for path in ("/keyed/instances", "/keyed", ""):
+        shown = await api.call("GET", path)
+        assert shown.status_code == 200
+        assert value not in shown.text
+        assert "sealed" not in shown.text
+    assert value not in (await api.call("GET", "/internal/routing")).text

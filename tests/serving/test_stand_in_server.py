@@ -41,13 +41,13 @@ STAND_IN = loaded()
 
 @asynccontextmanager
 async def running(
-    server: ModelServer = FAST, engines: list[Any] | None = None, **misbehaviour: Any
+    server: ModelServer = FAST, engines: list[Any] | None = None, key: str = "", **misbehaviour: Any
 ) -> AsyncGenerator[TestClient[Any, Any], None]:
     engine = STAND_IN.Engine(server, 0.0, 1.0, None)
     if engines is not None:
         engines.append(engine)
     engine.misbehaviour = STAND_IN.Misbehaviour(**misbehaviour)
-    api = STAND_IN.Api(engine, ["stand-in", "other"], context=100, most_tokens=50, service_s=0.0)
+    api = STAND_IN.Api(engine, ["stand-in", "other"], context=100, most_tokens=50, service_s=0.0, key=key)
     decode = asyncio.ensure_future(engine.decode())
     async with TestClient(TestServer(api.app(), handler_cancellation=True)) as client:
         yield client
@@ -107,6 +107,19 @@ async def test_a_stream_has_a_chunk_for_each_token_and_then_the_usage() -> None:
     assert with_usage[5]["usage"]["completion_tokens"] == 4
     assert with_usage[-1] == without[-1] == "done"
     assert len(without) == len(with_usage) - 1
+
+
+async def test_it_asks_for_its_key_where_vllm_does() -> None:
+    async with running(key="the key") as client:
+        for headers, status in (
+            ({}, 401),
+            ({"authorization": "Bearer other"}, 401),
+            ({"authorization": "Bearer the key"}, 200),
+        ):
+            assert (await client.get("/v1/models", headers=headers)).status == status
+            assert (await client.post(CHAT, json=asked(max_tokens=1), headers=headers)).status == status
+        for path in ("/health", "/metrics"):
+            assert (await client.get(path)).status == 200
 
 
 async def test_a_tool_that_must_be_called_is_called() -> None:

@@ -23,6 +23,8 @@ from services.contracts.serving import PoolSpec
 from services.core.solvers.model import Backend, SolveStatus
 from services.db.database import prepare
 from services.db.engine import create_engine
+from services.db.instance_keys import open_instance_key
+from services.db.sealing import Sealer
 from services.kit.http import ServiceClient, new_session
 from services.kit.ids import new_id
 from services.serving.controller.controller import Controller
@@ -31,7 +33,7 @@ from services.serving.controller.server_jobs import ServerJobs
 from services.serving.repository import ServingRepository
 from services.serving.settings import ServingSettings
 from tests.gateway.peer import a_peer
-from tests.support.pools import a_pool
+from tests.support.pools import SECRETS_KEY, a_pool
 from tests.support.services import TOKEN, services
 from tests.support.tokens import tokens
 
@@ -48,8 +50,13 @@ class ModelServer:
     is_up: bool = True
     held: int = 0
     hangs: asyncio.Event | None = None
+    checks: str | None = None
+    sent: list[tuple[str, str | None]] = field(default_factory=list[tuple[str, str | None]])
 
     async def answer(self, request: web.Request) -> web.Response:
+        self.sent.append((request.path, request.headers.get("authorization")))
+        if self.checks is not None and request.path.startswith("/v1/"):
+            return web.Response(status=200 if self.sent[-1][1] == f"Bearer {self.checks}" else 401)
         if self.hangs:
             await self.hangs.wait()
         if not self.is_up:
@@ -140,6 +147,19 @@ class Controlled:
             *(new_id("allocation"), [{"node_id": "node", "devices": [0]}], port, job_id),
         )
 
+    async def heard(self, job_id: str, listener: str) -> None:
+        """Have its node say who listens on a job's port."""
+        await self.database.execute(
+            "INSERT INTO rank_statuses (allocation_id, node_id, state, listener) SELECT id, 'node', 'running', $2 "
+            "FROM allocations WHERE job_id = $1 AND state = 'running' "
+            "ON CONFLICT (allocation_id, node_id) DO UPDATE SET listener = excluded.listener",
+            *(job_id, listener),
+        )
+
+    async def key_of(self, row: asyncpg.Record) -> str:
+        """Return the key of an instance."""
+        return open_instance_key(self.clients["sealer"], row["sealed_key"], row["tenant_id"], row["id"])
+
     async def waits(self, job_id: str, reason: str, for_s: float = 60) -> None:
         """Have a job that runs no more, or not yet, wait in the queue."""
         await self._release(job_id)
@@ -212,6 +232,7 @@ async def controlled_pools(database_url: str, redis_url: str, folder: Path) -> A
                 "jobs": ServerJobs(client),
                 "prober": Prober(probe_session, timeout_s=10, at_once=50),
                 "settings": settings,
+                "sealer": Sealer(SECRETS_KEY),
             }
             yield Controlled(
                 database, engine, Controller(ServingRepository(engine), **parts), admission, servers, parts

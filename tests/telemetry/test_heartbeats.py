@@ -285,6 +285,26 @@ def a_minute(decisions: int, **changes) -> dict:
     }
 
 
+async def test_who_listens_on_a_server_s_port_is_known_from_its_own_node_alone(plane) -> None:
+    agent, stranger = await plane.agent("n1"), await plane.agent("n2")
+    gang = await allocate(plane.database, await accept_job(plane.database), {"n1": [0]})
+
+    async def known() -> str | None:
+        async with plane.database.connection() as connection:
+            return await connection.fetchval("SELECT listener FROM rank_statuses WHERE allocation_id = $1", gang)
+
+    agent.say(gang, RankState.RUNNING)
+    await agent.beat()
+    assert await known() is None, "an older agent does not say"
+    for listener in ("none", "own", "foreign", "own"):
+        agent.say(gang, RankState.RUNNING, listener=listener)
+        await agent.beat()
+        assert await known() == listener
+    stranger.say(gang, RankState.RUNNING, listener="foreign")
+    await stranger.beat()
+    assert await known() == "own"
+
+
 async def clocks_of(plane) -> list[tuple]:
     async with plane.database.connection() as connection:
         query = """

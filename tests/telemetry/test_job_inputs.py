@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from services.db.database import Database
+from services.db.instance_keys import new_instance_key, open_instance_key
 from services.db.sealing import Sealer
 from tests.support.control_plane import (
     JOIN_TOKEN,
@@ -133,6 +134,37 @@ async def test_what_cannot_be_had_is_named_and_the_rest_is_not_held_back(databas
         "The secret OLD was sealed with a key that the control plane does not have; set it again.",
     ]
     await end_allocation(database, gang)
+
+
+async def test_an_instance_s_node_gets_its_key_and_no_job_that_takes_its_name(
+    database: Database, agent: FakeAgent
+) -> None:
+    sealed = new_instance_key(Sealer(KEY), "t", "instance_1")
+    assert sealed is not None
+    named: dict[str, Any] = {"environment": {"WATTSHIFT_INSTANCE": "instance_1"}}
+    service = {"zone": "DE", "node_labels": {}}
+    server, claims, stranger = [
+        await accept_job(database, **spec)
+        for spec in (named | {"service": service}, named, named | {"service": service})
+    ]
+    async with database.connection() as connection:
+        await connection.execute("DELETE FROM pool_instances")
+        await connection.execute(
+            "INSERT INTO pool_instances (id, pool, tenant_id, place, mode, terms, state, sealed_key) SELECT "
+            "'instance_1', 'p', tenant_id, 'here', 'one', '{}', 'wanted', $2 FROM jobs WHERE id = $1",
+            *(server, sealed),
+        )
+        await connection.execute(
+            "INSERT INTO submissions (tenant_id, idempotency_key, body_sha256, job_ids, batch) "
+            "SELECT tenant_id, 'instance_1', '', ARRAY[id], false FROM jobs WHERE id = $1",
+            server,
+        )
+    gangs = [await allocate(database, job, {"n1": [device]}) for device, job in enumerate((server, claims, stranger))]
+    answers = [(await ask(agent, gang)).json() for gang in gangs]
+    key = open_instance_key(Sealer(KEY), sealed, "t", "instance_1")
+    assert [each.get("instance_key") for each in answers] == [key, None, None]
+    for gang in gangs:
+        await end_allocation(database, gang)
 
 
 async def test_a_job_without_secrets_has_none(database: Database, agent: FakeAgent) -> None:

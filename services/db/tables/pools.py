@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Index, Integer, Table, Text, text
+from sqlalchemy import Boolean, CheckConstraint, Column, Index, Integer, LargeBinary, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.db.metadata import Timestamp, metadata
@@ -84,6 +84,9 @@ pool_instances = Table(
     Column("draining_at", Timestamp),
     Column("stopping_at", Timestamp),
     Column("ended_at", Timestamp),
+    Column("listener", Text),
+    Column("sealed_key", LargeBinary),
+    Column("checks_key", Boolean),
     Index("pool_instances_live", "pool", postgresql_where=text("state <> 'ended'")),
     Index("pool_instances_by_pool", "pool", "id"),
     CheckConstraint(
@@ -91,7 +94,8 @@ pool_instances = Table(
     ),
 )
 """``terms`` are the specs that the instance was made from: ``{"mode": ServerMode, "place": PoolPlace, "probes":
-ServerProbes}``. ``id`` is also the idempotency key of its job's submission, so that no instance ever has two jobs."""
+ServerProbes}``. ``id`` is also the idempotency key of its job's submission, so that no instance ever has two jobs.
+``sealed_key`` is opened for its node and the routers alone."""
 
 model_endpoints = Table(
     "model_endpoints",

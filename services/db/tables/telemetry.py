@@ -142,9 +142,11 @@ rank_statuses = Table(
     Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("settings", JSONB),
     Column("holds_checkpoint", Boolean),
+    Column("listener", Text),
 )
 """The last report of each node on its share of a gang. ``holds_checkpoint``: whether the job's folder has anything on
-this node, which alone has it; NULL where others have it, too, and where that is not known."""
+this node, which alone has it; NULL where others have it, too, and where that is not known. ``listener``: who
+listens on a server's port (``contracts.nodes.Listener``); NULL where no agent says so."""
 
 settings_in_force = Table(
     "settings_in_force",

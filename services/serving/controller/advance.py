@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from services.contracts.nodes import Listener
 from services.contracts.serving import InstanceState, ServerProbes
-from services.serving.instances import SENTENCES, Instance, InstanceReason
+from services.serving.controller.probes import KeyCheck
+from services.serving.instances import SENTENCES, Instance, InstanceJob, InstanceReason
 
 IN_A_ROW = 2
 """How many equal answers in a row show that an instance is silent, or holds no more requests."""
@@ -27,6 +29,7 @@ class Seen:
         empties: How often in a row it reported that it holds no request.
         job_id: The job that its submission created.
         refusal: Code and reason of a refused submission; it is tried again unless ``is_final``.
+        key: What its server made of its key; None if it has none, or was not asked.
     """
 
     state: InstanceState
@@ -36,6 +39,7 @@ class Seen:
     empties: int = 0
     job_id: str | None = None
     refusal: tuple[str, str] | None = None
+    key: KeyCheck | None = None
     is_final: bool = False
 
 
@@ -53,8 +57,19 @@ def advance(
     """
     if seen is not None and seen.state is not instance.state:
         seen = None
+    change = _advanced(instance, seen, probes, now, held_by_routers)
+    listener = instance.job and instance.job.listener
+    return change if listener is instance.listener else change | {"listener": listener}
+
+
+def _advanced(
+    instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime, held_by_routers: int
+) -> Change:
     if instance.state is not InstanceState.WANTED and instance.job_has_ended:
         return _end(instance, now)
+    serves = (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING)
+    if instance.state in serves and instance.job and instance.job.listener is Listener.FOREIGN:
+        return stop(now, InstanceReason.PORT_TAKEN.value, SENTENCES[InstanceReason.PORT_TAKEN])
     match instance.state:
         case InstanceState.WANTED:
             return _wanted(instance, seen, now)
@@ -77,7 +92,9 @@ def one_by_one(moves: Sequence[tuple[Instance, Change]]) -> list[tuple[Instance,
     serving = [
         (each, change)
         for each, change in moves
-        if each.state is InstanceState.READY and change.get("state") in (None, InstanceState.STOPPING)
+        if each.state is InstanceState.READY
+        and change.get("state") in (None, InstanceState.STOPPING)
+        and change.get("reason") != InstanceReason.PORT_TAKEN
     ]
     if len(serving) < 2 or any(change.get("silent_since", each.silent_since) is None for each, change in serving):
         return list(moves)
@@ -112,7 +129,7 @@ def recall(instance: Instance) -> Change:
 
 def _end(instance: Instance, now: datetime) -> Change:
     """End an instance: one that was stopped keeps its reason, one that ended by itself takes its job's."""
-    ended: Change = {"state": InstanceState.ENDED, "ended_at": now, "url": None}
+    ended: Change = {"state": InstanceState.ENDED, "ended_at": now, "url": None, "sealed_key": None}
     if instance.state in (InstanceState.DRAINING, InstanceState.STOPPING):
         return ended
     if instance.job is None:
@@ -142,12 +159,20 @@ def _starting(instance: Instance, seen: Seen | None, probes: ServerProbes, now: 
         return {}
     if job.url is None or job.running_at is None:
         return {"reason": job.reason, "detail": job.detail}
-    if seen and seen.answers and seen.url == job.url:
-        return {"state": InstanceState.READY, "url": job.url, "ready_at": now, "reason": None, "detail": None}
-    if (now - job.running_at).total_seconds() > probes.ready_timeout_s:
+    if seen and seen.answers and seen.url == job.url and job.listener is not Listener.NONE:
+        if seen.key is None or seen.key is not KeyCheck.REFUSED:
+            ready: Change = {"state": InstanceState.READY, "url": job.url, "ready_at": now}
+            return ready | {"reason": None, "detail": None, "checks_key": seen.key and seen.key is KeyCheck.CHECKED}
+        if not _is_late(job, probes, now):
+            return _because(InstanceReason.KEY_REFUSED)
+    if _is_late(job, probes, now):
         detail = f"It did not answer {probes.health_path} within {probes.ready_timeout_s:g} s."
         return stop(now, InstanceReason.NOT_READY.value, detail)
     return _because(InstanceReason.LOADING)
+
+
+def _is_late(job: InstanceJob, probes: ServerProbes, now: datetime) -> bool:
+    return job.running_at is not None and (now - job.running_at).total_seconds() > probes.ready_timeout_s
 
 
 def _ready(instance: Instance, seen: Seen | None, probes: ServerProbes, now: datetime) -> Change:

@@ -17,9 +17,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from services.contracts.nodes import Listener
 from services.contracts.serving import InstanceState, ServerProbes
 from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
+from services.db.instance_keys import new_instance_key, open_instance_key
+from services.db.sealing import Sealer, SealError
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat
@@ -28,7 +31,7 @@ from services.serving.controller.advance import Change, Seen, advance, drain, on
 from services.serving.controller.backoff import Failures, failures
 from services.serving.controller.diff import STAYING, Combination, Difference, Member, diff, recalled
 from services.serving.controller.handover import ANY_GPUS, Gpus, Outlook, Pending, drainable
-from services.serving.controller.probes import Prober
+from services.serving.controller.probes import KEYED_PATH, KeyCheck, Prober
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.instances import SENTENCES, Instance, InstanceReason, InstanceTerms
 from services.serving.repository import Queries, ServingRepository
@@ -53,8 +56,13 @@ class Controller:
         prober: Prober,
         settings: ServingSettings,
         held: Callable[[str], int] = lambda _: 0,
+        sealer: Sealer | None = None,
     ) -> None:
-        """Take what each pass needs; ``held`` returns how many requests routers hold at an instance, by its id."""
+        """Take what each pass needs.
+
+        ``held`` returns how many requests routers hold at an instance, by its id; ``sealer`` seals keys of new ones.
+        """
+        self._sealer = sealer or Sealer("")
         self._held = held
         self._repository = repository
         self._jobs = jobs
@@ -150,7 +158,19 @@ class Controller:
 
     async def _ask_health(self, each: Instance, url: str, probes: ServerProbes) -> Seen:
         answers = await self._prober.answers(url + probes.health_path)
-        return Seen(each.state, url, answers=answers, silences=self._count(each, not answers))
+        key = await self._check_key(each, url) if answers and each.state is InstanceState.STARTING else None
+        return Seen(each.state, url, answers=answers, silences=self._count(each, not answers), key=key)
+
+    async def _check_key(self, each: Instance, url: str) -> KeyCheck | None:
+        """Have a server show what it makes of its key, unless somebody else may listen there, who would learn it."""
+        known = each.job and each.job.listener
+        if each.sealed_key is None or known in (Listener.FOREIGN, Listener.NONE):
+            return None
+        try:
+            key = open_instance_key(self._sealer, each.sealed_key, each.tenant_id, each.id)
+        except SealError:
+            return None
+        return await self._prober.key_check(url + KEYED_PATH, key)
 
     async def _ask_load(self, each: Instance, url: str, probes: ServerProbes) -> Seen:
         held = await self._prober.held(url, frozenset(probes.load_metrics))
@@ -246,10 +266,12 @@ class Controller:
             if terms is not None:  # else it is gone from the spec, and the plan is of an earlier one
                 wanted.append((terms, place, mode, request_class))
         wanted.sort(key=lambda each: -each[0].mode.gpus)  # small ones first could leave no node for a large one
-        made = [
-            NewInstance(new_id("instance"), owner, place, mode, plan.partition, request_class, terms)
-            for terms, place, mode, request_class in wanted
-        ]
+        made: list[NewInstance] = []
+        for terms, place, mode, request_class in wanted:
+            name = new_id("instance")
+            # Requests of applications go to servers of many kinds, by a door that sends no key.
+            key = None if owner.is_app else new_instance_key(self._sealer, owner.tenant_id, name)
+            made.append(NewInstance(name, owner, place, mode, plan.partition, request_class, terms, key))
         if made:
             await rows.add(made)
             log.info("instances.wanted", pool=owner.key, count=len(made))

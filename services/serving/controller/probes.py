@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection
+from enum import StrEnum
 from typing import TypeVar
 
 import aiohttp
@@ -13,7 +14,22 @@ from services.kit.metric_sums import metric_sum
 LARGEST_ANSWER = 4 * 1024 * 1024
 """Most bytes of metrics that are read; a longer answer is not used."""
 
+REFUSALS = frozenset({401, 403})
+KEYED_PATH = "/v1/models"
+"""A path that servers protect by their key; most answer their health to anybody."""
+
 T = TypeVar("T")
+
+
+class KeyCheck(StrEnum):
+    """What a server makes of the key that its instance was given."""
+
+    CHECKED = "checked"
+    """It answers with it, and refuses without."""
+    UNCHECKED = "unchecked"
+    """It answers whoever asks."""
+    REFUSED = "refused"
+    """It does not answer with it."""
 
 
 class Prober:
@@ -31,6 +47,18 @@ class Prober:
     async def held(self, url: str, names: Collection[str]) -> float | None:
         """Return how many requests a server reports to hold; None if it reports none of these metrics."""
         return await self._ask(self._held(url, names))
+
+    async def key_check(self, url: str, key: str) -> KeyCheck:
+        """Return what a server makes of a key at a path that needs it; one that has no such path asks for none."""
+        told = await self._ask(self._status(url, key))
+        if told is None or told in REFUSALS or told >= 500:
+            return KeyCheck.REFUSED
+        return KeyCheck.CHECKED if await self._ask(self._status(url)) in REFUSALS else KeyCheck.UNCHECKED
+
+    async def _status(self, url: str, key: str | None = None) -> int:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        async with self._session.get(url, headers=headers, allow_redirects=False, timeout=self._timeout) as answer:
+            return answer.status
 
     async def _ask(self, question: Awaitable[T]) -> T | None:
         async with self._turns:

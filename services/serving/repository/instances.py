@@ -13,6 +13,7 @@ from sqlalchemy import RowMapping, bindparam, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.apps import AppSpec, FleetSpec
+from services.contracts.nodes import Listener
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import InstanceState, PoolInstance, PoolSpec
 from services.core.domain.jobs import JobState
@@ -47,15 +48,17 @@ LOCK_APP = text(f"{_APPS} WHERE a.name = :name FOR UPDATE OF a SKIP LOCKED")
 
 LIVE = text("""
 SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class, i.terms::text AS terms, i.state,
+       i.listener AS known_listener, i.sealed_key, i.checks_key,
        i.url, i.reason, i.detail, i.created_at, i.ready_at, i.silent_since, i.draining_at, i.stopping_at,
        coalesce(i.job_id, s.job_ids[1]) AS job_id, j.state AS job_state, j.reason AS job_reason,
        j.detail AS job_detail, j.cancel_requested, coalesce(j.queued_at, j.submitted_at) AS queued_at,
-       n.address, a.master_port, a.running_at
+       n.address, a.master_port, a.running_at, r.listener
   FROM pool_instances i
   LEFT JOIN submissions s ON i.job_id IS NULL AND s.tenant_id = i.tenant_id AND s.idempotency_key = i.id
   LEFT JOIN jobs j ON j.id = coalesce(i.job_id, s.job_ids[1])
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state = 'running' AND j.state = 'running'
   LEFT JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+  LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = n.id
  WHERE i.state <> 'ended' AND (CAST(:pool AS text) IS NULL OR i.pool = :pool)
  ORDER BY i.id
 """)
@@ -126,6 +129,7 @@ class NewInstance:
     partition: str | None
     request_class: str
     terms: InstanceTerms
+    sealed_key: bytes | None
 
 
 class InstanceRows:
@@ -196,6 +200,7 @@ class InstanceRows:
                     "request_class": each.request_class,
                     "terms": each.terms.model_dump(mode="json"),
                     "state": InstanceState.WANTED.value,
+                    "sealed_key": each.sealed_key,
                 }
                 for each in instances
             ],
@@ -275,6 +280,9 @@ def _instance(row: RowMapping) -> Instance:
         silent_since=row["silent_since"],
         draining_at=row["draining_at"],
         stopping_at=row["stopping_at"],
+        listener=None if row["known_listener"] is None else Listener(row["known_listener"]),
+        sealed_key=row["sealed_key"],
+        checks_key=row["checks_key"],
     )
 
 
@@ -289,4 +297,5 @@ def _job(row: RowMapping) -> InstanceJob:
         queued_at=row["queued_at"],
         url=None if host is None else f"http://{host}:{row['master_port']}",
         running_at=row["running_at"],
+        listener=None if row["listener"] is None else Listener(row["listener"]),
     )

@@ -24,7 +24,8 @@ SELECT q.name, q.tenant_id, q.spec::text AS spec, p.result #>> '{plan,partition}
 
 SERVERS = text("""
 SELECT i.id, i.pool, i.tenant_id, i.place, i.mode, i.partition, i.request_class, i.state, i.url, i.job_id,
-       i.terms::text AS terms, a.shares -> 0 ->> 'node_id' AS node_id, n.zone,
+       i.terms::text AS terms, CASE WHEN i.sealed_key IS NOT NULL THEN i.created_at END AS key_set_at,
+       a.shares -> 0 ->> 'node_id' AS node_id, n.zone,
        u.power_w, u.pue, u.intensity_gco2_per_kwh, u.intensity_estimated
   FROM pool_instances i
   LEFT JOIN allocations a ON a.job_id = i.job_id AND a.state = 'running'
@@ -52,6 +53,10 @@ SELECT e.name AS endpoint, e.tenant_id, s.name AS secret, s.updated_at AS set_at
   FROM model_endpoints e
   JOIN secrets s ON s.tenant_id = e.tenant_id AND s.project = '' AND s.name = e.spec ->> 'upstream_secret'
  ORDER BY e.name
+""")
+INSTANCE_KEYS = text("""
+SELECT id, tenant_id, created_at AS set_at, sealed_key AS sealed FROM pool_instances
+ WHERE state IN ('ready', 'draining') AND sealed_key IS NOT NULL ORDER BY id
 """)
 LOCK_MODELS = text("SELECT pg_advisory_xact_lock(hashtextextended('models of ' || :tenant, 0))")
 
@@ -81,6 +86,7 @@ class ServerRow:
     url: str
     job_id: str | None
     terms: str
+    key_set_at: datetime | None
     node_id: str | None
     zone: str | None
     power_w: float | None
@@ -96,6 +102,16 @@ class KeyRow:
     endpoint: str
     tenant_id: str
     secret: str
+    set_at: datetime
+    sealed: bytes
+
+
+@dataclass(frozen=True)
+class InstanceKeyRow:
+    """The key of an instance that serves or drains."""
+
+    id: str
+    tenant_id: str
     set_at: datetime
     sealed: bytes
 
@@ -131,6 +147,10 @@ class RoutingRows:
     async def keys(self) -> list[KeyRow]:
         """Return the secrets that are keys of endpoints, as far as they exist."""
         return [KeyRow(**row) for row in (await self._connection.execute(KEYS)).mappings()]
+
+    async def instance_keys(self) -> list[InstanceKeyRow]:
+        """Return the keys of the instances that routers may send requests to."""
+        return [InstanceKeyRow(**row) for row in (await self._connection.execute(INSTANCE_KEYS)).mappings()]
 
     async def has_secret(self, tenant_id: str, name: str) -> bool:
         """Return whether a tenant has a secret that is not for one project only."""

@@ -88,6 +88,13 @@ WHERE s.allocation_id = r.allocation_id AND s.node_id = r.node_id AND s.settings
 RETURNING s.node_id
 """
 
+# Who listens on the ports of servers.
+_NOTE_LISTENERS = """
+UPDATE rank_statuses s SET listener = r.listener
+FROM unnest($1::text[], $2::text[], $3::text[]) AS r (node_id, allocation_id, listener)
+WHERE s.allocation_id = r.allocation_id AND s.node_id = r.node_id AND s.listener IS DISTINCT FROM r.listener
+"""
+
 # What the devices were really set to, and since when: a line per change, as it was first reported.
 _RECORD_SETTINGS = """
 INSERT INTO settings_in_force (allocation_id, node_id, revision, power_limit_w, clock_mhz, refused, enforced_w, since)
@@ -230,6 +237,9 @@ async def _note_ranks(connection: Connection, heard: Mapping[str, Heartbeat], re
         return
     holds = [rank.holds_checkpoint for _, rank in ranks]
     changed = await connection.fetch(_NOTE_RANKS, *_columns(ranks), list(RankState), holds)
+    listeners = [(node, rank.allocation_id, rank.listener.value) for node, rank in ranks if rank.listener]
+    if listeners:
+        await connection.execute(_NOTE_LISTENERS, *(list(column) for column in zip(*listeners, strict=True)))
     settings = [
         (node, rank.allocation_id, rank.settings.model_dump(mode="json")) for node, rank in ranks if rank.settings
     ]

@@ -1,4 +1,8 @@
-"""What a node needs to start a gang, beside the command: read only for a live gang of that node."""
+"""What a node needs to start a gang, beside the command: read only for a live gang of that node.
+
+An instance is known by its job's submission, which serving makes under the instance's id: the row of the instance may
+not name the job yet.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,12 @@ from services.db.rows import fetch_row, fetch_rows
 # A gang is the node's as long as a heartbeat of the node would be answered with it.
 _JOB = """
 SELECT j.tenant_id, j.project, coalesce(j.spec -> 'secrets', '[]') AS secrets,
-    j.spec #>> '{source,git,secret}' AS git_secret, j.spec #>> '{source,upload}' AS upload
+    j.spec #>> '{source,git,secret}' AS git_secret, j.spec #>> '{source,upload}' AS upload,
+    i.id AS instance, i.sealed_key
 FROM allocations a JOIN jobs j ON j.id = a.job_id
+LEFT JOIN submissions s ON j.spec -> 'service' IS NOT NULL AND s.tenant_id = j.tenant_id
+    AND s.idempotency_key = j.spec #>> '{environment,WATTSHIFT_INSTANCE}' AND s.job_ids = ARRAY[j.id]
+LEFT JOIN pool_instances i ON i.id = s.idempotency_key AND i.tenant_id = s.tenant_id AND i.state <> 'ended'
 WHERE a.id = $2 AND a.state <> 'ended'
   AND EXISTS (SELECT FROM device_claims c WHERE c.allocation_id = a.id AND c.node_id = $1)
   AND NOT EXISTS (SELECT FROM rank_ends e WHERE e.allocation_id = a.id AND e.node_id = $1)
@@ -40,6 +48,8 @@ class StartingJob(NamedTuple):
     secrets: list[dict[str, Any]]
     git_secret: str | None
     upload: str | None
+    instance: str | None = None
+    sealed_key: bytes | None = None
 
 
 class StoredChunk(NamedTuple):

@@ -1,0 +1,23 @@
+"""The key of each instance of a pool: random, sealed in its row, opened for its node and for the routers alone."""
+
+from __future__ import annotations
+
+import secrets
+
+from services.db.sealing import Sealer
+
+_PLACE = "instance key"
+
+
+def new_instance_key(sealer: Sealer, tenant_id: str, instance: str) -> bytes | None:
+    """Return a new key, sealed; None where the installation has no key to seal with."""
+    return sealer.seal(secrets.token_urlsafe(32), _PLACE, tenant_id, instance) if sealer.has_key else None
+
+
+def open_instance_key(sealer: Sealer, sealed: bytes, tenant_id: str, instance: str) -> str:
+    """Return the key of an instance.
+
+    Raises:
+        SealError: It was sealed under another key of the installation.
+    """
+    return sealer.open(sealed, _PLACE, tenant_id, instance)
