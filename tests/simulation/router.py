@@ -86,7 +86,7 @@ class _Writer:
 
 
 class _Keys:
-    def is_due(self, _: Server) -> bool:
+    def is_wanted(self, _: Server) -> bool:
         return False
 
 
