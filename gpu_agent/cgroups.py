@@ -111,14 +111,6 @@ class Cgroups:
                     (groups["devices"] / "devices.deny").write_text(f"c {major}:{minor} rwm")
         return [group / PROCESSES for group in dict.fromkeys(groups.values())]
 
-    def ran_out_of_memory(self, rank: str) -> bool:
-        """Whether the kernel killed a process of a rank for its memory limit."""
-        if (parent := self._parents.get("memory")) is None:
-            return False
-        said = _read(parent / rank / ("memory.events" if self._is_unified else "memory.oom_control"))
-        facts = dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
-        return int(facts.get("oom_kill", "0")) > 0
-
     def sweep(self, running: Collection[str]) -> int:
         """Kill what is left of ranks that do not run, and remove their groups; return how many there were."""
         removed = 0

@@ -131,6 +131,25 @@ class Enclosure:
         if self._namespace >= 0:
             _call("setns", self._namespace, _CLONE_NEWNS)
 
+    def memory_kill(self) -> dict[str, int]:
+        """Return what is known of a kill for memory in the control group; nothing if the kernel killed no process.
+
+        ``memory_peak`` is the most that was used, and ``memory_limit`` the group's limit, in bytes. There is a limit
+        only if it was reached: the kernel also kills for the limit of all jobs and when the host is out of memory.
+        """
+        for group in map(os.path.dirname, self._cgroups):
+            events = _numbers(group, b"memory.events")
+            if events:
+                reached, limit, peak = events.get("oom"), b"memory.max", b"memory.peak"
+            else:
+                events = _numbers(group, b"memory.oom_control")
+                reached = _numbers(group, b"memory.failcnt").get("")
+                limit, peak = b"memory.limit_in_bytes", b"memory.max_usage_in_bytes"
+            if events.get("oom_kill"):
+                found = {"memory_peak": _numbers(group, peak).get("", 0)}
+                return found | {"memory_limit": _numbers(group, limit).get("", 0)} if reached else found
+        return {}
+
     def seal(self) -> None:
         """Confine this process for good, once it is the job's user.
 
@@ -164,6 +183,16 @@ class Enclosure:
                 _bind(opened[by], path, False)
         if self._hides_processes:
             _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, b"hidepid=2")
+
+
+def _numbers(group: bytes, name: bytes) -> dict[str, int]:
+    """Return the numbers in a file of a control group by their names; a number alone has none."""
+    try:
+        with open(os.path.join(group, name), encoding="ascii") as file:
+            lines = [line.rpartition(" ") for line in file.read().splitlines()]
+    except OSError:
+        return {}
+    return {what: int(number) for what, _, number in lines if number.isdigit()}
 
 
 def install_filter(program: bytes) -> None:

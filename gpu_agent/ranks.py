@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from gpu_agent import files, shim
 from gpu_agent.account import Account
 from gpu_agent.processes import kill_marked
 from gpu_agent.secrets import remove_secrets
-from services.contracts.nodes import EndedBy
+from services.contracts.nodes import OUT_OF_MEMORY, EndedBy
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -206,7 +207,7 @@ class RankFolder:
         return Exit(
             code=code,
             ended_by=EndedBy(facts.get("ended_by", EndedBy.HOST)),
-            detail=facts.get("detail", "") or _describe(code),
+            detail=" ".join(filter(None, (facts.get("detail", ""), _memory_words(facts, code)))) or _describe(code),
             ended_at=datetime.fromtimestamp(float(facts.get("ended_at", time.time())), UTC),
         )
 
@@ -309,6 +310,19 @@ class RankFolder:
 def _pass_on(pipe: IO[bytes], data: bytes) -> None:
     with suppress(OSError), pipe:  # a shim that has ended reads nothing, and its log says why
         pipe.write(data)
+
+
+def _memory_words(facts: Mapping[str, str], code: int) -> str:
+    """Return that processes were killed for memory, and for whose; empty if none was."""
+    if "memory_peak" not in facts:
+        return ""
+    is_alone = code == -signal.SIGKILL and not facts.get("detail")
+    who = "It was killed" if is_alone else "One of its processes was killed"
+    peak, limit = (int(facts.get(name, 0)) / 2**30 for name in ("memory_peak", "memory_limit"))
+    peak_words = f"peak {peak:,.1f} GiB" if peak else "peak unknown"
+    if limit:
+        return f"{who} because it {OUT_OF_MEMORY} of {limit:,.1f} GiB ({peak_words})."
+    return f"{who} because its node was short of memory; its own limit was not reached ({peak_words})."
 
 
 def _describe(code: int) -> str:

@@ -471,6 +471,7 @@ class _Shim:
         self._ending = ""  # who ends the rank, once somebody does
         self._ended_by = "itself"
         self._detail = ""
+        self._memory_kill: dict[str, int] = {}
         self._kill_at = float("inf")
         self._was_signalled = False
         self._wake, wake_in = os.pipe()
@@ -628,8 +629,9 @@ class _Shim:
         if code and not self._code:
             self._code, self._ended_by = code, self._ending or "itself"
             could_run = self._read_exec_error()
-            if could_run and name and not self._ending:
-                self._detail = f"The process of {name} {_describe(code)}."
+            if could_run and not self._ending:
+                self._detail = f"The process of {name} {_describe(code)}." if name else ""
+                self._memory_kill = self._spec.enclosure.memory_kill() if self._spec.enclosure is not None else {}
             if self._running:
                 self._end("failed", clock() + self._spec.grace_s)
         if self._running:
@@ -683,6 +685,7 @@ class _Shim:
         """Bring the end to disk, however long it takes: nobody else knows it, and without it the job runs again."""
         detail = self._detail[:_LONGEST_DETAIL] or None  # what is reserved on the disk has room for that
         facts: dict[str, object] = {"code": self._code, "ended_by": self._ended_by, "detail": detail}
+        facts |= self._memory_kill
         facts["ended_at"] = time.time()
         while True:
             try:

@@ -102,9 +102,15 @@ async def test_a_job_that_uses_too_much_memory_is_killed_alone(node: Node) -> No
     await node.start(GPU_AGENT_JOB_MEMORY_GIB="0.0625")
     beside = await node.run("sleep", "600", devices=[0])
     gang = await node.run("/usr/bin/python3", "-c", "b = bytearray(2**28); print('used it')", devices=[1])
-    code, _, printed = await _exit(node, gang)
+    code, detail, printed = await _exit(node, gang)
     assert (code, printed) == (-9, "")
+    assert detail == "It was killed because it used more memory than its limit of 0.1 GiB (peak 0.1 GiB)."
     assert node.plane.state(beside) == "running"
+    worker = "import os; os.fork() or bytearray(2**28); raise SystemExit(os.wait()[1] != 0)"
+    gang = await node.run("/usr/bin/python3", "-c", worker, devices=[1])
+    code, detail, _ = await _exit(node, gang)
+    assert code == 1
+    assert detail.startswith("One of its processes was killed because it used more memory than its limit of 0.1 GiB")
 
 
 async def test_output_beyond_the_limit_ends_the_job(node: Node) -> None:

@@ -75,7 +75,8 @@ async def test_history_is_what_succeeded_of_training_in_the_order_of_its_ends(
 
 async def test_only_gangs_whose_work_was_kept_count(connection: Any, postgres_url: str) -> None:
     await past_jobs(connection, 1, 1)
-    for generation, (seconds, reason) in enumerate([(30, "preempted"), (500, "node_lost"), (700, "failed")], start=2):
+    ends = [(30, "preempted"), (500, "node_lost"), (700, "failed"), (900, "out_of_memory")]
+    for generation, (seconds, reason) in enumerate(ends, start=2):
         await connection.execute(
             "INSERT INTO allocations (id, job_id, generation, state, gpus, shares, master_port, started_at, ended_at, "
             "end_reason) SELECT id || '.' || $1::int, id, $1, 'ended', 1, '[]', 0, now() - make_interval(secs => $2), "

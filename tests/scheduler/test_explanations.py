@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from services.contracts.explanations import Explanation
 from services.contracts.identity import Identity, Role
+from services.contracts.nodes import OUT_OF_MEMORY
 from services.core.cycle.snapshot import Trigger
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
@@ -324,6 +325,22 @@ async def test_the_end_of_a_running_job_is_expected_by_its_own_progress(world: W
     assert found.running.expected_end_at is not None
     left_s = (found.running.expected_end_at - found.as_of).total_seconds()
     assert left_s == pytest.approx(found.running.length.seconds, abs=5)
+
+
+async def test_a_job_that_ran_out_of_memory_says_so_with_its_limit(world: World) -> None:
+    await world.node("n1")
+    job = await world.running(max_restarts=1)
+    killed = f"It was killed because it {OUT_OF_MEMORY} of 3.0 GiB (peak 3.0 GiB)."
+    said = {"exit_code": -9, "ended_by": "itself", "detail": killed}
+    for _ in range(2):
+        await world.report(await world.allocation(job), "exited", **said)
+        await world.scheduler.turn()
+    found = await explain(world, job)
+
+    assert f"Waits again. {killed} Restart 1 of 1." in [line.text for line in found.story]
+    assert (found.state, found.reason, found.detail) == ("failed", "out_of_memory", killed)
+    assert found.story[-1].text.startswith("Failed with exit status -9")
+    assert found.story[-1].text.endswith(killed)
 
 
 async def test_an_ended_job_has_a_story_with_a_sum(world: World) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.contracts.nodes import EndedBy, RankState
+from services.contracts.nodes import OUT_OF_MEMORY, EndedBy, RankState
 from services.core.domain.jobs import JobState
 from services.scheduler.ingest.gangs import End, EndReason, Gang, GangState, Run, ShareReport, Stop, fate_of
 
@@ -18,6 +18,7 @@ FAILED = ShareReport(RankState.EXITED, 3, EndedBy.ITSELF, "boom")
 STOPPED = ShareReport(RankState.EXITED, 0, EndedBy.STOP)
 KILLED = ShareReport(RankState.EXITED, -9, EndedBy.STOP)
 FENCED = ShareReport(RankState.EXITED, -15, EndedBy.LEASE)
+HUNGRY = ShareReport(RankState.EXITED, -9, EndedBy.ITSELF, f"It was killed because it {OUT_OF_MEMORY} of 3.0 GiB.")
 OVERDUE = ShareReport(RankState.EXITED, 0, EndedBy.TIME_LIMIT, "It reached its time limit of 60 s.")
 REFUSED = ShareReport(RankState.EXITED, None, EndedBy.REFUSED, "no such device")
 HOPELESS = ShareReport(RankState.EXITED, 126, EndedBy.CANNOT_START, "it cannot enter its folder: let it in")
@@ -80,6 +81,11 @@ def test_while_a_part_of_it_lives(before: Gang, fate: object) -> None:
         (gang(FAILED, max_restarts=1), JobState.QUEUED, EndReason.FAILED),
         (gang(FAILED, max_restarts=1, restarts=1), JobState.FAILED, EndReason.FAILED),
         (gang(FAILED, max_restarts=1, hold_requested=True), JobState.HELD, EndReason.FAILED),
+        (gang(FAILED, HUNGRY), JobState.FAILED, EndReason.OUT_OF_MEMORY),
+        (stopping(EndReason.FAILED, HUNGRY, KILLED), JobState.FAILED, EndReason.OUT_OF_MEMORY),
+        (gang(HUNGRY, max_restarts=1), JobState.QUEUED, EndReason.OUT_OF_MEMORY),
+        (gang(replace(HUNGRY, ended_by=EndedBy.STOP), stop_reason=EndReason.HELD), JobState.QUEUED, EndReason.HELD),
+        (gang(HUNGRY, OVERDUE), JobState.FAILED, EndReason.TIME_LIMIT),
         (gang(REFUSED, start_attempts=2), JobState.QUEUED, EndReason.START_FAILED),
         (gang(HOPELESS, start_attempts=5, max_restarts=3), JobState.FAILED, EndReason.START_FAILED),
         (stopping(EndReason.START_FAILED, HOPELESS, KILLED, start_attempts=5), JobState.FAILED, EndReason.START_FAILED),
@@ -115,6 +121,12 @@ def test_the_exit_code_is_that_of_the_part_that_failed_by_itself() -> None:
     end = fate_of(stopping(EndReason.FAILED, KILLED, FAILED))
     assert isinstance(end, End)
     assert (end.exit_code, end.detail) == (3, "boom")
+
+
+def test_a_part_that_ran_out_of_memory_is_the_cause_and_counts_as_a_failure() -> None:
+    end = fate_of(stopping(EndReason.FAILED, FAILED, HUNGRY, max_restarts=1))
+    assert isinstance(end, End)
+    assert (end.exit_code, end.detail, end.counts_as_restart) == (-9, f"{HUNGRY.detail} Restart 1 of 1.", True)
 
 
 def test_only_a_preemption_counts_as_one_and_only_a_failure_as_a_restart() -> None:

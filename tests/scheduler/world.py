@@ -98,14 +98,15 @@ class World:
         for share in row["shares"]:
             if node in (None, share["node_id"]):
                 await self.fetch(
-                    "INSERT INTO rank_statuses (allocation_id, node_id, state, exit_code, ended_by) "
-                    "VALUES ($1, $2, $3, $4, $5) ON CONFLICT (allocation_id, node_id) "
-                    "DO UPDATE SET state = $3, exit_code = $4, ended_by = $5",
+                    "INSERT INTO rank_statuses (allocation_id, node_id, state, exit_code, ended_by, detail) "
+                    "VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (allocation_id, node_id) "
+                    "DO UPDATE SET state = $3, exit_code = $4, ended_by = $5, detail = $6",
                     allocation_id,
                     share["node_id"],
                     state,
                     words.get("exit_code"),
                     words.get("ended_by"),
+                    words.get("detail"),
                 )
 
     async def running(self, minimum: int = 1, **spec: Any) -> str:

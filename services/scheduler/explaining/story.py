@@ -15,6 +15,7 @@ PLANNED = {reason.value: words for reason, words in SENTENCES.items()}
 ENDINGS: dict[str, str] = {
     EndReason.FINISHED: "All its processes exited with status 0.",
     EndReason.FAILED: "One of its processes failed.",
+    EndReason.OUT_OF_MEMORY: "It was killed because it used more memory than its limit.",
     EndReason.CANCELLED: "Its owner cancelled it.",
     EndReason.HELD: "Its owner put it on hold.",
     EndReason.PREEMPTED: "It was stopped with its grace period, and continues from its checkpoint.",
@@ -114,7 +115,7 @@ class Narrator:
     def _queued(self, event: EventRow) -> str:
         since, self._held_at = self._held_at, None
         if since is None:
-            return f"Waits again. {sentence(_code(event))}"
+            return f"Waits again. {_detail(event) or sentence(_code(event))}"
         held = length_words((event.at - since).total_seconds())
         return f"Released after {held} on hold; it waits for GPUs. {sentence(_code(event))}"
 
@@ -128,7 +129,7 @@ class Narrator:
     def _failed(self, event: EventRow) -> str:
         status = event.data.get("exit_code")
         how = "Failed" if status is None else f"Failed with exit status {status}"
-        return f"{how}, {self._in_all(event)} after its submission. {sentence(_code(event))}"
+        return f"{how}, {self._in_all(event)} after its submission. {_detail(event) or sentence(_code(event))}"
 
 
 def story_of(events: Sequence[EventRow], submitted_at: datetime) -> tuple[list[StoryLine], int]:

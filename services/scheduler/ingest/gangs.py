@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from services.contracts.nodes import NOT_COPIED, SLICE_GONE, EndedBy, RankState
+from services.contracts.nodes import NOT_COPIED, OUT_OF_MEMORY, SLICE_GONE, EndedBy, RankState
 from services.core.domain.jobs import JobState
 
 
@@ -24,6 +24,7 @@ class EndReason(StrEnum):
 
     FINISHED = "finished"
     FAILED = "failed"
+    OUT_OF_MEMORY = "out_of_memory"
     CANCELLED = "cancelled"
     HELD = "held"
     PREEMPTED = "preempted"
@@ -275,13 +276,16 @@ def _lost(gang: Gang) -> End:
 
 
 def _failure(gang: Gang) -> End:
+    killed = [share for share in gang.shares if OUT_OF_MEMORY in (share.detail or "")]
+    reason = EndReason.OUT_OF_MEMORY if killed else EndReason.FAILED
+    gang = replace(gang, shares=killed or gang.shares)  # whatever the others made of that
     code = _exit_code(gang)
     detail = _detail(gang) or f"It exited with status {code}."
     if gang.restarts < gang.max_restarts:
         state = JobState.HELD if gang.hold_requested else JobState.QUEUED
         detail = f"{detail} Restart {gang.restarts + 1} of {gang.max_restarts}."
-        return End(state, EndReason.FAILED, detail, code, counts_as_restart=True)
-    return End(JobState.FAILED, EndReason.FAILED, detail, code)
+        return End(state, reason, detail, code, counts_as_restart=True)
+    return End(JobState.FAILED, reason, detail, code)
 
 
 def _exit_code(gang: Gang) -> int | None:
