@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from services.cli.output import errors
 
 Advance = Callable[[str, int, int | None], None]
 """Says how much is done, of how much in all where that is known, and what of."""
@@ -22,10 +23,10 @@ def bar(title: str = "", *, quiet: bool = False, each_its_own: bool = False) -> 
         each_its_own: Everything that is named gets a bar of its own.
     """
     columns = (
-        *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+        *(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()),
         *(TimeElapsedColumn(), TimeRemainingColumn()),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as shown:
+    with Progress(*columns, console=errors, disable=quiet) as shown:
         tasks = {} if each_its_own else {"": shown.add_task(title, total=None)}
 
         def advance(what: str, done: int, of: int | None = None) -> None:

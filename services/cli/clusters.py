@@ -43,7 +43,7 @@ def login(
     if name == LOCAL:
         raise CliError(f"{LOCAL} names the installation of this machine; choose another --cluster NAME", EXIT_USAGE)
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
-        print(f"wattshift: {url} is not encrypted; the key can be read on the way", file=sys.stderr)
+        output.say(f"wattshift: {url} is not encrypted; the key can be read on the way")
     key = (sys.stdin.readline() if key_stdin else typer.prompt("API key", hide_input=True, err=True)).strip()
     if not key:
         raise CliError("the API key is empty", EXIT_USAGE)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.names import job_id
 from services.cli.terminal import run_session, terminal_size
@@ -84,6 +85,6 @@ def in_this_terminal() -> dict[str, Any]:
 def end_with(code: int, detail: str) -> None:
     """End this command with the exit status of the one that it ran."""
     if detail:
-        print(f"wattshift: {detail}", file=sys.stderr)
+        output.say(f"wattshift: {detail}")
     if code:
         raise typer.Exit(code if 0 < code < 256 else EXIT_FAILED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from services.cli.client import EXIT_USAGE, CliError, Gateway
-from services.cli.output import instant
+from services.cli.output import errors, instant
 from services.contracts.reports import PastJob
+from services.kit.text import write_row
 
 COLUMNS = tuple(PastJob.model_fields)
 TIMES = ("submitted_at", "started_at", "ended_at")
@@ -40,16 +39,16 @@ def export(
 ) -> None:
     """Write past jobs, as they ran, to a file that `simulate training --jobs FILE --format wattshift` replays."""
     period = {"start": _moment(start, "--start"), "end": _moment(end, "--end"), "tenant": tenant}
-    gateway, told = Gateway(), Console(stderr=True)
+    gateway = Gateway()
     count, unfinished = 0, 0
-    with told.status("exporting") as status, _sink(out) as write:
+    with errors.status("exporting") as status, _sink(out) as write:
         for page in _pages(gateway, period):
             write(page)
             count += len(page)
             unfinished += sum(row["ended_at"] is None for row in page)
             status.update(f"{count} jobs")
     still = f"; {unfinished} have not ended yet; a replay leaves them out" if unfinished else ""
-    told.print(f"{count} jobs{'' if out == '-' else f' in {out}'}{still}", highlight=False, soft_wrap=True)
+    errors.print(f"{count} jobs{'' if out == '-' else f' in {out}'}{still}", soft_wrap=True)
 
 
 def _pages(gateway: Gateway, period: Row) -> Iterator[list[Row]]:
@@ -96,9 +95,13 @@ def _sink(out: str) -> Iterator[Write]:
 
 
 def _csv(file: IO[str]) -> Write:
-    rows = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
-    rows.writeheader()
-    return rows.writerows
+    write_row(file, COLUMNS)
+
+    def write(rows: Sequence[Row]) -> None:
+        for row in rows:
+            write_row(file, (row.get(column) for column in COLUMNS))
+
+    return write
 
 
 @contextmanager

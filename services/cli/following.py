@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ def wait_for(gateway: Gateway, job_ids: list[str], poll_s: float = POLL_S) -> It
         yield job
 
 
-def follow(gateway: Gateway, job_id: str, stream: str = STREAM) -> Any:
+def follow(gateway: Gateway, job_id: str, stream: str = STREAM, *, raw: bool = False) -> Any:
     """Print a job's output as it comes, from its present or next gang until the job ends; return the ended job.
 
     The output goes to standard output; what happens to the job, to standard error.
@@ -44,7 +43,7 @@ def follow(gateway: Gateway, job_id: str, stream: str = STREAM) -> Any:
             said = _tell(job, said)
         has_output = job["generation"] > printed and (is_final or job["state"] in ("running", "preempting"))
         # Output of earlier gangs is not printed: the job may have had many before somebody follows it.
-        if has_output and _print_gang(gateway, job_id, job["generation"], stream):
+        if has_output and _print_gang(gateway, job_id, job["generation"], stream, raw):
             printed = job["generation"]
             continue
         if is_final:  # how it ended comes after its output, also if it had ended before
@@ -53,13 +52,11 @@ def follow(gateway: Gateway, job_id: str, stream: str = STREAM) -> Any:
         time.sleep(POLL_S)
 
 
-def _print_gang(gateway: Gateway, job_id: str, generation: int, stream: str) -> bool:
+def _print_gang(gateway: Gateway, job_id: str, generation: int, stream: str, raw: bool) -> bool:
     """Print the output of a gang until it ends; return whether there was any to ask for."""
     try:
         with gateway.stream(f"/v1/jobs/{job_id}/logs", stream=stream, follow="true", generation=generation) as answer:
-            for chunk in answer.iter_bytes():
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.flush()
+            output.print_log(answer.iter_bytes(), raw=raw)
     except CliError as error:
         if error.code != ProblemCode.NO_DATA:
             raise
@@ -74,7 +71,7 @@ def _tell(job: dict[str, Any], said: str) -> str:
     if state in ("queued", "held", "preempting") and detail:
         now += f": {detail}"
     if now != said:
-        print(now, file=sys.stderr, flush=True)
+        output.say(now)
     return now
 
 
@@ -99,5 +96,5 @@ def interruptible(job_ids: list[str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         what = "The job goes on" if len(job_ids) == 1 else "The jobs go on"
-        print(f"\n{what}. To cancel: wattshift cancel {' '.join(job_ids[:20])}", file=sys.stderr)
+        output.say(f"\n{what}. To cancel: wattshift cancel {' '.join(job_ids[:20])}")
         raise typer.Exit(EXIT_INTERRUPTED) from None

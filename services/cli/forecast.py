@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
-from services.cli.output import console, print_json, table
+from services.cli.output import console, print_json, say, table
 from services.core.domain.errors import DomainError
 
 if TYPE_CHECKING:
@@ -60,9 +59,9 @@ def forecast(
     ]
     if len(past.sentences) > 1:
         for sentence in past.sentences:
-            print(f"wattshift: {sentence}", file=sys.stderr)
+            say(f"wattshift: {sentence}")
     if made.note:
-        print(f"wattshift: {made.method}: {made.note}", file=sys.stderr)
+        say(f"wattshift: {made.method}: {made.note}")
     if as_json:
         print_json(rows)
         return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -241,6 +240,9 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Follow the output until the job ends, over restarts.")
     ] = False,
     generation: Annotated[int | None, typer.Option(help="Show the output of an earlier gang of the job.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Let the output command the terminal: its colours, but anything else too.")
+    ] = False,
 ) -> None:
     """Print a job's output: standard output and standard error together, in the order in which they were written."""
     gateway = Gateway()
@@ -249,22 +251,20 @@ def logs(
     path = f"/v1/jobs/{job}/logs"
     if follow_it and generation is None:
         with interruptible([job]):
-            follow(gateway, job, stream)
+            follow(gateway, job, stream, raw=raw)
         return
     if follow_it:
         with gateway.stream(path, stream=stream, follow="true", generation=generation) as answer:
-            for chunk in answer.iter_bytes():
-                sys.stdout.buffer.write(chunk)
-                sys.stdout.flush()
+            output.print_log(answer.iter_bytes(), raw=raw)
         return
-    offset = 0
-    while True:
-        answer = gateway.text(path, stream=stream, offset=offset, generation=generation)
-        sys.stdout.buffer.write(answer.content)
-        if not answer.content:
-            break
-        offset = int(answer.headers.get(LOG_NEXT_OFFSET_HEADER, offset + len(answer.content)))
-    sys.stdout.flush()
+
+    def parts() -> Iterator[bytes]:
+        offset = 0
+        while (answer := gateway.text(path, stream=stream, offset=offset, generation=generation)).content:
+            yield answer.content
+            offset = int(answer.headers.get(LOG_NEXT_OFFSET_HEADER, offset + len(answer.content)))
+
+    output.print_log(parts(), raw=raw)
 
 
 def _steer(action: str) -> Any:

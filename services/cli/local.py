@@ -18,13 +18,12 @@ from types import ModuleType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from services.cli import output
 from services.cli.bars import bar
 from services.cli.client import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
 from services.cli.jobs import AsJson
-from services.cli.output import console
+from services.cli.output import console, errors
 from services.cli.reach import runner_of
 from services.cli.values import duration_s
 from services.kit.callers import SERVICES
@@ -117,7 +116,6 @@ def print_runner(url: str, folder: Path) -> None:
 def waiting_shown() -> Iterator[Callable[[StackStatus], None]]:
     """Show on standard error what a start waits for: a terminal always, anything else when that has changed."""
     began_s, said_s, said = time.monotonic(), 0.0, ""
-    errors = Console(stderr=True)
     with errors.status("starting") as spinner:
 
         def show(status: StackStatus) -> None:
@@ -128,7 +126,7 @@ def waiting_shown() -> Iterator[Callable[[StackStatus], None]]:
                 spinner.update(text)
             elif text != said and after_s - said_s >= SAY_EVERY_S:
                 said_s, said = after_s, text
-                errors.print(f"{text} ({after_s:.0f} s so far)", soft_wrap=True, markup=False, highlight=False)
+                errors.print(f"{text} ({after_s:.0f} s so far)", soft_wrap=True, markup=False)
 
         yield show
 

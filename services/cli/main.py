@@ -24,6 +24,7 @@ from services.cli import (
     fleets,
     jobs,
     local,
+    output,
     plan,
     profile_inference,
     report,
@@ -86,13 +87,13 @@ def main() -> None:
         app()
     except CliError as error:
         console.file.flush()
-        print(f"wattshift: {error}", file=sys.stderr)
+        output.say(f"wattshift: {error}")
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         if (hint := missing_extra(error)) is None:
             raise
         console.file.flush()
-        print(f"wattshift: {hint}", file=sys.stderr)
+        output.say(f"wattshift: {hint}")
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.errors import MarkupError
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from services.cli.client import EXIT_USAGE, CliError
 from services.core.domain.units import J_PER_KWH
+from services.kit.text import visible
+
+
+class _Console(Console):
+    """Shows what jobs, nodes and servers say, without letting it command the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a line or a cell; where a stranger's brackets are no markup, as it is, and without links."""
+        text = visible(text)  # before it is laid out: escapes are wider
+        try:
+            made = super().render_str(text, **options)
+        except MarkupError:
+            made = super().render_str(text, **{**options, "markup": False})
+        made.spans = [span for span in made.spans if "link" not in str(span.style)]
+        return made
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the parts of what is shown; Rich's own movements of the cursor are marked as such."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else visible(text), style, control)
+
 
 # Without a terminal, a table is as wide as it needs to be: a script cannot use a truncated id.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+console = _Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+errors = _Console(highlight=False, stderr=True)
 
 STATE_STYLES = {
     "running": "green",
@@ -61,8 +87,27 @@ def show(make: Callable[[], RenderableType], *, watch: bool) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON document for a program."""
-    json.dump(value, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    sys.stdout.write(json.dumps(value, indent=2).replace("\x7f", r"\u007f") + "\n")
+
+
+def say(sentence: str) -> None:
+    """Print a sentence on standard error."""
+    print(visible(sentence), file=sys.stderr, flush=True)
+
+
+def print_log(chunks: Iterable[bytes], *, raw: bool = False) -> None:
+    r"""Print output of jobs: bytes as they are, but on a terminal with controls as escapes unless ``raw``.
+
+    A terminal gets ``\r`` too, which progress bars need: it reaches no further than the line.
+    """
+    if raw or not sys.stdout.isatty():
+        for chunk in chunks:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.flush()
+        return
+    for text in codecs.iterdecode(chunks, "utf-8", "backslashreplace"):
+        sys.stdout.write(visible(text, keep="\r"))
+        sys.stdout.flush()
 
 
 def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:

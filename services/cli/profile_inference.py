@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from services.cli import closed_loop, output
 from services.cli.bars import bar
@@ -378,7 +377,7 @@ class Bench:
 
     def _say(self, said: str, text: str) -> str:
         if text != said and not self._quiet:
-            Console(stderr=True).print(text, highlight=False)
+            output.say(text)
         return text
 
 
@@ -403,7 +402,7 @@ def _left_as_it_was(bench: Bench, out: Path) -> Iterator[None]:
         try:
             bench.end()
         except CliError as error:
-            Console(stderr=True).print(f"{error}; run this again to cut it as it was", soft_wrap=True)
+            output.say(f"{error}; run this again to cut it as it was")
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

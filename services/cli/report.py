@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.contracts.queries import GroupBy, RequestGroup
 from services.core.accounting.carbon import relative_change
+from services.kit.text import write_row
 
 Report = dict[str, Any]
 PAGE_LINES = 1_000
@@ -283,9 +283,8 @@ def _row(line: Report) -> Sequence[Any]:
 
 
 def _rows_to(file: IO[str], rows: Sequence[Sequence[Any]]) -> None:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(rows)
+    for row in (COLUMNS, *rows):
+        write_row(file, row)
 
 
 def _write(path: Path, content: str | Callable[[IO[str]], None]) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
-from rich.console import Console
 
 from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
@@ -280,7 +279,7 @@ def report(
     """
     windows = _read_log(file, since)
     gateway, received = Gateway(), {"windows": 0, "requests": 0}
-    with Console(stderr=True).status("reporting") as status:
+    with output.errors.status("reporting") as status:
         for batch in _batches(windows):
             receipt = gateway.call("POST", f"/v1/pools/{name}/traffic", body={"source": source, "windows": batch})
             received = {what: received[what] + receipt[what] for what in received}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from services.cli import output
 from services.cli.client import EXIT_FAILED, CliError, Gateway
 from services.cli.exec import CommandAfterDashes, end_with, in_this_terminal, words_after_dashes
 from services.cli.following import FINAL, POLL_S
@@ -140,4 +140,4 @@ def _cancelled_at_the_end(gateway: Gateway) -> Iterator[list[str]]:
 
 
 def _say(text: str) -> None:
-    print(f"wattshift: {text}", file=sys.stderr, flush=True)
+    output.say(f"wattshift: {text}")

@@ -23,6 +23,7 @@ from services.core.accounting.energy import counter_energy_j
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import SLICE_SEVENTHS, SLICE_SM_PERCENT
 from services.core.domain.mig import WHOLE, placed, sevenths_of
+from services.kit.text import write_row
 
 SHORT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,23}$"
 PERCENT: dict[int, int] = dict(zip(SLICE_SEVENTHS, SLICE_SM_PERCENT, strict=True))
@@ -285,7 +286,7 @@ def _mix(sizes: Sequence[int]) -> str:
 
 def _line(values: Sequence[str]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(values)
+    write_row(text, values)
     return text.getvalue()
 
 

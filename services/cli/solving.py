@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from services.cli.output import errors
 from services.core.domain.progress import Progress as HowFar
 from services.core.domain.progress import Report, unreported
 
@@ -19,12 +19,11 @@ def solving_bar(*, quiet: bool) -> Iterator[Report]:
     Args:
         quiet: Show nothing, for a program.
     """
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or not errors.is_terminal:
         yield unreported
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors) as bar:
         task = bar.add_task("solving", total=1.0)
         furthest = 0.0
 

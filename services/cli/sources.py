@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+from services.cli import output
 from services.cli.client import EXIT_USAGE, CliError, Gateway
 from services.contracts.jobs import JobSpec
 from services.kit.references import named_upload
@@ -81,9 +81,9 @@ class LocalSources:
                 raise CliError(f"{what}: {error}", EXIT_USAGE) from None
             files = f"{len(archive.entries)} file" + ("" if len(archive.entries) == 1 else "s")
             size = f"{archive.size_bytes / 2**20:.1f} MiB" if archive.size_bytes > 2**20 else f"{archive.size_bytes} B"
-            print(f"{files} of {folder.absolute()}, {size} compressed", file=sys.stderr)
+            output.say(f"{files} of {folder.absolute()}, {size} compressed")
             for name in archive.skipped:
-                print(f"wattshift: {name} is a repository of its own, and left out", file=sys.stderr)
+                output.say(f"wattshift: {name} is a repository of its own, and left out")
         return self._archives[folder].sha256
 
     def _resolved(self, text: str, secret: str | None, what: str) -> dict[str, Any]:
@@ -91,5 +91,5 @@ class LocalSources:
             source = git_source(text, secret)
         except WattshiftError as error:
             raise CliError(f"{what}: {error}", EXIT_USAGE) from None
-        print(f"{source['git']['url']} at commit {source['git']['revision']}", file=sys.stderr)
+        output.say(f"{source['git']['url']} at commit {source['git']['revision']}")
         return source

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import shlex
-import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,7 +75,7 @@ class SubmitCommand(typer.core.TyperCommand):
         given, _, _ = self.make_parser(ctx).parse_args(args=winning)
         options, said = foreign.obeyed(script.name, script.text, script.foreign, _named(given))
         if said:
-            print(f"wattshift: {script.name} is not obeyed in all: {'; '.join(said)}", file=sys.stderr)
+            output.say(f"wattshift: {script.name} is not obeyed in all: {'; '.join(said)}")
         if "--name" in options:
             at = options.index("--name") + 1
             options[at] = job_name(options[at])
@@ -360,7 +359,7 @@ def submit(
         output.print_json(ended)
     elif not follow:
         for job in ended:
-            print(following.ended_words(job), file=sys.stderr)
+            output.say(following.ended_words(job))
     if any(job["state"] != "succeeded" for job in ended):
         raise typer.Exit(EXIT_FAILED)
 
@@ -462,7 +461,7 @@ def check_folders(gateway: Gateway, specs: list[JobSpec], *, writes: bool = True
         what = "is not a folder" if Path(folder).exists() else "does not exist"
         if is_here:
             raise CliError(f"working folder {folder} {what}; choose another with --workdir", EXIT_NOT_FOUND)
-        print(f"wattshift: working folder {folder} {what} on this machine; nodes must have it", file=sys.stderr)
+        output.say(f"wattshift: working folder {folder} {what} on this machine; nodes must have it")
     runner = None
     if is_here and on_nodes:
         runner = runner_of(gateway.get("/v1/whoami"), installation_of(gateway.url))
@@ -477,7 +476,7 @@ def check_folders(gateway: Gateway, specs: list[JobSpec], *, writes: bool = True
         for each in programs:
             if each.instead_of:
                 why = f"the account {runner.name} cannot run {each.instead_of}, which comes first in PATH"
-                print(f"wattshift: {spec.name} runs {each.path}: {why}", file=sys.stderr)
+                output.say(f"wattshift: {spec.name} runs {each.path}: {why}")
 
 
 def _ways_round(found: Obstacle, spec: JobSpec, typed: Sequence[str]) -> list[str]:
@@ -526,13 +525,13 @@ def _announce(accepted: list[Any], *, as_json: bool, follow: bool, wait: bool) -
     shown = console.is_terminal
     for job in accepted:
         if follow:
-            print(f"{job['id']}  {job['name']}", file=sys.stderr)
+            output.say(f"{job['id']}  {job['name']}")
         elif shown:
             tasks = f": {job['count']} jobs" if job.get("count") else ""
             are = "are" if tasks else "is"
             console.print(f"[bold]{job['id']}[/]  {job['name']}{tasks} {are} {output.state(job['state'])}")
         else:
-            print(job["id"], flush=True)
+            console.print(job["id"])
     if shown and not (follow or wait) and len(accepted) == 1:
         job = accepted[0]
         then = "wattshift release" if job["state"] == "held" else "wattshift logs --follow"

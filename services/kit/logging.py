@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from services.kit import traces
+from services.kit.text import visible
 
 
 class Log:
@@ -71,7 +72,7 @@ class _Formatter(logging.Formatter):
             return orjson.dumps(line, default=str).decode()
         words = " ".join(f"{name}={value}" for name, value in fields.items())
         moment = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
-        return f"{moment} {record.levelname:7} {record.getMessage()} {words}{trace}".rstrip()
+        return visible(f"{moment} {record.levelname:7} {record.getMessage()} {words}{trace}".rstrip())
 
 
 def configure_logging(process: str, *, log_format: str = "text", level: str = "INFO") -> None:

@@ -16,7 +16,7 @@ def metric_sum(metrics: str, names: Collection[str]) -> float | None:
     """
     wanted = tuple(names)
     # The others, of which a server may have megabytes, are not parsed.
-    lines = "".join(f"{line}\n" for line in metrics.splitlines() if line.startswith(wanted))
+    lines = "".join(f"{line}\n" for line in metrics.split("\n") if line.startswith(wanted))
     try:
         families = list(text_string_to_metric_families(lines))
     except ValueError:

@@ -54,7 +54,7 @@ def merged(parts: Iterable[tuple[Mapping[str, str], str]]) -> str:
     for labels, text in parts:
         added = ",".join(f'{name}="{_quoted(value)}"' for name, value in labels.items())
         family, is_first = "", False
-        for line in text.splitlines():
+        for line in text.split("\n"):  # no other line end: labels may have them
             if line.startswith("#"):
                 name = line.split(" ", 3)[2]
                 if name != family:

@@ -1,8 +1,12 @@
-"""Text files as people bring them: UTF-8 or UTF-16, with or without a byte-order mark, with any line ends."""
+"""Text that people bring, in any encoding and with any line ends, and text of strangers that is shown or exported."""
 
 from __future__ import annotations
 
 import codecs
+import csv
+import re
+from collections.abc import Iterable
+from typing import IO, Any
 
 
 def encoding_of(head: bytes) -> str:
@@ -26,3 +30,30 @@ def decoded(content: bytes) -> str:
         UnicodeDecodeError: It is text of no encoding that ``encoding_of`` knows.
     """
     return content.decode(encoding_of(content[:4])).replace("\r\n", "\n").replace("\r", "\n")
+
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+r"""What a terminal may obey instead of showing it: controls but ``\n`` and ``\t``, and marks that change the direction
+of text; and halves of surrogate pairs, which no stream takes."""
+
+
+_FORMULA = re.compile(rf"[=+\-@\t\n]|{CONTROLS.pattern}")
+_NUMBER = re.compile(r"[+-]?([0-9.]+(e[+-]?[0-9]+)?|inf|nan)")
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""Return text with each of ``CONTROLS`` as its escape, such as ``\x1b``, but those in ``keep``."""
+    return CONTROLS.sub(
+        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text
+    )
+
+
+def write_row(file: IO[str], cells: Iterable[Any]) -> None:
+    """Write a row of CSV in which no text is a formula to a spreadsheet, and nothing a command to a terminal."""
+    csv.writer(file, lineterminator="\n").writerow(_cell(cell) for cell in cells)
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
+    return ("'" if _FORMULA.match(value) else "") + visible(value)

@@ -16,9 +16,8 @@ from services.core.domain.progress import Progress, unreported
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     written = io.StringIO()
-    monkeypatch.setattr(
-        solving, "Console", lambda stderr: Console(file=written, force_terminal=True, width=120, color_system=None)
-    )
+    shown = Console(file=written, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr(solving, "errors", shown)
     return written
 
 

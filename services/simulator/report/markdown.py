@@ -27,6 +27,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from services.kit.text import write_row
 from services.simulator.report.tables import (
     FIGURES,
     Compared,
@@ -353,17 +354,18 @@ def cells_of(text: str, results: Path, before: bytes = b"") -> bytes:
         before: The cells until now: those of experiments without results stay, as their tables do.
     """
     rows = io.StringIO()
-    out = csv.writer(rows, lineterminator="\n")
-    out.writerow(["experiment", "policy", "trace", "zone", "signal", "seed", *FIGURES])
+    write_row(rows, ["experiment", "policy", "trace", "zone", "signal", "seed", *FIGURES])
     known = list(csv.reader(io.StringIO(gzip.decompress(before).decode()))) if before else []
     for name in sorted({match[1] for match in MARK.finditer(text)}):
         if not _has_results(results / name):
-            out.writerows(row for row in known if row[0] == name)
+            for row in known:
+                if row[0] == name:
+                    write_row(rows, row)
             continue
         for cell in load(results / name, kept_cells(name, before))[0]:
             figures = (cell["summary"][figure] for figure in FIGURES)
             shown = (f"{value:.7g}" if isinstance(value, float) else value for value in figures)
-            out.writerow([name, label_of(cell), *place_of(cell), *shown])
+            write_row(rows, [name, label_of(cell), *place_of(cell), *shown])
     return gzip.compress(rows.getvalue().encode(), 9, mtime=0)
 
 

@@ -10,7 +10,6 @@ which each was drawn (and 0 for the baseline), as shares of the baseline's carbo
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
 from collections import defaultdict
@@ -18,6 +17,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from services.kit.text import write_row
 
 Result = dict[str, Any]
 Place = tuple[str, str, str, int]
@@ -302,10 +303,9 @@ def sensitivities(results: Sequence[Result], defaults: Mapping[tuple[str, str], 
 def write_csv(file: Path, results: Iterable[Result]) -> None:
     """Write one row per cell with all of its figures."""
     with file.open("w", newline="", encoding="utf-8") as text:
-        out = csv.writer(text, lineterminator="\n")
-        out.writerow(["policy", "trace", "zone", "signal", "seed", *FIGURES])
+        write_row(text, ["policy", "trace", "zone", "signal", "seed", *FIGURES])
         for result in results:
-            out.writerow([label_of(result), *place_of(result), *(result["summary"][name] for name in FIGURES)])
+            write_row(text, [label_of(result), *place_of(result), *(result["summary"][name] for name in FIGURES)])
 
 
 def _grouped(values: Mapping[Place, float], of: Callable[[Place], Hashable]) -> list[float]:
