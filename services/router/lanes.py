@@ -34,9 +34,9 @@ from services.router.fleet import Fleet, Pool, Server
 from services.router.upstream import Connection, UpstreamError
 
 AFFINITY_CARBON = 1.1
-"""A server that has the prompt's beginning cached may emit so many times what the cleanest one does."""
+"""How many times what the cleanest server emits one may emit that has the prompt's beginning cached."""
 AFFINITY_LOAD = 1.1
-"""It may be so many times as full as the least loaded of the cleanest, and by one request more."""
+"""How many times as full as the least loaded of the cleanest it may be, and one request more."""
 RETIME_SHARE = 0.1
 """The queue is ordered anew when its servers' times have changed by so much."""
 
