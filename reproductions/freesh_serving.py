@@ -109,7 +109,7 @@ class LateLastQueue(RequestQueue):
         yield from super().__iter__()
         yield from self._late
 
-    def peek(self, *, behind: Collection[str] = ()) -> ServingRequest | None:
+    def peek(self, *, behind: Collection[str] = (), without: Collection[frozenset[str]] = ()) -> ServingRequest | None:
         while (head := super().peek()) is not None and laxity_s(head, self.times, self.now_s) < 0:
             super().pop()
             self._late.requeue(head)

@@ -160,4 +160,5 @@ async def test_a_stored_spec_is_read_back_as_it_was_meant(admission: Admission) 
     job_id = json.loads(answer.body)["id"]
     seen = (await admission.ask("GET", f"/v1/jobs/{job_id}")).json()["spec"]
     assert {name: seen[name] for name in ("command", "environment")} == {k: spec[k] for k in ("command", "environment")}
-    assert seen["gpus"] == {"min": 2, "max": 6, "step": 2, "model": None, "memory_gib": None, "slice": None}
+    known = {"min": 2, "max": 6, "step": 2, "asked": None}
+    assert seen["gpus"] == {**known, "model": None, "memory_gib": None, "slice": None}

@@ -137,6 +137,23 @@ async def test_what_was_charged_after_the_end_is_given_back_by_new_lines(plane) 
     assert await lines(plane) == after
 
 
+async def test_the_moment_until_an_agent_knows_of_an_end_breaks_no_rule_and_is_given_back(plane) -> None:
+    agent = await plane.agent()
+    job = await accept_job(plane.database)
+    gang = await allocate(plane.database, job, {"n0": [0]})
+    since_s = utc_now().timestamp() - 100
+    whole = ten_seconds(agent, gang, since_s)
+    await agent.report(whole, agent.interval(since_s + 10, since_s + 11, usage(gang, 100), usage(None, 500, gpus=3)))
+    before = await figures(plane, job)
+    await ends(plane, agent, gang, since_s + 9)
+    assert await broken(plane) == {}
+
+    await return_late(plane.database)
+
+    assert await broken(plane) == {}
+    assert (await figures(plane, job))["gpu_energy_j"] == before["gpu_energy_j"] - 100
+
+
 async def test_a_correction_that_is_cut_off_leaves_nothing_half_done(plane, monkeypatch: pytest.MonkeyPatch) -> None:
     _, job, _ = await charged_for_long(plane, since_s=utc_now().timestamp() - 100)
     written, before = await lines(plane), await figures(plane, job)

@@ -23,7 +23,7 @@ RETURNED = "returned:"
 """Begins the life, in place of an agent's run, of lines that give back to idle what ``corrections`` found."""
 
 LATE_LINES = f"""
-    SELECT u.*, a.id AS allocation FROM allocations a
+    SELECT u.*, a.id AS allocation, {GANG_END} AS gang_end FROM allocations a
     CROSS JOIN LATERAL (SELECT min(ended_at) AS first_at FROM rank_statuses r WHERE r.allocation_id = a.id) AS ends
     JOIN energy_usages u ON u.owner = a.id AND u.job_id = a.job_id AND u.start_at >= least(ends.first_at, a.ended_at)
     LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = u.node_id
@@ -39,7 +39,8 @@ LATE_LINES = f"""
 it. What was measured while a clock was ahead is not late: lines that follow begin before the end."""
 
 LATE_DAYS = f"""
-    SELECT d.*, a.id AS allocation FROM energy_days d JOIN allocations a ON a.id = d.owner AND a.job_id = d.job_id
+    SELECT d.*, a.id AS allocation, {GANG_END} AS gang_end
+    FROM energy_days d JOIN allocations a ON a.id = d.owner AND a.job_id = d.job_id
     LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = d.node_id
     WHERE d.start_at >= {GANG_END}
 """
