@@ -71,6 +71,7 @@ SIMULATIONS: dict[Table, tuple[str, str, str, str]] = {
     ("joint", "joint-powerflow-day-seeds"): ("joint, 1,000 Wh per hour", "day", "GB", "direct"),
     ("joint", "joint-gap"): ("joint, 12 h slack", "April", "GB", "direct"),
     ("joint", "joint-default"): ("joint, the default", "July", "GB", "direct"),
+    ("joint", "joint-year-default"): ("joint, the default", "2023", "GB", "direct"),
     ("joint", "joint-unseen"): ("joint", "six hours of PowerFlow's day, 16x8 A100", "CA-ON", "direct"),
 }
 """Policy, trace, zone and signal of the simulation that is run again."""
