@@ -177,12 +177,12 @@ def _make_venv() -> None:
 def _installer() -> Iterator[Callable[..., None]]:
     """Yield what installs packages in `.venv`: uv, which takes a tenth of pip's CPU time, else pip.
 
-    uv is what is on PATH, or is fetched for this run. It knows nothing of pip's configuration: it is told of an index,
-    and where it fails all the same, pip does the work.
+    uv is what is on PATH, or is fetched for this run. It reads no configuration of pip's: where it fails for want of a
+    mirror that pip knows, pip does the work.
     """
     with tempfile.TemporaryDirectory(prefix="installer-", dir=VENV) as folder:  # uv links from there: no copies
         uv = shutil.which("uv") or _fetch_uv(folder)
-        environment = {**os.environ, "UV_CACHE_DIR": f"{folder}/cache", "UV_LINK_MODE": "hardlink", **_pip_index()}
+        environment = {**os.environ, "UV_CACHE_DIR": f"{folder}/cache", "UV_LINK_MODE": "hardlink"}
 
         def install(*what: str) -> None:
             if uv:
@@ -212,19 +212,6 @@ def _fetch_uv(folder: str) -> str | None:
 
 def _has_pip(python: str | Path) -> bool:
     return subprocess.run([python, "-c", "import pip"], capture_output=True, close_fds=False).returncode == 0
-
-
-def _pip_index() -> dict[str, str]:
-    """Return the index that pip is configured for, in uv's words; nothing where uv is told of one already."""
-    if "UV_DEFAULT_INDEX" in os.environ or not _has_pip(sys.executable):
-        return {}
-    asked = [sys.executable, "-m", "pip", "config", "list"]
-    shown = subprocess.run(asked, capture_output=True, text=True, close_fds=False).stdout
-    settings = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-    for name in (":env:.index-url", "install.index-url", "global.index-url"):
-        if name in settings:
-            return {"UV_DEFAULT_INDEX": settings[name].strip("'")}
-    return {}
 
 
 def _compile() -> None:

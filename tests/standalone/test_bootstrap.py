@@ -163,26 +163,6 @@ def test_only_what_has_changed_is_installed_again(monkeypatch: pytest.MonkeyPatc
     assert after(for_tests=True) == ["tests_lock.lock"]
 
 
-@pytest.mark.parametrize(
-    ("configured", "told"),
-    [
-        ("global.index-url='http://mirror/simple'\n", {"UV_DEFAULT_INDEX": "http://mirror/simple"}),
-        (
-            "global.index-url='http://mirror/simple'\n:env:.index-url='http://nearer/simple'\n",
-            {"UV_DEFAULT_INDEX": "http://nearer/simple"},
-        ),
-        ("global.timeout='60'\n", {}),
-    ],
-)
-def test_uv_is_told_of_the_index_that_pip_is_configured_for(
-    monkeypatch: pytest.MonkeyPatch, configured: str, told: dict[str, str]
-) -> None:
-    monkeypatch.delenv("UV_DEFAULT_INDEX", raising=False)
-    answer = subprocess.CompletedProcess([], 0, configured, "")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
-    assert bootstrap._pip_index() == told
-
-
 @pytest.mark.slow
 def test_set_up_from_nothing(tmp_path: Path) -> None:
     """As this user, and as an ordinary one where root runs it: in a path with spaces, through a link, killed, twice."""
