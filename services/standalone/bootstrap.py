@@ -104,9 +104,11 @@ def _test(arguments: list[str]) -> None:
         _become([PYTHON, "-m", "tests.chaos", *rest])
     if options.simulate:
         _become([PYTHON, "-m", "tests.simulation", *rest])
+    is_mixed = any(Path(each).name == "attacks" for each in rest)  # quick tests and live ones in one folder
+    runs_live = options.live or (bool(rest) and not is_mixed)
+    selected = [] if options.slow else ["-m", "not slow" if runs_live else "not slow and not live"]
     if rest:
-        _become([PYTHON, "-m", "pytest", *([] if options.slow else ["-m", "not slow"]), *rest])
-    selected = [] if options.slow else ["-m", "not slow" if options.live else "not slow and not live"]
+        _become([PYTHON, "-m", "pytest", *selected, *rest])
     coverage = ["--cov"] if options.slow else []
     _become([PYTHON, "-m", "tests.gates", *coverage, *selected, *ALL_TESTS])
 

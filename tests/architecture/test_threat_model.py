@@ -63,6 +63,14 @@ def test_every_line_of_the_threat_model_names_a_test_that_is_there() -> None:
     assert lacking(TEXT) == []
 
 
+def test_every_attack_is_in_the_table_of_its_room() -> None:
+    room = ROOT / "tests" / "attacks"
+    rows = [cell for _, cell in lines_of((room / "README.md").read_text(encoding="utf-8"))]
+    named = {file for cell in rows for file in re.findall(r"\]\(([\w./]+\.py)\)", cell)}
+    assert {path.name for path in room.glob("test_*.py")} <= named
+    assert [file for file in named if not (room / file).is_file()] == []
+
+
 def test_what_names_none_is_found() -> None:
     head = "| who | cannot | test |\n|---|---|---|\n"
     here = "`tests/architecture/test_threat_model.py`"

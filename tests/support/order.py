@@ -11,6 +11,8 @@ SHARED = {
     **dict.fromkeys(
         [f"tests/browser/test_{name}.py" for name in ("agreement", "jobs", "pages", "policies", "sign_in")], "browser"
     ),
+    "tests/attacks/test_hostile_job.py": "attacked installation",
+    "tests/attacks/test_ports_kept.py": "attacked installation",
     "tests/integration/test_export.py": "installation",
     "tests/integration/test_kills.py": "installation",
     "tests/integration/test_services.py": "installation",
@@ -20,8 +22,12 @@ SHARED = {
 }
 """To start an installation takes some 25 CPU seconds: files that share a fixture of the session stay together."""
 LIVE = ("integration", "browser", "fuzz")
-"""Folders whose tests start whole installations: they run with `./test --live`, and where they are named."""
-FIRST = ("integration", "browser", "fuzz", "serving", "optimizer", "standalone", "agent", "simulator", "scheduler")
+"""Folders whose tests start whole installations: they run with `./test --live`, and where they are named. In
+`tests/attacks`, a file says by itself whether its tests are live, and to name the folder is not enough."""
+FIRST = (
+    *("integration", "attacks", "browser", "fuzz", "serving", "optimizer"),
+    *("standalone", "agent", "simulator", "scheduler"),
+)
 """Folders whose files take long; a worker that starts one last would be left alone with it."""
 
 

@@ -14,9 +14,12 @@ import pytest
 from services.standalone import root_secret, stack
 from services.standalone.data_folder import DataFolder
 from tests.integration.conftest import Installation
-from tests.support.servers import scratch_folder, wait_until
+from tests.support.servers import wait_until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root"),
+]
 
 TAKE = r"""
 import os, select, socket, sys, threading, time
@@ -65,15 +68,6 @@ while True:
         print("turns", turns, flush=True)
     time.sleep(0.001)
 """
-
-
-@pytest.fixture
-def installation() -> Iterator[Installation]:
-    with scratch_folder() as folder:
-        made = Installation(folder / "data", "2x1")
-        made.up()
-        yield made
-        made.down()
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from tests.integration.conftest import Installation
 from tests.integration.test_pools_kept import Chat
 from tests.support.servers import ROOT, fresh_database, scratch_folder, wait_until
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0, reason="a tenant's jobs have a user of their own where root starts them"
-)
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(os.geteuid() != 0, reason="a tenant's jobs have a user of their own where root starts them"),
+]
 
 PORTS = range(31_480, 31_500)
 THIEF = r"""

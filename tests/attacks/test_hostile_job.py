@@ -12,7 +12,10 @@ import pytest
 from services.standalone import stack
 from tests.integration.conftest import Installation
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root"),
+]
 
 LOOK = r"""
 import os, pathlib, socket, sys
