@@ -241,6 +241,8 @@ class Router:
         self.upstream_keys.forget_files()
         servers = [each for each in self.fleet.servers.values() if each.is_ready]
         await asyncio.gather(*(probe(server, self.limits) for server in servers))
+        for server in servers:
+            server.fade()
         for lane in self.lanes.all():
             lane.retime()
             lane.pump()

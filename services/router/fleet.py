@@ -28,11 +28,12 @@ class Server(SharedTime):
 
     Attributes:
         spec: Its row of the routing table.
-        ttft_s, tbt_s: Means of the newest answers; those of its profile before the first.
+        ttft_s, tbt_s: Means of the newest answers; those of its profile before the first, and by and by without any.
         network_s: Time that a connection took.
     """
 
     __slots__ = (
+        "_has_answered",
         "breaker",
         "id",
         "lanes",
@@ -50,8 +51,8 @@ class Server(SharedTime):
         self.location = spec.location
         self.origin = Origin(spec.url, None if spec.pool is not None else networks)
         self.breaker = Breaker()
-        self.ttft_s = spec.ttft_ms / 1e3 if spec.ttft_ms else USUAL_TTFT_S
-        self.tbt_s = spec.tbt_ms / 1e3 if spec.tbt_ms else USUAL_TBT_S
+        self.ttft_s, self.tbt_s = _usual_s(spec)
+        self._has_answered = False
         self.lanes: list[str] = []
         self.limit = spec.capacity
         self.spec: RoutedServer = spec
@@ -103,9 +104,18 @@ class Server(SharedTime):
 
     def answered(self, ttft_s: float, e2e_s: float, tokens: int) -> None:
         """Learn from an answer that was complete."""
+        self._has_answered = True
         self.ttft_s += NEW_SHARE * (ttft_s - self.ttft_s)
         if tokens > 1 and e2e_s > ttft_s:
             self.tbt_s += NEW_SHARE * ((e2e_s - ttft_s) / (tokens - 1) - self.tbt_s)
+
+    def fade(self) -> None:
+        """Believe less of what was observed if nothing was since the last call: one that was slow is tried again."""
+        if not self.held and not self._has_answered:
+            ttft_s, tbt_s = _usual_s(self.spec)
+            self.ttft_s += NEW_SHARE * (ttft_s - self.ttft_s)
+            self.tbt_s += NEW_SHARE * (tbt_s - self.tbt_s)
+        self._has_answered = False
 
     def energy_j(self, share_s: float) -> float | None:
         """Return the energy of that much of the server's time; None while its power is unknown."""
@@ -247,6 +257,14 @@ class Fleet:
     def every_server(self) -> Iterable[Server]:
         """Return all servers, those included that are gone from the table and still hold requests."""
         return [*self.servers.values(), *self._leaving.values()]
+
+
+def _usual_s(spec: RoutedServer) -> tuple[float, float]:
+    """Return the time to the first token, and between tokens, of a server of which nothing was observed."""
+    return (
+        spec.ttft_ms / 1e3 if spec.ttft_ms else USUAL_TTFT_S,
+        spec.tbt_ms / 1e3 if spec.tbt_ms else USUAL_TBT_S,
+    )
 
 
 def _may_join(server: RoutedServer, pool: RoutedPool) -> bool:

@@ -243,6 +243,36 @@ async def test_the_cleaner_of_equal_endpoints_is_taken_also_after_it_was_drained
     assert await asked(40) == (40, 0)
 
 
+async def test_a_server_that_was_slow_is_given_requests_again_once_it_has_been_left_alone(
+    router: Running, stage: Stage
+) -> None:
+    stage.plane.pools = [a_routed_pool(classes=[RoutedClass(name="any", max_latency_s=8.0)], partition="p")]
+    stage.plane.servers = [
+        a_routed_server(stage.one, "clean", gco2_per_kwh=96.0),
+        a_routed_server(stage.two, "dirty", gco2_per_kwh=343.0),
+    ]
+    await router.adopted()
+    clean = router.router.fleet.servers["clean"]
+
+    async def takes_s(probes: int) -> float:
+        for _ in range(probes):
+            await router.router.probe_servers()
+        return clean.ttft_s
+
+    for _ in range(50):
+        clean.answered(60.0, 61.0, 5)
+    slow_s = clean.ttft_s
+    await router.ask()
+    assert (len(stage.one.seen), len(stage.two.seen)) == (0, 1), "it would be late"
+    assert await takes_s(1) == slow_s, "it has answered since the last look"
+    share_s = clean.begin()
+    assert await takes_s(1) == slow_s, "it works on a request"
+    clean.end(share_s)
+    assert await takes_s(30) < 8.0
+    await router.ask()
+    assert (len(stage.one.seen), len(stage.two.seen)) == (1, 1)
+
+
 async def test_a_lane_of_other_classes_servers_prefers_none_because_its_own_requests_are_short(
     router: Running, stage: Stage
 ) -> None:
