@@ -298,14 +298,14 @@ class Lane:
         return stuck
 
     def fail_waiting(self) -> None:
-        """Tell all that wait that there is no server, once that is so."""
+        """Tell all for whom there is no server, ejected ones left out, that they wait in vain."""
         now_s = time.monotonic()
-        known = [*self.servers, *self.others]
-        if not len(self.queue) or any(each.breaker.state(now_s) is not BreakerState.OPEN for each in known):
-            return
-        for ticket in list(self._tickets.values()):
-            if self.queue.remove(ticket.request.id) is not None and ticket.given and not ticket.given.done():
-                ticket.given.set_exception(NoServerError())
+        known = (*self.servers, *self.others)
+        there = {each.id for each in known if each.breaker.state(now_s) is not BreakerState.OPEN}
+        for name, ticket in self._tickets.items():
+            given = ticket.given
+            if there <= ticket.request.excluded and self.queue.remove(name) and given and not given.done():
+                given.set_exception(NoServerError())
 
     def _preempt(self) -> None:
         """Have a waiting request take the place of a less urgent one that has no answer yet, the first that can."""

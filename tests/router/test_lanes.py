@@ -213,6 +213,26 @@ def test_one_that_no_free_server_may_take_holds_up_nobody(order: Order) -> None:
     run(story)
 
 
+def test_who_waits_for_a_server_that_is_gone_is_told_at_once_and_the_others_wait_on() -> None:
+    async def story(_: Turns) -> None:
+        world = World(a=1, b=1)
+        world.come("at a", "b")
+        world.come("at b", "a")
+        await turns(2)
+        world.come("failed at a", "a")
+        world.come("any")
+        await turns(2)
+        pool = Pool(RoutedPool.model_validate(a_routed_pool()), servers=[world.servers["a"]])
+        world.lane.serve(pool, "")
+        world.lane.fail_waiting()
+        await turns(2)
+        assert world.tasks["failed at a"].done()
+        assert [each.id for each in world.lane.queue] == ["any"]
+        await world.close()
+
+    run(story)
+
+
 def test_only_what_the_head_may_use_is_taken_from_another_for_it() -> None:
     class Sent:
         ended = False
