@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from prometheus_client.parser import text_string_to_metric_families
-
 
 def metric_sum(metrics: str, names: Collection[str]) -> float | None:
     """Return the sum of these metrics over all their labels; None if none is there, or one is not a number.
@@ -14,13 +12,16 @@ def metric_sum(metrics: str, names: Collection[str]) -> float | None:
     Args:
         metrics: Prometheus text format, version 0.0.4.
     """
-    wanted = tuple(names)
-    # The others, of which a server may have megabytes, are not parsed.
-    lines = "".join(f"{line}\n" for line in metrics.split("\n") if line.startswith(wanted))
-    try:
-        families = list(text_string_to_metric_families(lines))
-    except ValueError:
-        return None
-    found = [sample.value for family in families for sample in family.samples if sample.name in names]
+    # The Prometheus client's parser takes 9 s for 1 MB of escaped quotes, and whoever asks has an event loop.
+    found: list[float] = []
+    for line in metrics.split("\n"):
+        name = next((each for each in names if line.startswith((f"{each}{{", f"{each} ", f"{each}\t"))), None)
+        if name is None:
+            continue
+        try:  # behind the labels, which may have braces of their own: a value, and perhaps when it was measured
+            value, *_ = map(float, line[len(name) :].rpartition("}")[2].split())
+        except ValueError:
+            return None
+        found.append(value)
     total = sum(found)
     return total if found and math.isfinite(total) else None
