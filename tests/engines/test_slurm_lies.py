@@ -11,7 +11,7 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineReply, EngineReport
+from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineNode, EngineReply, EngineReport
 from services.engines.slurm.bridge import Bridge
 from services.engines.slurm.commands import Commands
 from services.engines.slurm.settings import SlurmSettings
@@ -34,12 +34,17 @@ class Told:
         self.present: list[str] = []
         self.decisions: list[EngineDecision] = []
         self.ended: list[str] = []
+        self.over: list[str] = []
         self.stopped: list[str] = []
+        self.nodes: list[EngineNode] = []
 
     async def call(self, what: str, body: BaseModel, answer: type[EngineReply], timeout_s: float) -> EngineReply:
         if not isinstance(body, EngineReport):
             return answer.model_construct()
         self.jobs |= {job.external_id: job for job in body.jobs}
+        self.over += [job.external_id for job in body.jobs if job.state.is_over]
+        self.nodes = self.nodes if body.nodes is None else list(body.nodes)
+        self.present = self.present if body.present is None else list(body.present)
         self.problems += [body.problem] if body.problem else []
         live = [name for name, job in self.jobs.items() if not job.state.is_over]
         told = [job.external_id for job in body.jobs if not job.state.is_over]
@@ -107,6 +112,69 @@ async def test_what_cannot_be_read_is_a_stated_problem_and_changes_nothing(
     assert list(told.jobs) == ["7@1000"]
     assert not told.jobs["7@1000"].state.is_over
     assert "scontrol" not in (lies / "calls").read_text()
+
+
+RUNS = {"job_state": "RUNNING", "nodes": "gpu1", "gres_detail": ["gpu:h200:2(IDX:0-1)"], "start_time": 1_100}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"job_state": "OF_A_LATER_RELEASE"}, {"priority": {"set": True, "number": "NaN"}}, {"submit_time": -1}],
+    ids=["state", "number", "time"],
+)
+async def test_a_job_that_cannot_be_read_is_as_it_was_and_others_go_on(
+    lies: Path, row: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.engines.slurm.bridge.PRESENT_EVERY_S", 0.0)
+    told = Told()
+    told.decisions = [EngineDecision(external_id="7@1000", revision=1, action=EngineAction.REQUEUE)]
+    tagged = {"admin_comment": "wattshift:7@1000"}
+    say(lies, RUNS | tagged)
+    await a_bridge(told, mode="dry_run").look()
+    known = told.jobs["7@1000"]
+    (lies / "sinfo").write_bytes(orjson.dumps({"nodes": [NODE, {"name": "gpu2"}]}))
+    bridge = a_bridge(told)  # one that was started again, and has never read it
+    say(lies, RUNS | tagged | row, {"job_id": 8})
+    for _ in range(2):
+        await bridge.look()
+    say(lies, RUNS | tagged, {"job_id": 8})
+    bridge_of_now = a_bridge(told)
+    await bridge_of_now.look()
+    say(lies, RUNS | tagged | row, {"job_id": 8}, {"job_id": 9})
+    (lies / "calls").write_text("")
+    for _ in range(2):
+        await bridge_of_now.look()
+
+    assert told.problems == []
+    assert told.jobs["7@1000"].shares == known.shares != []
+    assert list(told.jobs) == ["7@1000", "8@1000", "9@1000"]
+    assert told.over == []
+    if "submit_time" not in row:
+        assert "requeue" not in (lies / "calls").read_text(), "nothing is done to what cannot be read"
+    assert "7@1000" in told.present
+    assert [record.message for record in caplog.records].count("slurm.rows_unread") == 4, "once per bridge and kind"
+
+
+async def test_a_node_that_cannot_be_read_keeps_its_lease_and_takes_no_work(lies: Path) -> None:
+    told = Told()
+    bridge = a_bridge(told)
+    say(lies, {})
+    await bridge.look()
+    (lies / "sinfo").write_bytes(orjson.dumps({"nodes": [{"name": "gpu1"}, NODE | {"name": "gpu2"}]}))
+    await bridge.look()
+
+    assert {node.name: (node.gpus, bool(node.closed)) for node in told.nodes} == {"gpu1": (8, True), "gpu2": (8, False)}
+
+
+@pytest.mark.parametrize("option", ["gpus=99999999-99999999", "flexible=\u00b2", "signal=USR1,grace=\u00b2"])
+async def test_no_comment_of_a_user_stops_the_bridge(lies: Path, option: str) -> None:
+    told = Told()
+    told.decisions = [EngineDecision(external_id="7@1000", revision=1, action=EngineAction.REQUEUE)]
+    say(lies, RUNS | {"comment": f"wattshift:{option}"}, {"job_id": 8})
+    bridge = a_bridge(told)
+    for _ in range(3):
+        await bridge.look()
+    assert (list(told.jobs), told.jobs["7@1000"].gpus) == (["7@1000", "8@1000"], 2)
 
 
 async def test_a_command_that_hangs_is_killed_and_said(lies: Path) -> None:

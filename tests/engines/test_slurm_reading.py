@@ -105,6 +105,23 @@ def test_what_says_that_it_is_incomplete_is_not_read() -> None:
         read_nodes({"nodes": [{}]})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"job_state": states} for states in ([], ["OF_A_LATER_RELEASE"])),
+        *({"priority": {"set": True, "infinite": False, "number": of}} for of in ("NaN", None)),
+        {"job_id": "seven"},
+    ],
+    ids=str,
+)
+def test_a_row_that_cannot_be_read_costs_that_row_alone(fields: dict[str, Any]) -> None:
+    row = NEW_JOB | {"job_id": 8} | fields
+    found = read_jobs({"jobs": [OLD_JOB, row, OLD_JOB | {"job_id": 9}]})
+    assert ([job.number for job in found], list(found.unread)) == ([7, 9], [str(row["job_id"])])
+    nodes = read_nodes({"nodes": [{"name": "n1", "state": "idle", "gres": "gpu:2"}, {"name": "n2", "gres": "gpu:2"}]})
+    assert ([node.name for node in nodes], list(nodes.unread)) == (["n1"], ["n2"])
+
+
 @pytest.mark.parametrize(("comment", "sizes"), [("wattshift:gpus=2-8", (2, 8, 4)), ("", (4, 4, 4))])
 def test_the_size_a_job_was_submitted_with_is_what_its_user_asked_for(
     comment: str, sizes: tuple[int, int, int]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from services.contracts.engines import (
@@ -24,7 +26,7 @@ from services.contracts.engines import (
 )
 from services.engines.slurm.commands import SlurmSilentError
 from services.engines.slurm.identities import Identities
-from services.engines.slurm.reading import SlurmJob, SlurmNode
+from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import Changes, Memory, changes_of, is_same_run, report_of
 from services.kit.bridge_energy import ModelledEnergy
@@ -34,6 +36,8 @@ from services.kit.problems import ProblemError
 
 log = Log(__name__)
 
+UNREAD = "Slurm's row of it cannot be read"
+"""Why a node takes no work that was read before."""
 PRESENT_EVERY_S = 30.0
 """How often all jobs are named, so that those that Slurm has lost are noticed."""
 
@@ -41,11 +45,11 @@ PRESENT_EVERY_S = 30.0
 class Slurm(Protocol):
     """Slurm, by its commands; errors of all are ``SlurmSilentError``."""
 
-    async def jobs(self) -> tuple[list[SlurmJob], str]:
+    async def jobs(self) -> tuple[Rows[SlurmJob], str]:
         """Return all jobs that ask for GPUs, and Slurm's version."""
         ...
 
-    async def nodes(self) -> list[SlurmNode]:
+    async def nodes(self) -> Rows[SlurmNode]:
         """Return the nodes with GPUs."""
         ...
 
@@ -71,7 +75,9 @@ class Bridge:
         self._decisions: dict[str, EngineDecision] = {}
         self._sent: dict[str, EngineJob] = {}
         self._older: dict[str, tuple[EngineJob, EngineAction]] = {}
-        self._nodes: list[SlurmNode] = []
+        self._jobs: dict[str, SlurmJob] = {}
+        self._nodes: dict[str, SlurmNode] = {}
+        self._unread: dict[str, Collection[str]] = {"jobs": (), "nodes": ()}
         self._nodes_at_s = self._present_at_s = self._heard_at_s = -1e9
         self._gone_since_s: dict[str, float] = {}
         self._told = False
@@ -115,14 +121,20 @@ class Bridge:
         """
         now_s = time.time()
         try:
-            found, version = await self._slurm.jobs()
+            rows, version = await self._slurm.jobs()
             if now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
-                self._nodes = await self._slurm.nodes()
+                nodes = await self._slurm.nodes()
+                closed = [replace(node, closed=UNREAD) for name, node in self._nodes.items() if name in nodes.unread]
+                self._nodes = {node.name: node for node in (*nodes, *closed)}
+                self._note_unread("nodes", nodes.unread)
         except SlurmSilentError as error:
             await self._complain(str(error))
             return Changes()
         self._version, self._problem = version or self._version, None
-        named = self._identities.named(found)
+        # What cannot be read now is as it was when last read, and nothing is done to it.
+        kept = {number: self._jobs[number] for number in rows.unread if number in self._jobs}
+        self._jobs = {str(job.number): job for job in rows} | kept
+        named = self._identities.named(self._jobs.values())
         live = [(job, name) for job, name in named if job.state in ("pending", "running")]
         for _, name in live:
             self._memories.setdefault(name, Memory())
@@ -130,12 +142,13 @@ class Bridge:
         for name in ended:
             self._decisions.pop(name, None)  # what was decided of a run that has ended says nothing of another
         # What is to become of a run that ends and is there again, the control plane says once it is told.
-        changes = await self._change([each for each in live if each[1] not in ended], now_s)
-        await self._report(named, live, now_s)
+        readable = [(job, name) for job, name in live if name not in ended and str(job.number) not in rows.unread]
+        changes = await self._change(readable, now_s)
+        await self._report(named, live, rows.unread, now_s)
         self._forget({name for _, name in named})
         if self._settings.energy:
             running = [self._sent[name] for _, name in live if name in self._sent and name not in self._older]
-            await self._energy.book(self._control_plane, list(map(self._node, self._nodes)), running, now_s)
+            await self._energy.book(self._control_plane, list(map(self._node, self._nodes.values())), running, now_s)
         return changes
 
     async def _complain(self, problem: str) -> None:
@@ -182,16 +195,23 @@ class Bridge:
         return changes
 
     async def _report(
-        self, named: Sequence[tuple[SlurmJob, str]], live: Sequence[tuple[SlurmJob, str]], now_s: float
+        self,
+        named: Sequence[tuple[SlurmJob, str]],
+        live: Sequence[tuple[SlurmJob, str]],
+        unread: Mapping[str, str],
+        now_s: float,
     ) -> None:
         """Tell the control plane what has changed, in reports of limited size; what it has not taken is told again."""
-        reports = {
-            name: report_of(
-                job, name, self._decisions.get(name), self._memories.get(name, Memory()), self._settings, now_s
-            )
-            for job, name in named
-            if job.state in ("pending", "running") or name in self._sent or not self._told
-        }
+        reports: dict[str, EngineJob] = {}
+        unread = {**unread}
+        for job, name in named:
+            if job.state in ("pending", "running") or name in self._sent or not self._told:
+                memory = self._memories.get(name, Memory())
+                try:
+                    reports[name] = report_of(job, name, self._decisions.get(name), memory, self._settings, now_s)
+                except (ValueError, OverflowError, OSError) as error:  # of what no job can have
+                    unread[str(job.number)] = f"{error!r}"[:200]
+        self._note_unread("jobs", unread)
         changed = [report for name, report in reports.items() if self._sent.get(name) != report]
         for at in range(0, len(changed), MAX_JOBS_OF_A_REPORT):
             part = changed[at : at + MAX_JOBS_OF_A_REPORT]
@@ -203,7 +223,7 @@ class Bridge:
             self._older |= {name: (self._sent[name], EngineAction.REQUEUE) for name in reply.stopped}
         fields: dict[str, object] = {}
         if now_s - self._nodes_at_s >= self._settings.nodes_interval_s:
-            fields["nodes"] = [self._node(node) for node in self._nodes]
+            fields["nodes"] = [self._node(node) for node in self._nodes.values()]
         asks = not self._told or now_s - self._present_at_s >= PRESENT_EVERY_S
         if asks:
             fields["present"] = [name for _, name in live]
@@ -212,12 +232,12 @@ class Bridge:
             self._nodes_at_s = now_s
         if asks:
             self._present_at_s = now_s
-            await self._look_for(reply.unreported, {name for _, name in named}, now_s)
+            await self._look_for(reply.unreported, {name for _, name in named}, unread, now_s)
         self._told = True
 
-    async def _look_for(self, unreported: Sequence[str], seen: set[str], now_s: float) -> None:
+    async def _look_for(self, unreported: Sequence[str], seen: set[str], unread: Collection[str], now_s: float) -> None:
         """Say how jobs ended that Slurm does not show any more: as its accounting has it, or that nobody knows."""
-        missing = [name for name in unreported if name not in seen]
+        missing = [name for name in unreported if name not in seen and name.partition("@")[0] not in unread]
         self._gone_since_s = {name: self._gone_since_s.get(name, now_s) for name in missing}
         if not missing:
             return
@@ -275,3 +295,9 @@ class Bridge:
             for name in [name for name in kept if name not in seen and name not in self._gone_since_s]:
                 if name not in self._sent or self._sent[name].state.is_over:
                     known.pop(name, None)  # pyright: ignore[reportArgumentType, reportUnknownMemberType]
+
+    def _note_unread(self, what: str, unread: Mapping[str, str]) -> None:
+        """Log rows that cannot be read, once for each."""
+        if any(name not in self._unread[what] for name in unread):
+            log.warning("slurm.rows_unread", rows=what, count=len(unread), why=dict(islice(unread.items(), 10)))
+        self._unread[what] = unread

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from services.engines.slurm.reading import ENDED, SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
+from services.engines.slurm.reading import ENDED, Rows, SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
 from services.engines.slurm.steering import Changes
 
 _FOR_JOB = re.compile(r"^(?P<words>.*) for job (?P<number>\d+)", re.MULTILINE)
@@ -31,7 +31,7 @@ class Commands:
         self._timeout_s = timeout_s
         self._environment = {**os.environ, "TZ": "UTC", "SLURM_TIME_FORMAT": "%s"}
 
-    async def jobs(self) -> tuple[list[SlurmJob], str]:
+    async def jobs(self) -> tuple[Rows[SlurmJob], str]:
         """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
 
         Raises:
@@ -40,7 +40,7 @@ class Commands:
         document = await self._json("squeue", "--json", "--states=all")
         return _read(read_jobs, document), version_of(document)
 
-    async def nodes(self) -> list[SlurmNode]:
+    async def nodes(self) -> Rows[SlurmNode]:
         """Return the nodes with GPUs.
 
         Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -139,33 +139,49 @@ class SlurmNode:
     closed: str | None
 
 
-def read_jobs(document: Any) -> list[SlurmJob]:
+class Rows(list[T]):
+    """The rows of an answer that could be read. ``unread`` says why others could not, by their number or name."""
+
+    def __init__(self, read: Iterable[T], unread: Mapping[str, str]) -> None:
+        super().__init__(read)
+        self.unread = unread
+
+
+def read_jobs(document: Any) -> Rows[SlurmJob]:
     """Return the jobs of an answer that ask for GPUs.
 
     Raises:
-        UnreadableError: It is no such answer, or says that it is incomplete.
+        UnreadableError: It is no such answer, says that it is incomplete, or none of it can be read.
     """
-    return [job for job in _read(document, "jobs", _job) if job.gpus]
+    jobs, unread = _read(document, "jobs", "job_id", _job)
+    return Rows((job for job in jobs if job.gpus), unread)
 
 
-def read_nodes(document: Any) -> list[SlurmNode]:
+def read_nodes(document: Any) -> Rows[SlurmNode]:
     """Return the nodes of an answer that have GPUs.
 
     Raises:
-        UnreadableError: It is no such answer, or says that it is incomplete.
+        UnreadableError: It is no such answer, says that it is incomplete, or none of it can be read.
     """
-    return [node for node in _read(document, "nodes", _node) if node.gpus]
+    nodes, unread = _read(document, "nodes", "name", _node)
+    return Rows((node for node in nodes if node.gpus), unread)
 
 
-def _read(document: Any, name: str, read: Callable[[Any], T]) -> list[T]:
+def _read(document: Any, name: str, key: str, read: Callable[[Any], T]) -> tuple[list[T], dict[str, str]]:
     if not isinstance(document, dict) or not isinstance(document.get(name), list):
         raise UnreadableError(f"Slurm's answer has no {name}")
     if errors := document.get("errors"):
         raise UnreadableError(f"Slurm says: {str(errors)[:300]}")
-    try:
-        return [read(row) for row in document[name]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnreadableError(f"one of the {name} in Slurm's answer cannot be read: {error!r}") from error
+    found: list[T] = []
+    unread: dict[str, str] = {}
+    for row in document[name]:
+        try:
+            found.append(read(row))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            unread[str(row.get(key) if isinstance(row, dict) else None)] = f"{error!r}"[:200]
+    if unread and not found:
+        raise UnreadableError(f"the {name} in Slurm's answer cannot be read: {next(iter(unread.values()))}")
+    return found, unread
 
 
 def number_of(value: Any) -> float | None:

@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 
 from services.engines.slurm.commands import Commands, version_of
-from services.engines.slurm.reading import SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
+from services.engines.slurm.reading import Rows, SlurmJob, SlurmNode, UnreadableError, read_jobs, read_nodes
 from services.engines.slurm.steering import Changes
 from services.kit.logging import Log
 
@@ -58,7 +58,7 @@ class Rest:
         self._version = 0
         self._away_until_s = 0.0
 
-    async def jobs(self) -> tuple[list[SlurmJob], str]:
+    async def jobs(self) -> tuple[Rows[SlurmJob], str]:
         """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
 
         Raises:
@@ -67,7 +67,7 @@ class Rest:
         found = await self._read("jobs", lambda document: (read_jobs(document), version_of(document)))
         return await self._commands.jobs() if found is None else found
 
-    async def nodes(self) -> list[SlurmNode]:
+    async def nodes(self) -> Rows[SlurmNode]:
         """Return the nodes with GPUs.
 
         Raises:

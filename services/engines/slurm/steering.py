@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineMode, EngineShare
+from services.contracts.parallel import MAX_GANG_GPUS
 from services.engines.slurm.reading import HOLD, NOTE, TAG, SlurmJob
 from services.engines.slurm.settings import SlurmSettings
 
@@ -152,7 +153,7 @@ def sizes_of(job: SlurmJob) -> tuple[int, int, int]:
     low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
     if job.by_node:
         step = job.per_node
-    if not 1 <= low <= high or step < 1 or (job.by_node and low % step):
+    if not 1 <= low <= high <= MAX_GANG_GPUS or step < 1 or (job.by_node and low % step):
         return job.gpus, job.gpus, 1
     return low, high - (high - low) % step, step
 
@@ -160,9 +161,9 @@ def sizes_of(job: SlurmJob) -> tuple[int, int, int]:
 def deadline_of(job: SlurmJob, external_id: str) -> datetime | None:
     """Return by when a job is to be done: by Slurm's own deadline, or by how long its user lets it be delayed."""
     flexible = job.options.get("flexible", "")
-    if flexible.isdigit() and job.time_limit_s:
+    if flexible.isdecimal() and job.time_limit_s:
         submitted = external_id.partition("@")[2]  # its submission time is another one after a requeue
-        begun_s = int(submitted) if submitted.isdigit() else job.submit_s
+        begun_s = int(submitted) if submitted.isdecimal() else job.submit_s
         return _instant(min(begun_s + int(job.time_limit_s) + int(flexible), 2**32))
     return _instant(job.deadline_s) if job.deadline_s else None
 
@@ -312,7 +313,7 @@ def _has_had_grace(
         signals.append((job.number, signal))
         return False
     grace = job.options.get("grace", "")
-    grace_s = min(float(grace), decision.grace_s) if grace.isdigit() else decision.grace_s
+    grace_s = min(float(grace), decision.grace_s) if grace.isdecimal() else decision.grace_s
     return not signal or now_s - memory.signalled_s >= grace_s
 
 
