@@ -7,8 +7,8 @@ import os
 import pwd
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from typing import Any
 from services.contracts.nodes import RUNS_AS
 
 ACCESS_LIST = "system.posix_acl_access"
-Asked = tuple[Path, int]
-"""A folder or file, and the rights to it, as those of ``os.access``."""
 
 
 @dataclass(frozen=True)
@@ -66,26 +64,19 @@ def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | N
     return Runner(written["name"], written["user_id"], written["group_id"], tuple(written["groups"]), shown, passed)
 
 
-def closed_folders(runner: Runner, path: Path) -> list[Path]:
-    """Return the folders on the way to ``path`` that the account cannot pass through, the first one first.
+@dataclass(frozen=True)
+class Obstacle:
+    """What a job's account cannot use as the job would.
 
-    Those above something that jobs are shown do not count.
+    Attributes:
+        path: A folder or program.
+        mode: What ``chmod`` would add to it.
+        what: Ends the sentence "jobs run as the account NAME, which".
     """
-    ends = [end for end in (path.absolute(), Path(os.path.realpath(path))) if not _is_shown(runner, end)]
-    way = list(dict.fromkeys(folder for end in ends for folder in reversed(end.parents)))
-    return [folder for folder, may in zip(way, _may(runner, [(each, os.X_OK) for each in way]), strict=True) if not may]
 
-
-def _is_shown(runner: Runner, path: Path) -> bool:
-    return any(path.is_relative_to(each) for each in runner.shown)
-
-
-def lacks(runner: Runner, path: Path, rights: int) -> bool:
-    """Return whether the account lacks rights to a folder or file, whatever it takes to get there."""
-    real = Path(os.path.realpath(path))
-    if _is_shown(runner, real):
-        return bool(rights & os.W_OK)
-    return not _may(runner, [(real, rights)])[0]
+    path: Path
+    mode: str
+    what: str
 
 
 @dataclass(frozen=True)
@@ -94,15 +85,46 @@ class Program:
 
     Attributes:
         path: Where it is.
-        closed: Folders on the way that the job's account cannot enter.
-        is_shut: Whether it cannot run it.
+        obstacles: What keeps the job's account from it.
         instead_of: One that the caller would run, and the account cannot.
     """
 
     path: Path
-    closed: list[Path]
-    is_shut: bool
+    obstacles: tuple[Obstacle, ...]
     instead_of: Path | None = None
+
+
+def obstacles(runner: Runner, folder: Path | None, programs: Sequence[Program], *, writes: bool) -> list[Obstacle]:
+    """Return what keeps an account from a job's folder and programs, the first one first.
+
+    Args:
+        runner: The account.
+        folder: The job's working folder; None if the job brings its own.
+        programs: What the job runs.
+        writes: Whether it must be able to write to its folder.
+    """
+    found: list[Obstacle] = []
+    if folder is not None:
+        found += _on_the_way(runner, folder, f"the working folder {folder}")
+        words = {os.X_OK: "enter", os.R_OK: "read the working folder", os.W_OK: "write to the working folder"}
+        lacking = [each for each in words if (writes or each != os.W_OK) and lacks(runner, folder, each)]
+        if lacking:
+            mode = "rwx" if os.W_OK in lacking else "rx"
+            found.append(Obstacle(folder, mode, f"cannot {words[lacking[0]]} {folder}"))
+    found += [each for program in programs for each in program.obstacles]
+    return found + [each for path in runner.passed for each in _on_the_way(runner, path, "where jobs run")]
+
+
+def opened_by(found: Sequence[Obstacle]) -> str:
+    """Return the line that removes obstacles; empty if this caller cannot."""
+    by_path = {each.path: each.mode for each in reversed(found)}  # a working folder itself before what is below it
+    if os.geteuid() and any(path.stat().st_uid != os.geteuid() for path in by_path):
+        return ""
+    if any(mode == "rwx" and not os.access(path, os.W_OK) for path, mode in by_path.items()):
+        return ""  # the file system is read-only
+    paths_of = {mode: [path for path in by_path if by_path[path] == mode] for mode in ("x", "rx", "rwx")}
+    lines = [f"chmod a+{mode} {shlex.join(map(str, paths))}" for mode, paths in paths_of.items() if paths]
+    return " && ".join(lines)
 
 
 def programs_of(
@@ -113,20 +135,19 @@ def programs_of(
     Where the account cannot run the one that the caller would run, the next one in PATH is what the job runs; but one
     of a virtual environment is not replaced.
     """
-    word, search = command[0] if command else "", environment.get("PATH")
-    own = [environment[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if name in environment]
+    word, search = command[0] if command else "", environment.get("PATH", "")
     if "/" in word:
         places = [Path(folder or "/", word)]
     else:
-        found = (shutil.which(word, path=place) for place in (search or "").split(":") if word and place)
+        found = (shutil.which(word, path=place) for place in search.split(":") if word and place)
         places = [Path(each) for each in found if each]
     programs = [_program(runner, path) for path in places if path.is_file()]
     if not programs:
         return []
     first = programs[0]
-    if first.is_shut and not any(first.path.is_relative_to(each) for each in own):
-        usable = next((each for each in programs if not each.is_shut), first)
-        first = first if usable is first else replace(usable, instead_of=first.path)
+    own = [environment[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if name in environment]
+    if first.obstacles and not any(first.path.is_relative_to(each) for each in own):
+        first = next((replace(each, instead_of=first.path) for each in programs if not each.obstacles), first)
     words: list[str] = []
     with suppress(OSError), first.path.open("rb") as file:
         if file.read(2) == b"#!":
@@ -137,51 +158,65 @@ def programs_of(
 
 
 def _program(runner: Runner, path: Path) -> Program:
-    closed = closed_folders(runner, path)
-    return Program(path, closed, bool(closed) or lacks(runner, path, os.X_OK))
+    found = _on_the_way(runner, path, f"the program {path}")
+    if lacks(runner, path, os.X_OK):
+        found.append(Obstacle(path, "rx", f"may not run {path}"))
+    return Program(path, tuple(found))
 
 
-def _may(runner: Runner, asked: Sequence[Asked]) -> list[bool]:
-    """Return what the account may do: by asking the kernel as that account where this process may become it."""
+def _on_the_way(runner: Runner, path: Path, goal: str) -> list[Obstacle]:
+    return [Obstacle(each, "x", f"cannot enter {each}, on the way to {goal}") for each in closed_folders(runner, path)]
+
+
+def closed_folders(runner: Runner, path: Path) -> list[Path]:
+    """Return the folders on the way to ``path`` that the account cannot pass through, the first one first.
+
+    Those above something that jobs are shown do not count.
+    """
+    ends = [end for end in (path.absolute(), Path(os.path.realpath(path))) if not _is_shown(runner, end)]
+    way = dict.fromkeys(folder for end in ends for folder in reversed(end.parents))
+    return [folder for folder in way if not _may(runner, folder, os.X_OK)]
+
+
+def lacks(runner: Runner, path: Path, rights: int) -> bool:
+    """Return whether the account lacks rights (of ``os.access``) to a folder or file, wherever that is."""
+    real = Path(os.path.realpath(path))
+    return bool(rights & os.W_OK) if _is_shown(runner, real) else not _may(runner, real, rights)
+
+
+def _is_shown(runner: Runner, path: Path) -> bool:
+    return any(path.is_relative_to(each) for each in runner.shown)
+
+
+def _may(runner: Runner, path: Path, rights: int) -> bool:
+    """Return whether the account has rights to something: by the kernel's word where this process may ask for it."""
     if runner.user_id == os.geteuid():
-        return [os.access(path, rights) for path, rights in asked]
+        return os.access(path, rights)
     if os.geteuid() == 0:
+        is_folder = path.is_dir()
         with suppress(OSError):
-            return _asked_as(runner, asked)
-    return [_may_by_mode(runner, path, rights) for path, rights in asked]
-
-
-def _asked_as(runner: Runner, asked: Sequence[Asked]) -> list[bool]:
-    """Ask in a child that has become the account; each folder is open already, so that no other one is in the way."""
-    folders: list[int] = []
-    read, write = os.pipe()
-    try:
-        for path, _ in asked:
-            folders.append(os.open(path if path.is_dir() else path.parent, os.O_RDONLY | os.O_DIRECTORY))
-        if (child := os.fork()) == 0:
+            at = os.open(path if is_folder else path.parent, os.O_RDONLY | os.O_DIRECTORY)  # the way there is no matter
             try:
-                os.setgroups(runner.groups)
-                os.setgid(runner.group_id)
-                os.setuid(runner.user_id)
-                names = ["." if path.is_dir() else path.name for path, _ in asked]
-                found = [
-                    os.access(name, rights, dir_fd=folder)
-                    for name, folder, (_, rights) in zip(names, folders, asked, strict=True)
-                ]
-                os.write(write, bytes(found))
+                with _asking_for(runner):
+                    return os.access("." if is_folder else path.name, rights, dir_fd=at)
             finally:
-                os._exit(0)
-        os.close(write)
-        write = -1
-        answer = os.read(read, len(asked) + 1)
-        os.waitpid(child, 0)
+                os.close(at)
+    return _may_by_mode(runner, path, rights)
+
+
+@contextmanager
+def _asking_for(runner: Runner) -> Iterator[None]:
+    """Have ``os.access`` answer for the account: it goes by the real ids, the effective ones stay those of root."""
+    user, group, groups = os.getuid(), os.getgid(), os.getgroups()
+    try:
+        os.setgroups(runner.groups)
+        os.setregid(runner.group_id, -1)
+        os.setreuid(runner.user_id, -1)
+        yield
     finally:
-        for each in (read, write, *folders):
-            if each >= 0:
-                os.close(each)
-    if len(answer) != len(asked):
-        raise PermissionError(f"cannot become {runner.name}")
-    return [bool(may) for may in answer]
+        os.setreuid(user, -1)
+        os.setregid(group, -1)
+        os.setgroups(groups)
 
 
 def _may_by_mode(runner: Runner, path: Path, rights: int) -> bool:
@@ -195,81 +230,3 @@ def _may_by_mode(runner: Runner, path: Path, rights: int) -> bool:
     groups = (runner.group_id, *runner.groups)
     shift = 6 if status.st_uid == runner.user_id else 3 if status.st_gid in groups else 0
     return status.st_mode >> shift & rights == rights
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """What keeps a job's account from what the job needs.
-
-    Attributes:
-        closed: Folders that the account cannot enter, the first one first.
-        folder: The job's working folder; None if the job brings its own.
-        rights: To that folder, which it lacks.
-        program: What it cannot run; None if it can.
-        passed: Whether it could not even pass through to where jobs run.
-    """
-
-    runner: Runner
-    closed: tuple[Path, ...]
-    folder: Path | None
-    rights: int
-    program: Path | None
-    passed: bool
-
-    def sentence(self) -> str:
-        """Say what is in the way."""
-        who = f"jobs run as the account {self.runner.name}"
-        if self.rights and self.folder:
-            if self.closed and (self.folder == self.closed[0] or self.folder.resolve().is_relative_to(self.closed[0])):
-                where = "" if self.folder == self.closed[0] else f", on the way to the working folder {self.folder}"
-                return f"{who}, which cannot enter {self.closed[0]}{where}"
-            what = "read" if self.rights & os.R_OK else "write to"
-            return f"{who}, which cannot {what} the working folder {self.folder}"
-        if self.program and not self.closed:
-            return f"{who}, which may not run {self.program}"
-        what = f"to the program {self.program}" if self.program else "to where jobs run"
-        return f"{who}, which cannot enter {self.closed[0]}, on the way {what}"
-
-    def opened_by(self) -> str:
-        """Return the line that lets the account in; empty if this caller cannot."""
-        own = self.folder if self.rights else None
-        passed = [each for each in self.closed if each != own]
-        changed = [*passed, *filter(None, (own, None if self.closed else self.program))]
-        if os.geteuid() and any(path.stat().st_uid != os.geteuid() for path in changed):
-            return ""
-        if own and self.rights & os.W_OK and not os.access(own, os.W_OK):  # the file system is read-only
-            return ""
-        lines = [f"chmod a+x {shlex.join(map(str, passed))}"] if passed else []
-        if own:
-            lines.append(f"chmod a+{'rwx' if self.rights & os.W_OK else 'rx'} {shlex.quote(str(own))}")
-        if self.program and not self.closed:
-            lines.append(f"chmod a+rx {shlex.quote(str(self.program))}")
-        return " && ".join(lines)
-
-
-def obstacle(runner: Runner, folder: Path | None, programs: Sequence[Program], *, writes: bool) -> Obstacle | None:
-    """Return what keeps an account from a job's folder and program; None if nothing does.
-
-    Args:
-        runner: The account.
-        folder: The job's working folder; None if the job brings its own.
-        programs: What the job runs.
-        writes: Whether it must be able to write to its folder.
-    """
-    closed: list[Path] = []
-    rights = 0
-    if folder is not None:
-        closed += closed_folders(runner, folder)
-        rights = sum(each for each in (os.R_OK, os.W_OK, os.X_OK) if lacks(runner, folder, each))
-        if rights & os.X_OK:
-            closed.append(folder)
-        if closed:
-            rights |= os.X_OK
-        if not writes:
-            rights &= ~os.W_OK
-    shut = next((program.path for program in programs if program.is_shut), None)
-    passed = [way for each in runner.passed for way in closed_folders(runner, each)]
-    closed += [*(each for program in programs for each in program.closed), *passed]
-    if not (closed or rights or shut):
-        return None
-    return Obstacle(runner, tuple(dict.fromkeys(closed)), folder, rights, shut, bool(passed))

@@ -19,7 +19,7 @@ from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliErro
 from services.cli.estimate import show_estimates
 from services.cli.names import job_or_array
 from services.cli.output import console
-from services.cli.reach import Obstacle, obstacle, programs_of, runner_of
+from services.cli.reach import Obstacle, Runner, obstacles, opened_by, programs_of, runner_of
 from services.cli.scripts import Script, read_script
 from services.cli.sources import LocalSources
 from services.cli.specs import (
@@ -462,35 +462,44 @@ def check_folders(gateway: Gateway, specs: list[JobSpec], *, writes: bool = True
         if is_here:
             raise CliError(f"working folder {folder} {what}; choose another with --workdir", EXIT_NOT_FOUND)
         output.say(f"wattshift: working folder {folder} {what} on this machine; nodes must have it")
-    runner = None
-    if is_here and on_nodes:
-        runner = runner_of(gateway.get("/v1/whoami"), installation_of(gateway.url))
+    if not (is_here and on_nodes):
+        return
+    runner = runner_of(gateway.get("/v1/whoami"), installation_of(gateway.url))
     if runner is None:
         return
     for spec in on_nodes:
         folder = Path(spec.working_dir) if spec.working_dir and not spec.source else None
         programs = programs_of(runner, spec.command, spec.environment, folder)
-        if found := obstacle(runner, folder, programs, writes=writes):
-            ways = "".join(f"\n  {line}" for line in _ways_round(found, spec, typed))
-            raise CliError(f"{found.sentence()}{': type one of' if ways else ''}{ways}", EXIT_NOT_FOUND)
+        if found := obstacles(runner, folder, programs, writes=writes):
+            ways = "".join(f"\n  {line}" for line in _ways_round(runner, found, spec, folder, typed))
+            what = f"jobs run as the account {runner.name}, which {found[0].what}"
+            raise CliError(f"{what}{': type one of' if ways else ''}{ways}", EXIT_NOT_FOUND)
         for each in programs:
             if each.instead_of:
                 why = f"the account {runner.name} cannot run {each.instead_of}, which comes first in PATH"
                 output.say(f"wattshift: {spec.name} runs {each.path}: {why}")
 
 
-def _ways_round(found: Obstacle, spec: JobSpec, typed: Sequence[str]) -> list[str]:
+def _ways_round(
+    runner: Runner, found: Sequence[Obstacle], spec: JobSpec, folder: Path | None, typed: Sequence[str]
+) -> list[str]:
     """Return the lines that make a job run which its account keeps from running as it was typed."""
+
+    def would_run(folder: Path | None, *, writes: bool) -> bool:
+        programs = programs_of(runner, spec.command, spec.environment, folder)
+        return not obstacles(runner, folder, programs, writes=writes)
+
     lines: list[str] = []
-    if typed and found.folder and found.rights and not found.program and not found.passed:
+    if typed and folder:
         words = _without_workdir(typed)
-        says_where = len(words) < len(typed) or found.folder == Path.cwd()  # else a script does
-        if says_where and os.access(found.folder, os.R_OK) and any(found.folder.iterdir()):
-            folder = "." if found.folder == Path.cwd() else str(found.folder)
-            lines.append(shlex.join(["wattshift", "submit", "--upload", folder, *words]))
-        if found.rights == os.W_OK:
+        says_where = len(words) < len(typed) or folder == Path.cwd()  # else a script does
+        has_files = os.access(folder, os.R_OK) and any(folder.iterdir())
+        if says_where and has_files and would_run(None, writes=True):
+            where = "." if folder == Path.cwd() else str(folder)
+            lines.append(shlex.join(["wattshift", "submit", "--upload", where, *words]))
+        if would_run(folder, writes=False):
             lines.append(shlex.join(["wattshift", "submit", "--read-only", *typed]))
-    return [*lines, *filter(None, [found.opened_by()])]
+    return [*lines, *filter(None, [opened_by(found)])]
 
 
 def _without_workdir(typed: Sequence[str]) -> list[str]:
