@@ -15,41 +15,30 @@ from dataclasses import dataclass
 from services.cli.client import EXIT_USAGE, CliError
 
 SBATCH = "#SBATCH"
-
 _SHORT = {
-    "-G": "--gpus",
-    "-N": "--nodes",
-    "-n": "--ntasks",
-    "-t": "--time",
-    "-a": "--array",
-    "-J": "--job-name",
-    "-D": "--chdir",
-    "-d": "--dependency",
-    "-H": "--hold",
-    "-o": "--output",
-    "-e": "--error",
+    **{"-G": "--gpus", "-N": "--nodes", "-n": "--ntasks", "-t": "--time", "-a": "--array", "-J": "--job-name"},
+    **{"-D": "--chdir", "-d": "--dependency", "-H": "--hold", "-o": "--output", "-e": "--error"},
 }
+_SAME = {"--array": "--array", "--job-name": "--name", "--chdir": "--workdir"}
+_OF_GPUS = ("--gpus", "--gpus-per-node", "--gres", "--gpus-per-task")
+_OF_TASKS = ("--ntasks", "--ntasks-per-node")
 _WHY_NOT = {
     "--nodes": "a gang may lie on any number of nodes, and the script runs once on each",
-    "--ntasks": "the script runs once on each node",
-    "--ntasks-per-node": "the script runs once on each node",
-    "--output": "`wattshift logs` shows the output",
-    "--error": "`wattshift logs` shows the output",
+    **dict.fromkeys(_OF_TASKS, "the script runs once on each node"),
+    **dict.fromkeys(("--output", "--error"), "`wattshift logs` shows the output"),
 }
 _CONDITIONS = {"afterok": "ok", "afterany": "any", "afternotok": "not_ok"}
-_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _COUNT = re.compile(r"(?:gpu|(?:gpu:)?(?:(?P<count>\d{1,6})|(?P<type>[^:]*[^:\d][^:]*?)(?::(?P<of_type>\d{1,6}))?))")
 _VARIABLE = re.compile(r"\bSLURM_[A-Z_]+")
 
 
 @dataclass
 class _Asked:
-    """One option of a ``#SBATCH`` line, the last of its name."""
+    """One option of a ``#SBATCH`` line."""
 
     line: int
-    name: str
-    value: str
     text: str
+    value: str
 
 
 def obeyed(
@@ -67,30 +56,32 @@ def obeyed(
         CliError: A line cannot be split into words.
     """
     asked: dict[str, _Asked] = {}
-    unknown: list[tuple[int, str]] = []
+    ignored: list[tuple[int, str]] = []
     of_another_part = False
     for number, line in lines:
         directive, rest = re.split(r"\s", line, maxsplit=1)
-        if directive != SBATCH or of_another_part:
-            unknown.append((number, line.strip()))
-            continue
         try:
-            words = shlex.split(rest, comments=True)
+            words = shlex.split(rest, comments=True) if directive == SBATCH and not of_another_part else []
         except ValueError as error:
             raise CliError(f"{name}, line {number}: {str(error).lower()}", EXIT_USAGE) from None
-        if words in (["hetjob"], ["packjob"]):
-            of_another_part = True
-            unknown.append((number, line.strip()))
-            continue
-        for each in _options(number, words):
-            asked[each.name] = each
-    found, why_not = _meanings(asked)
-    options = [word for parameter, words in found.items() if parameter not in given for word in words]
-    if "gpus" in found and not {"gpus", "processes"} & set(given):
+        of_another_part |= words in (["hetjob"], ["packjob"])
+        if directive != SBATCH or of_another_part:
+            ignored.append((number, line.strip()))
+        else:
+            _add(asked, number, words)
+    gpus, inexact = _gpus(asked)
+    options = ["--gpus", str(gpus)] if gpus and "gpus" not in given else []
+    if options and "processes" not in given:
         options += ["--processes", "per_node"]  # as Slurm runs it; what the script starts makes use of the GPUs
-    unknown += [(each.line, _named(each, why)) for each, why in why_not]
-    said = [f"line {number}: {what}" for number, what in sorted(unknown)]
-    if asked and "gpus" not in found and not {"gpus", "slice"} & set(given):
+    for option, each in asked.items():
+        meaning = (None if option in inexact else []) if option in _OF_GPUS else _meaning(option, each.value, gpus)
+        if meaning is None:
+            why = f"it gets {gpus} GPUs, of any type" if option in inexact and gpus else _WHY_NOT.get(option)
+            ignored.append((each.line, f"{each.text} ({why})" if why else each.text))
+        elif meaning and meaning[0].removeprefix("--") not in given:
+            options += meaning
+    said = [f"line {number}: {what}" for number, what in sorted(ignored)]
+    if asked and not gpus and not {"gpus", "slice"} & set(given):
         said.append("it asks for no number of GPUs that is understood, and gets 1")
     if asked and (variables := sorted(set(_VARIABLE.findall(text)))):
         instead = " (WATTSHIFT_ARRAY_INDEX is)" if any("ARRAY" in each for each in variables) else ""
@@ -98,115 +89,78 @@ def obeyed(
     return options, said
 
 
-def _options(number: int, words: Sequence[str]) -> list[_Asked]:
-    """Return the options of one line; a word that begins with no dash is the value of the one before it."""
-    found: list[_Asked] = []
+def _add(asked: dict[str, _Asked], number: int, words: Sequence[str]) -> None:
+    """Add the options of one line, the last of a name; a word without a dash is the value of the one before it."""
+    last: _Asked | None = None
     for word in words:
-        if not word.startswith("-") and found and not found[-1].value:
-            found[-1].value = word
-            found[-1].text += f" {word}"
-        elif word.startswith("--") or not word.startswith("-"):
+        if not word.startswith("-") and last and not last.value:
+            last.value, last.text = word, f"{last.text} {word}"
+            continue
+        if word.startswith("-") and not word.startswith("--"):
+            option, value = _SHORT.get(word[:2], word[:2]), word[2:].removeprefix("=")
+        else:
             option, _, value = word.partition("=")
-            found.append(_Asked(number, option, value, word))
-        else:
-            found.append(_Asked(number, _SHORT.get(word[:2], word[:2]), word[2:].removeprefix("="), word))
-    return found
+        last = asked[option] = _Asked(number, word, value)
 
 
-def _named(each: _Asked, why: str) -> str:
-    return f"{each.text} ({why})" if why else each.text
+def _meaning(option: str, value: str, gpus: int) -> list[str] | None:
+    """Return the words for an option that is not about GPUs; None if it has no exact meaning here."""
+    if option == "--time":
+        return _time(value)
+    if option == "--dependency":
+        return _after(value)
+    if option == "--hold":
+        return ["--hold"]
+    if value == "1" and (option in _OF_TASKS or (option == "--nodes" and gpus <= 1)):
+        return []
+    return [_SAME[option], value] if option in _SAME and value else None
 
 
-def _meanings(asked: dict[str, _Asked]) -> tuple[dict[str, list[str]], list[tuple[_Asked, str]]]:
-    """Return words for each parameter of ``submit``, and the options that are not obeyed, with the reason if any."""
-    found: dict[str, list[str]] = {}
-    why_not: dict[str, str] = {}
-    gpus, partly = _gpus(asked)
-    if gpus:
-        found["gpus"] = ["--gpus", str(gpus)]
-    why_not |= dict.fromkeys(partly, f"it gets {gpus} GPUs, of any type" if gpus else "")
-    for each in asked.values():
-        name, value = each.name, each.value
-        if name == "--time" and (limit_s := _time_s(value)) is not None:
-            if limit_s:
-                found["time"] = ["--time", f"{limit_s}s"]
-        elif name == "--array" and value:
-            found["array"] = ["--array", value]
-        elif name == "--job-name" and value:
-            found["name"] = ["--name", value]
-        elif name == "--chdir" and value:
-            found["workdir"] = ["--workdir", value]
-        elif name == "--hold":
-            found["hold"] = ["--hold"]
-        elif name == "--dependency" and (after := _after(value)):
-            found["after"] = after
-        elif (name == "--nodes" and value == "1" and gpus <= 1) or (
-            name in ("--ntasks", "--ntasks-per-node") and value == "1"
-        ):
-            continue
-        elif name not in _OF_GPUS:
-            why_not.setdefault(name, _WHY_NOT.get(name, ""))
-    return found, [(asked[name], why) for name, why in why_not.items()]
-
-
-_OF_GPUS = ("--gpus", "--gpus-per-node", "--gres", "--gpus-per-task")
-
-
-def _gpus(asked: dict[str, _Asked]) -> tuple[int, list[str]]:
-    """Return the GPUs of the whole job, 0 if that is not certain, and the options of GPUs that are obeyed in part."""
+def _gpus(asked: dict[str, _Asked]) -> tuple[int, set[str]]:
+    """Return the GPUs of the whole job, 0 if that is uncertain, and the options for GPUs not obeyed exactly."""
     nodes = _whole(asked, "--nodes")
-    tasks = _whole(asked, "--ntasks" if "--ntasks" in asked else "--ntasks-per-node")
-    if tasks and "--ntasks" not in asked:
-        tasks *= nodes
+    tasks = _whole(asked, "--ntasks") if "--ntasks" in asked else nodes * _whole(asked, "--ntasks-per-node")
     totals: dict[str, int] = {}
-    partly: list[str] = []
-    for name, times in (("--gpus", 1), ("--gpus-per-node", nodes), ("--gres", nodes), ("--gpus-per-task", tasks)):
-        if name not in asked:
+    inexact: set[str] = set()
+    for option, times in zip(_OF_GPUS, (1, nodes, nodes, tasks), strict=True):
+        if option not in asked:
             continue
-        entries = asked[name].value.split(",")
-        counts = [_COUNT.fullmatch(each) for each in entries if name != "--gres" or each.partition(":")[0] == "gpu"]
-        if times and len(counts) == 1 and (count := counts[0]) is not None:
-            totals[name] = int(count["count"] or count["of_type"] or 1) * times
-            if count["type"] or len(entries) > 1:
-                partly.append(name)
+        entries = asked[option].value.split(",")
+        counts = [_COUNT.fullmatch(each) for each in entries if option != "--gres" or each.partition(":")[0] == "gpu"]
+        if times and len(counts) == 1 and (count := counts[0]):
+            totals[option] = int(count["count"] or count["of_type"] or 1) * times
+            inexact |= {option} if count["type"] or len(entries) > 1 else set()
         else:
-            partly.append(name)
+            inexact.add(option)
     total = next(iter(totals.values()), 0)
-    return total, list(dict.fromkeys([*partly, *(name for name, each in totals.items() if each != total)]))
+    return total, inexact | {option for option, each in totals.items() if each != total}
 
 
-def _whole(asked: dict[str, _Asked], name: str) -> int:
+def _whole(asked: dict[str, _Asked], option: str) -> int:
     """Return the number that an option gives, 1 if it is not there, 0 if it is a range or no number."""
-    least, _, most = (asked[name].value if name in asked else "1").partition("-")
+    least, _, most = (asked[option].value if option in asked else "1").partition("-")
     return int(least) if least.isdecimal() and most in ("", least) else 0
 
 
-def _time_s(value: str) -> int | None:
-    """Return a limit of Slurm's, ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``; 0 for none.
-
-    None: it is of no such form.
-    """
-    if value.upper() in ("UNLIMITED", "INFINITE", "0"):
-        return 0
-    if (found := _TIME.fullmatch(value)) is None:
+def _time(value: str) -> list[str] | None:
+    """Return the words for a limit of Slurm's: ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M``, ``D-H:M:S`` or none."""
+    if value.upper() in ("UNLIMITED", "INFINITE"):
+        return []
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
         return None
-    days, first, second, third = (int(each) if each else None for each in found.groups())
-    first = first or 0
-    if days is not None:
-        hours, minutes, seconds = first, second or 0, third or 0
-    elif third is not None:
-        hours, minutes, seconds = first, second or 0, third
-    else:
-        hours, minutes, seconds = 0, first, second or 0
-    return (days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
+    days, has_days, clock = value.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    hours, minutes, seconds = (*([] if has_days or len(parts) == 3 else [0]), *parts, 0, 0)[:3]
+    limit_s = int(days or 0) * 86_400 + hours * 3_600 + minutes * 60 + seconds
+    return ["--time", f"{limit_s}s"] if limit_s else []
 
 
-def _after(value: str) -> list[str]:
-    """Return the words for a dependency of jobs that must all have ended; none for one of another form."""
+def _after(value: str) -> list[str] | None:
+    """Return the words for a dependency on jobs that must all have ended; None for one of another form."""
     words: list[str] = []
     for part in value.split(","):
         condition, *jobs = part.split(":")
         if condition not in _CONDITIONS or not jobs or not all(re.fullmatch(r"[\w.-]+", job) for job in jobs):
-            return []
+            return None
         words += [word for job in jobs for word in ("--after", f"{_CONDITIONS[condition]}:{job}")]
     return words
