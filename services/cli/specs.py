@@ -49,6 +49,7 @@ class SpecOptions:
     time: str | None = None
     grace: str | None = None
     max_restarts: int | None = None
+    restart_after_node_loss: bool | None = None
     preemptible: bool | None = None
     may_share_gpu: bool | None = None
     hold: bool | None = None
@@ -212,6 +213,7 @@ def spec_of(
         "time_limit_s": duration_s(options.time, "--time") if options.time else None,
         "grace_s": duration_s(options.grace, "--grace") if options.grace else None,
         "max_restarts": options.max_restarts,
+        "restart_after_node_loss": options.restart_after_node_loss,
         "preemptible": options.preemptible,
         "may_share_gpu": options.may_share_gpu,
         "hold": options.hold,

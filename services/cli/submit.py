@@ -280,6 +280,9 @@ def submit(
     max_restarts: Annotated[
         int | None, typer.Option(help="How often it is restarted if it fails.", rich_help_panel=RUN)
     ] = None,
+    restart_after_node_loss: Annotated[
+        bool | None, typer.Option(help="Whether it runs again if its node is lost.", rich_help_panel=RUN)
+    ] = None,
     hold: Annotated[bool | None, typer.Option("--hold", help="Start after a release.", rich_help_panel=RUN)] = None,
     array: Annotated[
         str | None,

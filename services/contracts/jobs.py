@@ -219,6 +219,11 @@ class JobSpec(Message):
     max_restarts: Int = Field(
         default=0, ge=0, le=100, description="How often a failed job is restarted; preemptions do not count."
     )
+    restart_after_node_loss: Flag = Field(
+        default=True,
+        description="Whether the job is queued again when a node that it runs on is lost; otherwise it has failed with "
+        "the reason `node_lost`.",
+    )
     project: Name = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     hold: Flag = Field(default=False, description="Accept the job, but start it only after a release.")
@@ -422,7 +427,9 @@ class Job(Message):
     preemptions: int
     restarts: int
     node_losses: int = Field(
-        default=0, description="How often it lost a node while most others stayed up; after three times it is held."
+        default=0,
+        description="How often it lost a GPU, or a node while most others stayed up, each within a day of "
+        "the one before; after three times it is held, and a release begins the count anew.",
     )
     exit_code: int | None = None
     checkpoint_nodes: list[str] = Field(

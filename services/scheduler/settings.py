@@ -43,6 +43,9 @@ class SchedulerSettings(SharedSettings):
     )
     start_timeout_s: float = Field(120, gt=0, description="How long a gang may take to run on all its nodes.")
     start_attempts: int = Field(5, ge=1, description="Gangs that may fail to start before the job fails.")
+    max_node_losses: int = Field(
+        3, ge=1, description="Nodes or GPUs that may be lost under a job, no day apart, before the job is held."
+    )
     engine_start_timeout_s: float = Field(
         600, gt=0, description="How long an engine may take to start a job that was released; then it is planned again."
     )

@@ -68,6 +68,7 @@ def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: 
         run, gateway, "-c", "sh run.sh", "--name", "trees", "--gpus", "2-8:2@4", "--model", "H100", "--memory", "40G",
         "--work", "30000:steps", "--progress", "log:step (?P<done>[0-9]+)", "--priority", "-5", "--deadline", "+6h",
         "--flexible", "2h", "--time", "36:00:00", "--grace", "90", "--max-restarts", "3",
+        "--no-restart-after-node-loss",
         "--project", "forest", "--label", "kind=bert", "--label", "user=bob", "--hold", "--not-preemptible",
         "--processes", "per_node", "--batch", "512", "--family", "language", "--env", "WANDB_PROJECT",
         "--env", "SEED=8", "--env-file", "job.env", "--workdir", "here", "--checkpoint-dir", "ckpt",
@@ -81,6 +82,7 @@ def test_every_option_arrives_in_the_spec(run: Run, gateway: Gateway, tmp_path: 
     seconds = {"flexibility_s": 7_200, "time_limit_s": 129_600, "grace_s": 90}
     words = {"name": "trees", "project": "forest", "processes": "per_node", "family": "language"}
     numbers = {"priority": -5, "max_restarts": 3, "global_batch": 512, "hold": True, "preemptible": False}
+    numbers["restart_after_node_loss"] = False
     for field, value in {**seconds, **words, **numbers}.items():
         assert spec[field] == value, field
     assert spec["labels"] == {"kind": "bert", "user": "bob"}

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.ingest.gangs import MOST_NODE_LOSSES
+from services.scheduler.ingest.gangs import LOSSES_FORGOTTEN_S
 from services.scheduler.repository import gangs
 from services.scheduler.restored import make_fit
-from tests.scheduler.world import World
+from tests.scheduler.test_gpu_health import sick
+from tests.scheduler.world import World, a_world
 
 HOUR_S = 3_600.0
+MOST_NODE_LOSSES = 3
+"""The default of ``SCHEDULER_MAX_NODE_LOSSES``."""
 
 
 async def told(world: World, job: str) -> tuple[str, str, str, int]:
@@ -96,7 +99,7 @@ async def test_a_job_that_loses_its_node_three_times_is_held_and_says_why(world:
 
     state, reason, detail, count = await told(world, job)
     assert (state, reason, count) == ("held", "node_losses", MOST_NODE_LOSSES)
-    assert detail.startswith("A node was lost under it 3 times while most others stayed up")
+    assert detail.startswith("A node or GPU was lost under it 3 times while most others stayed up")
     (event,) = await world.fetch("SELECT data FROM job_events WHERE job_id = $1 AND type = 'job.held'", job)
     assert (event["data"]["reason"], event["data"]["detail"]) == ("node_losses", detail)
     (row,) = await world.fetch("SELECT restarts, preemptions FROM jobs WHERE id = $1", job)
@@ -165,6 +168,61 @@ async def test_a_job_that_goes_from_node_to_node_does_not_look_like_an_outage(wo
         await world.fetch("UPDATE rank_statuses SET updated_at = now() WHERE ended_by = 'lease' RETURNING 1")
     await lose(world, *await nodes_of(world, job))
     assert (await told(world, job))[:2] == ("held", "node_losses")
+
+
+@pytest.mark.parametrize(("apart_s", "state", "count"), [(0, "held", 3), (LOSSES_FORGOTTEN_S, "queued", 1)])
+async def test_losses_a_day_apart_are_no_sign(world: World, apart_s: float, state: str, count: int) -> None:
+    await world.node("n1")
+    job = await world.running()
+    for _ in range(MOST_NODE_LOSSES):
+        await pass_time(world, apart_s + 1)
+        await runs(world, job)
+        await lose(world, "n1")
+        await returns(world, "n1")
+    assert (await world.state(job), await losses(world, job)) == (state, count)
+
+
+async def test_the_operator_says_how_many_losses(database_url: str, redis_url: str) -> None:
+    async with a_world(database_url, redis_url, max_node_losses=1) as world:
+        await a_cluster(world, 3)
+        job = await world.running()
+        await lose(world, *await nodes_of(world, job))
+        assert (await told(world, job))[:2] == ("held", "node_losses")
+
+
+async def test_a_job_that_is_not_to_run_again_has_failed_with_its_node(world: World) -> None:
+    await a_cluster(world, 2)
+    job, other = [await world.running(restart_after_node_loss=again) for again in (False, True)]
+    await lose(world, *await nodes_of(world, job), *await nodes_of(world, other))  # all nodes: it counts against none
+    state, reason, detail, count = await told(world, job)
+    assert (state, reason, count) == ("failed", "node_lost", 0)
+    assert detail == "A node it ran on was lost, after which it is not to run again."
+    assert await world.state(other) == "queued"
+    await world.node("n3")
+    stopped = await world.job(restart_after_node_loss=False, priority=100)
+    await runs(world, stopped)
+    await fences(world, stopped, "agent")
+    assert (await told(world, stopped))[1] != "node_lost", "a stopped installation ends nobody's job"
+
+
+@pytest.mark.parametrize("what", ["gpu", "slice"])
+async def test_a_job_that_loses_its_gpu_or_slice_again_and_again_is_held(world: World, what: str) -> None:
+    await world.node("n1", 1)
+    job = await world.running()
+    for number in range(1, MOST_NODE_LOSSES + 1):
+        if what == "gpu":
+            await sick(world, "n1", 0)
+        else:
+            parent = "UPDATE device_claims SET parent = 0, uuid = 'MIG-1' WHERE node_id = 'n1' RETURNING 1"
+            await world.fetch(parent)
+        await world.exits(job, exit_code=1)
+        assert await losses(world, job) == number
+        await world.fetch("WITH d AS (DELETE FROM gpu_health) SELECT 1")
+        if number < MOST_NODE_LOSSES:
+            await runs(world, job)
+    state, reason, detail, _ = await told(world, job)
+    assert (state, reason) == ("held", "node_losses")
+    assert detail.startswith("A node or GPU was lost under it 3 times")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ ENDINGS: dict[str, str] = {
     EndReason.NODE_DRAINED: "A node it ran on was drained and went away; it continues from its checkpoint.",
     EndReason.NODE_NOT_WOKEN: "A node that it was to run on did not wake.",
     EndReason.INSTALLATION_STOPPED: "The installation was stopped; it continues from its checkpoint.",
-    EndReason.NODE_LOSSES: "Nodes were lost under it again and again, while most others stayed up.",
+    EndReason.NODE_LOSSES: "Nodes or GPUs were lost under it again and again, while most others stayed up.",
     EndReason.SLICE_LOST: "Its node no longer had its MIG slice; it continues from its checkpoint.",
 }
 OTHERS = {

@@ -39,8 +39,9 @@ class EndReason(StrEnum):
     NODE_LOSSES = "node_losses"
 
 
-MOST_NODE_LOSSES = 3
-"""A job under which so many nodes were lost, each while most others stayed up, waits for somebody to look at it."""
+LOSSES_FORGOTTEN_S = 86_400.0
+"""Losses before so long without one are forgotten: unrelated ones of a long job hold it not, and poison one takes at
+most a node a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,10 @@ class Gang:
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
         slice_lost: A node no longer has the slice that the gang holds.
         gpu_lost: What is the matter with a GPU that the gang holds and that is lost; empty for nothing.
-        node_losses: Gangs of the job under which a node was lost, each while most others stayed up.
+        since_loss_s: How long ago an earlier gang of the job lost a node or GPU.
+        node_losses, max_node_losses: Gangs of the job under which a GPU was lost, or a node while most others stayed
+            up, none long after another; and how many may before somebody has to look at the job.
+        restart_after_node_loss: Whether the job runs again when a node of it is lost.
         stands_out: Whether most other nodes stayed up when this gang lost one.
         finished_before: An earlier gang of the job finished it, as a node says that had been given up.
     """
@@ -114,7 +118,10 @@ class Gang:
     start_attempts: int = 1
     slice_lost: bool = False
     gpu_lost: str = ""
+    since_loss_s: float = 0.0
     node_losses: int = 0
+    max_node_losses: int = 3
+    restart_after_node_loss: bool = True
     stands_out: bool = False
     finished_before: bool = False
 
@@ -141,7 +148,7 @@ class End:
     exit_code: int | None = None
     counts_as_restart: bool = False
     counts_as_preemption: bool = False
-    counts_as_node_loss: bool = False
+    node_losses: int | None = None
 
 
 Fate = Run | Stop | End
@@ -210,9 +217,10 @@ def _end_of(gang: Gang) -> End:
     match _reason(gang):
         case EndReason.GPU_LOST as reason:
             detail = f"{gang.gpu_lost} {_not_copied(gang) or 'It will continue from its checkpoint on others.'}".strip()
-            return _paused(gang, reason, detail, preempted=False)
+            return _counted(gang, _paused(gang, reason, detail, preempted=False))
         case EndReason.SLICE_LOST as reason:
-            return _paused(gang, reason, _continues(gang, "Its node no longer has its MIG slice"), preempted=False)
+            end = _paused(gang, reason, _continues(gang, "Its node no longer has its MIG slice"), preempted=False)
+            return _counted(gang, end) if gang.slice_lost else end  # else it was refused, and never ran there
         case EndReason.PREEMPTED | EndReason.HELD | EndReason.CANCELLED as reason:
             return _paused(gang, reason, _continues(gang, "Stopped with its grace period"), preempted=True)
         case EndReason.INSTALLATION_STOPPED as reason:
@@ -223,8 +231,11 @@ def _end_of(gang: Gang) -> End:
             )
         case EndReason.NODE_NOT_WOKEN as reason:
             return _paused(gang, reason, "A node that it was to run on did not wake.", preempted=False)
-        case EndReason.NODE_LOST:
-            return _lost(gang)
+        case EndReason.NODE_LOST as reason:
+            if not gang.restart_after_node_loss:
+                return End(JobState.FAILED, reason, "A node it ran on was lost, after which it is not to run again.")
+            end = _paused(gang, reason, _continues(gang, "A node it ran on was lost"), preempted=False)
+            return _counted(gang, end) if gang.stands_out else end
         case EndReason.START_FAILED as reason:
             detail = _detail(gang) or "It did not start running in time."
             if any(share.ended_by is EndedBy.CANNOT_START for share in gang.shares):
@@ -263,16 +274,16 @@ def _paused(gang: Gang, reason: EndReason, detail: str, *, preempted: bool) -> E
     return End(state, EndReason.HELD if gang.hold_requested else reason, detail, counts_as_preemption=preempted)
 
 
-def _lost(gang: Gang) -> End:
-    losses = gang.node_losses + gang.stands_out
-    if gang.stands_out and losses >= MOST_NODE_LOSSES:
-        detail = (
-            f"A node was lost under it {losses} times while most others stayed up, so it may be what ends them. Once "
-            f"released, it may lose {MOST_NODE_LOSSES} again. {_not_copied(gang)}"
-        )
-        return End(JobState.HELD, EndReason.NODE_LOSSES, detail.strip(), counts_as_node_loss=True)
-    end = _paused(gang, EndReason.NODE_LOST, _continues(gang, "A node it ran on was lost"), preempted=False)
-    return replace(end, counts_as_node_loss=gang.stands_out)
+def _counted(gang: Gang, end: End) -> End:
+    """Return how a gang ends that lost a node or GPU: with its job on hold, if that has happened too often."""
+    losses = 1 + (gang.node_losses if gang.since_loss_s < LOSSES_FORGOTTEN_S else 0)
+    if losses < gang.max_node_losses:
+        return replace(end, node_losses=losses)
+    detail = (
+        f"A node or GPU was lost under it {losses} times while most others stayed up, so it may be what ends them. "
+        f"Once released, it may lose {gang.max_node_losses} again. {_not_copied(gang)}"
+    )
+    return End(JobState.HELD, EndReason.NODE_LOSSES, detail.strip(), node_losses=losses)
 
 
 def _failure(gang: Gang) -> End:

@@ -124,7 +124,7 @@ class Ingest:
         self,
         gang: LiveGang,
         reports: ShareReports,
-        failed_starts: int = 0,
+        earlier: tuple[int, float] = (0, 0.0),
         *,
         stands_out: bool = False,
         slice_lost: bool,
@@ -141,11 +141,14 @@ class Ingest:
             hold_requested=gang.hold_requested,
             restarts=gang.restarts,
             max_restarts=gang.max_restarts,
-            failed_starts=failed_starts,
+            failed_starts=earlier[0],
             start_attempts=self._settings.start_attempts,
             slice_lost=slice_lost,
             gpu_lost=gpu_lost,
+            since_loss_s=earlier[1],
             node_losses=gang.node_losses,
+            max_node_losses=self._settings.max_node_losses,
+            restart_after_node_loss=gang.restart_after_node_loss,
             stands_out=stands_out,
             finished_before=finished_before,
         )
@@ -209,13 +212,13 @@ class Ingest:
             reports = share_reports(
                 await gangs.reports_of(connection, gang.id), await gangs.lost_shares_of(connection, gang.id)
             )
-            failed_starts = await gangs.failed_starts(connection, gang.job_id)
+            earlier = await gangs.earlier(connection, gang.job_id)
             slice_lost = gang.id in await gangs.lost_slices(connection)
             is_lost = any(report.broke_off is EndReason.NODE_LOST for report in reports.values())
             facts = self._gang(
                 gang,
                 reports,
-                failed_starts,
+                earlier,
                 stands_out=is_lost and await gangs.loss_stands_out(connection, gang.id),
                 slice_lost=slice_lost,
                 gpu_lost=(await gangs.lost_gpus(connection, gang.id)).get(gang.id, ""),
@@ -240,7 +243,7 @@ class Ingest:
                 exit_code=end.exit_code,
                 restarts=int(end.counts_as_restart),
                 preemptions=int(end.counts_as_preemption),
-                node_losses=int(end.counts_as_node_loss),
+                node_losses=end.node_losses,
                 attained_gpu_s=attained_gpu_s,
                 data={"allocation_id": gang.id} | ({"detail": end.detail} if end.reason in EXPLAINED else {}),
             )

@@ -10,7 +10,7 @@ from services.contracts.nodes import ControlsStatus
 from services.core.domain.controls import ControlKind
 from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
-from services.db.job_specs import GRACE_S, MAX_RESTARTS, WORK_TOTAL
+from services.db.job_specs import GRACE_S, MAX_RESTARTS, RESTART_AFTER_NODE_LOSS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
 from services.db.submission_traces import TRACEPARENTS
 from services.kit import traces
@@ -30,7 +30,8 @@ SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a
        EXISTS (SELECT FROM device_claims c WHERE c.allocation_id = a.id AND c.packed) AS packed,
        extract(epoch FROM now() - a.stop_requested_at)::float8 AS stopping_s,
        j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts, j.node_losses,
-       {MAX_RESTARTS} AS max_restarts, {GRACE_S} AS grace_s, coalesce({WORK_TOTAL} <= p.done, false) AS work_done
+       {MAX_RESTARTS} AS max_restarts, {RESTART_AFTER_NODE_LOSS} AS restart_after_node_loss, {GRACE_S} AS grace_s,
+       coalesce({WORK_TOTAL} <= p.done, false) AS work_done
   FROM allocations a JOIN jobs j ON j.id = a.job_id LEFT JOIN job_progress p ON p.job_id = a.job_id
   LEFT JOIN LATERAL (
     SELECT max(CASE WHEN np.state = 'waking' THEN now() ELSE np.since END) AS awake_at,
@@ -171,7 +172,12 @@ SELECT $1, id, 'lost', 'Its node was not awake yet.' FROM asleep ON CONFLICT DO 
 
 RELEASE_ON = "DELETE FROM device_claims WHERE allocation_id = $1 AND node_id = ANY($2::text[])"
 
-FAILED_STARTS = "SELECT count(*) FROM allocations WHERE job_id = $1 AND end_reason = 'start_failed'"
+EARLIER = """
+SELECT count(*) FILTER (WHERE end_reason = 'start_failed') AS failed_starts,
+       coalesce(extract(epoch FROM now() - max(ended_at) FILTER (
+           WHERE end_reason IN ('node_lost', 'gpu_lost', 'slice_lost'))), 0)::float8 AS since_loss_s
+  FROM allocations WHERE job_id = $1
+"""
 
 END = """
 UPDATE allocations SET state = 'ended', ended_at = now(), end_reason = $2 WHERE id = $1 AND state <> 'ended'
@@ -280,6 +286,7 @@ class LiveGang(NamedTuple):
     restarts: int
     node_losses: int
     max_restarts: int
+    restart_after_node_loss: bool
     grace_s: float
     work_done: bool
 
@@ -537,9 +544,11 @@ async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: S
     return asleep
 
 
-async def failed_starts(connection: Connection, job_id: str) -> int:
-    """Return how many gangs of a job failed to start."""
-    return await connection.fetchval(FAILED_STARTS, job_id)
+async def earlier(connection: Connection, job_id: str) -> tuple[int, float]:
+    """Return how many gangs of a job failed to start, and how many seconds ago one lost a node or GPU (0 if none)."""
+    row = await connection.fetchrow(EARLIER, job_id)
+    assert row
+    return row["failed_starts"], row["since_loss_s"]
 
 
 async def end(connection: Connection, allocation_id: str, reason: str) -> float:

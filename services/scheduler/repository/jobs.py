@@ -23,7 +23,7 @@ WITH moved AS (
            queued_at = CASE WHEN $3 = 'queued' THEN now() ELSE queued_at END,
            ended_at = CASE WHEN $3 IN ('succeeded', 'failed', 'cancelled') THEN now() ELSE ended_at END,
            restarts = restarts + $7, preemptions = preemptions + $8,
-           attained_gpu_s = attained_gpu_s + $9, node_losses = node_losses + $11,
+           attained_gpu_s = attained_gpu_s + $9, node_losses = coalesce($11, node_losses),
            hold_requested = hold_requested AND $3 <> 'held'
      WHERE id = $1 AND state = ANY($2::text[])
     RETURNING id, tenant_id
@@ -92,7 +92,7 @@ async def move(
     restarts: int = 0,
     preemptions: int = 0,
     attained_gpu_s: float = 0.0,
-    node_losses: int = 0,
+    node_losses: int | None = None,
     data: Json | None = None,
 ) -> bool:
     """Move a job to ``target`` if it is in one of ``sources`` now; return whether it was.

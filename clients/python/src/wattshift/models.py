@@ -490,7 +490,8 @@ class Job:
         clock_mhz: Clock that its GPUs are locked to; null for the default.
         batch_size: Total batch, samples per step, that its gang was started with; null while it holds no GPUs,
             and without `batch` in its spec.
-        node_losses: How often it lost a node while most others stayed up; after three times it is held.
+        node_losses: How often it lost a GPU, or a node while most others stayed up, each within a day of the one
+            before; after three times it is held, and a release begins the count anew.
         checkpoint_nodes: The nodes that alone have the checkpoint of a job that waits: it starts on these, or
             waits for them; none if it may start anywhere.
         warnings: Budgets of its project that are exceeded and only warn.
@@ -722,6 +723,8 @@ class JobSpec:
             with the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts
             anew.
         max_restarts: How often a failed job is restarted; preemptions do not count.
+        restart_after_node_loss: Whether the job is queued again when a node that it runs on is lost; otherwise it
+            has failed with the reason `node_lost`.
         hold: Accept the job, but start it only after a release.
         secrets: Secrets of the tenant that the job gets, as variables or as files.
         array: Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with at
@@ -753,6 +756,7 @@ class JobSpec:
     grace_s: float = 120
     time_limit_s: float | None = None
     max_restarts: int = 0
+    restart_after_node_loss: bool = True
     project: str = "default"
     labels: dict[str, str] = field(default_factory=dict[str, str])
     hold: bool = False
@@ -1491,6 +1495,8 @@ class JobSpecTerms(TypedDict, total=False):
             with the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts
             anew.
         max_restarts: How often a failed job is restarted; preemptions do not count.
+        restart_after_node_loss: Whether the job is queued again when a node that it runs on is lost; otherwise it
+            has failed with the reason `node_lost`.
         hold: Accept the job, but start it only after a release.
         secrets: Secrets of the tenant that the job gets, as variables or as files.
         array: Makes the submission an array: one job, a task, for each index, as `0-99`, `1,3,5-9:2` or, with at
@@ -1519,6 +1525,7 @@ class JobSpecTerms(TypedDict, total=False):
     grace_s: float
     time_limit_s: float | None
     max_restarts: int
+    restart_after_node_loss: bool
     project: str
     labels: dict[str, str]
     hold: bool
