@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import subprocess
+import signal
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from migrations.run import is_known
@@ -34,10 +36,11 @@ from services.db.database import plain_url
 from services.kit.release import RELEASE
 from services.standalone import postgres, processes, repository
 from services.standalone.data_folder import DataFolder, write_whole
-from services.standalone.process import BadInputError, StackError
+from services.standalone.process import BadInputError, StackError, dying_too
 from services.standalone.stack import database_of
 from services.standalone.supervisor import Supervisor
 
+T = TypeVar("T")
 FORMAT = 1
 DUMP, MANIFEST, SECRETS = "database.dump", "manifest.json", "secrets"
 KEPT_FILES = ("options.json", "admin.key")
@@ -86,8 +89,8 @@ def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advanc
     if not folder.is_one() and not environment.get("DATABASE_URL"):
         raise BadInputError(f"{folder.path} is not a data folder; give the right one by --data-dir")
     try:
-        with tempfile.TemporaryDirectory(dir=to.absolute().parent, prefix=".backup-") as scratch:
-            return asyncio.run(_back_up(folder, to, Path(scratch), environment, advance))
+        with _scratch(to.absolute().parent, ".backup-") as scratch:
+            return asyncio.run(_unless_ended(_back_up(folder, to, scratch, environment, advance)))
     except OSError as error:
         raise StackError(f"cannot write {to}: {error.strerror}") from error
 
@@ -121,7 +124,7 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], ad
     try:
         folder.open(restoring=True)
         try:
-            lost = asyncio.run(_restore(folder, source, manifest, environment, advance))
+            lost = asyncio.run(_unless_ended(_restore(folder, source, manifest, environment, advance)))
         finally:
             folder.close()
     except BaseException:
@@ -217,11 +220,57 @@ async def _run(program: str, options: list[str], url: str) -> None:
     address, password = _without_password(url)
     words = [postgres.client_program(program), f"--dbname={address}", *options]
     environment = {**os.environ, "PGPASSWORD": password} if password else dict(os.environ)
-    done = await asyncio.to_thread(
-        subprocess.run, words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        *words, env=environment, stdin=null, stdout=null, stderr=pipe, **dying_too()
     )
-    if done.returncode != 0:
-        raise StackError(f"{program} failed: {done.stderr.strip()[-1000:]}")
+    try:
+        _, said = await child.communicate()
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode != 0:
+        raise StackError(f"{program} failed: {said.decode(errors='replace').strip()[-1000:]}")
+
+
+async def _unless_ended(work: Awaitable[T]) -> T:
+    """Return what some work returns; SIGTERM and SIGHUP end it like Ctrl-C, so that it clears up.
+
+    Raises:
+        StackError: One of them came.
+    """
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise StackError("told to end before it was done") from None
+
+
+@contextmanager
+def _scratch(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yield a folder that is removed afterwards; what killed ones of the same user left is removed before.
+
+    A folder in use is locked, by whoever made it.
+    """
+    for left in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            if left.lstat().st_uid == os.geteuid():
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as made, _locked(Path(made)):
+        yield Path(made)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _without_password(url: str) -> tuple[str, str]:
@@ -235,15 +284,15 @@ def _without_password(url: str) -> tuple[str, str]:
 @contextmanager
 def _unpacked(source: Path) -> Iterator[Path]:
     """Yield a folder with what belongs into a backup, and nothing else that an archive may hold."""
-    with tempfile.TemporaryDirectory(prefix="wattshift-restore-") as scratch, tarfile.open(source) as archive:
-        (Path(scratch) / SECRETS).mkdir()
+    with _scratch(Path(tempfile.gettempdir()), "wattshift-restore-") as scratch, tarfile.open(source) as archive:
+        (scratch / SECRETS).mkdir()
         for member in archive:
             folder, _, name = member.name.rpartition("/")
             is_secret = folder == SECRETS and _SECRET_NAME.fullmatch(name)
             if (member.name in (DUMP, *KEPT_FILES) or is_secret) and (content := archive.extractfile(member)):
-                with (Path(scratch) / member.name).open("wb") as file:
+                with (scratch / member.name).open("wb") as file:
                     shutil.copyfileobj(content, file)
-        yield Path(scratch)
+        yield scratch
 
 
 def _check_whole(source: Path, files: Path, manifest: Manifest) -> None:

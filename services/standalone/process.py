@@ -77,21 +77,11 @@ class Process:
     replaces_children: bool = False
 
     def popen_options(self, output: int | None = None) -> dict[str, Any]:
-        """Return the keyword arguments `subprocess.Popen` takes beside the command.
-
-        Start the process from the main thread, or from one that lives as long: on Linux it dies with the thread that
-        started it, so that a killed supervisor leaves nothing behind.
+        """Return the keyword arguments `subprocess.Popen` takes beside the command, those of `dying_too` among them.
 
         Args:
             output: File descriptor for everything the process writes; None discards it.
         """
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before the line above
-                os._exit(1)
-
         held = [each.fileno() for each in self.sockets]
         options: dict[str, Any] = {
             "cwd": self.folder,
@@ -104,9 +94,22 @@ class Process:
         }
         if self.account:
             options |= {"user": self.account.user_id, "group": self.account.group_id, "extra_groups": []}
-        if sys.platform == "linux":
-            options["preexec_fn"] = die_with_parent
-        return options
+        return options | dying_too()
+
+
+def dying_too() -> dict[str, Any]:
+    """Return keyword arguments of `subprocess.Popen` for a process that does not outlive a killed parent, on Linux.
+
+    Start it from the main thread, or from one that lives as long: it dies with the thread that started it.
+    """
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    return {"preexec_fn": die_with_parent} if sys.platform == "linux" else {}
 
 
 def connected(address: Address) -> socket.socket:

@@ -1,17 +1,21 @@
 """A backup holds everything, a restore goes into an empty place only, and what ran is not taken for running."""
 
 import asyncio
+import errno
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import psutil
 import pytest
 
 from migrations.run import downgrade
@@ -19,7 +23,7 @@ from services.standalone import backup
 from services.standalone.data_folder import DataFolder
 from services.standalone.process import BadInputError, StackError
 from services.standalone.stack import down
-from tests.support.servers import ROOT, fresh_database, scratch_folder
+from tests.support.servers import ROOT, fresh_database, scratch_folder, wait_until
 
 SECRETS = {"secrets-key": "s" * 40, "service-token": "t" * 40, "a.pem": "p" * 40, "odd name": "left out"}
 POPULATED = """
@@ -106,6 +110,78 @@ def test_an_external_database_of_an_older_release(folder: Path, postgres_url: st
     with pytest.raises(BadInputError, match="has tables already"):
         backup.restore(DataFolder(folder / "three"), file, {"DATABASE_URL": target})
     assert not (folder / "three").exists()
+
+
+HANGS = """
+import os, sys
+from pathlib import Path
+from services.standalone import backup, postgres
+from services.standalone.data_folder import DataFolder
+program, folder, file = map(Path, sys.argv[1:])
+postgres.client_program = lambda name: str(program)
+backup.back_up(DataFolder(folder), file, os.environ)
+"""
+
+
+@contextmanager
+def hanging_backup(folder: Path, url: str) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """A backup whose pg_dump has written a part and goes on for ever, and that pg_dump."""
+    program, begun = folder / "hangs", folder / "begun"
+    program.write_text(
+        f'#!/bin/sh\nfor word; do case $word in --file=*) echo part > "${{word#--file=}}";; esac; done\n'
+        f"echo $$ > {begun}.new; mv {begun}.new {begun}; exec sleep 600\n"
+    )
+    program.chmod(0o755)
+    words = [sys.executable, "-c", HANGS, str(program), str(folder / "one"), str(folder / "backup.tar")]
+    environment = {**os.environ, "DATABASE_URL": url}
+    with subprocess.Popen(words, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            wait_until(begun.exists, within_s=60)
+            dump = psutil.Process(int(begun.read_text()))
+            begun.unlink()
+            yield process, dump
+        finally:
+            process.kill()
+
+
+def raises(error: Exception) -> Callable[..., None]:
+    def fails(*_: object) -> None:
+        raise error
+
+    return fails
+
+
+def drafts(folder: Path) -> list[Path]:
+    return [*folder.glob(".backup-*"), *folder.glob("*.tar")]
+
+
+def test_an_interrupted_backup_leaves_nothing_behind(folder: Path, postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    one, file = an_installation(folder / "one"), folder / "backup.tar"
+    (folder / ".backup-of-mine").write_text("a file of somebody's")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with hanging_backup(folder, url) as (process, dump):
+            process.send_signal(number)
+            said = process.communicate(timeout=60)[1]
+            assert process.returncode != 0
+            assert "told to end before it was done" in said
+            assert not dump.is_running(), number
+            assert drafts(folder) == [folder / ".backup-of-mine"], number
+    with hanging_backup(folder, url) as (_, other):  # one more runs meanwhile
+        in_use = {*drafts(folder)}
+        with hanging_backup(folder, url) as (process, dump):
+            process.kill()
+            process.wait()
+            wait_until(lambda: not dump.is_running() or dump.status() == psutil.STATUS_ZOMBIE, within_s=60)
+            assert len({*drafts(folder)} - in_use) == 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(backup.shutil, "copyfile", raises(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+            with pytest.raises(StackError, match="No space left on device"):
+                backup.back_up(one, file, {"DATABASE_URL": url})
+        assert {*drafts(folder)} == in_use, "what the killed one left is gone, what another one writes is not"
+        assert other.is_running()
+    backup.back_up(one, file, {"DATABASE_URL": url})
+    assert {*drafts(folder)} == {folder / ".backup-of-mine", file}
 
 
 def test_what_is_no_backup_or_newer_than_this_release(folder: Path, postgres_url: str) -> None:
