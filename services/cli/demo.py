@@ -61,13 +61,11 @@ def demo(
 ) -> None:
     """Start everything on this machine, submit the example workload and show it live."""
 
-    key_file = (folder or data_dir()) / "admin.key"
-    is_first_start = not key_file.exists()
+    where = folder or data_dir()
+    is_first_start = not (where / "admin.key").exists()
 
     def show(gateway: Gateway, stop: local.Stop) -> int:
-        console.print(f"[green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs)")
-        local.print_admin_key(key_file, is_first_start)
-        local.print_runner(gateway.url, folder or data_dir())
+        local.print_up(gateway.url, where, is_first_start)
         gateway.call("PUT", "/v1/policies/active", body=POLICY)
         accepted = submit_all(gateway, read_specs(WORKLOAD), f"demo-{uuid.uuid4().hex}")
         console.print(f"{len(accepted)} jobs accepted; the grid is replayed {GRID_S_PER_S} times faster than recorded")
@@ -81,9 +79,9 @@ def demo(
                 stop.wait()
         return 0 if succeeded else EXIT_FAILED
 
-    if nodes is None and stack.remembered_options(folder or data_dir()).nodes is None and lack_of_gpus():
+    if nodes is None and stack.remembered_options(where).nodes is None and lack_of_gpus():
         nodes = "2x4"  # simulated, and remembered: a plain `up` on the same folder brings them back
-    raise typer.Exit(local.run_with_stack(show, folder=folder, nodes=nodes, port=port, environment=ENVIRONMENT))
+    raise typer.Exit(local.run_with_stack(show, folder=where, nodes=nodes, port=port, environment=ENVIRONMENT))
 
 
 @dataclass

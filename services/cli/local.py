@@ -28,6 +28,7 @@ from services.cli.reach import runner_of
 from services.cli.values import duration_s
 from services.kit.callers import SERVICES
 from services.kit.extras import first_missing
+from services.kit.pulse import EVERY_S
 from services.standalone import root_secret, stack
 from services.standalone.data_folder import DataFolder, StackStatus
 from services.standalone.process import BadInputError, StackError
@@ -80,8 +81,7 @@ def up(
     """Start the control plane on this machine, in the background, with the options it was last started with."""
     timeout_s = None if wait is None else duration_s(wait, "--wait")
     folder = folder or data_dir()
-    key_file = folder / "admin.key"
-    is_first_start = not key_file.exists()
+    is_first_start = not (folder / "admin.key").exists()
     try:
         changes = stack.changes_of(folder, nodes=nodes, port=port)
         with waiting_shown() as waiting:
@@ -93,13 +93,15 @@ def up(
         return
     for change in changes:
         console.print(f"changed: {change}", soft_wrap=True)
-    console.print(f"[green]up[/] at [bold]{started.gateway_url}[/]  ({started.gateway_url}/docs)")
-    print_admin_key(key_file, is_first_start)
-    print_runner(started.gateway_url, folder)
+    print_up(started.gateway_url, folder, is_first_start)
 
 
-def print_runner(url: str, folder: Path) -> None:
-    """Say to root as whom jobs run, which is not as root."""
+def print_up(url: str, folder: Path, is_first_start: bool) -> None:
+    """Say where the installation answers, who has its usual port, the admin key, and to root as whom jobs run."""
+    console.print(f"[green]up[/] at [bold]{url}[/]  ({url}/docs)")
+    if detail := stack.read_status(folder).detail:
+        console.print(detail, soft_wrap=True, markup=False)
+    print_admin_key(folder / "admin.key", is_first_start)
     if os.geteuid() != 0:
         return
     with contextlib.suppress(CliError):  # the installation is up, whatever became of the key
@@ -336,8 +338,18 @@ def run_with_stack(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         running = stack.Stack(folder or data_dir(), nodes=nodes, port=port, env=environment)
-        with console.status("starting"):
-            await running.start()
+        with waiting_shown() as waiting:
+
+            async def tell() -> None:
+                while True:
+                    waiting(running.status())
+                    await asyncio.sleep(EVERY_S)
+
+            telling = asyncio.create_task(tell())
+            try:
+                await running.start()
+            finally:
+                telling.cancel()  # no await: whoever cancels here would leave it running
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, stop.ask)

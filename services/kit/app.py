@@ -32,7 +32,7 @@ from services.kit.overload import OverloadMiddleware
 from services.kit.problems import ProblemError, as_problem, install_problem_handlers, problem_response, unavailable
 from services.kit.pulse import EVERY_S, Pulse
 from services.kit.settings import SharedSettings
-from services.kit.sockets import handed_over, port_taken
+from services.kit.sockets import handed_over, listening
 from services.kit.tokens import Caller, Incoming
 
 log = Log(__name__)
@@ -237,7 +237,7 @@ def serve(
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
     if listens_first and not sockets:
-        sockets = [port_taken(host, port)]
+        sockets = [listening(host, port)]
     traces.start(process, settings)
     config = uvicorn.Config(
         traces.traced(app),

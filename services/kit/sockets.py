@@ -47,7 +47,7 @@ def handed_over() -> list[socket.socket]:
     return found
 
 
-def port_taken(host: str, port: int, retry_s: float = 1.0) -> socket.socket:
+def listening(host: str, port: int, retry_s: float = 1.0) -> socket.socket:
     """Return a socket that listens at a port; while another program has it, say so and wait.
 
     Raises:
@@ -55,29 +55,20 @@ def port_taken(host: str, port: int, retry_s: float = 1.0) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     while True:
-        found = socket.socket(family)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            found.bind((host, port))
-            found.listen(BACKLOG)
+            return socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
-            found.close()
             if error.errno != errno.EADDRINUSE:
                 raise
-            log.error("port.in_use", host=host, port=port, waits="until the program that has it lets it go")
-            time.sleep(retry_s)
-        else:
-            return found
+        log.error("port.in_use", host=host, port=port, waits="until the program that has it lets it go")
+        time.sleep(retry_s)
 
 
 def _bound(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # of a process that has ended: nobody else can make files here
     found = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        found.bind(path)
-    finally:
-        os.umask(before)
+    found.bind(path)
+    os.chmod(path, 0o600)  # nobody can connect yet
     found.listen(BACKLOG)
     return found

@@ -4,6 +4,7 @@ A process gets the sockets when it starts. While it is being started again, conn
 take its port.
 """
 
+import contextlib
 import errno
 import random
 import socket
@@ -53,7 +54,7 @@ class Doors:
             self._held += sockets
             return sockets[0].getsockname()[1], tuple(sockets)
         raise StackError(
-            f"port {wanted} is taken{_holder(wanted)}; name another one" if exactly else "no free port was found"
+            f"port {wanted} is taken{holder(wanted)}; name another one" if exactly else "no free port was found"
         )
 
     def close(self) -> None:
@@ -81,16 +82,10 @@ def _listening(host: str, port: int) -> list[socket.socket]:
     return found
 
 
-def _holder(port: int) -> str:
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if (
-                connection.status == psutil.CONN_LISTEN
-                and connection.laddr
-                and connection.laddr.port == port
-                and connection.pid
-            ):
-                return f" by {psutil.Process(connection.pid).name()} (process {connection.pid})"
-    except psutil.Error:  # other users' connections are not ours to see everywhere
-        pass
+def holder(port: int) -> str:
+    """Return who listens on a port, to follow `is taken`; empty where that is not known."""
+    with contextlib.suppress(psutil.Error):  # other users' connections are not ours to see everywhere
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                return f" by {psutil.Process(each.pid).name()} (process {each.pid})"
     return ""

@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import psutil
 
@@ -37,7 +37,7 @@ from services.kit.tasks import end_tasks
 from services.kit.tls import Tls
 from services.standalone import node_power, postgres, processes, remembered, root_secret, runtime, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
-from services.standalone.doors import Door, Doors
+from services.standalone.doors import Door, Doors, holder
 from services.standalone.identities import Identities
 from services.standalone.preflight import check_settings
 from services.standalone.process import BadInputError, Process, StackError
@@ -137,11 +137,11 @@ class Stack:
             self._sockets = runtime.make(postgres.account_of_server())
             self._become("starting")
             self._pulse = asyncio.create_task(self._beat(), name="pulse")
+            doors = self._find_addresses()
             servers, password = self._servers()
             await self._supervisor.start(servers)
             if any(process.name == "postgres" for process in self._supervisor.status()):
                 self._reserve = asyncio.create_task(Reserve(self._database_folder()).keep(), name="disk reserve")
-            doors = self._find_addresses()
             identities = self.identities = Identities(self.folder, self.environment)
             if password:
                 identities.owns_redis(password)
@@ -233,19 +233,23 @@ class Stack:
         """Return where each service listens: at a port if users reach it, or if its settings ask for host or port."""
         assert self._sockets
         doors: dict[str, Door] = {}
+        moved: list[str] = []
         scheme = Tls.of_environment(self.environment).scheme
         for service in self._services:
             asked = self.environment.get(f"{service.prefix}PORT")
             if service.name in PUBLIC or asked is not None or self.environment.get(f"{service.prefix}HOST"):
                 door = self._open(service, int(asked or service.port), exactly=asked is not None)
-                assert not isinstance(door.address, Path)
-                self.environment[f"{service.prefix}PORT"] = str(door.address[1])
-                self.urls[service.name] = f"{scheme}://{door.address[0]}:{door.address[1]}"
+                host, port = cast("tuple[str, int]", door.address)
+                if asked is None and port != service.port:
+                    moved.append(f"port {service.port} is taken{holder(service.port)}: {service.name} has {port}")
+                self.environment[f"{service.prefix}PORT"] = str(port)
+                self.urls[service.name] = f"{scheme}://{host}:{port}"
             else:
                 door = Door(self._sockets / file_of(service.name))
                 self.urls[service.name] = f"{SCHEME}://{service.name}"
             doors[service.name] = door
             self.environment[f"WATTSHIFT_{service.prefix}URL"] = self.urls[service.name]
+        self._detail = "; ".join(moved)
         if self.environment.get("SCHEDULER_NODE_POWER") == "command":
             self.environment = node_power.commands(self.folder) | self.environment
         self.environment |= {
@@ -385,10 +389,11 @@ def up(
         BadInputError: an option, a setting or a secret is wrong; nothing was started.
         StackError: it runs already, or did not start; nothing of it is left running then.
     """
-    _check_packages({**os.environ, **(env or {})})
+    environment = {**os.environ, **(env or {})}
+    _check_packages(environment)
     folder = DataFolder(data_dir or default_data_dir())
     services = [service for service in SERVICES if service.name not in without]
-    settle(folder, nodes, port, {**os.environ, **(env or {})}, services)
+    settle(folder, nodes, port, environment, services)
     status = folder.last_status()
     if (holder := folder.holder()) is not None:
         where = f"{status.state} at {status.gateway_url}" if status.pid == holder else f"running as process {holder}"
@@ -400,7 +405,6 @@ def up(
     folder.make()
     with (folder.log / "supervisor.log").open("a+") as log:
         seen = log.tell()
-        environment = {**os.environ, **(env or {})}
         daemon = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

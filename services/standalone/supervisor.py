@@ -97,20 +97,21 @@ class Supervisor:
             return
         for child in children:
             child.start()
-        idle_s, last_s = 0.0, time.monotonic()
-        while late := [child for child in children if not child.ready.done()]:
-            done, _ = await asyncio.wait(
-                [child.ready for child in children], timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_EXCEPTION
-            )
+        ready, idle_s, last_s = [child.ready for child in children], 0.0, time.monotonic()
+        while True:
+            done, _ = await asyncio.wait(ready, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_EXCEPTION)
             for future in done:
                 future.result()
+            late = [child for child in children if not child.ready.done()]
+            if not late:
+                return
+            if idle_s >= self._start_within_s:
+                waited = f"not ready after {self._start_within_s:.0f} s without work"
+                raise StackError(f"{waited}: {', '.join(child.name for child in late)}; see {self._log_folder}")
             now_s = time.monotonic()
             work = await asyncio.gather(*(asyncio.to_thread(child.is_at_work, now_s - last_s) for child in late))
             idle_s += 0.0 if any(work) else min(now_s - last_s, LONGEST_STEP_S)
             last_s = now_s
-            if idle_s >= self._start_within_s and (late := [child.name for child in late if not child.ready.done()]):
-                waited = f"not ready after {self._start_within_s:.0f} s without work"
-                raise StackError(f"{waited}: {', '.join(late)}; see {self._log_folder}")
 
     async def set_running(self, name: str, running: bool, environment: Mapping[str, str] | None = None) -> None:
         """Stop one of the processes, or start it again; returns before it is ready.
@@ -191,10 +192,17 @@ class _Child:
         self._running_task: asyncio.Task[None] | None = None
 
     def status(self) -> ProcessStatus:
-        pid, address = self._running.pid if self._running else None, self._process.address
-        port, socket = (None, str(address or "")) if address is None or isinstance(address, Path) else (address[1], "")
-        started_at_s = self._started_at_s
-        return ProcessStatus(self.name, self._state, pid, port, self._restarts, started_at_s, self._detail, socket)
+        address = self._process.address
+        return ProcessStatus(
+            self.name,
+            self._state,
+            self._running.pid if self._running else None,
+            address[1] if isinstance(address, tuple) else None,
+            self._restarts,
+            self._started_at_s,
+            self._detail,
+            str(address) if isinstance(address, Path) else "",
+        )
 
     def start(self) -> None:
         self._running_task = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -107,6 +108,8 @@ async def test_the_same_folder_twice_is_refused_and_another_folder_is_not(folder
             module.up(folder / "one", env={"SCHEDULER_ROUND_INTERVAL_S": "abc"})
         async with a_stack(folder / "two") as two:
             assert two.gateway_url != one.gateway_url
+            port = urlsplit(two.gateway_url).port
+            assert re.fullmatch(rf"port \d+ is taken.*: gateway has {port}", read_status(folder / "two").detail)
         assert read_status(folder / "one").state == "running"
 
 

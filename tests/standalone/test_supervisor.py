@@ -127,7 +127,8 @@ async def test_a_missing_program_is_told(tmp_path: Path) -> None:
             await supervisor.start([missing])
 
 
-async def test_one_that_is_never_ready_is_named(tmp_path: Path) -> None:
+async def test_one_that_is_never_ready_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.1)
     async with supervised(tmp_path, start_within_s=2.4) as supervisor:
         with pytest.raises(StackError, match="not ready after 2 s without work: slow;"):
             await supervisor.start([a_process("slow", tmp_path, "sleep 60"), a_process("fine", tmp_path)])
