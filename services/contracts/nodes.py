@@ -10,7 +10,7 @@ from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, model_vali
 
 from services.contracts.clocks import ClockPolicy
 from services.contracts.jobs import LabelKey, LabelValue
-from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, Real, Text
+from services.contracts.schema import Instant, Int, Message, Name, NodeMessage, NodeValue, Real, Text
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.mig import MAX_SLICES, WHOLE, parent_of, placed, slice_index
@@ -44,7 +44,7 @@ Count = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 DeviceIndex = Annotated[int, Field(ge=0, le=16_383)]
 
 
-class EnergySource(StrEnum):
+class EnergySource(NodeValue, unknown="modelled"):
     """How an energy figure was obtained; only the first two are measurements."""
 
     COUNTER = "counter"
@@ -351,7 +351,7 @@ class DeviceReading(NodeMessage):
     )
 
 
-class RankState(StrEnum):
+class RankState(NodeValue, unknown="running"):
     """State of one node's part of a gang."""
 
     STARTING = "starting"
@@ -360,7 +360,7 @@ class RankState(StrEnum):
     EXITED = "exited"
 
 
-class EndedBy(StrEnum):
+class EndedBy(NodeValue, unknown="other"):
     """Who ended a rank. Only with `itself` is the exit code the job's own."""
 
     ITSELF = "itself"
@@ -378,9 +378,11 @@ class EndedBy(StrEnum):
     """It was never started, and trying again is of no use: its account, folder or program cannot be had."""
     TIME_LIMIT = "time_limit"
     """It ran for as long as its job may run at a time."""
+    OTHER = "other"
+    """As only a later release knows."""
 
 
-class Listener(StrEnum):
+class Listener(NodeValue, unknown="unchecked"):
     """Who listens on the port of a service instance."""
 
     OWN = "own"
@@ -458,7 +460,7 @@ class RankStatus(NodeMessage):
     )
 
 
-class PartitionState(StrEnum):
+class PartitionState(NodeValue, unknown="pending"):
     """How far a node is with a partition that was asked of it."""
 
     PENDING = "pending"
@@ -514,7 +516,7 @@ class GpuPartition(Message):
     applied_at: Instant | None = None
 
 
-class GpuFaultCause(StrEnum):
+class GpuFaultCause(NodeValue, unknown="other"):
     """What is the matter with a GPU."""
 
     LOST = "lost"
@@ -526,6 +528,8 @@ class GpuFaultCause(StrEnum):
     TEMPERATURE = "temperature"
     FOREIGN_PROCESS = "foreign_process"
     """A process computes on it that belongs to no job."""
+    OTHER = "other"
+    """As only a later release knows."""
 
 
 class GpuFault(NodeMessage):

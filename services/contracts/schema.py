@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -57,3 +58,17 @@ class NodeMessage(Message):
     """
 
     model_config = ConfigDict(extra="ignore")
+
+
+class NodeValue(StrEnum):
+    """Values that an agent says, which may be of a later release: what is not known is read as `unknown` names.
+
+    An older control plane would otherwise refuse all of a heartbeat, and give up the node with all that runs there.
+    """
+
+    def __init_subclass__(cls, *, unknown: str) -> None:
+        cls.unknown = unknown
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        return cls(cls.unknown) if isinstance(value, str) else None

@@ -2,14 +2,18 @@
 
 import copy
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from services.contracts import nodes
-from services.contracts.schema import NodeMessage
+from services.contracts.clocks import ClockPolicy
+from services.contracts.schema import NodeMessage, NodeValue
+from services.core.domain.controls import ControlKind
+from services.scheduler.ingest.gangs import EndReason, ShareReport
 
 RECORDED: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "nodes" / "release_0_1_0.json").read_text(encoding="utf-8")
@@ -57,6 +61,43 @@ def models_in(model: type[BaseModel]) -> set[type[BaseModel]]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             found |= models_in(annotation)
     return found
+
+
+def values_in(annotation: Any) -> set[type[StrEnum]]:
+    found = set[type[StrEnum]]().union(*map(values_in, get_args(annotation)))
+    return found | {annotation} if isinstance(annotation, type) and issubclass(annotation, StrEnum) else found
+
+
+OF_AGENTS = sorted(
+    {
+        (model.__name__, name, values)
+        for sent in (nodes.Heartbeat, nodes.EnergyReport)
+        for model in models_in(sent)
+        for name, field in model.model_fields.items()
+        for values in values_in(field.annotation) - {ClockPolicy, ControlKind}  # agents have those of commands
+    },
+    key=str,
+)
+
+
+@pytest.mark.parametrize(("model", "field", "values"), OF_AGENTS)
+def test_a_value_of_a_later_release_costs_no_heartbeat(model: str, field: str, values: type[StrEnum]) -> None:
+    class Sent(NodeMessage):
+        value: values  # pyright: ignore[reportInvalidTypeForm]
+
+    assert issubclass(values, NodeValue), f"{model}.{field}"
+    read = Sent.model_validate_json('{"value": "of_a_later_release"}')
+    assert read.value is values(values.unknown)
+    with pytest.raises(ValidationError):
+        Sent.model_validate_json('{"value": 1}')
+
+
+def test_a_rank_that_ended_as_only_a_later_release_knows_has_exited() -> None:
+    heartbeat = copy.deepcopy(RECORDED["Heartbeat"])
+    heartbeat["ranks"][0] |= {"state": "exited", "exit_code": 126, "ended_by": "eaten", "listener": "somebody"}
+    rank = nodes.Heartbeat.model_validate_json(json.dumps(heartbeat)).ranks[0]
+    assert (rank.exit_code, rank.ended_by, rank.listener) == (126, nodes.EndedBy.OTHER, nodes.Listener.UNCHECKED)
+    assert ShareReport(rank.state, rank.exit_code, rank.ended_by).broke_off is EndReason.FAILED
 
 
 @pytest.mark.parametrize("name", RECORDED)
