@@ -54,8 +54,15 @@ class Account:
 
     def can_enter(self, folder: Path) -> bool:
         """Return whether the account may enter a folder, by trying: access lists and remote file systems count too."""
+        return self._does('cd -P -- "$0"', folder)
+
+    def make(self, folder: Path) -> bool:
+        """Make a folder as the account would, with those above it; return whether it is there and can be entered."""
+        return self._does('mkdir -p -- "$0" && cd -P -- "$0"', folder)
+
+    def _does(self, words: str, folder: Path) -> bool:
         done = subprocess.run(
-            ["/bin/sh", "-c", 'cd -P -- "$0"', str(folder)],
+            ["/bin/sh", "-c", words, str(folder)],
             cwd="/",
             env={},
             user=self.user_id,

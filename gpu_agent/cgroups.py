@@ -1,4 +1,4 @@
-"""Control groups for jobs: memory, number of processes, and which GPUs they can open. Version 2, else version 1.
+"""Control groups for jobs: memory, number of processes, weights, which GPUs they can open. Version 2, else version 1.
 
 All ranks of this node share a parent group, whose name follows from the node's state folder; each rank has a group of
 its own in it. What is left of ranks that are over, and of agents that were killed, is killed and removed by ``sweep``.
@@ -24,7 +24,11 @@ log = Log(__name__)
 
 ROOT = Path("/sys/fs/cgroup")
 PROCESSES = "cgroup.procs"
-_WANTED = ("memory", "pids", "devices")
+_WANTED = ("memory", "pids", "devices", "cpu", "io")
+_V1_NAMES = {"io": "blkio"}
+_SHARES, _MOST_SHARES = 1024, 262_144
+"""``cpu.shares`` of a process that is in no group of its own, and the most there may be."""
+_DISKS = Path("/sys/block")
 _BPF_SYSTEM_CALL = {"x86_64": 321, "aarch64": 280}
 
 
@@ -65,13 +69,16 @@ class Cgroups:
         """Make the parent groups, where this process may."""
         for controller in _WANTED:
             try:
-                self._parents[controller] = (
-                    self._prepare_unified() if self._is_unified else self._prepare_v1(controller)
-                )
+                if controller == "io" and (why := self._why_no_io()):
+                    raise OSError(errno.ENOTSUP, why, str(_DISKS))
+                prepare = self._prepare_unified if self._is_unified else self._prepare_v1
+                self._parents[controller] = prepare(controller)
             except OSError as error:
                 self.lacking[controller] = f"{error.filename or self._root}: {error.strerror or error}"
         for controller, file, value in self._memory_files(self.limits.all_memory_bytes):
             self._set(self._parents.get(controller), file, value, controller)
+        if not self._is_unified:  # where it competes with single processes: all jobs together as one for each CPU
+            self._set(self._parents.get("cpu"), "cpu.shares", _shares(os.cpu_count() or 1), "cpu")
         if self._is_unified and "devices" in self._parents and (why := _try_device_program(self._parents["devices"])):
             self.lacking["devices"] = why
             del self._parents["devices"]
@@ -85,12 +92,13 @@ class Cgroups:
         """Whether ranks are limited by a controller."""
         return controller in self._parents
 
-    def make(self, rank: str, denied: Sequence[tuple[int, int]]) -> list[Path]:
+    def make(self, rank: str, denied: Sequence[tuple[int, int]], gpus: float = 1.0) -> list[Path]:
         """Make the group of a rank and return the files to which its processes write themselves.
 
         Args:
             rank: Its name.
             denied: Major and minor numbers of character devices that it must not open.
+            gpus: By which it is weighed against other ranks where all want more CPU or I/O than there is.
 
         Raises:
             OSError: It cannot be made, or a limit cannot be set.
@@ -103,6 +111,9 @@ class Cgroups:
                 (groups[controller] / file).write_text(value)
         if "pids" in groups:
             (groups["pids"] / "pids.max").write_text(str(self.limits.processes))
+        for controller, file, value in self._weight_files(gpus):
+            if controller in groups and (groups[controller] / file).exists():
+                self._set(groups[controller], file, value, controller)
         if "devices" in groups and denied:
             if self._is_unified:
                 attach_device_program(groups["devices"], denied)
@@ -141,6 +152,13 @@ class Cgroups:
             return [("memory", "memory.max", str(limit))]
         return [("memory", "memory.limit_in_bytes", str(limit))]
 
+    def _weight_files(self, gpus: float) -> list[tuple[str, str, str]]:
+        weight = max(round(100 * gpus), 1)
+        of_bfq = ("io", "io.bfq.weight" if self._is_unified else "blkio.bfq.weight", str(min(weight, 1_000)))
+        if self._is_unified:
+            return [(each, f"{each}.weight", str(min(weight, 10_000))) for each in ("cpu", "io")] + [of_bfq]
+        return [("cpu", "cpu.shares", _shares(gpus)), of_bfq]
+
     def _set(self, parent: Path | None, file: str, value: str, controller: str) -> None:
         if parent is None:
             return
@@ -149,9 +167,15 @@ class Cgroups:
         except OSError as error:
             log.warning("cgroup.not_limited", controller=controller, error=str(error))
 
-    def _prepare_unified(self) -> Path:
-        """Make the parent below the root of the hierarchy, with its controllers switched on for ranks."""
-        wanted = {"memory", "pids"}
+    def _why_no_io(self) -> str:
+        """Return why no disk of this host takes weights into account; empty if one does."""
+        schedulers = [_read(path) for path in _DISKS.glob("*/queue/scheduler")]
+        by_cost = self._is_unified and "enable=1" in _read(self._root / "io.cost.qos")
+        return "" if by_cost or any("[bfq]" in each for each in schedulers) else "no disk's scheduler weighs jobs (bfq)"
+
+    def _prepare_unified(self, controller: str) -> Path:
+        """Make the parent below the root of the hierarchy, with a controller switched on for ranks."""
+        wanted = {"memory", "pids", controller} - {"devices"}  # for those there is none, but a program
         control = self._root / "cgroup.subtree_control"
         if not wanted <= set(_read(control).split()):
             control.write_text(" ".join(f"+{name}" for name in sorted(wanted)))
@@ -162,6 +186,7 @@ class Cgroups:
 
     def _prepare_v1(self, controller: str) -> Path:
         """Make the parent below this process's own group, so that limits of that hold for jobs too."""
+        controller = _V1_NAMES.get(controller, controller)
         hierarchy = self._root / controller
         if not hierarchy.is_dir():
             raise OSError(errno.ENOENT, "there is no such control group hierarchy", str(hierarchy))
@@ -169,6 +194,10 @@ class Cgroups:
         parent = (own if own.is_dir() else hierarchy) / self._name
         parent.mkdir(exist_ok=True)
         return parent
+
+
+def _shares(processes: float) -> str:
+    return str(min(max(round(_SHARES * processes), 2), _MOST_SHARES))
 
 
 def _own_group(controller: str) -> str:

@@ -7,6 +7,7 @@ left out and reported: ``wattshift nodes`` says which protections hold on a node
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -32,6 +33,9 @@ USERS = "users"
 _PROBE_S = 20.0
 _HOST_USERS = Path("/etc/passwd")
 _NOT_ROOT = "the agent is not root"
+_NAMED = re.compile(rf"(?<![\w.-])(?:{'|'.join(enclosure.SPACES)})/[^\s\"'`$*?;:,|&<>()\[\]{{}}=]+")
+_MPS_PIPES, _MPS_VARIABLE = "/tmp/nvidia-mps", "CUDA_MPS_PIPE_DIRECTORY"
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Permitted:
     """What this host lets the agent do, as ``enclosure`` found out; why not, where it does not.
 
     Attributes:
-        refused: Reasons by what is refused: ``mounts``, ``proc``, ``seal``, ``filter``, ``users``.
+        refused: Reasons by what is refused: ``mounts``, ``proc``, ``space``, ``seal``, ``filter``, ``users``.
     """
 
     refused: Mapping[str, str]
@@ -55,7 +59,7 @@ def probe(user_id: int) -> Permitted:
     Args:
         user_id: A user id that jobs would get.
     """
-    wanted = ("mounts", "proc", "seal", "filter", "users")
+    wanted = ("mounts", "proc", "space", "seal", "filter", "users")
     if sys.platform != "linux":
         return Permitted(dict.fromkeys(wanted, "this is not Linux"))
     try:
@@ -75,7 +79,7 @@ def probe(user_id: int) -> Permitted:
         refused["filter"] = "system calls of this processor are not listed"
     if not may_change_accounts():
         refused["users"] = _NOT_ROOT if os.geteuid() else "its container forbids it"
-        refused |= {what: refused["users"] for what in ("mounts", "proc") if what in refused}
+        refused |= {what: refused["users"] for what in ("mounts", "proc", "space") if what in refused}
     return Permitted(refused)
 
 
@@ -111,6 +115,10 @@ class Confinement:
         own_bytes = all_bytes if settings.job_memory_gib is None else int(settings.job_memory_gib * 2**30)
         limits = Limits(min(own_bytes, all_bytes), all_bytes, settings.job_processes)
         self.cgroups = Cgroups(settings.state_folder, limits)
+        # The kernel's own default for a file system in memory: who fills it reads "no space left", and is not killed.
+        half_bytes = limits.memory_bytes // 2
+        asked_bytes = half_bytes if settings.job_tmp_gib is None else int(settings.job_tmp_gib * 2**30)
+        self.space_bytes = min(asked_bytes, limits.memory_bytes)
         if self._can_become:
             self.cgroups.prepare()
 
@@ -146,7 +154,7 @@ class Confinement:
             log.warning("accounts.not_written", error=str(error))
 
     def entries(
-        self, start: StartGang, rank: Path, account: Account | None, kept: Sequence[Path], make_cgroup: bool = True
+        self, start: StartGang, rank: Path, account: Account | None, kept: Sequence[Path], gpus: float
     ) -> list[tuple[str, str]]:
         """Return what the shim does to confine the processes of a rank, as entries of its spec.
 
@@ -155,7 +163,7 @@ class Confinement:
             rank: The folder of its rank.
             account: Who its processes are; None for the agent's own user.
             kept: Folders of the job that are seen although they are beneath a covered one.
-            make_cgroup: Whether to make its control group; False only asks what would be.
+            gpus: How many it has here, by which its processes are weighed against others.
 
         Raises:
             OSError: A limit cannot be set.
@@ -163,11 +171,10 @@ class Confinement:
         words: list[str] = []
         limits = {"CORE": 0, "NOFILE": self._settings.job_open_files}
         if account is not None:
-            words += self._mount_words(rank, account, kept)
+            words += self._mount_words(start, rank, account, kept)
             if not self.cgroups.has("pids"):
                 limits["NPROC"] = self._settings.job_processes
-            if make_cgroup:
-                words += [f"cgroup {path}" for path in self.cgroups.make(rank.name, self._foreign_devices(start))]
+            words += [f"cgroup {path}" for path in self.cgroups.make(rank.name, self._foreign_devices(start), gpus)]
         words += [f"limit {name} {value}" for name, value in limits.items()]
         if self.permitted.has("seal"):
             words.append("seal")
@@ -179,10 +186,16 @@ class Confinement:
             limits.append(("reserve_bytes", str(disk.reserve_bytes)))
         return [("confine", word) for word in words] + limits
 
-    def container_limits(self) -> list[str]:
-        """Return the options that limit a container as control groups limit other jobs."""
+    def container_limits(self, is_alone: bool = True) -> list[str]:
+        """Return the options that limit a container as control groups limit other jobs.
+
+        Args:
+            is_alone: Whether it is the only one of its rank: several share memory, and find each other in the host's.
+        """
         limits = self.cgroups.limits
+        ipc = ["--ipc", "private", "--shm-size", str(self.space_bytes)] if is_alone else ["--ipc", "host"]
         return [
+            *ipc,
             *("--memory", str(limits.memory_bytes), "--pids-limit", str(limits.processes)),
             *("--ulimit", "core=0", "--ulimit", f"nofile={self._settings.job_open_files}"),
         ]
@@ -197,6 +210,10 @@ class Confinement:
         """Whether a job sees its own folders wherever they are."""
         return self._can_become and self.permitted.has("mounts")
 
+    def has_space(self) -> bool:
+        """Whether each job has temporary folders of its own."""
+        return self.can_mount() and self.permitted.has("space")
+
     def protections(self) -> list[Protection]:
         """Return what holds for jobs on this node, and what does not."""
 
@@ -210,11 +227,18 @@ class Confinement:
         return [
             of("accounts", only_root, "an account of its own for each tenant"),
             of("folders", only_root or refused.get("mounts"), "a mount namespace without other jobs' folders"),
+            of(
+                "temporary_space",
+                only_root or refused.get("mounts") or refused.get("space"),
+                f"IPC, /tmp, /var/tmp and /dev/shm of its own, {self.space_bytes / 2**30:,.1f} GiB",
+            ),
             of("processes", only_root or refused.get("proc"), "/proc shows a job its own account's processes"),
             of("privileges", refused.get("seal"), "no new privileges"),
             of("system_calls", refused.get("seal") or refused.get("filter") or off, "seccomp"),
             of("memory", only_root or groups.lacking.get("memory"), groups.version),
             of("process_count", only_root, groups.version if groups.has("pids") else "a resource limit"),
+            of("cpu_weight", only_root or groups.lacking.get("cpu"), f"{groups.version}, by the GPUs that a job has"),
+            of("io_weight", only_root or groups.lacking.get("io"), f"{groups.version}, by the GPUs that a job has"),
             of("devices", only_root or groups.lacking.get("devices"), groups.version),
         ]
 
@@ -223,13 +247,18 @@ class Confinement:
         paths = [Path(sys.prefix), Path(sys.base_prefix), *self._settings.shown_folders]
         return list(dict.fromkeys(path.absolute() for path in paths))
 
-    def _mount_words(self, rank: Path, account: Account, kept: Sequence[Path]) -> list[str]:
+    def _mount_words(self, start: StartGang, rank: Path, account: Account, kept: Sequence[Path]) -> list[str]:
         """Return the mounts of a rank: the node's folders are covered, and what it may see is shown again."""
         words = ["proc"] if self.permitted.has("proc") else []
         if not self.permitted.has("mounts"):
             return words
         home = [Path(account.home)] if account.is_tenants else []
         own = [rank, *home, *kept]
+        if self.permitted.has("space"):
+            words.append(f"space {self.space_bytes}")
+            words += [f"named {path}" for path in sorted(_named(start, account))]
+            if start.spec.may_share_gpu and _has_mps(start):
+                words.append(f"keep {_SHARED_MEMORY}")
         covers = {self._settings.state_folder, self._settings.data_folder}
         # Above a folder that the account cannot pass through, nothing else is the account's either.
         covers |= {closed for path in (*own, *self._shown()) if (closed := _first_closed(path, account)) is not None}
@@ -247,6 +276,27 @@ class Confinement:
         """Return the GPUs that a gang must not open; a slice's own GPU stays, for the slice is reached through it."""
         own = {node for index, node in self.device_nodes.items() if index in start.devices}
         return sorted(set(self.device_nodes.values()) - own)
+
+
+def _named(start: StartGang, account: Account) -> set[str]:
+    """Return the paths in temporary folders that a job's command, variables or repository name, and its own home."""
+    spec = start.spec
+    git = spec.source.git.url if spec.source and spec.source.git else ""
+    said = "\n".join((*spec.command, *spec.environment.values(), git, account.home, *_mps(start)))
+    paths = {os.path.normpath(path) for path in _NAMED.findall(said)}
+    return {path for path in paths if path.startswith(tuple(f"{space}/" for space in enclosure.SPACES))}
+
+
+def _mps(start: StartGang) -> list[str]:
+    """Return the folder of MPS' pipes for a job that may share its GPU."""
+    return [start.spec.environment.get(_MPS_VARIABLE, _MPS_PIPES)] if start.spec.may_share_gpu else []
+
+
+def _has_mps(start: StartGang) -> bool:
+    """Whether root runs MPS on this node for a job: its server and the job then meet in the host's shared memory."""
+    with suppress(OSError):
+        return any(os.stat(os.path.join(pipes, "control")).st_uid == 0 for pipes in _mps(start))
+    return False
 
 
 def _find(name: str) -> Account | None:

@@ -89,9 +89,9 @@ def run_argv(
 ) -> list[str]:
     """Return the command that runs the job's image in the foreground.
 
-    The container shares the host's network and IPC, as gangs that span nodes and workers that share memory need. The
-    job's variables enter it from ``env_file`` and not by way of the engine's client, which reads some of its own from
-    its environment (DOCKER_HOST, PATH). Values with line breaks do not fit into that file and are given as arguments.
+    The container shares the host's network, as gangs that span nodes need. The job's variables enter it from
+    ``env_file`` and not by way of the engine's client, which reads some of its own from its environment (DOCKER_HOST,
+    PATH). Values with line breaks do not fit into that file and are given as arguments.
 
     Args:
         devices: The gang's on this node, by number, or by UUID if they are MIG slices.
@@ -112,8 +112,6 @@ def run_argv(
         "--name",
         container_name(start, local_rank),
         "--network",
-        "host",
-        "--ipc",
         "host",
         *_CLOSED,
         *limits,

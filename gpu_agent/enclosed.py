@@ -29,7 +29,7 @@ def main(folder: str, argv: list[str]) -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-        enclosure.make()
+        enclosure.make(user)
         enclosure.enter()
         if user and user[0] != os.geteuid():
             os.setgroups(user[2:])

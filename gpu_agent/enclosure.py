@@ -7,13 +7,17 @@ The agent decides (``confinement``) and writes what it decided into the rank's s
 ``cover``    a folder that is replaced by an empty one in memory
 ``show``     a path beneath a covered folder that is there all the same, for reading
 ``keep``     the same, for writing
+``space``    IPC of its own, and a ``/tmp``, ``/var/tmp`` and ``/dev/shm`` of its own, with so many bytes together
+``named``    a path beneath one of these that is the host's all the same, as far as the job's user reaches it; where
+             there is nothing yet, the folder above it
 ``replace``  a file, a space, and a file that is seen in its place
 ``proc``     other accounts' processes are not in ``/proc``
 ``seal``     no new privileges, ever
 ``filter``   a seccomp program, in hexadecimal digits
 
-Mounts are made once for each rank, in a namespace of its own that a short-lived child makes and of which the shim
-keeps a descriptor. The kernel removes it with the rank's last process, whoever was killed: nothing is left over.
+Mounts and IPC are made once for each rank, in namespaces of its own that a short-lived child makes and of which the
+shim keeps descriptors. The kernel removes them, and what is in them, with the rank's last process, whoever was killed:
+nothing is left over.
 """
 
 from __future__ import annotations
@@ -25,13 +29,16 @@ import resource
 import struct
 import sys
 
-_CLONE_NEWNS = 0x00020000
+_CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = (
     *(0x1, 0x2, 0x4, 0x8, 0x20, 0x1000),
     *(0x4000, 0x80000),
 )
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
 _O_PATH = getattr(os, "O_PATH", 0)
+SPACES = ("/dev/shm", "/var/tmp", "/tmp")
+"""Folders in which everybody may write, and programs expect to; the last one is where the file system is mounted."""
+_QUEUES = b"/dev/mqueue"
 _READY = b"r"
 
 
@@ -43,11 +50,13 @@ class Enclosure:
         self._limits: list[tuple[int, int]] = []
         self._covers: list[bytes] = []
         self._shown: list[tuple[bytes, bool]] = []
+        self._named: list[bytes] = []
         self._replaced: list[tuple[bytes, bytes]] = []
+        self._space_bytes = 0
         self._hides_processes = False
         self._is_sealed = False
         self._filter = b""
-        self._namespace = -1
+        self._namespaces: list[int] = []
 
     def add(self, entry: bytes) -> None:
         """Add an entry of the spec; one that is not known fails, for it would confine.
@@ -65,6 +74,10 @@ class Enclosure:
             self._covers.append(value)
         elif kind in (b"show", b"keep"):
             self._shown.append((value, kind == b"keep"))
+        elif kind == b"named":
+            self._named.append(value)
+        elif kind == b"space":
+            self._space_bytes = int(value)
         elif kind == b"replace":
             path, _, by = value.partition(b" ")
             self._replaced.append((path, by))
@@ -77,13 +90,16 @@ class Enclosure:
         else:
             raise ValueError(f"an unknown way to confine a job: {kind.decode(errors='replace')}")
 
-    def make(self) -> None:
-        """Make the namespace that the processes are to be in.
+    def make(self, user: list[int]) -> None:
+        """Make the namespaces that the processes are to be in.
+
+        Args:
+            user: Whose processes they will be: user id, group id and further groups; empty for this process's own user.
 
         Raises:
-            OSError: It cannot be made; nothing may run then.
+            OSError: They cannot be made; nothing may run then.
         """
-        if not (self._covers or self._hides_processes or self._replaced):
+        if not (self._covers or self._hides_processes or self._replaced or self._space_bytes):
             return
         told, tell = os.pipe()
         waiting, release = os.pipe()
@@ -91,7 +107,7 @@ class Enclosure:
         if pid == 0:
             try:
                 os.close(release)
-                self._build()
+                self._build(user)
                 os.write(tell, _READY)
                 os.read(waiting, 1)
             except OSError as error:
@@ -105,7 +121,8 @@ class Enclosure:
             if answer != _READY:
                 number, _, what = answer.decode(errors="replace").partition(" ")
                 raise OSError(int(number or 5), os.strerror(int(number or 5)), what or "mount")
-            self._namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            for kind in ("ipc", "mnt"):
+                self._namespaces.append(os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
         finally:
             os.close(release)
             os.close(told)
@@ -128,8 +145,8 @@ class Enclosure:
                 resource.setrlimit(number, (value, value))
             except ValueError as error:
                 raise OSError(errno.EPERM, str(error)) from None
-        if self._namespace >= 0:
-            _call("setns", self._namespace, _CLONE_NEWNS)
+        for namespace in self._namespaces:
+            _call("setns", namespace, 0)
 
     def memory_kill(self) -> dict[str, int]:
         """Return what is known of a kill for memory in the control group; nothing if the kernel killed no process.
@@ -161,16 +178,19 @@ class Enclosure:
         if self._filter:
             install_filter(self._filter)
 
-    def _build(self) -> None:
+    def _build(self, user: list[int]) -> None:
         """Make the mounts, in a namespace of this process's own."""
         os.umask(0o022)
-        _call("unshare", _CLONE_NEWNS)
+        _call("unshare", _CLONE_NEWNS | (_CLONE_NEWIPC if self._space_bytes else 0))
         _mount(None, b"/", None, _MS_REC | _MS_SLAVE)
         opened = {path: _open(path) for path, _ in (*self._shown, *((by, False) for _, by in self._replaced))}
+        named = self._open_named(user)
+        covered = self._make_spaces()
         # Parents come first: what is shown beneath a cover may have something beneath it that is covered again.
         depth = [(path.count(b"/"), path, None) for path in self._covers]
         depth += [(path.count(b"/"), path, writable) for path, writable in self._shown]
-        covered: list[bytes] = []
+        depth += [(path.count(b"/"), path, True) for path in named]
+        opened = named | opened
         for _, path, writable in sorted(depth, key=lambda each: each[:2]):
             if writable is None:
                 if os.path.isdir(path):
@@ -183,6 +203,48 @@ class Enclosure:
                 _bind(opened[by], path, False)
         if self._hides_processes:
             _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, b"hidepid=2")
+
+    def _open_named(self, user: list[int]) -> dict[bytes, int]:
+        """Open what the job named, with the rights of its user: nothing that is covered, wherever a link leads."""
+        if not self._named:
+            return {}
+        if user:
+            os.setgroups(user[2:])
+            os.setegid(user[1])
+            os.seteuid(user[0])
+        found: dict[bytes, int] = {}
+        for path in self._named:
+            while (descriptor := _open(path)) < 0 and os.path.dirname(path) not in (*map(os.fsencode, SPACES), b"/"):
+                path = os.path.dirname(path)
+            found[path] = descriptor
+        if user:
+            os.seteuid(os.getuid())
+            os.setegid(os.getgid())
+        covers = [os.path.realpath(path) for path in self._covers]
+        return {
+            path: descriptor
+            for path, descriptor in found.items()
+            if descriptor >= 0
+            and not any(_is_below(path, shown) for shown, _ in self._shown)
+            and not any(_is_below(os.readlink(b"/proc/self/fd/%d" % descriptor), cover) for cover in covers)
+        }
+
+    def _make_spaces(self) -> list[bytes]:
+        """Make the job's own folders for temporary files and shared memory: one file system, so that one size holds."""
+        if not self._space_bytes:
+            return []
+        shown = [path for path, _ in self._shown]
+        spaces = [path for path in map(os.fsencode, SPACES) if os.path.isdir(path) and path not in shown]
+        _mount(b"tmpfs", spaces[-1], b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=0755,size=%d" % self._space_bytes)
+        top = os.open(spaces[-1], _O_PATH | os.O_CLOEXEC)
+        for number, path in enumerate(spaces):
+            folder = b"/proc/self/fd/%d/%d" % (top, number)
+            os.mkdir(folder)
+            os.chmod(folder, 0o1777)
+            _mount(folder, path, None, _MS_BIND)
+        if os.path.isdir(_QUEUES):
+            _mount(b"mqueue", _QUEUES, b"mqueue", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+        return spaces
 
 
 def _numbers(group: bytes, name: bytes) -> dict[str, int]:
@@ -253,6 +315,7 @@ def main(filter_hex: str, user_id: int) -> int:
     checks = {
         "mounts": ("cover /mnt",),
         "proc": ("proc",),
+        "space": (f"space {1 << 20}",),
         "seal": ("seal",),
         "filter": ("seal", f"filter {filter_hex}"),
     }
@@ -284,7 +347,7 @@ def _try_enclosure(entries: tuple[str, ...]) -> None:
     enclosure = Enclosure()
     for entry in entries:
         enclosure.add(entry.encode())
-    enclosure.make()
+    enclosure.make([])
     enclosure.enter()
     enclosure.seal()
 

@@ -73,9 +73,10 @@ async def fetch_commit(
     if account is not None:
         account.own(into)
     try:
-        with _access(source, credential, into, account, local=rules.local) as environment:
+        with _access(source, credential, into, account, local=rules.local) as (environment, key):
+            shown = [("confine", f"show {key}")] if key else []
             async with asyncio.timeout(rules.timeout_s):
-                await _fetch(source, into, _Git(into, environment, rules, account, confinement))
+                await _fetch(source, into, _Git(into, environment, rules, account, [*confinement, *shown]))
     except TimeoutError:
         raise InputError(f"{source.url} was not fetched within {rules.timeout_s:g} s.") from None
     except _GitError as error:
@@ -162,8 +163,8 @@ class _Git:
 @contextmanager
 def _access(
     source: GitSource, credential: str | None, into: Path, account: Account | None, *, local: bool
-) -> Iterator[dict[str, str]]:
-    """Yield the environment of git: it asks nobody, and it has the credential for this server alone."""
+) -> Iterator[tuple[dict[str, str], Path | None]]:
+    """Yield the environment of git, and its key if that is a file: it asks nobody, and has it for this server alone."""
     login = account.environment if account else {}
     environment = passed_environment((), os.environ | login) | {
         "GIT_TERMINAL_PROMPT": "0",
@@ -177,18 +178,22 @@ def _access(
         environment["GIT_CONFIG_GLOBAL"] = str(settings)
     ssh = "ssh -o BatchMode=yes -o ConnectTimeout=15"
     if credential is None:
-        yield environment | {"GIT_SSH_COMMAND": ssh}
+        yield environment | {"GIT_SSH_COMMAND": ssh}, None
     elif source.url.startswith("https:"):
         place = urlsplit(source.url)
         pair = credential.strip() if ":" in credential else f"x-access-token:{credential.strip()}"
         header = f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}"
-        yield environment | {
-            "GIT_CONFIG_COUNT": "2",
-            "GIT_CONFIG_KEY_0": f"http.https://{place.netloc}/.extraHeader",
-            "GIT_CONFIG_VALUE_0": header,
-            "GIT_CONFIG_KEY_1": "http.followRedirects",  # the header would go along
-            "GIT_CONFIG_VALUE_1": "false",
-        }
+        yield (
+            environment
+            | {
+                "GIT_CONFIG_COUNT": "2",
+                "GIT_CONFIG_KEY_0": f"http.https://{place.netloc}/.extraHeader",
+                "GIT_CONFIG_VALUE_0": header,
+                "GIT_CONFIG_KEY_1": "http.followRedirects",  # the header would go along
+                "GIT_CONFIG_VALUE_1": "false",
+            },
+            None,
+        )
     else:
         folder = memory_folder(into.parent)
         os.close(shim.open_own_folder(str(folder)))
@@ -199,6 +204,6 @@ def _access(
                 file.write(credential if credential.endswith("\n") else credential + "\n")
             if account is not None:
                 account.own(key)
-            yield environment | {"GIT_SSH_COMMAND": f"{ssh} -o IdentitiesOnly=yes -i '{key}'"}
+            yield environment | {"GIT_SSH_COMMAND": f"{ssh} -o IdentitiesOnly=yes -i '{key}'"}, key
         finally:
             key.unlink(missing_ok=True)

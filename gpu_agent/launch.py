@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gpu_agent import containers, files, secrets
+from gpu_agent import containers, enclosure, files, secrets
 from gpu_agent.account import Account, NoAccountError
 from gpu_agent.confinement import Confinement
 from gpu_agent.containers import Engine
@@ -28,7 +28,7 @@ from gpu_agent.secrets import CannotStartError, InputError
 from services.contracts.commands import StartGang
 from services.contracts.nodes import DeviceInfo
 from services.core.domain.errors import DomainError
-from services.core.domain.mig import parent_of
+from services.core.domain.mig import WHOLE, parent_of
 
 
 class Launcher:
@@ -94,6 +94,11 @@ class Launcher:
         return "" if start.devices else "this node has no devices for it"
 
     def _names_of_devices(self, start: StartGang) -> list[str]:
+    def _gpus(self, start: StartGang) -> float:
+        """Return how many GPUs a gang has here, a slice as the part of one that it is."""
+        sevenths = {device.index: device.sevenths for device in self.devices}
+        return sum(sevenths.get(index, WHOLE) for index in start.devices) / WHOLE
+
         """Return the devices as CUDA and container engines name them: GPUs by number, slices by UUID.
 
         GPUs too while one of the node is lost: CUDA leaves it out, and numbers those after it anew.
@@ -125,7 +130,7 @@ class Launcher:
             DomainError: This node cannot run jobs as its account.
             OSError: A limit cannot be set.
         """
-        return self._confinement.entries(start, rank, self.account_of(start), [])
+        return self._confinement.entries(start, rank, self.account_of(start), [], self._gpus(start))
 
     def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
         """Return what to run, and make the job's folders.
@@ -146,6 +151,9 @@ class Launcher:
         if account is not None and start.spec.image is None:
             self._check_reach(account, start.spec.working_dir, folder.path.parent)
         paths = RankPaths(
+            asked = start.spec.checkpoint_dir
+            if asked and self._confinement.has_space() and _is_in_space(Path(asked)) and not account.make(Path(asked)):
+                raise CannotStartError(f"the account {account.name} cannot make the folder {asked}, or not enter it")
             checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account)),
             progress_file=str(folder.progress_file),
             progress_url=f"{self._agent_url}/v1/progress/{progress_token}" if self._agent_url else "",
@@ -172,7 +180,7 @@ class Launcher:
                 make_dir=paths.checkpoint_dir,
                 account=account,
                 confinement=self._confinement.entries(
-                    start, folder.path, account, self._kept(start, paths, account, folder.path)
+                    start, folder.path, account, self._kept(start, paths, account, folder.path), self._gpus(start)
                 ),
                 secrets_dir=secrets_dir,
                 secrets=entries,
@@ -230,7 +238,7 @@ class Launcher:
         files.replace(env_file, containers.env_file_text(inside).encode(), durable=False)
         has_secrets = any(use.env for use in start.spec.secrets or ())
         secret_file = secrets.secrets_folder(folder.path) / secrets.CONTAINER_VARIABLES if has_secrets else ""
-        limits = self._confinement.container_limits()
+        limits = self._confinement.container_limits(is_alone=local_rank is None)
         return containers.run_argv(
             engine, start, devices, inside, str(env_file), mounts, account, local_rank, str(secret_file), limits
         )
@@ -245,8 +253,11 @@ class Launcher:
         asked = [Path(path) for path in (start.spec.checkpoint_dir, start.spec.working_dir) if path]
         own = [] if start.spec.checkpoint_dir else [Path(paths.checkpoint_dir)]
         return own + [
-            path for path in asked if path.is_dir() and account.can_enter(path) and not _is_beside(path, rank)
+            path
+            for path in asked
+            if path.is_dir() and account.can_enter(path) and not _is_beside(path, rank) and not _is_space(path)
         ]
+        own += [secrets.secrets_folder(rank)] if secrets.has_files(start.spec) else []
 
     def _check_reach(self, account: Account, working_dir: str | None, gangs_folder: Path) -> None:
         """Raise CannotStartError if an account cannot enter the folder of its job; one that is missing, the shim names.
@@ -289,6 +300,15 @@ def _is_beside(path: Path, rank: Path) -> bool:
 def _make(path: Path, account: Account | None) -> None:
     """Make a job's checkpoint folder, which nobody else can enter; its parents are the agent's."""
     path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+def _is_space(path: Path) -> bool:
+    """Whether a path is one of the folders that each job has its own of."""
+    return os.path.realpath(path) in map(os.path.realpath, enclosure.SPACES)
+
+
+def _is_in_space(path: Path) -> bool:
+    return any(map(_is_space, path.parents))
+
+
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     status = path.lstat()

@@ -155,6 +155,12 @@ class AgentSettings(SharedSettings):
     seccomp: Literal["on", "off"] = Field("on", description="Whether system calls that jobs do not need are refused.")
     jobs_memory_share: float = Field(0.9, gt=0, le=1, description="Of the host's memory, for all jobs together.")
     job_memory_gib: float | None = Field(None, gt=0, description="Memory of one job on this node.")
+    job_tmp_gib: float | None = Field(
+        None,
+        gt=0,
+        description="/tmp, /var/tmp and /dev/shm of one job together, in memory and within its limit; by default half "
+        "of that.",
+    )
     job_processes: int = Field(16_384, ge=64, description="Processes and threads of one job on this node.")
     job_open_files: int = Field(65_536, ge=64, description="Files that one process of a job may have open.")
     job_output_bytes: int = Field(

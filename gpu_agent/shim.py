@@ -530,7 +530,7 @@ class _Shim:
         """Make what confines the processes; False if it cannot be made, and nothing is run."""
         try:
             if self._spec.enclosure is not None:
-                self._spec.enclosure.make()
+                self._spec.enclosure.make(self._spec.user)
         except OSError as failure:
             self._code, self._ended_by = NOT_EXECUTABLE, "refused"
             self._detail = f"its processes cannot be confined on this node: {failure.strerror} ({failure.filename})"

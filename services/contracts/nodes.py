@@ -127,7 +127,17 @@ class DeviceInfo(NodeMessage):
 
 CheckpointPlace = Literal["shared", "store", "local"]
 ProtectionName = Literal[
-    "accounts", "folders", "processes", "privileges", "system_calls", "memory", "process_count", "devices"
+    "accounts",
+    "folders",
+    "temporary_space",
+    "processes",
+    "privileges",
+    "system_calls",
+    "memory",
+    "process_count",
+    "cpu_weight",
+    "io_weight",
+    "devices",
 ]
 
 

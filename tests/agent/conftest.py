@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from redis.asyncio import Redis
 
+from gpu_agent import trees
 from gpu_agent.confinement import Confinement
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import AnyCommand, SetDevices, StartGang, command_document
@@ -224,6 +226,15 @@ def tmp_path() -> Iterator[Path]:
     with scratch_folder() as folder:
         folder.chmod(0o777)
         yield folder
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """A folder that is beneath no temporary folder, of which each job has its own."""
+    folder = Path(tempfile.mkdtemp(prefix="wattshift-test-", dir="/srv"))
+    folder.chmod(0o755)
+    yield folder
+    trees.remove(folder)
 
 
 @pytest.fixture

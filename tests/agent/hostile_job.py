@@ -113,15 +113,32 @@ attempt("left its cgroup", lambda: [path.write_text("0") for path in Path("/sys/
 for path in (Path("/dev/mem"), *Path("/dev").glob("[vsn][dv]*[0-9a]")):
     attempt(f"read {path}", lambda path=path: start_of(path))
 
-# Servers on this host.
-for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-    path = line.split()[-1]
-    if "wattshift" in path or "PGSQL" in path or "redis" in path or "valkey" in path:
+# Memory, queues and files that everybody on a host finds; a room of its own has a limit.
+KEY, OWN_KEY = 0x57A77000, 0x57A77001
+for kind, look in (
+    ("segment", lambda key, flags: LIBRARY.shmget(key, 4096, flags)),
+    ("queue", lambda key, flags: LIBRARY.msgget(key, flags)),
+    ("semaphore", lambda key, flags: LIBRARY.semget(key, 1, flags)),
+):
+    attempt(f"found the victim's {kind}", lambda look=look: look(KEY, 0) >= 0)
+    print("made", kind, look(OWN_KEY, 0o1666) >= 0)
+for folder in ("/tmp", "/var/tmp", "/dev/shm"):
+    attempt(f"read the victim's file in {folder}", (Path(folder) / "victims").read_bytes)
+    attempt(f"listed the host's {folder}", lambda folder=folder: set(os.listdir(folder)) - {"hostile", NODE.name})
+    (Path(folder) / "hostile").write_text("left behind")
+    print("made", folder, True)
+    attempt(f"filled {folder}", lambda folder=folder: (Path(folder) / "hostile").write_bytes(bytes(9 << 20)))
+    (Path(folder) / "hostile").write_text("left behind")
 
-        def connect(path=path):
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(path)
-            return path
+# Servers of this node: what else runs on the host is not this test's.
+servers = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+for path in (path for path in servers if path.startswith(str(NODE))):
 
-        attempt("a socket of a server", connect)
+    def connect(path=path):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+        return path
+
+    print("server", path)
+    attempt("a socket of a server", connect)
 print("done")

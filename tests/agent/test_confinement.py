@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from gpu_agent import seccomp
+from gpu_agent import cgroups, seccomp
 from gpu_agent.account import Identities, TenantAccounts
 from gpu_agent.cgroups import Cgroups, Limits, attach_device_program
 from gpu_agent.environment import passed_environment
@@ -36,6 +37,9 @@ def needs_cgroup(controller: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not os.access(folder, os.W_OK), reason=f"cannot write to {folder}")
 
 
+MAKES_ROOM = (
+    "import ctypes; c = ctypes.CDLL(None); k = 0x57A77000; c.shmget(k, 9, 950); c.msgget(k, 950); c.semget(k, 1, 950)"
+)
 ATTACK = ROOT / "tests" / "agent" / "hostile_job.py"
 
 
@@ -52,10 +56,13 @@ async def test_a_hostile_job_of_another_tenant_gets_nowhere(node: Node) -> None:
     script.chmod(0o644)
     (node.folder / "data" / "admin.key").write_text("wsk_the_admin_key")
     (node.folder / "data" / "admin.key").chmod(0o600)
-    await node.start(GPU_AGENT_OWNER_TENANTS="default")
+    servers = [_listening(node.folder / "data" / "valkey.sock")]
+    await node.start(GPU_AGENT_OWNER_TENANTS="default", GPU_AGENT_JOB_TMP_GIB=str(2**-7))
+    servers.append(_listening(node.state_dir / "agent.sock"))
     secret = "the-victims-own-value"
-    says = f"echo {secret} > $WATTSHIFT_CHECKPOINT_DIR/mine; echo {secret} > mine; echo {secret}; exec sleep 600"
-    victim = await node.run("sh", "-c", says, tenant="victims", environment={"OWN": secret}, devices=[0])
+    room = f"/usr/bin/python3 -c '{MAKES_ROOM}'; for d in /tmp /var/tmp /dev/shm; do echo {secret} > $d/victims; done"
+    says = f"{room}; echo {secret} > $WATTSHIFT_CHECKPOINT_DIR/mine; echo {secret} > mine; echo {secret}; sleep 600"
+    victim = await node.run("sh", "-c", f"umask 0; {says}", tenant="victims", environment={"OWN": secret}, devices=[0])
     stdout = node.rank_dir(victim) / "stdout"
     await eventually(lambda: stdout.exists() and secret in stdout.read_text())
     assert node.process
@@ -66,11 +73,19 @@ async def test_a_hostile_job_of_another_tenant_gets_nowhere(node: Node) -> None:
     output = node.rank_dir(hostile) / "stdout"
     await eventually(lambda: output.exists() and "done" in output.read_text())
     beside = await run(node, hostile, *attack)
+    paths = {server.getsockname() for server in servers}
+    for server in servers:
+        server.close()
 
     for printed in (output.read_text(), beside.stdout.decode()):
         assert "done" in printed, printed + beside.stderr.decode()
         assert [line for line in printed.splitlines() if line.startswith("BROKE")] == []
         assert secret not in printed
+        assert [line.split()[-1] for line in printed.splitlines() if line.startswith("made")] == ["True"] * 6
+        assert paths <= {line.split()[1] for line in printed.splitlines() if line.startswith("server")}
+    assert [path for path in ("/tmp", "/var/tmp", "/dev/shm") if (Path(path) / "hostile").exists()] == []
+    for kind in ("shm", "msg", "sem"):
+        assert not {"1470590976", "1470590977"} & set(Path(f"/proc/sysvipc/{kind}").read_text().split())
     assert stdout.read_text() == f"{secret}\n"
     assert node.plane.state(victim) == "running"
     users = {(node.rank_dir(gang) / "stdout").stat().st_uid for gang in (hostile, victim)}
@@ -279,16 +294,42 @@ def test_devices_of_others_cannot_be_opened(tmp_path: Path, version: str) -> Non
             procs.parent.rmdir()
 
 
-def test_version_2_of_control_groups_by_contract(tmp_path: Path) -> None:
-    (tmp_path / "cgroup.controllers").write_text("cpu memory pids")
-    (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids")
+def test_version_2_of_control_groups_by_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpu io memory pids")
+    (tmp_path / "cgroup.subtree_control").write_text("cpu io memory pids")
+    scheduler = tmp_path / "block" / "vda" / "queue" / "scheduler"
+    scheduler.parent.mkdir(parents=True)
+    scheduler.write_text("none [mq-deadline] bfq\n")
+    monkeypatch.setattr(cgroups, "_DISKS", tmp_path / "block")
     groups = Cgroups(Path("/state"), Limits(2**20, 2**30, 77), tmp_path)
     groups.prepare()
-    (procs,) = groups.make("rank", [])
-    written = {path.name: path.read_text() for path in procs.parent.iterdir()}
-    assert written == {"memory.max": str(2**20), "pids.max": "77"}
-    assert (procs.parents[1] / "memory.max").read_text() == str(2**30)
-    assert (procs.parents[1] / "cgroup.subtree_control").read_text() == "+memory +pids"
+    assert set(groups.lacking) == {"devices", "io"}
+    assert "no disk's scheduler weighs jobs" in groups.lacking["io"]
+    (tmp_path / "io.cost.qos").write_text("8:0 enable=1 ctrl=auto")
+    groups = Cgroups(Path("/state"), Limits(2**20, 2**30, 77), tmp_path)
+    groups.prepare()
+    assert set(groups.lacking) == {"devices"}
+    parent = tmp_path / groups._name
+    assert (parent / "cgroup.subtree_control").read_text() == "+io +memory +pids"
+    rank = parent / "rank"
+    rank.mkdir()
+    for name in ("cpu.weight", "io.weight"):  # which the kernel makes
+        (rank / name).write_text("")
+    groups.make("rank", [], 1 / 7)
+    (procs,) = groups.make("rank", [], 2.0)
+    assert procs.parent == rank
+    written = {path.name: path.read_text() for path in rank.iterdir()}
+    wanted = {"memory.max": str(2**20), "pids.max": "77", "cpu.weight": "200", "io.weight": "200"}
+    assert written == wanted
+    assert (parent / "memory.max").read_text() == str(2**30)
+
+
+def _listening(path: Path) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen()
+    path.chmod(0o777)
+    return server
 
 
 def _sleepers() -> list[psutil.Process]:

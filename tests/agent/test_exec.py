@@ -273,7 +273,7 @@ async def test_a_command_ends_when_the_gang_is_stopped_and_its_user_is_told(node
     lingers = "i=0; while [ $i -lt 60 ]; do i=$((i + 1)); sleep 0.1; done; exit 0"
     gang = await running(node, "sh", "-c", f"trap '{lingers}' TERM; echo up; while :; do sleep 0.05; done")
     await eventually(lambda: (node.rank_dir(gang) / "stdout").read_text() == "up\n")
-    trapped = node.folder / "trapped"
+    trapped = node.rank_dir(gang) / "scratch" / "trapped"
     stays = f"trap '' TERM; touch {trapped}; while :; do sleep 0.05; done"
     async with entered(node, gang, "sh", "-c", stays) as session:
         await eventually(trapped.exists)

@@ -50,7 +50,7 @@ def test_docker_gets_the_gangs_devices_and_nothing_of_the_clients_environment() 
     argv = containers.run_argv(DOCKER, start, ["2", "3"], variables, "/r/env", ["/ckpt", "/r"])
     assert argv == [
         *("/usr/bin/docker", "run", "--rm", "--init", "--name", "wattshift-job_1.2-1"),
-        *("--network", "host", "--ipc", "host", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+        *("--network", "host", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
         *("--gpus", '"device=2,3"', "--env-file", "/r/env", "--env", "N=a\nb"),
         *("--volume", "/ckpt:/ckpt", "--volume", "/r:/r"),
         *("--user", f"{os.geteuid()}:{os.getegid()}", "--workdir", "/work"),
@@ -96,7 +96,7 @@ def test_a_site_names_the_images_and_no_image_is_an_option() -> None:
 
 def test_podman_names_devices_its_own_way_and_simulated_nodes_have_none() -> None:
     podman = containers.run_argv(Engine("podman", "podman", "nvidia"), a_start(), ["2", "3"], {}, "/e", [])
-    assert podman[14:18] == ["--device", "nvidia.com/gpu=2", "--device", "nvidia.com/gpu=3"]
+    assert podman[12:16] == ["--device", "nvidia.com/gpu=2", "--device", "nvidia.com/gpu=3"]
     assert podman[-1] == "example.org/train:1"
     simulated = containers.run_argv(Engine("docker", "docker", "none"), a_start(), ["2", "3"], {}, "/e", [])
     assert not {"--gpus", "--device"} & set(simulated)

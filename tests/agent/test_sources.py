@@ -256,10 +256,10 @@ echo "fatal: looked" >&2; exit 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
-async def test_git_is_confined_as_the_job_is(open_node: Node) -> None:
+async def test_git_is_confined_as_the_job_is(open_node: Node, outside: Path) -> None:
     """It runs what the server, and the account's own files such as ~/.ssh/config, make it run."""
-    node, spy = open_node, open_node.folder / "bin" / "git"
-    out, hidden = node.folder / "seen", node.state_dir / "allocations" / "of-another"
+    node, spy = open_node, outside / "bin" / "git"
+    out, hidden = outside / "seen", node.state_dir / "allocations" / "of-another"
     spy.parent.mkdir()
     spy.write_text(LOOK_AROUND.format(out=out, hidden=hidden))
     spy.chmod(0o755)
