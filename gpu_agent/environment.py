@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.contracts.commands import StartGang
 from services.contracts.jobs import Processes
@@ -34,6 +36,7 @@ PASSED = (
     | _PROXIES
 )
 """Variables of the agent's own environment that every process needs; beside them ``LC_*``."""
+_USERS_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,15 @@ def launcher_variables(start: StartGang) -> dict[str, str]:
         "PET_RDZV_ENDPOINT": f"{start.master_addr}:{start.master_port}",
         "PET_RDZV_ID": start.allocation_id,
     }
+
+
+def path_of_users(own: str) -> str:
+    """Return the ``PATH`` of a job whose account is not the agent's: the folders that users have, in the agent's order.
+
+    Where the agent's own has this Python, as in images, the job's has it, too, in the same place.
+    """
+    kept = [each for each in own.split(":") if each in _USERS_FOLDERS or Path(each).is_relative_to(sys.prefix)]
+    return ":".join(dict.fromkeys((*kept, *_USERS_FOLDERS)))
 
 
 def passed_environment(also_passed: Iterable[str] = (), own: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -19,6 +19,7 @@ from gpu_agent.environment import (
     job_variables,
     launcher_variables,
     passed_environment,
+    path_of_users,
     rank_variables,
 )
 from gpu_agent.inputs import NO_INPUTS, Inputs
@@ -93,12 +94,12 @@ class Launcher:
                 return f"this node has no device {index}, or it is cut into slices"
         return "" if start.devices else "this node has no devices for it"
 
-    def _names_of_devices(self, start: StartGang) -> list[str]:
     def _gpus(self, start: StartGang) -> float:
         """Return how many GPUs a gang has here, a slice as the part of one that it is."""
         sevenths = {device.index: device.sevenths for device in self.devices}
         return sum(sevenths.get(index, WHOLE) for index in start.devices) / WHOLE
 
+    def _names_of_devices(self, start: StartGang) -> list[str]:
         """Return the devices as CUDA and container engines name them: GPUs by number, slices by UUID.
 
         GPUs too while one of the node is lost: CUDA leaves it out, and numbers those after it anew.
@@ -150,16 +151,18 @@ class Launcher:
         account = self._account_to_start_as(start)
         if account is not None and start.spec.image is None:
             self._check_reach(account, start.spec.working_dir, folder.path.parent)
-        paths = RankPaths(
             asked = start.spec.checkpoint_dir
             if asked and self._confinement.has_space() and _is_in_space(Path(asked)) and not account.make(Path(asked)):
                 raise CannotStartError(f"the account {account.name} cannot make the folder {asked}, or not enter it")
+        paths = RankPaths(
             checkpoint_dir=start.spec.checkpoint_dir or str(self._own_checkpoint_dir(start, account)),
             progress_file=str(folder.progress_file),
             progress_url=f"{self._agent_url}/v1/progress/{progress_token}" if self._agent_url else "",
             device_file=str(folder.device_file),
         )
         login = account.environment if account else {}
+        if account and "PATH" not in self._pass_environment:
+            login |= {"PATH": path_of_users(os.environ.get("PATH", ""))}
         passed = passed_environment(self._pass_environment, os.environ | login)
         names = self._names_of_devices(start)
         variables = job_variables(start, paths, names) | secrets.variables_for(start.spec, folder.path)
@@ -252,12 +255,12 @@ class Launcher:
             return []
         asked = [Path(path) for path in (start.spec.checkpoint_dir, start.spec.working_dir) if path]
         own = [] if start.spec.checkpoint_dir else [Path(paths.checkpoint_dir)]
+        own += [secrets.secrets_folder(rank)] if secrets.has_files(start.spec) else []
         return own + [
             path
             for path in asked
             if path.is_dir() and account.can_enter(path) and not _is_beside(path, rank) and not _is_space(path)
         ]
-        own += [secrets.secrets_folder(rank)] if secrets.has_files(start.spec) else []
 
     def _check_reach(self, account: Account, working_dir: str | None, gangs_folder: Path) -> None:
         """Raise CannotStartError if an account cannot enter the folder of its job; one that is missing, the shim names.
@@ -297,9 +300,6 @@ def _is_beside(path: Path, rank: Path) -> bool:
     return real.is_relative_to(own.parent) and not real.is_relative_to(own)
 
 
-def _make(path: Path, account: Account | None) -> None:
-    """Make a job's checkpoint folder, which nobody else can enter; its parents are the agent's."""
-    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
 def _is_space(path: Path) -> bool:
     """Whether a path is one of the folders that each job has its own of."""
     return os.path.realpath(path) in map(os.path.realpath, enclosure.SPACES)
@@ -309,6 +309,9 @@ def _is_in_space(path: Path) -> bool:
     return any(map(_is_space, path.parents))
 
 
+def _make(path: Path, account: Account | None) -> None:
+    """Make a job's checkpoint folder, which nobody else can enter; its parents are the agent's."""
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     status = path.lstat()

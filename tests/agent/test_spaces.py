@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -287,6 +288,21 @@ def test_a_closed_folder_shows_what_is_shown_in_it_and_nothing_else(outside: Pat
     assert said.startswith("of shown\n")
     assert said.splitlines()[1] == "shown"
     assert "of hidden" not in said
+
+
+# --- what is a user's
+
+
+def test_a_jobs_path_is_a_users_and_the_site_may_pass_its_own(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = f"{sys.prefix}/bin"
+    monkeypatch.setenv("PATH", f"/root/.cargo/bin:{python}:/usr/bin:/usr/sbin:/opt/agent/bin")
+    assert host.run("job_1", "sh", "-c", "echo $PATH") == f"{python}:/usr/bin:/usr/local/bin:/bin\n"
+    monkeypatch.setenv("PATH", "/root/.cargo/bin:/usr/sbin")
+    assert host.run("job_2", "sh", "-c", "echo $PATH") == "/usr/local/bin:/usr/bin:/bin\n"
+    own = {"PATH": "/opt/mine:/bin"}
+    assert host.run("job_3", "sh", "-c", "echo $PATH", environment=own) == "/opt/mine:/bin\n"
+    host.launcher._pass_environment = ["PATH"]
+    assert host.run("job_4", "/bin/sh", "-c", "echo $PATH") == "/root/.cargo/bin:/usr/sbin\n"
 
 
 async def test_a_job_is_weighed_by_its_gpus(host: Host) -> None:
