@@ -36,6 +36,7 @@ from gpu_agent.meter import Meter
 from gpu_agent.partitions import Partitions
 from gpu_agent.ranks import RankFolder
 from gpu_agent.reporting import BATCH, HOUSEKEEPING_S, Loops, ReportingAgent, wait_for
+from gpu_agent.scratch import Scratch
 from gpu_agent.settings import AgentSettings
 from gpu_agent.sources import SourceLimits, Sources, remove_sources
 from services.contracts.commands import StartGang
@@ -190,8 +191,16 @@ class Agent(ReportingAgent):
             "delivery": self._deliver,
             "housekeeping": self._keep_house,
             "checkpoints": partial(self.checkpoints.copy_running, self._gangs_that_run),
+            "scratch": Scratch(self.gangs, self._launcher.home_of, *self._scratch_limits()).watch,
         }
         self._begin(loops)
+
+    def _scratch_limits(self) -> tuple[int, int]:
+        disk = os.statvfs(self.settings.state_folder)
+        asked = self.settings.job_scratch_gib, self.settings.tenant_scratch_gib
+        half_bytes = disk.f_blocks * disk.f_frsize // 2
+        job_bytes, tenant_bytes = (half_bytes if each is None else int(each * 2**30) for each in asked)
+        return job_bytes, tenant_bytes
 
     async def stop(self) -> None:
         """End the agent; its ranks continue, or end with it if the settings say so."""

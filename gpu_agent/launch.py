@@ -124,6 +124,13 @@ class Launcher:
         """
         return self._confinement.identities.account_of(start)
 
+    def home_of(self, start: StartGang) -> Path | None:
+        """Return the home folder that a job's tenant has on this node alone, if it has one."""
+        with suppress(DomainError, OSError):
+            if (account := self.account_of(start)) is not None and account.is_tenants:
+                return Path(account.home)
+        return None
+
     def confinement_of(self, start: StartGang, rank: Path) -> list[tuple[str, str]]:
         """Return what confines a job's processes before it has folders beside that of its rank.
 

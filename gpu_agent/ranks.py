@@ -165,14 +165,18 @@ class RankFolder:
         """Tell the shim how long the rank may run."""
         shim.write_lease(str(self.path / shim.LEASE), deadline, lease_s)
 
-    def request_stop(self, cause: EndedBy, grace_s: float) -> None:
+    def request_stop(self, cause: EndedBy, grace_s: float, detail: str = "") -> None:
         """Ask the shim durably to end the rank; a repeated request may shorten the grace period.
+
+        With a ``detail``, the rank is to blame itself, and has failed, whatever its processes make of it.
 
         Raises:
             OSError: The request cannot be stored. The shim is still signalled, with the grace period of its spec.
         """
         try:
-            shim.write_facts(str(self.path / shim.STOP), {"cause": cause.value, "grace_s": grace_s})
+            shim.write_facts(
+                str(self.path / shim.STOP), {"cause": cause.value, "grace_s": grace_s, "detail": detail or None}
+            )
         finally:
             started = self.started()
             if started is not None and self.is_held():

@@ -166,6 +166,18 @@ class AgentSettings(SharedSettings):
     job_output_bytes: int = Field(
         2 * 2**30, ge=2**20, description="Output of one rank on the disk at once, both streams together; more ends it."
     )
+    job_scratch_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Files of one job in its own folder on the disk of the state folder; more ends it. By default half "
+        "of that disk.",
+    )
+    tenant_scratch_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Those of all jobs of a tenant that run here, and of its home folder; more ends the largest of the "
+        "jobs. By default half of that disk.",
+    )
     disk_reserve_bytes: int = Field(
         2**30,
         ge=0,

@@ -8,7 +8,8 @@ while ranks run. It imports the standard library only and speaks to the agent th
 
 ``spec``     written by the agent: what to run (entries end in NUL)
 ``lease``    written by the agent at every renewal: deadline and length, seconds on ``clock()``
-``stop``     written by the agent: ``grace_s`` and ``cause``; then SIGTERM to the shim, which looks at once
+``stop``     written by the agent: ``grace_s`` and ``cause``, and ``detail`` if it is the rank's own fault; then SIGTERM
+             to the shim, which looks at once
 ``lock``     held (flock) for as long as the shim lives: at most one shim runs the command, ever
 ``started``  written by the shim before the command may run; a second shim that finds it gives up
 ``exited``   written by the shim when nothing of the rank is left
@@ -255,6 +256,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.cause = ""
+        self.detail = ""
         self.kill_at = float("inf")
         self._seen = 0
 
@@ -265,7 +267,7 @@ class _Stop:
             return
         if written != self._seen and (facts := read_facts(STOP)) is not None:
             self._seen = written
-            self.cause = facts.get("cause", "stop")
+            self.cause, self.detail = facts.get("cause", "stop"), facts.get("detail", "")
             self.kill_at = min(self.kill_at, now + float(facts.get("grace_s", 0)))
 
 
@@ -543,7 +545,9 @@ class _Shim:
         self._lease.read()
         self._stop.read(now)
         if self._stop.cause:
-            self._end(self._stop.cause, self._stop.kill_at)
+            if self._stop.detail and not self._ending:
+                self._code, self._ended_by = -signal.SIGXFSZ, "itself"  # however it takes that
+            self._end(self._stop.cause, self._stop.kill_at, self._stop.detail)
         elif self._was_signalled:
             self._end("host", now + self._spec.grace_s, "the process that supervises the rank was told to end")
         if now >= self._lease.warn_at(self._spec.grace_s):

@@ -1,0 +1,142 @@
+"""What jobs that run take of the node's disk for files of their own: it is measured, and who takes too much is ended.
+
+A job's are those in its working folder on the node and those that it was submitted with; a tenant's are its jobs' and
+those in its home folder here. Where the file system has no quotas that a job's account runs into, looking is all that
+can be done. ``du`` looks, in a process of its own: a job can make more files than the agent has time for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_agent.gangs import Gang
+from gpu_agent.ranks import SCRATCH
+from gpu_agent.shim import clock
+from gpu_agent.sources import FOLDER
+from services.contracts.commands import StartGang
+from services.contracts.nodes import EndedBy
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+_LOOK_S = 5.0
+_SHARE = 0.05
+"""Of the time, at most, in which something is measured."""
+_MEASURE = ("nice", "-n", "19", "du", "-sx0B1", "--")
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A job that runs here: its tenant, and the folders that count for it and for the tenant."""
+
+    tenant_id: str
+    own: tuple[Path, ...]
+    tenants: tuple[Path, ...]
+
+
+def to_end(
+    holdings: Mapping[str, Holding], taken_bytes: Mapping[Path, int], job_bytes: int, tenant_bytes: int
+) -> dict[str, str]:
+    """Return which jobs are to end, and why: each that takes too much, and the largest of a tenant that does.
+
+    Args:
+        holdings: The jobs, by allocation.
+        taken_bytes: What folders take; nothing is known of those that are missing.
+        job_bytes: What one may take.
+        tenant_bytes: What all of one tenant, and its home folder, may take together.
+    """
+
+    def size(folders: Iterable[Path]) -> int:
+        return sum(taken_bytes.get(folder, 0) for folder in set(folders))
+
+    sizes = {name: size(holding.own) for name, holding in holdings.items()}
+    found = {
+        name: f"Its files took {_gib(taken)} of the node's disk; a job may take {_gib(job_bytes)}."
+        for name, taken in sizes.items()
+        if taken > job_bytes
+    }
+    for tenant_id in {holding.tenant_id for holding in holdings.values()}:
+        jobs = [name for name, holding in holdings.items() if holding.tenant_id == tenant_id]
+        taken = size(path for name in jobs for path in (*holdings[name].own, *holdings[name].tenants))
+        if taken > tenant_bytes and not found.keys() & set(jobs):
+            found[max(jobs, key=lambda name: (sizes[name], name))] = (
+                f"Its tenant's files took {_gib(taken)} of the node's disk, this job's the most; "
+                f"a tenant may take {_gib(tenant_bytes)}."
+            )
+    return found
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:,.1f} GiB"
+
+
+class Scratch:
+    """Watches the disk of one node.
+
+    Args:
+        gangs: Those of the node.
+        home_of: Returns the home folder that a job's tenant has here, if it has one.
+        job_bytes: What one job may take.
+        tenant_bytes: What the jobs of a tenant may take together.
+    """
+
+    def __init__(
+        self,
+        gangs: Iterable[Gang],
+        home_of: Callable[[StartGang], Path | None],
+        job_bytes: int,
+        tenant_bytes: int,
+    ) -> None:
+        self._gangs = gangs
+        self._home_of = home_of
+        self._limits = job_bytes, tenant_bytes
+
+    async def watch(self) -> None:
+        """Look again and again, with pauses that grow with how long it takes."""
+        while True:
+            began_s = clock()
+            await self.look()
+            await asyncio.sleep(max(_LOOK_S, (clock() - began_s) * (1 / _SHARE - 1)))
+
+    async def look(self) -> None:
+        """Measure once, and end who takes too much."""
+        running = {gang.allocation_id: (gang, gang.start) for gang in self._gangs if gang.holding and gang.start}
+        holdings = {
+            name: Holding(
+                start.tenant_id,
+                (gang.folder.path / SCRATCH, gang.folder.path / FOLDER),
+                tuple(filter(None, [self._home_of(start)])),
+            )
+            for name, (gang, start) in running.items()
+        }
+        folders = {path for each in holdings.values() for path in (*each.own, *each.tenants) if path.is_dir()}
+        taken = await measured(folders) if folders else {}
+        for name, why in to_end(holdings, taken, *self._limits).items():
+            gang, start = running[name]
+            if gang.is_over or gang.folder.stop_requested():
+                continue
+            log.warning("gang.too_large", allocation_id=name, detail=why)
+            with suppress(OSError):
+                gang.folder.request_stop(EndedBy.ITSELF, start.spec.grace_s, why)
+
+
+async def measured(folders: Iterable[Path]) -> dict[Path, int]:
+    """Return what folders take of the disk, in bytes, without what cannot be read."""
+    process = await asyncio.create_subprocess_exec(
+        *(*_MEASURE, *map(str, folders)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        printed, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    lines = (line.partition(b"\t") for line in printed.split(b"\0") if line)
+    return {Path(os.fsdecode(path)): int(size) for size, _, path in lines}
