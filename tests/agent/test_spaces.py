@@ -23,6 +23,8 @@ from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.jobs import JobSpec
 from tests.agent.conftest import eventually, gpus
+from tests.support.environments import torch_programs
+from tests.support.ports import Ports
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
 
@@ -61,7 +63,7 @@ class Host:
         )
 
     def start(
-        self, name: str, *command: str, devices: tuple[int, ...] = (0,), **spec: Any
+        self, name: str, *command: str, devices: tuple[int, ...] = (0,), port: int = 29_500, **spec: Any
     ) -> tuple[RankFolder, subprocess.Popen[bytes]]:
         """Start a job of one tenant; all jobs here are of that tenant, so that no owner or mode keeps them apart."""
         start = StartGang(
@@ -76,7 +78,7 @@ class Host:
             world_size=len(devices),
             rank_offset=0,
             master_addr="127.0.0.1",
-            master_port=29_500,
+            master_port=port,
         )
         rank = RankFolder(self.folder / "state" / "allocations" / name)
         rank.path.mkdir(parents=True)
@@ -173,6 +175,20 @@ def test_the_processes_of_a_rank_share_memory(host: Host) -> None:
     )
     said = host.run("job_1", "/usr/bin/python3", "-u", "-c", program, devices=(0, 1), processes="per_gpu")
     assert [said.count(f"rank {rank} has it") for rank in (0, 1)] == [1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["per_gpu", "per_node"])
+def test_workers_of_torch_hand_over_batches_through_the_jobs_shared_memory(host: Host, processes: str) -> None:
+    programs, ports = torch_programs(), Ports()
+    program = str(Path(__file__).with_name("loading_program.py"))
+    command = [str(programs / "python"), program] if processes == "per_gpu" else [str(programs / "torchrun"), program]
+    host.launcher._confinement._settings.shown_folders.extend([programs.parent, Path(program).parent])
+    said = host.run("job_1", *command, devices=(0, 1), processes=processes, port=ports.take(29_900))
+    ports.release()
+    blocks = -(-host.confinement.space_bytes // os.statvfs("/dev/shm").f_frsize)
+    for rank in (0, 1):
+        assert f"rank {rank} of 2: 8 shared batches, same: True, file system: {blocks}" in said
 
 
 def test_what_a_job_names_in_a_temporary_folder_is_the_hosts(host: Host) -> None:
