@@ -92,6 +92,7 @@ def without_async(text: str) -> str:
         (r"\basynccontextmanager\b", "contextmanager"),
         (r"\bAsyncClient\b", "Client"),
         (r"\bAsyncBaseTransport\b", "BaseTransport"),
+        (r"\bAsyncGuard\b", "Guard"),
         (r"\bAsyncIterator\b", "Iterator"),
         (r"\bAsyncSender\b", "Sender"),
         (r"\b__aenter__\b", "__enter__"),

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from services.cli.logins import Login, LoginsError, chosen_login
 from services.contracts.problems import ProblemCode
-from wattshift import ApiError, Client, UnreachableError
+from wattshift import ApiError, Client, StrangerError, UnreachableError
 from wattshift.sources import Archive, SourceError
 
 EXIT_FAILED = 1
@@ -116,7 +116,8 @@ class Gateway:
 
     def __init__(self, url: str | None = None, key: str | None = None, timeout_s: float = 30) -> None:
         self.url = url or gateway_url()
-        self._client = Client(self.url, key or api_key(), timeout_s=timeout_s)
+        owners = [] if (folder := installation_of(self.url)) is None else [folder.stat().st_uid]
+        self._client = Client(self.url, key or api_key(), timeout_s=timeout_s, trusted=owners)
         weakref.finalize(self, self._client.close)  # for the commands that leave it to the end of the process
 
     def close(self) -> None:
@@ -197,6 +198,8 @@ def _for_the_user(url: str) -> Iterator[None]:
         reason = error.__cause__ if error.__cause__ and str(error.__cause__) else type(error.__cause__).__name__
         message = f"the control plane at {url} does not answer ({reason}); is it running?"
         raise CliError(message, EXIT_UNAVAILABLE) from error
+    except StrangerError as error:
+        raise CliError(str(error), EXIT_REFUSED) from error
     except ApiError as error:
         exit_code = {404: EXIT_NOT_FOUND, 503: EXIT_UNAVAILABLE}.get(error.status, EXIT_REFUSED)
         known = error.code if error.code in set(ProblemCode) else None

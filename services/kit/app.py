@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -33,6 +33,7 @@ from services.kit.problems import ProblemError, as_problem, install_problem_hand
 from services.kit.pulse import EVERY_S, Pulse
 from services.kit.settings import SharedSettings
 from services.kit.sockets import handed_over, listening
+from services.kit.tls import trusts_network
 from services.kit.tokens import Caller, Incoming
 
 log = Log(__name__)
@@ -238,6 +239,7 @@ def serve(
     end_with_parent()
     if listens_first and not sockets:
         sockets = [listening(host, port)]
+    say_what_is_trusted(settings, sockets, host, port)
     traces.start(process, settings)
     config = uvicorn.Config(
         traces.traced(app),
@@ -261,6 +263,30 @@ def serve(
     traces.stop()
     if not server.started:  # the log says why
         sys.exit(EXIT_NOT_STARTED)
+
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_PLAIN = "plain HTTP: who is in between can read and change it"
+_UNVERIFIED = "it does not have the server verified: who listens there gets the password"
+
+
+def say_what_is_trusted(settings: SharedSettings, sockets: Sequence[socket.socket], host: str, port: int) -> None:
+    """Log where the network has to be trusted: where this process, or a server with its password, proves nothing.
+
+    Args:
+        settings: Of the process.
+        sockets: At which it listens; if there are none, at ``host`` and ``port``.
+        host: An address of this machine.
+        port: Of it.
+    """
+    places = [each.getsockname()[:2] for each in sockets if each.family != socket.AF_UNIX]
+    if not settings.tls.certificate and (places or not sockets):
+        places = places or [(host, port)]
+        say = log.info if all(place[0] in _LOOPBACK for place in places) else log.warning
+        say("network.trusted", at=", ".join(f"{each}:{number}" for each, number in places), why=_PLAIN)
+    for name, url in (("DATABASE_URL", settings.database_url), ("REDIS_URL", settings.redis_url)):
+        if trusts_network(url):
+            log.warning("network.trusted", setting=name, why=_UNVERIFIED)
 
 
 def end_with_parent() -> None:

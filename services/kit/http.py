@@ -19,10 +19,14 @@ from pydantic import BaseModel, ValidationError
 
 from services.contracts.identity import Identity
 from services.contracts.problems import Problem
+from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 from services.kit.sockets import SCHEME, path_of
 from services.kit.tls import Tls
 from services.kit.tokens import Outgoing
+from wattshift.peers import StrangerError, check_peer
+
+log = Log(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -115,13 +119,26 @@ class _Connector(aiohttp.TCPConnector):
 
     async def _create_connection(self, req: Any, traces: Any, timeout: aiohttp.ClientTimeout) -> ResponseHandler:
         if req.url.scheme != SCHEME:
-            return await super()._create_connection(req, traces, timeout)
+            found = await super()._create_connection(req, traces, timeout)
+            if req.url.scheme == "http" and found.transport is not None:
+                _check(found.transport)
+            return found
         path = path_of(req.url.host)
         try:
             async with asyncio.timeout(timeout.sock_connect):
                 return (await self._loop.create_unix_connection(self._factory, path))[1]
         except OSError as error:
             raise UnixClientConnectorError(path, req.connection_key, error) from error
+
+
+def _check(transport: asyncio.Transport) -> None:
+    """Give up a connection to a stranger on a port of this machine before anything is sent."""
+    try:
+        check_peer(transport.get_extra_info("sockname")[:2], transport.get_extra_info("peername")[:2])
+    except StrangerError as error:
+        transport.abort()
+        log.error("peer.not_believed", error=str(error))
+        raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 def new_session(connections: int = 100, tls: Tls | None = None) -> aiohttp.ClientSession:

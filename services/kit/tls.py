@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,23 @@ class Tls:
         certificate, key = path("WATTSHIFT_TLS_CERT"), path("WATTSHIFT_TLS_KEY")
         asks_clients = environment.get("WATTSHIFT_TLS_CLIENTS") == "required"
         return cls(certificate, key, path("WATTSHIFT_TLS_CA"), asks_clients)
+
+
+def trusts_network(url: str) -> bool:
+    """Return whether a client of PostgreSQL or Valkey sends a password there without knowing who listens.
+
+    Args:
+        url: Of the server, as a setting has it. One at a Unix socket is known by the folder of that.
+    """
+    parts = urlsplit(url)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    is_given = any("password" in name for name in query) or ":" in parts.netloc.rpartition("@")[0]
+    if not is_given or parts.scheme == "unix":
+        return False
+    if parts.scheme.startswith("postgres"):
+        hosts = parts.netloc.rpartition("@")[2] or query.get("host", "")
+        return not hosts.startswith("/") and query.get("sslmode") != "verify-full"
+    return not parts.scheme.startswith("rediss") or query.get("ssl_cert_reqs", "required") != "required"
 
 
 def check(tls: Tls) -> None:

@@ -24,7 +24,7 @@ from services.contracts.identity import Role
 from services.contracts.routing import RoutingTable
 from services.contracts.streams import ROUTER_LIMITS_HASH
 from services.kit import traces
-from services.kit.app import end_with_parent
+from services.kit.app import end_with_parent, say_what_is_trusted
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
@@ -406,6 +406,7 @@ def run_worker(
     end_with_parent()
     traces.start("router", settings)
     listening = sockets or [listen(settings.host, settings.port, shared=settings.workers > 1)]
+    say_what_is_trusted(settings, listening, settings.host, settings.port)
     router = Router(settings, name, None if metrics is None else MetricsFolder(metrics))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection looks through it again

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from wattshift.errors import FieldError as FieldError
     from wattshift.errors import UnreachableError as UnreachableError
     from wattshift.errors import WattshiftError as WattshiftError
+    from wattshift.peers import StrangerError as StrangerError
     from wattshift.sessions import ExecResult as ExecResult
 
 _HOMES = {
@@ -26,6 +27,7 @@ _HOMES = {
     "Client": "wattshift.client",
     "ExecResult": "wattshift.sessions",
     "FieldError": "wattshift.errors",
+    "StrangerError": "wattshift.peers",
     "UnreachableError": "wattshift.errors",
     "WattshiftError": "wattshift.errors",
 }
@@ -36,6 +38,7 @@ __all__ = [
     "Client",
     "ExecResult",
     "FieldError",
+    "StrangerError",
     "UnreachableError",
     "WattshiftError",
     "job",

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Literal, Self, Unpack
@@ -37,6 +37,7 @@ from wattshift._exchange import (
 )
 from wattshift._json import read
 from wattshift.errors import ApiError, UnreachableError
+from wattshift.peers import AsyncGuard
 from wattshift.sessions import AsyncSender, Collector, ExecResult, exec_body, read_event
 from wattshift.sources import Archive
 
@@ -47,7 +48,8 @@ class AsyncClient:
     A request that the control plane could not take (429, 503, or no connection) is repeated up to ``retries`` times
     with growing pauses, if it has done nothing yet or repeating it does no more than sending it once. Submissions
     are: they go under one idempotency key. Every method raises ``ApiError`` where the control plane refuses, with its
-    stable ``code`` and the fields at fault, and ``UnreachableError`` where it does not answer.
+    stable ``code`` and the fields at fault, and ``UnreachableError`` where it does not answer. Plain HTTP to this
+    machine's own addresses is sent to the accounts that may hold the port alone, and else ``StrangerError`` is raised.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class AsyncClient:
         timeout_s: float = 30,
         retries: int = 4,
         transport: httpx.AsyncBaseTransport | None = None,
+        trusted: Collection[int] = (),
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -67,6 +70,8 @@ class AsyncClient:
             timeout_s: For one answer that is not a stream.
             retries: How often a request is repeated.
             transport: In place of a connection, for tests.
+            trusted: User ids of this machine that may hold the gateway's port, beside root's, the system's and this
+                process's own.
 
         Raises:
             WattshiftError: There is no key.
@@ -79,6 +84,7 @@ class AsyncClient:
             headers={"authorization": f"Bearer {account.key}"},
             timeout=timeout_s,
             transport=transport,
+            event_hooks={"request": [AsyncGuard(trusted)]},
         )
 
     async def __aenter__(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Literal, Self, Unpack
@@ -36,6 +36,7 @@ from wattshift._exchange import (
 )
 from wattshift._json import read
 from wattshift.errors import ApiError, UnreachableError
+from wattshift.peers import Guard
 from wattshift.sessions import Collector, ExecResult, Sender, exec_body, read_event
 from wattshift.sources import Archive
 
@@ -46,7 +47,8 @@ class Client:
     A request that the control plane could not take (429, 503, or no connection) is repeated up to ``retries`` times
     with growing pauses, if it has done nothing yet or repeating it does no more than sending it once. Submissions
     are: they go under one idempotency key. Every method raises ``ApiError`` where the control plane refuses, with its
-    stable ``code`` and the fields at fault, and ``UnreachableError`` where it does not answer.
+    stable ``code`` and the fields at fault, and ``UnreachableError`` where it does not answer. Plain HTTP to this
+    machine's own addresses is sent to the accounts that may hold the port alone, and else ``StrangerError`` is raised.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Client:
         timeout_s: float = 30,
         retries: int = 4,
         transport: httpx.BaseTransport | None = None,
+        trusted: Collection[int] = (),
     ) -> None:
         """Prepare a client; nothing is sent yet.
 
@@ -66,6 +69,8 @@ class Client:
             timeout_s: For one answer that is not a stream.
             retries: How often a request is repeated.
             transport: In place of a connection, for tests.
+            trusted: User ids of this machine that may hold the gateway's port, beside root's, the system's and this
+                process's own.
 
         Raises:
             WattshiftError: There is no key.
@@ -78,6 +83,7 @@ class Client:
             headers={"authorization": f"Bearer {account.key}"},
             timeout=timeout_s,
             transport=transport,
+            event_hooks={"request": [Guard(trusted)]},
         )
 
     def __enter__(self) -> Self:

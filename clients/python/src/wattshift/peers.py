@@ -1,0 +1,165 @@
+"""Who answers on this machine's own addresses: a secret goes to nobody who has merely taken a free port.
+
+TLS proves who answers. By plain HTTP, the kernel is asked (Linux) which account holds the other end of a connection, if
+that is on this machine, before anything is sent: root, an account of the system, and the caller's own are believed. To
+other machines, and on other systems, plain HTTP means that the network is trusted.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import pwd
+import socket
+import struct
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from wattshift.errors import WattshiftError
+
+ACCOUNT = "WATTSHIFT_CONTROL_ACCOUNT"
+"""The variable that names an account which runs the control plane on this machine, if it is an ordinary one."""
+
+SYSTEM_ACCOUNTS = range(1_000)
+"""Root, and those that root made for services: no user's, and no job's."""
+
+_SOCK_DIAG, _ERROR, _LISTENS = 20, 2, 10
+_OPENED = "connection.connect_tcp.complete"
+_ANY_STATE = 0xFFFFFFFF
+_NO_COOKIE = b"\xff" * 8
+
+Address = tuple[str, int]
+
+
+class StrangerError(WattshiftError):
+    """A port of this machine is held by an account that is not believed; nothing was sent to it."""
+
+
+def check_peer(here: Address, there: Address, trusted: Collection[int] = ()) -> None:
+    """Return if whoever holds the other end of a connection is believed, or is not of this machine.
+
+    Args:
+        here: This end's address and port.
+        there: The other end's.
+        trusted: User ids that are believed too.
+
+    Raises:
+        StrangerError: The other end belongs to somebody else.
+    """
+    if sys.platform != "linux":
+        return
+    # The listener first: a connection that nobody has accepted yet has no owner, and is whoever's listens.
+    listener, connection = _holder(there, None), _holder(there, here)
+    if connection is None:  # on another machine, or wherever root has this address lead
+        return
+    holder = connection if connection.inode else listener
+    if holder is None:  # it was closed, and nobody can read from it
+        return
+    account = holder.user
+    if account in SYSTEM_ACCOUNTS or account in (os.geteuid(), *trusted) or account == _named():
+        return
+    try:
+        name = f"the account {pwd.getpwuid(account).pw_name}"
+    except KeyError:
+        name = f"the user id {account}"
+    raise StrangerError(
+        f"{name} listens on port {there[1]} of this machine, and nothing was sent there: it is not root's, the "
+        f"system's or yours. If it runs the control plane, set {ACCOUNT} to it"
+    )
+
+
+class Guard:
+    """Has a client of httpx check whom it has reached, before it sends a request by plain HTTP."""
+
+    def __init__(self, trusted: Collection[int] = ()) -> None:
+        self._trusted = trusted
+
+    def __call__(self, request: Any) -> None:
+        """Watch over the connection that a request may open; a hook of httpx."""
+        if request.url.scheme == "http":
+            request.extensions["trace"] = self._look
+
+    def _look(self, event: str, found: dict[str, Any]) -> None:
+        if event == _OPENED:
+            try:
+                _check(found["return_value"], self._trusted)
+            except BaseException:
+                found["return_value"].close()
+                raise
+
+
+class AsyncGuard:
+    """The same for an asynchronous client."""
+
+    def __init__(self, trusted: Collection[int] = ()) -> None:
+        self._trusted = trusted
+
+    async def __call__(self, request: Any) -> None:
+        """As that of ``Guard``."""
+        if request.url.scheme == "http":
+            request.extensions["trace"] = self._look
+
+    async def _look(self, event: str, found: dict[str, Any]) -> None:
+        if event == _OPENED:
+            try:
+                _check(found["return_value"], self._trusted)
+            except BaseException:
+                await found["return_value"].aclose()
+                raise
+
+
+def _check(stream: Any, trusted: Collection[int]) -> None:
+    here, there = (stream.get_extra_info(name) for name in ("client_addr", "server_addr"))
+    check_peer(here[:2], there[:2], trusted)
+
+
+def _named() -> int | None:
+    name = os.environ.get(ACCOUNT, "")
+    if not name or name.isdecimal():
+        return int(name) if name else None
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise StrangerError(f"{ACCOUNT}={name}: this machine has no such account") from None
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The account of a socket, and its inode: 0 while no process has it."""
+
+    user: int
+    inode: int
+
+
+def _holder(at: Address, other: Address | None) -> Holder | None:
+    """Return who holds a socket of this machine; None if there is none, or the kernel cannot say.
+
+    Args:
+        at: Its own address.
+        other: That of the other end; None for a socket that listens.
+    """
+    is_v6 = ":" in at[0]
+    ends = [(_packed(host), port) for host, port in (at, other or ("::" if is_v6 else "0.0.0.0", 0))]
+    question = struct.pack("=BBBBI", socket.AF_INET6 if is_v6 else socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ANY_STATE)
+    question += struct.pack("!HH", ends[0][1], ends[1][1]) + ends[0][0] + ends[1][0] + bytes(4) + _NO_COOKIE
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:  # NETLINK_SOCK_DIAG
+            kernel.settimeout(1)
+            kernel.send(struct.pack("=IHHII", 16 + len(question), _SOCK_DIAG, 1, 1, 0) + question)
+            answer = kernel.recv(8192)
+    except OSError as error:
+        if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.EPERM, errno.EACCES):
+            return None
+        raise
+    if struct.unpack_from("=H", answer, 4)[0] == _ERROR:
+        return None
+    if (answer[17] == _LISTENS) != (other is None):  # the kernel falls back to whoever listens
+        return None
+    return Holder(*struct.unpack_from("=II", answer, 16 + 64))
+
+
+def _packed(host: str) -> bytes:
+    return ipaddress.ip_address(host.partition("%")[0]).packed.ljust(16, b"\0")
