@@ -3,7 +3,8 @@
 A port that a process lets go, because it ends, is anybody's who takes it first. `wattshift up` therefore has its
 services listen at Unix sockets in a folder that others do not enter (``WATTSHIFT_SOCKETS``): ``unix://carbon`` is
 ``carbon.sock`` there. What has to be a port is listened on by the supervisor, which hands it to one process after
-another. ``WATTSHIFT_LISTEN`` tells a process which it is: the path of its socket, or the numbers of open files.
+another. ``WATTSHIFT_LISTEN`` tells a process which it is: the path of its socket, or the numbers of open files. systemd
+does the same for a unit with a socket unit, and says so by ``LISTEN_FDS`` (sd_listen_fds).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ log = Log(__name__)
 SOCKETS, LISTEN = "WATTSHIFT_SOCKETS", "WATTSHIFT_LISTEN"
 SCHEME = "unix"
 BACKLOG = 2048
+_FIRST_OF_SYSTEMD = 3
 
 
 def file_of(name: str) -> str:
@@ -39,8 +41,11 @@ def handed_over() -> list[socket.socket]:
     No process that this one starts gets them, or is told of them.
     """
     given = os.environ.pop(LISTEN, "")
+    count, whose, _ = (os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"))
     if given.startswith("/"):
         return [_bound(given)]
+    if not given and whose == str(os.getpid()):
+        given = ",".join(str(_FIRST_OF_SYSTEMD + number) for number in range(int(count)))
     found = [socket.socket(fileno=int(number)) for number in given.split(",") if number]
     for each in found:
         each.set_inheritable(False)

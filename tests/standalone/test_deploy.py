@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from services.kit.credentials import Credential
 from services.kit.problems import ProblemError
+from services.kit.settings import PUBLIC
 from services.kit.tokens import Incoming, outgoing
 from services.standalone import one, processes
 from services.standalone.healthcheck import is_well
@@ -270,10 +271,21 @@ def test_the_target_wants_every_process() -> None:
         one.command("postgres")
 
 
+def test_systemd_holds_the_ports_that_users_and_nodes_reach() -> None:
+    held = [service for service in (*processes.SERVICES, processes.AGENT) if service.name in (*PUBLIC, "agent")]
+    units = {"agent": ("wattshift-agent", "wattshift-agent.service")}
+    for service in held:
+        name, starter = units.get(service.name, (f"wattshift@{service.name}", "wattshift.target"))
+        assert f"ListenStream={service.port}" in lines_of(f"{name}.socket")
+        assert any(line.startswith("Wants=") and f"{name}.socket" in line for line in lines_of(starter))
+        assert ("PartOf=wattshift.target" in lines_of(f"{name}.socket")) == (starter == "wattshift.target")
+    assert len(held) == len(list(UNITS.glob("*.socket"))) == 3
+
+
 def test_systemd_accepts_the_units() -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
-    units = sorted(path for path in UNITS.iterdir() if path.suffix in (".service", ".target"))
+    units = sorted(path for path in UNITS.iterdir() if path.suffix in (".service", ".socket", ".target"))
     done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
     faults = [line for line in done.stderr.splitlines() if "python is not executable" not in line]
     assert [line for line in faults if "wattshift" in line] == []

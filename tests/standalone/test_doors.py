@@ -127,6 +127,45 @@ def test_both_loopback_addresses_are_held() -> None:
     doors.close()
 
 
+# As systemd does: the sockets are the files from 3 on, and the process that is executed keeps its id.
+BY_SYSTEMD = """
+import os, sys
+first, second, program = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+for number, target in ((first, 20), (second, 21), (20, 3), (21, 4)):
+    os.dup2(number, target)
+os.closerange(5, 64)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}
+os.execv(sys.executable, [sys.executable, "-c", program])
+"""
+
+
+async def test_systemd_hands_sockets_over_too(tmp_path: Path) -> None:
+    doors = Doors()
+    _, sockets = doors.open("127.0.0.1", 23_200)
+    other, second = doors.open("127.0.0.1", 23_300)
+    numbers = (sockets[0].fileno(), second[0].fileno())
+    program = SERVER.replace("(server, *_)", "(_, server)")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", BY_SYSTEMD, *map(str, numbers), program),
+        env={"PATH": os.defpath, "PYTHONPATH": str(ROOT), "WORD": "activated"},
+        cwd=tmp_path,
+        pass_fds=numbers,
+    )
+    try:
+        assert await heard(other) == ["activated", str(process.pid), "[] []"]
+    finally:
+        process.kill()
+        await process.wait()
+        doors.close()
+
+
+def test_what_systemd_gave_another_process_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LISTEN_PID", str(os.getppid())), ("LISTEN_FDS", "1"), ("LISTEN_FDNAMES", "a")):
+        monkeypatch.setenv(name, value)
+    assert handed_over() == []
+    assert not [name for name in os.environ if name.startswith("LISTEN_")], "a child of it is not told"
+
+
 def test_a_service_takes_over_what_it_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s.sock"
     for _ in range(2):  # the second time, its own file is in the way
