@@ -361,7 +361,7 @@ class DeviceReading(NodeMessage):
     )
 
 
-class RankState(NodeValue, unknown="running"):
+class RankState(StrEnum):
     """State of one node's part of a gang."""
 
     STARTING = "starting"

@@ -68,13 +68,14 @@ def values_in(annotation: Any) -> set[type[StrEnum]]:
     return found | {annotation} if isinstance(annotation, type) and issubclass(annotation, StrEnum) else found
 
 
+# Agents have the first two of these from commands; a rank's state is what the protocol is about, and known or refused.
 OF_AGENTS = sorted(
     {
         (model.__name__, name, values)
         for sent in (nodes.Heartbeat, nodes.EnergyReport)
         for model in models_in(sent)
         for name, field in model.model_fields.items()
-        for values in values_in(field.annotation) - {ClockPolicy, ControlKind}  # agents have those of commands
+        for values in values_in(field.annotation) - {ClockPolicy, ControlKind, nodes.RankState}
     },
     key=str,
 )
