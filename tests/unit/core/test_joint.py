@@ -23,7 +23,7 @@ from services.core.policies.joint.hours import HORIZON_S, runs_now, steps_ahead
 from services.core.policies.joint.left import left_of
 from services.core.policies.joint.memory import JointMemory
 from services.core.policies.joint.modes import lead_of, modes_of
-from services.core.policies.joint.policy import Joint
+from services.core.policies.joint.policy import Joint, _steps  # pyright: ignore[reportPrivateUsage]
 from services.core.policies.joint.worth import Worth
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, hourly_curve, started
@@ -249,6 +249,18 @@ def test_all_take_their_first_step_before_the_one_that_gains_most_takes_another(
     assert sizes(6) == {"a": 2, "b": 2, "c": 2}
     assert sizes(8) == {"a": 2, "b": 4, "c": 2}
     assert sizes(12) == {"a": 4, "b": 4, "c": 4}
+
+
+def test_a_step_that_a_job_has_already_counts_twice() -> None:
+    gain = np.array([[5.0, 1.0], [5.0, 1.5], [5.0, 2.5]])
+    steps = [step for step in _steps(gain, np.array([2, 0, 0])) if step[1] == 2]
+    assert steps == [(2, 2), (0, 2), (1, 2)]
+
+
+def test_new_jobs_are_widened_in_passive_rounds_as_far_as_there_is_room() -> None:
+    rows = [a_job(name, min_gpus=1, max_gpus=2, gpu_power_w=200.0) for name in "abc"]
+    snapshot = replace(linear(a_snapshot(rows, [a_node(gpus=5)]), 1, 1.9), trigger=Trigger.PASSIVE)
+    assert sorted(started(the_round(snapshot)[0]).values()) == [1, 2, 2]
 
 
 def test_gangs_are_wide_only_while_nobody_waits() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from services.core.cycle.snapshot import Snapshot
@@ -12,13 +14,18 @@ from services.core.policies.limits import LIMIT
 
 
 def least_cost_at(
-    curve: ControlCurve, gpus: int, host_w: float, hour_w: float, lost_w: float = 0.0, lead: float = np.inf
-) -> int:
+    curve: ControlCurve,
+    gpus: int | Ints,
+    host_w: float,
+    hour_w: float | Floats,
+    lost_w: float | Floats = 0.0,
+    lead: float | Floats = np.inf,
+) -> Ints:
     """Return the position of the limit of least ``(P + w / c) / speed``, of equals the highest.
 
     Args:
         curve: By power limit.
-        gpus: Of the gang.
+        gpus: Of the gang; this and all below may be columns, (n_gangs, 1).
         host_w: Of the host per busy GPU.
         hour_w: What time is worth, as power; see ``worth``.
         lost_w: How much more it is worth that the gang takes longer than as its user asked for it.
@@ -27,12 +34,18 @@ def least_cost_at(
     costs = (
         (curve.power_w + host_w) * gpus + hour_w + lost_w * np.maximum(1.0 - lead * curve.speed, 0.0)
     ) / curve.speed
-    return int(costs.size - 1 - costs[::-1].argmin())
+    return curve.speed.size - 1 - costs[..., ::-1].argmin(axis=-1)
 
 
-def limit_at(worth: Worth, job: int, curve: ControlCurve, gpus: int, host_w: float, crowd: float = 1.0) -> int:
-    """Return the position of the limit of least cost of a gang; ``crowd`` multiplies what its time is worth."""
-    hour_w = crowd * worth.gang_w(job, (curve.at(None)[1] + host_w) * gpus)
+def limit_at(
+    worth: Worth, job: int | Ints, curve: ControlCurve, gpus: int | Ints, host_w: float, crowd: float = 1.0
+) -> Ints:
+    """Return the position of the limit of least cost of a gang; ``crowd`` multiplies what its time is worth.
+
+    Of several gangs at once with columns of jobs and sizes, (n_gangs, 1).
+    """
+    full_w: Any = (curve.at(None)[1] + host_w) * gpus
+    hour_w = crowd * worth.gang_w(job, full_w)
     return least_cost_at(curve, gpus, host_w, hour_w, *worth.lost(job, gpus, hour_w))
 
 
@@ -41,11 +54,15 @@ def slowdowns(snapshot: Snapshot, models: Ints, gpus: Ints, hosts_w: Floats, wor
 
     1 where nothing is known. ``models`` and ``gpus`` are columns (n_jobs,): GPU models by index, and sizes.
     """
-    factors = np.ones(len(snapshot.jobs))
-    for job, (model, size) in enumerate(zip(models.tolist(), gpus.tolist(), strict=True)):
-        curve = snapshot.control_curve(job, model, LIMIT)
+    factors = np.ones(models.size)
+    kind = snapshot.jobs.control_curve * len(snapshot.gpu_models) + models
+    order = kind.argsort(kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(kind[order])) + 1) if order.size else ():
+        model = models.item(rows[0])
+        curve = snapshot.control_curve(rows.item(0), model, LIMIT)
         if curve is not None:
-            factors[job] = curve.speed[limit_at(worth, job, curve, size, hosts_w.item(model))]
+            at = limit_at(worth, rows[:, None], curve, gpus[rows, None], hosts_w.item(model))
+            factors[rows] = curve.speed[at]
     return factors
 
 

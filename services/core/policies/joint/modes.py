@@ -85,26 +85,29 @@ def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: Jo
     worth = np.asarray(hour_w, dtype=np.float64).reshape(-1, 1)
     cost = (watts + worth) / ratio
     if config.lost_times > 1.0:
-        smallest = zip(which.tolist(), gpus[:, 0].tolist(), strict=True)
-        lead = np.array([lead_of(snapshot, job, size) for job, size in smallest])[:, None]
+        lead = lead_of(snapshot, which, gpus[:, 0])[:, None]
         cost = cost + (config.lost_times - 1.0) * worth * np.maximum(1.0 / ratio - lead, 0.0)
     return Modes(gpus, ratio, watts, np.where(some, cost, np.inf))
 
 
-def lead_of(snapshot: Snapshot, job: int, gpus: int) -> float:
-    """Return the predicted speed of a job at a size over that at the size and with the batch its user asked for."""
-    jobs, gains, asked = snapshot.jobs, snapshot.goodput_gains, snapshot.jobs.asked_gpus.item(job)
-    tuned, fixed, widest = jobs.goodput_curve.item(job), jobs.speed_curve.item(job), snapshot.nodes.widest
-    if tuned >= 0:
-        speed = snapshot.goodput_curves[tuned]
-        most = speed.shape[-1]
-        to, at = (int(asked > widest), min(asked, most) - 1), (int(gpus > widest), min(gpus, most) - 1)
-        gain = gains.item(tuned, *to) if gains.size else 1.0
-        return speed.item(*at) / speed.item(*to) * gain
-    if fixed < 0:
-        return gpus / asked
-    speed = snapshot.speed_curves[fixed]
-    return speed.item(min(gpus, speed.size) - 1) / speed.item(min(asked, speed.size) - 1)
+def lead_of(snapshot: Snapshot, job: int | Ints, gpus: int | Ints) -> Floats:
+    """Return the predicted speed of jobs at a size over that at the size and with the batch their users asked for.
+
+    One job, or indices and sizes of one shape.
+    """
+    jobs, fixed, tuned = snapshot.jobs, snapshot.speed_curves, snapshot.goodput_curves
+    asked, row, widest = jobs.asked_gpus[job], jobs.speed_curve[job], snapshot.nodes.widest
+    lead = gpus / asked
+    if fixed.size:
+        most = fixed.shape[-1]
+        predicted = fixed[row, np.minimum(gpus, most) - 1] / fixed[row, np.minimum(asked, most) - 1]
+        lead = np.where(row >= 0, predicted, lead)
+    if tuned.size:
+        row, most, gains = jobs.goodput_curve[job], tuned.shape[-1], snapshot.goodput_gains
+        to = row, (asked > widest) * 1, np.minimum(asked, most) - 1
+        predicted = tuned[row, np.greater(gpus, widest) * 1, np.minimum(gpus, most) - 1] / tuned[to]
+        lead = np.where(row >= 0, predicted * gains[to] if gains.size else predicted, lead)
+    return lead
 
 
 def asked_w(snapshot: Snapshot, which: Ints, config: JointConfig) -> Floats:

@@ -44,7 +44,7 @@ class Worth:
         """Return how many watts more each of these jobs may draw, in exchange for no delay: (n_which,)."""
         return self.hour_wh(which) * self._dirtier[which]
 
-    def gang_w(self, job: int, full_w: float) -> float:
+    def gang_w(self, job: int | Ints, full_w: float | Floats) -> float | Floats:
         """Return the same of a gang whose power limit is chosen, watts.
 
         Args:
@@ -52,9 +52,9 @@ class Worth:
             full_w: What the gang draws with its hosts at the default limit.
         """
         wh = self._config.hour_share * full_w if self._config.hour_wh is None else self._config.hour_wh
-        return wh * self._dirtier.item(job)
+        return wh * self._dirtier[job]
 
-    def lost(self, job: int, gpus: int, hour_w: float) -> tuple[float, float]:
+    def lost(self, job: int | Ints, gpus: int | Ints, hour_w: float | Floats) -> tuple[float | Floats, float | Floats]:
         """Return how much more an hour lost is worth to a gang, watts, and its speed over that asked for."""
         more = self._config.lost_times - 1.0
         return (more * hour_w, lead_of(self._snapshot, job, gpus)) if more > 0 else (0.0, np.inf)
