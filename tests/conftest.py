@@ -8,6 +8,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 pytest_plugins = [
     "tests.support.examples",
     "tests.support.folder_times",
+    "tests.support.lab",
     "tests.support.order",
     "tests.support.servers",
 ]

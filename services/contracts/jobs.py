@@ -205,8 +205,9 @@ class JobSpec(Message):
     may_share_gpu: Flag = Field(
         default=False,
         description="Whether the job may share its GPU with another job that may, under policies that pack jobs "
-        "(`gandiva`). It has one GPU then, may be preempted, and needs at most `gpus.memory_gib` of its memory; both "
-        "fit together. Jobs that share a GPU slow each other down, and one can take memory from the other.",
+        "(`gandiva`, of wattshift-lab). It has one GPU then, may be preempted, and needs at most `gpus.memory_gib` of "
+        "its memory; both fit together. Jobs that share a GPU slow each other down, and one can take memory from the "
+        "other.",
     )
     grace_s: Real = Field(default=120, ge=0, le=3_600, description="Time between SIGTERM and SIGKILL.")
     time_limit_s: Real | None = Field(

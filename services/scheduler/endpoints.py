@@ -39,6 +39,7 @@ from services.core.policies.registry import (
     entry_of,
     known_policies,
     policy_name,
+    unknown_policy,
 )
 from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found, unavailable
@@ -123,11 +124,8 @@ async def set_active_policy(
     """Choose the policy that decides from the next round on."""
     name = policy_name(choice.name)
     if entry_of(name) is None:
-        known = known_policies()
-        pointer = FieldError(pointer="/name", detail=f"One of {known}.")
-        raise ProblemError(
-            404, ProblemCode.UNKNOWN_POLICY, f"There is no policy {choice.name!r}; known: {known}.", errors=[pointer]
-        )
+        pointer = FieldError(pointer="/name", detail=f"One of {known_policies()}.")
+        raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, _unknown(choice.name), errors=[pointer])
     build_policy(name, choice.parameters)
     row = await service.set_policy(name, choice.parameters, caller)
     await hint(redis, "policy")
@@ -150,7 +148,7 @@ async def read_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDe
     entry = describe_policy(name)
     if entry is not None:
         return _description(entry, row.policy if row else None)
-    raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, "There is no such policy.")
+    raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, _unknown(name))
 
 
 @router.get("/plans")
@@ -327,6 +325,11 @@ def _description(entry: registry.PolicyDescription, active: str | None) -> Polic
         active=entry.name == active,
         parameters=parameters,
     )
+
+
+def _unknown(name: str) -> str:
+    said = unknown_policy(name)
+    return f"{said[:1].upper()}{said[1:]}."
 
 
 def _active(row: ActivePolicyRow | None, settings: SchedulerSettings) -> ActivePolicy:

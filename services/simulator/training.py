@@ -17,7 +17,14 @@ from services.contracts.simulations import FILE_OPTIONS, LIVE, TrainingOptions, 
 from services.core.cycle.placers import PLACERS
 from services.core.domain.errors import DomainError, PolicyConfigError
 from services.core.policies.parameters import accepted_names
-from services.core.policies.registry import build_policy, entry_of, known_policies, policy_entry, policy_name
+from services.core.policies.registry import (
+    build_policy,
+    entry_of,
+    known_policies,
+    policy_entry,
+    policy_name,
+    unknown_policy,
+)
 from services.core.profiles.recurrence import Predictor
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.files import Content, on_disk
@@ -197,9 +204,10 @@ def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
     """Return each policy's parameters; one without a policy's name goes to every policy that has it."""
     names = [policy_name(name) for name in options.policies if name]
     unknown = [name for name in names if entry_of(name) is None]
-    if unknown or not names:
-        given = ", ".join(unknown) or "(none)"
-        raise OptionError("policy", f"unknown policy {given}; known: {known_policies()}")
+    if unknown:
+        raise OptionError("policy", unknown_policy(unknown[0]))
+    if not names:
+        raise OptionError("policy", f"name a policy; known: {known_policies()}")
     if len(set(names)) < len(names):
         raise OptionError("policy", "the same policy is named more than once")
     keys = {name: accepted_names(policy_entry(name).config) for name in names}

@@ -1,9 +1,10 @@
 """Make `.venv`, then become `wattshift demo` or pytest: what `./run` and `./test` start.
 
 It runs by its file path under the system's Python, before anything is installed, so it imports the standard library
-only. `./run` installs what runs (`deploy/standalone.lock`), `./test` adds the rest of `requirements.lock`. A stamp in
-`.venv` says what the environment was made from. A second run takes milliseconds; the environment is made again if its
-lock, Python or the checkout's path has changed, or if there is no stamp because an earlier run was interrupted.
+only. `./run` installs what runs (`deploy/standalone.lock`), `./test` adds the rest of `requirements.lock` and the lab.
+A stamp in `.venv` says what the environment was made from. A second run takes milliseconds; the environment is made
+again if its lock, Python or the checkout's path has changed, or if there is no stamp because an earlier run was
+interrupted.
 """
 
 import argparse
@@ -28,6 +29,9 @@ INSTALLER_LOCK = ROOT / "deploy" / "installer.lock"
 PROJECTS = (ROOT / "clients" / "python", ROOT)
 """What is installed from the checkout, in this order: the client of users first. In an environment of a release in
 which the whole project had the client's name, pip removes that and its command before it makes the new one."""
+LAB = ROOT / "lab"
+"""The distribution wattshift-lab, for tests alone. It is not installed as "compat", which would put this folder itself
+on the path: its folders would be modules of their own."""
 STAMP = VENV / "wattshift-stamp"
 ALL_TESTS = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
 """Tests wait for processes half of their time: three at a time keep two cores busy. The order is that of
@@ -73,6 +77,7 @@ def _test(arguments: list[str]) -> None:
         "but the live and the slow ones. Other arguments are passed to pytest; if they name tests, those alone run "
         "(slow ones only with --slow), and neither ruff nor pyright does.",
     )
+    parser.add_argument("--setup", action="store_true", help="only set up, the lab included")
     parser.add_argument(
         "--live", action="store_true", help="also run the live tests: whole installations, a browser, engines of others"
     )
@@ -93,6 +98,8 @@ def _test(arguments: list[str]) -> None:
     )
     options, rest = parser.parse_known_args(arguments)
     set_up(for_tests=True)
+    if options.setup:
+        return
     os.chdir(ROOT)
     # Tests start some hundred processes, each of which would compile the project anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -145,9 +152,11 @@ def set_up(*, for_tests: bool = False) -> None:
                 mode = "--config-settings=editable_mode=compat"
                 for project in PROJECTS:
                     install("--no-deps", "--no-index", "--no-build-isolation", mode, "--editable", str(project))
+            if any(each.startswith("lab ") for each in missing):
+                install("--no-deps", "--no-index", "--no-build-isolation", "--editable", str(LAB))
         if is_new:
             _compile()
-        kept = {line for line in made_from if line.startswith("tests ") and not for_tests}
+        kept = {line for line in made_from if line.startswith(("tests ", "lab ")) and not for_tests}
         STAMP.write_text("".join(f"{line}\n" for line in sorted(kept | _wanted(for_tests))))
 
 
@@ -156,13 +165,15 @@ def _made_from() -> set[str]:
 
 
 def _wanted(for_tests: bool) -> set[str]:
-    """What `.venv` ought to be made from: its packages, those of the tests, and the projects installed in it."""
+    """What `.venv` ought to be made from: its packages, those of the tests, and the projects installed in it,
+    the lab's for tests alone."""
     usable = os.access(PYTHON, os.X_OK)  # false too where the Python that made it was removed
     version = subprocess.check_output([PYTHON, "-c", "import sys; print(sys.version)"]) if usable else b""
     made_of = {"packages": [LOCK.read_bytes(), str(VENV).encode(), version]}
     made_of["project"] = [(project / "pyproject.toml").read_bytes() for project in PROJECTS]
     if for_tests:
         made_of["tests"] = [TESTS_LOCK.read_bytes(), *made_of["packages"]]
+        made_of["lab"] = [(LAB / name).read_bytes() for name in ("pyproject.toml", "setup.py")]
     return {f"{name} {hashlib.sha256(bytes(0).join(parts)).hexdigest()}" for name, parts in made_of.items()}
 
 

@@ -51,8 +51,11 @@ MIGRATIONS = {"migrations": {*LIBRARIES}, "migrations.versions": set[str]()}
 ENGINE = "services.simulator.engine"
 WORKLOAD = "services.simulator.workload"
 """What the engine is given; as pure as the engine itself."""
+LAB = "lab"
 REPRODUCTIONS = "reproductions"
-"""Remakes papers' tables: may import every room and is imported by none."""
+"""What only compares and remakes papers: these two may import every room, and no room of the product imports them."""
+PURE = ("services.core", "lab.policies")
+"""What computes and does nothing else."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     **LIBRARIES,
@@ -62,7 +65,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{room: {*allowed, room} for room, allowed in MIGRATIONS.items()},
     ENGINE: {"services.core", ENGINE, WORKLOAD},
     WORKLOAD: {"services.core", WORKLOAD},
-    REPRODUCTIONS: {*LIBRARIES, *PROCESSES, *FRONT_DOORS, *MIGRATIONS, REPRODUCTIONS},
+    **{
+        beside: {*LIBRARIES, *PROCESSES, *FRONT_DOORS, *MIGRATIONS, LAB, REPRODUCTIONS}
+        for beside in (LAB, REPRODUCTIONS)
+    },
 }
 """Per room, the rooms of ours that it may import. The longest name that fits a module is its room."""
 
@@ -198,11 +204,11 @@ def wrong_layers(source: str, module: str, *, is_package: bool = False) -> list[
 def wrong_packages(source: str, module: str, *, is_package: bool = False) -> list[str]:
     """Return packages that only one room imports, elsewhere, and packages in the core that it does not need."""
     solver = within(module, "services.core.solvers")
-    core = within(module, "services.core")
+    core = _is_pure(module)
     wrong: list[str] = []
     for imported in imports_of(source, module, is_package=is_package):
         package = imported.module.split(".")[0]
-        foreign = package not in sys.stdlib_module_names and not within(imported.module, "services")
+        foreign = package not in sys.stdlib_module_names and package not in ("services", LAB)
         if package in SOLVER_PACKAGES and not solver:
             wrong.append(f"{module}:{imported.line}: only services.core.solvers imports {package}")
         elif package in LEARNING_PACKAGES and not within(module, "services.learning"):
@@ -213,8 +219,11 @@ def wrong_packages(source: str, module: str, *, is_package: bool = False) -> lis
 
 
 def effects(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """Return what a module of the core does beside computing: clocks, global randomness, environment, files, logs."""
-    if not within(module, "services.core"):
+    """Return what a module of the core does beside computing: clocks, global randomness, environment, files, logs.
+
+    The lab's policies are held to it too: the simulator and the scheduler call them as they call the product's.
+    """
+    if not _is_pure(module):
         return []
     wrong = [
         f"{module}:{imported.line}: the core must not import {imported.module.split('.')[0]}"
@@ -250,6 +259,10 @@ def _called(call: ast.Call) -> str:
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _is_pure(module: str) -> bool:
+    return any(within(module, room) for room in PURE)
 
 
 def _core_layer(module: str) -> str | None:

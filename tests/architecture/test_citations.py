@@ -11,7 +11,8 @@ import pytest
 from tests.architecture.test_imports import ROOT, modules
 
 TREES = (
-    "carbon_service|deploy|docs|examples|gateway|gpu_agent|migrations|optimizer_service|reproductions|services|tests"
+    "carbon_service|deploy|docs|examples|gateway|gpu_agent|lab|migrations|optimizer_service|reproductions|services"
+    "|tests"
 )
 CITED = re.compile(rf"(?<![\w/.{{}}-])((?:{TREES})/[\w./-]*\w)(?P<open>[/\w.-]*[*{{<])?")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")

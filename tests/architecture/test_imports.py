@@ -10,7 +10,10 @@ import pytest
 from tests.architecture.rules import effects, imports_of, room_of, wrong_arrows, wrong_layers, wrong_packages
 
 ROOT = Path(__file__).parents[2]
-ROOTS = ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations", "reproductions")
+ROOTS = (
+    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"),
+    *("lab", "reproductions"),
+)
 PACKAGES = ("services", "services.engines")
 """Of rooms, and none themselves."""
 RULES = (wrong_arrows, wrong_layers, wrong_packages, effects)
@@ -69,6 +72,11 @@ def test_every_module_has_a_room() -> None:
         ("services.simulator.service", "from reproductions.marked import fill"),
         ("services.cli.experiments", "def f():\n    import reproductions.asrpt"),
         ("services.core.policies.registry", "from reproductions import equal_energy"),
+        ("services.core.policies.registry", "from lab.policies.entries import ENTRIES"),
+        ("services.cli.main", "def f():\n    import lab"),
+        ("services.kit.policies", "import importlib\nimportlib.import_module('lab.policies')"),
+        ("gpu_agent.app", "from lab import policies"),
+        ("migrations.env", "import lab.policies"),
     ],
 )
 def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
@@ -88,6 +96,8 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
         ("services.simulator.engine.run", "from services.core.cycle.run_cycle import run_cycle\nfrom .events import E"),
         ("migrations.env", "from services.db.metadata import metadata"),
         ("reproductions.traffic", "from services.learning import demand\nfrom services.simulator.report import charts"),
+        ("lab.policies.entries", "from services.core.policies.registry import PolicyEntry"),
+        ("lab.experiments.runner", "import services.simulator.engine, services.cli.client, lab.policies"),
         ("scripts.anything", "import services.scheduler.app"),
     ],
 )
@@ -164,6 +174,7 @@ def test_right_packages_are_let_be() -> None:
 )
 def test_an_effect_in_the_core_is_seen(source: str) -> None:
     assert effects(source, "services.core.policies.green.mlfq") != []
+    assert effects(source, "lab.policies.zeus.cost") != []
 
 
 def test_computing_is_no_effect_and_other_rooms_may_have_them() -> None:

@@ -10,7 +10,10 @@ from tests.architecture.unused import unused
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "services/core"
-CALLERS = ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "reproductions", "migrations")
+CALLERS = (
+    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"),
+    *("lab", "reproductions"),
+)
 
 ALLOWED: dict[str, str] = {}
 """``path:name`` of what nothing calls, and why it stays."""

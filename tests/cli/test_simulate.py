@@ -30,17 +30,17 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_one_policy_is_one_object_and_several_are_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     one = json.loads(run(capsys, "--policy", "green", "--param", "mu=1.5", "--json"))
-    two = json.loads(run(capsys, "--policy", "sjf,las", "--param", "las.promote_knob=2", "--json"))
+    two = json.loads(run(capsys, "--policy", "fifo,las", "--param", "las.promote_knob=2", "--json"))
 
     assert all(one[name] is not None for name in NEEDED)
     assert one["completed"] == one["jobs"] > 50
     assert one["parameters"] == {"mu": 1.5}
-    assert [each["policy"] for each in two] == ["sjf", "las"]
+    assert [each["policy"] for each in two] == ["fifo", "las"]
     assert [each["parameters"] for each in two] == [{}, {"promote_knob": 2}]
 
 
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Mean JCT" in run(capsys, "--policy", "fifo,ecovisor")
+    assert "Mean JCT" in run(capsys, "--policy", "fifo,joint")
 
 
 def test_people_are_shown_what_became_of_slices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_people_are_shown_what_became_of_slices(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "complaint", "code"),
     [
-        (["--policy", "gree"], "unknown policy gree", 2),
+        (["--policy", "gree"], "unknown policy 'gree'", 2),
         (["--policy", "green", "--param", "mu=0"], "at least 1", 2),
         (["--policy", "green", "--param", "nu=1"], "sets no parameter", 2),
         (["--policy", "fifo", "--jobs", "nowhere.csv"], "no job trace", 3),

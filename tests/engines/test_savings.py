@@ -26,6 +26,8 @@ from tests.engines.bridge import Bridge, a_job, on
 from tests.scheduler.world import World
 from tests.support.tokens import ActingAs
 
+pytestmark = pytest.mark.usefixtures("the_lab")
+
 HOUR_S = 3_600.0
 DIRTY, GREEN = 500.0, 100.0
 

@@ -14,7 +14,7 @@ from services.cli.client import CliError
 from services.cli.plugins import add_plugins
 from services.core.cycle.run_cycle import run_cycle
 from services.core.domain.errors import PolicyConfigError
-from services.core.policies.registry import POLICIES, add_policy, build_policy
+from services.core.policies.registry import LAB, POLICIES, add_policy, build_policy
 from services.kit.policies import load_policies
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot
 
@@ -100,7 +100,7 @@ def test_policies_are_loaded_once_and_stay_in_order(site: Path) -> None:
     load_policies()
     load_policies()
 
-    assert list(POLICIES) == sorted([*ours, "youngest-first"])
+    assert list(POLICIES) == sorted({*ours, "youngest-first", *LAB}), "the lab is installed where tests run"
     assert build_policy("youngest-first", {}).name == "youngest-first"
     with pytest.raises(PolicyConfigError, match="already"):
         add_policy("las+zeus", POLICIES["youngest-first"])

@@ -29,6 +29,7 @@ from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS
 from services.core.profiles.sharing import shared_gpu
+from services.kit.policies import load_policies
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.grid import Grid
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
@@ -391,6 +392,7 @@ async def recorded(case: Case, postgres_url: str, redis_url: str, folder: Path) 
 
 async def main() -> None:
     """Record every case."""
+    load_policies()
     with postgres_server() as postgres_url, valkey_server() as redis_url, TemporaryDirectory() as folder:
         found = {name: await recorded(case, postgres_url, redis_url, Path(folder)) for name, case in CASES.items()}
     RECORDING.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -14,6 +14,8 @@ import pytest
 from services.simulator.workload import Workload
 from tests.parity.live_run import CASES, RECORDING, recorded, simulated
 
+pytestmark = pytest.mark.usefixtures("the_lab")
+
 LIVE: dict[str, list[dict[str, Any]]] = json.loads(RECORDING.read_text(encoding="utf-8"))
 
 

@@ -13,7 +13,7 @@ from tests.scheduler.world import a_world
 from tests.support.servers import fresh_database
 
 
-@pytest.mark.parametrize("policy", ["fifo", "gaia", "green", "las", "srtf"])
+@pytest.mark.parametrize("policy", ["fifo", "green", "joint", "las"])
 async def test_a_live_round_replays_to_the_same_plan(
     postgres_url: str, redis_url: str, tmp_path: Path, policy: str
 ) -> None:

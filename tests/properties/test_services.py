@@ -18,9 +18,8 @@ from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import with_services
 from tests.support.strategies import snapshots
 
-PARAMETERS = {"powerflow, asleep": ("powerflow", {"spare_nodes": 0, "power_limit_w": 2_500})}
-PARAMETERS |= {name: (name, {}) for name in POLICIES}
-every_policy = pytest.mark.parametrize("name", sorted(PARAMETERS))
+VARIANTS = [(name, {}) for name in POLICIES] + [("powerflow", {"spare_nodes": 0, "power_limit_w": 2_500})]
+every_policy = pytest.mark.parametrize(("name", "parameters"), VARIANTS)
 
 
 @st.composite
@@ -44,8 +43,10 @@ def starts_of(plan: Plan) -> dict[str, Start]:
 
 @every_policy
 @given(snapshot=served())
-def test_a_merged_plan_holds_and_leaves_services_to_themselves(name: str, snapshot: Snapshot) -> None:
-    policy = build_policy(*PARAMETERS[name])
+def test_a_merged_plan_holds_and_leaves_services_to_themselves(
+    name: str, parameters: dict[str, object], snapshot: Snapshot
+) -> None:
+    policy = build_policy(name, parameters)
     plan = run_cycle(policy, snapshot, policy.initial()).plan  # checked against the whole snapshot
     assert run_cycle(policy, snapshot, policy.initial()).plan == plan
 
@@ -64,8 +65,10 @@ def test_a_merged_plan_holds_and_leaves_services_to_themselves(name: str, snapsh
 
 @every_policy
 @given(snapshot=served())
-def test_no_start_takes_what_a_waiting_service_reserved(name: str, snapshot: Snapshot) -> None:
-    policy = build_policy(*PARAMETERS[name])
+def test_no_start_takes_what_a_waiting_service_reserved(
+    name: str, parameters: dict[str, object], snapshot: Snapshot
+) -> None:
+    policy = build_policy(name, parameters)
     placed, shown = place_services(snapshot)
     plan = run_cycle(policy, snapshot, policy.initial()).plan
     free = {
@@ -83,8 +86,10 @@ def test_no_start_takes_what_a_waiting_service_reserved(name: str, snapshot: Sna
 
 @every_policy
 @given(snapshot=served())
-def test_a_service_starts_once_those_that_give_way_are_gone(name: str, snapshot: Snapshot) -> None:
-    policy = build_policy(*PARAMETERS[name])
+def test_a_service_starts_once_those_that_give_way_are_gone(
+    name: str, parameters: dict[str, object], snapshot: Snapshot
+) -> None:
+    policy = build_policy(name, parameters)
     plan = run_cycle(policy, snapshot, policy.initial()).plan
     waits = [
         action.job_id

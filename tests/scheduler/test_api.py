@@ -109,3 +109,33 @@ async def test_a_stored_policy_that_no_longer_builds_stops_no_round_and_an_opera
         assert "long_gone" in active["problem"]
         choice = {"name": "fifo", "parameters": {}}
         assert (await api.put("/v1/policies/active", json=choice)).json().get("problem") is None
+
+
+async def test_a_stored_policy_of_the_lab_without_the_lab_stops_no_round_and_says_what_to_install(world: World) -> None:
+    """As after an upgrade from a release that had it: its memory stays for when the lab is there."""
+    await world.node("n1", 2)
+    await world.scheduler.turn()
+    memory = {"turns": {"a": 1}}
+    await world.fetch(
+        "UPDATE scheduler_state SET policy = 'gandiva', parameters = '{}', memory = $1 RETURNING 1", memory
+    )
+    job = await world.job()
+
+    held = await world.scheduler.hold(Trigger.ACTIVE)
+
+    assert held is not None
+    assert await world.state(job) == "starting"
+    assert tuple((await world.fetch("SELECT policy, memory FROM scheduler_state"))[0]) == ("gandiva", memory)
+    async with client(world) as api:
+        active = (await api.get("/v1/policies/active")).json()
+        listed = (await api.get("/v1/policies")).json()["items"]
+        shares = (await api.get("/v1/shares")).json()
+        one = (await api.get("/v1/policies/fair+gandiva")).json()
+        chosen = await api.put("/v1/policies/active", json={"name": "las+zeus", "parameters": {}})
+    assert (active["name"], [entry for entry in listed if entry["active"]]) == ("gandiva", [])
+    assert (shares["policy"], shares["active"]) == ("gandiva", False)
+    assert chosen.status_code == 404
+    for said in (active["problem"], one["detail"], chosen.json()["detail"]):
+        assert "wattshift-lab" in said
+        assert "pip install ./lab" in said
+    assert "'las+zeus'" in chosen.json()["detail"]

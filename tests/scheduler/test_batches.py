@@ -16,6 +16,8 @@ from services.scheduler.repository.profiles import PointRow
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
 
+pytestmark = pytest.mark.usefixtures("the_lab")
+
 PERMITTED: dict[str, Any] = {
     "batch": {"min": 64, "max": 4_096},
     "work": {"total": 1e6, "unit": "samples"},

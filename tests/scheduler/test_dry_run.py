@@ -25,6 +25,8 @@ from tests.support.builders import hourly_curve
 from tests.support.servers import fresh_database
 from tests.support.tokens import ActingAs
 
+pytestmark = pytest.mark.usefixtures("the_lab")
+
 HOUR_S = 3_600
 WHOLE, PARTIAL = "a" * 64, "b" * 64
 

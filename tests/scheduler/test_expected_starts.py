@@ -15,6 +15,8 @@ from tests.scheduler.world import World, a_world
 from tests.support.builders import hourly_curve
 from tests.support.servers import fresh_database
 
+pytestmark = pytest.mark.usefixtures("the_lab")
+
 
 @pytest.fixture
 async def dirty(postgres_url: str, redis_url: str) -> AsyncIterator[World]:

@@ -173,6 +173,7 @@ async def test_a_forecast_that_is_stale_is_said_to_be(world: World) -> None:
     assert any("stale" in sentence for sentence in found.assumptions)
 
 
+@pytest.mark.usefixtures("the_lab")
 async def test_a_policy_that_plans_a_start_says_when(postgres_url: str, redis_url: str) -> None:
     async with a_world(fresh_database(postgres_url), redis_url, policy="gaia") as world:
         await world.node("n1")

@@ -149,6 +149,7 @@ def test_what_remains() -> None:
     np.testing.assert_array_equal(left, [25.0, 15.0, 0.0, nan])
 
 
+@pytest.mark.usefixtures("the_lab")
 async def test_a_shorter_job_goes_first_live(world: World) -> None:
     await world.node("n1", 1)
     await put_in_force(world, 120.0)

@@ -67,6 +67,7 @@ async def test_training_gives_way_and_comes_back_once_the_service_is_cancelled(w
     assert await world.state(job) == "starting"
 
 
+@pytest.mark.usefixtures("the_lab")
 @pytest.mark.parametrize("policy", ["las", "green", "powerflow", "pollux"])
 async def test_no_policy_touches_a_running_service(postgres_url: str, redis_url: str, policy: str) -> None:
     async with a_world(fresh_database(postgres_url), redis_url, policy=policy) as world:

@@ -12,6 +12,8 @@ from services.contracts.commands import StartGang
 from tests.scheduler.world import World, a_world
 from tests.support.servers import fresh_database
 
+pytestmark = pytest.mark.usefixtures("the_lab")
+
 CONSENT = {"may_share_gpu": True, "gpus": {"min": 1, "memory_gib": 10.0}, "work": {"total": 1_000}}
 
 

@@ -76,6 +76,7 @@ async def test_without_nodes_the_default_zone_is_asked_and_each_zone_no_sooner_t
     assert watch.asked == ["home", "x"]
 
 
+@pytest.mark.usefixtures("the_lab")
 async def test_a_live_round_decides_by_the_zone_of_the_nodes_a_job_may_use(postgres_url: str, redis_url: str) -> None:
     hour_s = time.time() // 3_600 * 3_600
     dirty = hourly_curve([500.0] * 6 + [50.0] * 42, start_s=hour_s)

@@ -37,6 +37,7 @@ def figures(result: SimulationResult) -> tuple[float, float]:
     return summary["carbon_kg"], summary["avg_jct_s"]
 
 
+@pytest.mark.usefixtures("the_lab")
 def test_the_defaults_carry_over_to_work_they_were_not_chosen_on(las: SimulationResult) -> None:
     carbon_kg, jct_s = figures(the_result("joint"))
     assert jct_s <= 1.05 * figures(las)[1]

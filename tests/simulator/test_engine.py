@@ -214,6 +214,7 @@ def two_stages(_: str) -> tuple[Behaviour, Behaviour]:
     )
 
 
+@pytest.mark.usefixtures("the_lab")
 def test_a_job_that_tunes_its_batch_runs_at_the_speed_and_power_of_each_stage() -> None:
     profile = replace(a_profile(gpu_w=100.0, restart_s=0.0), adaptive=two_stages)
     jobs = a_workload([(0.0, 7_200.0, 1)], [profile])
@@ -225,6 +226,7 @@ def test_a_job_that_tunes_its_batch_runs_at_the_speed_and_power_of_each_stage() 
     assert fixed.columns.jct_s == pytest.approx([7_200.0])
 
 
+@pytest.mark.usefixtures("the_lab")
 def test_a_job_that_is_stopped_between_stages_goes_on_where_it_was() -> None:
     """It shares the GPU by turns once another of higher priority comes; its work adds up to the same."""
     profile = replace(a_profile(gpu_w=100.0, restart_s=0.0, checkpoint_s=0.0), adaptive=two_stages)

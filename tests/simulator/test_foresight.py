@@ -48,21 +48,6 @@ def test_only_what_has_ended_is_known_and_only_from_the_next_training_on() -> No
     assert result.columns.predicted_work_s.tolist() == [0.0, 0.0, 300.0, 500.0]
 
 
-def test_a_policy_by_length_goes_by_the_prediction() -> None:
-    """By the mean of all, all jobs look alike; by groups, 50 s are predicted for one of 500 s, 0 s for one of 100 s."""
-    jobs = recurring([(0.0, 10.0, 1), (1.0, 100.0, 1), (2.0, 500.0, 1)], [1, 3, 1])
-    cluster = ClusterSpec.parse("1x1:V100")
-
-    predicted = simulate("sjf", jobs, cluster, a_trace(), predictor=EarlierRuns("mean", of_all=True))
-    perfect = simulate("sjf", jobs, cluster, a_trace())
-
-    assert (predicted.columns.started_s - START_S).tolist() == [0.0, 10.0, 110.0]
-    assert perfect.columns.predicted_work_s.tolist() == [10.0, 100.0, 500.0]
-    unseen = recurring([(0.0, 10.0, 1), (1.0, 100.0, 1), (2.0, 500.0, 1)], [1, 1, 3])
-    swapped = simulate("sjf", unseen, cluster, a_trace(), predictor=MEDIAN)
-    assert (swapped.columns.started_s - START_S).tolist() == [0.0, 510.0, 10.0]
-
-
 def test_a_trace_without_groups_cannot_be_predicted() -> None:
     with pytest.raises(DomainError, match="recur"):
         Foresight(a_workload([(0.0, 1.0, 1)]), MEDIAN, 1.0)

@@ -101,13 +101,13 @@ def test_jobs_run_only_on_the_kinds_of_nodes_that_suit_them(tmp_path: Path) -> N
 
 
 def test_every_policy_answers_and_the_one_in_force_has_its_parameters(tmp_path: Path) -> None:
-    state = a_state(RUNS, a_job("a"), a_job("b"), policy="gaia", parameters={"longest_wait_s": 60.0})
+    state = a_state(RUNS, a_job("a"), a_job("b"), policy="green", parameters={"mu": 3.0})
     document = outcomes(tmp_path, state, *POLICIES)
 
     assert [each["policy"] for each in document["policies"]] == [*POLICIES]
     assert not [each for each in document["policies"] if "failure" in each]
-    gaia = next(each for each in document["policies"] if each["policy"] == "gaia")
-    assert gaia["summary"]["parameters"] == {"longest_wait_s": 60.0}
+    green = next(each for each in document["policies"] if each["policy"] == "green")
+    assert green["summary"]["parameters"] == {"mu": 3.0}
 
 
 def test_a_policy_that_takes_too_long_costs_only_its_own_answer(

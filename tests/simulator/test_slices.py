@@ -144,7 +144,7 @@ def test_every_policy_leaves_slices_alone(policy: str) -> None:
     assert result.columns.preemptions[jobs.slice_sevenths > 0].sum() == 0
 
 
-@pytest.mark.parametrize("policy", ["fifo", "las", "green", "a-srpt", "srtf"])
+@pytest.mark.parametrize("policy", ["fifo", "las", "green", "a-srpt"])
 def test_jobs_that_are_not_shown_could_not_have_started(policy: str) -> None:
     """A round that sees all jobs that wait for slices starts the same ones."""
     random = np.random.default_rng(5)

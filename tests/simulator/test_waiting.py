@@ -24,7 +24,6 @@ from tests.support.workloads import START_S, a_profile, a_wave, a_workload
 
 POLICY_VARIANTS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in POLICIES] + [
     ("fifo", {"backfill": True, "gang": "max"}),
-    ("sjf", {"backfill": False}),
     ("las", {"promote_knob": 1.0, "gang": "max"}),
     ("green", {"theta": 0.0}),
     ("green", {"fixed_gpus": 2}),

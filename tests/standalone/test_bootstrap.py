@@ -91,6 +91,15 @@ def test_what_test_runs(handed_over: list[str], arguments: list[str], command: l
     assert handed_over == [str(ROOT / ".venv" / "bin" / "python"), *command]
 
 
+def test_test_only_sets_up_where_no_more_is_asked(handed_over: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(bootstrap, "set_up", lambda *, for_tests: asked.append(for_tests))
+
+    bootstrap._test(["--setup"])
+
+    assert (asked, handed_over) == ([True], [])
+
+
 def test_run_hands_everything_on(handed_over: list[str]) -> None:
     bootstrap._run(["--setup"])
     assert not handed_over
@@ -137,6 +146,11 @@ def test_only_what_has_changed_is_installed_again(monkeypatch: pytest.MonkeyPatc
     project = tmp_path / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text("first")
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    for name in ("pyproject.toml", "setup.py"):
+        (lab / name).write_text("first")
+    monkeypatch.setattr(bootstrap, "LAB", lab)
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     monkeypatch.setattr(bootstrap, "PROJECTS", (project,))
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
@@ -153,8 +167,11 @@ def test_only_what_has_changed_is_installed_again(monkeypatch: pytest.MonkeyPatc
 
     assert after() == ["venv", "lock.lock", "project", "compiled"]
     assert after() == []
-    assert after(for_tests=True) == ["tests_lock.lock"]
+    assert after(for_tests=True) == ["tests_lock.lock", "lab"]
     assert after() == after(for_tests=True) == []
+    (lab / "pyproject.toml").write_text("second")
+    assert after() == []
+    assert after(for_tests=True) == ["lab"]
     (project / "pyproject.toml").write_text("second")
     assert after() == ["project"]
     assert after(for_tests=True) == []
@@ -163,7 +180,7 @@ def test_only_what_has_changed_is_installed_again(monkeypatch: pytest.MonkeyPatc
     assert after(for_tests=True) == ["tests_lock.lock"]
     (tmp_path / "lock.lock").write_text("newer")
     assert after() == ["venv", "lock.lock", "project", "compiled"]
-    assert after(for_tests=True) == ["tests_lock.lock"]
+    assert after(for_tests=True) == ["tests_lock.lock", "lab"]
 
 
 @pytest.mark.slow
@@ -173,7 +190,7 @@ def test_set_up_from_nothing(tmp_path: Path) -> None:
         checkout = folder / "a check out"
         checkout.mkdir()
         files = ("run", "test", "pyproject.toml", "services/kit/release.py", *LOCKS)
-        for name in (*files, "services/standalone", "clients/python"):
+        for name in (*files, "services/standalone", "clients/python", "lab"):
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, checkout / name)
@@ -198,4 +215,5 @@ def test_set_up_from_nothing(tmp_path: Path) -> None:
         )
         assert version.stdout.startswith("pytest ")
         assert (checkout / ".venv" / "bin" / "wattshift").exists()
-        subprocess.run([checkout / ".venv" / "bin" / "python", "-c", "import wattshift.client"], check=True, **options)
+        for module in ("wattshift.client", "lab.policies"):
+            subprocess.run([checkout / ".venv" / "bin" / "python", "-c", f"import {module}"], check=True, **options)

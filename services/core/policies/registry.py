@@ -1,7 +1,7 @@
 """Every policy by name, and how an operator's choice becomes a policy.
 
-A policy of ours is one entry of ``POLICIES``. Those of other packages are added as a process starts
-(``services.kit.policies``).
+A policy of the product is one entry of ``POLICIES``. Those of other packages, the lab's among them, are added as a
+process starts (``services.kit.policies``).
 """
 
 from __future__ import annotations
@@ -14,16 +14,8 @@ from typing import Any
 from services.core.cycle.policy import Policy
 from services.core.domain.errors import PolicyConfigError
 from services.core.policies.asrpt.policy import Asrpt, AsrptConfig
-from services.core.policies.baselines.afs import Afs, AfsConfig
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
-from services.core.policies.baselines.gandiva import Gandiva, GandivaConfig
 from services.core.policies.baselines.las import Las, LasConfig
-from services.core.policies.baselines.predicted_order import PredictedOrderConfig, in_order
-from services.core.policies.baselines.shortest import ShortestConfig, Sjf, Srtf
-from services.core.policies.carbon.carbon_scaler import CarbonScaler, CarbonScalerConfig
-from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
-from services.core.policies.carbon.gaia import Gaia, GaiaConfig
-from services.core.policies.carbon.wait_awhile import WaitAwhile, WaitAwhileConfig
 from services.core.policies.fair.config import FairConfig
 from services.core.policies.fair.wrapper import fair
 from services.core.policies.green.config import GreenConfig
@@ -31,11 +23,8 @@ from services.core.policies.green.mlfq import Green
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.policy import Joint
 from services.core.policies.parameters import ParameterDescription, build_config, describe_parameters
-from services.core.policies.pollux.config import PolluxConfig
-from services.core.policies.pollux.policy import Pollux
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.policy import Powerflow
-from services.core.policies.zeus.combined import GandivaZeusConfig, ZeusLasConfig, gandiva_zeus, zeus_las
 
 
 @dataclass(frozen=True)
@@ -87,42 +76,16 @@ class PolicyDescription:
     parameters: tuple[ParameterDescription, ...]
 
 
-PREDICTION = "Luo et al., Prediction-Assisted Online Distributed Deep Learning Workload Scheduling in GPU Clusters"
-
 POLICIES: dict[str, PolicyEntry] = {
     "a-srpt": PolicyEntry(
         summary="Jobs start in the order in which one machine as fast as the whole cluster would finish them, running "
         "the shortest remaining job first; a gang that a bad placement would slow down waits a while for a good one.",
-        paper=f"{PREDICTION} (A-SRPT)",
+        paper="Luo et al., Prediction-Assisted Online Distributed Deep Learning Workload Scheduling in GPU Clusters "
+        "(A-SRPT)",
         config=AsrptConfig,
         build=Asrpt,
         preempts=False,
         keeps_queue=True,
-    ),
-    "afs": PolicyEntry(
-        summary="Each GPU goes to the job where it shortens the mean completion time most.",
-        paper="Hwang et al., Elastic Resource Sharing for Distributed Deep Learning, NSDI'21",
-        config=AfsConfig,
-        build=Afs,
-        elastic=True,
-        orders=False,
-    ),
-    "carbon-scaler": PolicyEntry(
-        summary="Each job scales with the grid: of all steps of its gang in all hours before its deadline it takes "
-        "those of the most work per carbon.",
-        paper="Hanafy et al., CarbonScaler: Leveraging Cloud Workload Elasticity for Optimizing Carbon-Efficiency, "
-        "SIGMETRICS'24",
-        config=CarbonScalerConfig,
-        build=CarbonScaler,
-        elastic=True,
-        tunes_batch=True,
-    ),
-    "ecovisor": PolicyEntry(
-        summary="Jobs start in order of submission, and only in the greenest tenth of the hours.",
-        paper="Souza et al., Ecovisor: A Virtual Energy System for Carbon-Efficient Applications, ASPLOS'23",
-        config=EcovisorConfig,
-        build=Ecovisor,
-        preempts=False,
     ),
     "fifo": PolicyEntry(
         summary="Jobs start in order of submission and run to their end.",
@@ -131,29 +94,6 @@ POLICIES: dict[str, PolicyEntry] = {
         build=Fifo,
         preempts=False,
         waits_by=("submitted_s",),
-    ),
-    "gaia": PolicyEntry(
-        summary="Each job starts when that saves the most carbon per second of completion time (Carbon-Time).",
-        paper="Hanafy et al., Going Green for Less Green: Optimizing the Cost of Reducing Cloud Carbon Emissions, "
-        "ASPLOS'24",
-        config=GaiaConfig,
-        build=Gaia,
-        preempts=False,
-    ),
-    "gandiva": PolicyEntry(
-        summary="Jobs take turns on the GPUs, one quantum each; two share one where others wait and they do more so; "
-        "gangs that span nodes are moved together.",
-        paper="Xiao et al., Gandiva: Introspective Cluster Scheduling for Deep Learning, OSDI'18",
-        config=GandivaConfig,
-        build=Gandiva,
-    ),
-    "gandiva+zeus": PolicyEntry(
-        summary="Jobs take turns, each at the power limit that costs least in energy and time together.",
-        paper="Gandiva, OSDI'18, with You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of DNN "
-        "Training, NSDI'23",
-        config=GandivaZeusConfig,
-        build=gandiva_zeus,
-        sets_controls=True,
     ),
     "green": PolicyEntry(
         summary="Jobs grow as long as they stay energy efficient, on a share of the cluster; of all others those that "
@@ -181,15 +121,6 @@ POLICIES: dict[str, PolicyEntry] = {
         config=LasConfig,
         build=Las,
     ),
-    "pollux": PolicyEntry(
-        summary="GPUs go to the jobs they speed up most against a fair share; jobs tune their batch size to them.",
-        paper="Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning, OSDI'21",
-        config=PolluxConfig,
-        build=Pollux,
-        elastic=True,
-        orders=False,
-        tunes_batch=True,
-    ),
     "powerflow": PolicyEntry(
         summary="GPUs go to the jobs that finish an hour sooner for the least energy, within a power limit for the "
         "cluster; then the GPUs' own power limits or clocks rise as far as it allows.",
@@ -202,75 +133,6 @@ POLICIES: dict[str, PolicyEntry] = {
         sets_controls=True,
         powers_nodes=True,
     ),
-    "sjf": PolicyEntry(
-        summary="The job that needs the least time starts first; a bound if lengths are known exactly.",
-        paper="",
-        config=ShortestConfig,
-        build=Sjf,
-        preempts=False,
-        waits_by=("remaining_s", "submitted_s"),
-    ),
-    "spjf": PolicyEntry(
-        summary="The job predicted to be shortest starts first, and no other passes it.",
-        paper=f"{PREDICTION}, a baseline",
-        config=PredictedOrderConfig,
-        build=in_order("spjf", "duration", backfill=False),
-        preempts=False,
-        waits_by=("remaining_s", "submitted_s"),
-    ),
-    "spwf": PolicyEntry(
-        summary="The job predicted to take the fewest GPU hours starts first, and no other passes it.",
-        paper=f"{PREDICTION}, a baseline",
-        config=PredictedOrderConfig,
-        build=in_order("spwf", "workload", backfill=False),
-        preempts=False,
-        waits_by=("remaining_s", "submitted_s"),
-    ),
-    "srtf": PolicyEntry(
-        summary="The job that will finish first runs; a bound if lengths are known exactly.",
-        paper="",
-        config=ShortestConfig,
-        build=Srtf,
-    ),
-    "wait-awhile": PolicyEntry(
-        summary="Each job runs in the greenest hours of its window, with pauses.",
-        paper="Wiesner et al., Let's Wait Awhile: How Temporal Workload Shifting Can Reduce Carbon Emissions in the "
-        "Cloud, Middleware'21",
-        config=WaitAwhileConfig,
-        build=WaitAwhile,
-    ),
-    "wcs-duration": PolicyEntry(
-        summary="Jobs that fit start, the one predicted to be shortest first.",
-        paper=f"{PREDICTION}, a baseline",
-        config=PredictedOrderConfig,
-        build=in_order("wcs-duration", "duration", backfill=True),
-        preempts=False,
-        waits_by=("remaining_s", "submitted_s"),
-    ),
-    "wcs-subtime": PolicyEntry(
-        summary="Jobs that fit start, in order of submission.",
-        paper=f"{PREDICTION}, a baseline",
-        config=PredictedOrderConfig,
-        build=in_order("wcs-subtime", "submission", backfill=True),
-        preempts=False,
-        waits_by=("submitted_s",),
-    ),
-    "wcs-workload": PolicyEntry(
-        summary="Jobs that fit start, the one predicted to take the fewest GPU hours first.",
-        paper=f"{PREDICTION}, a baseline",
-        config=PredictedOrderConfig,
-        build=in_order("wcs-workload", "workload", backfill=True),
-        preempts=False,
-        waits_by=("remaining_s", "submitted_s"),
-    ),
-    "zeus+las": PolicyEntry(
-        summary="LAS decides what runs, each job at the power limit that costs least in energy and time together.",
-        paper="You et al., Zeus: Understanding and Optimizing GPU Energy Consumption of DNN Training, NSDI'23, with "
-        "Tiresias, NSDI'19",
-        config=ZeusLasConfig,
-        build=zeus_las,
-        sets_controls=True,
-    ),
 }
 """By name, in alphabetical order."""
 
@@ -279,6 +141,14 @@ FAIR = "fair+"
 
 ALIASES = {"las+zeus": "zeus+las", "zeus+gandiva": "gandiva+zeus"}
 """Other names that operators may write."""
+
+LAB = frozenset(
+    {
+        *("afs", "carbon-scaler", "ecovisor", "gaia", "gandiva", "gandiva+zeus", "pollux", "sjf", "spjf", "spwf"),
+        *("srtf", "wait-awhile", "wcs-duration", "wcs-subtime", "wcs-workload", "zeus+las"),
+    }
+)
+"""Policies of the package wattshift-lab (``lab/policies``): their names only serve the message where it is missing."""
 
 
 def add_policy(name: str, entry: PolicyEntry) -> None:
@@ -327,8 +197,18 @@ def policy_entry(name: str) -> PolicyEntry:
     """
     entry = entry_of(name)
     if entry is None:
-        raise PolicyConfigError(f"unknown policy {name!r}; known: {known_policies()}")
+        raise PolicyConfigError(unknown_policy(name))
     return entry
+
+
+def unknown_policy(name: str) -> str:
+    """Return why no policy has this name here, and what to do, for messages."""
+    if policy_name(name).removeprefix(FAIR) in LAB:
+        return (
+            f"the policy {name!r} is in the package wattshift-lab, which is not installed here; "
+            "in a checkout of this release: pip install ./lab"
+        )
+    return f"unknown policy {name!r}; known: {known_policies()}"
 
 
 @cache

@@ -242,7 +242,7 @@ BOMB = base64.b64encode(gzip.compress(b"0" * 50_000_000)).decode()
 @pytest.mark.parametrize(
     ("change", "pointer", "words"),
     [
-        ({"policy": "gree"}, "/policy", "unknown policy gree"),
+        ({"policy": "gree"}, "/policy", "unknown policy 'gree'"),
         ({"policy": []}, "/policy", ""),
         ({"policy": "fifo,fifo"}, "/policy", "more than once"),
         ({"policy": "green", "params": {"mu": 0}}, "/params", "at least 1"),

@@ -16,7 +16,7 @@ from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.domain.ids import JobId
 from services.core.parallel.graph import JobGraph, Stage, data_parallel
 from services.core.parallel.iteration import Network
-from services.core.policies.registry import POLICIES, build_policy
+from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, story
 
 SERVERS = [a_node("n0", gpus=4), a_node("n1", gpus=4)]
@@ -242,46 +242,6 @@ def test_memory_goes_through_json_with_offers_and_a_machine_at_work() -> None:
     assert result.memory.offers
     assert result.memory.machine.running is not None
     assert policy.load(json.loads(json.dumps(policy.dump(result.memory)))) == result.memory
-
-
-@pytest.mark.parametrize(
-    ("name", "starts"),
-    [
-        ("spjf", set[str]()),
-        ("spwf", {"wide"}),
-        ("wcs-duration", {"c"}),
-        ("wcs-workload", {"wide"}),
-        ("wcs-subtime", {"b"}),
-    ],
-)
-def test_the_baselines_differ_in_their_order_and_in_who_may_pass(name: str, starts: set[str]) -> None:
-    """Six GPUs: ``short`` (10 s on 8, nowhere to sit until others end) is first by duration, ``wide`` by workload."""
-    nodes = [a_node("n0", gpus=4), a_node("n1", gpus=4)]
-    jobs = [
-        a_job("r", on={"n0": (0, 1)}),
-        waiting("b", 5, at_s=0.0),
-        waiting("c", 4, at_s=1.0),
-        waiting("short", 8, at_s=2.0),
-        waiting("wide", 3, at_s=3.0),
-    ]
-    snapshot = shown(jobs, nodes, at_s=5.0, needs_s={"short": 10.0, "c": 19.0, "wide": 20.0, "b": 30.0})
-
-    plan = run_cycle(build_policy(name, {}), snapshot, build_policy(name, {}).initial()).plan
-
-    assert {job for job, phrase in story(plan).items() if phrase.startswith("start")} == starts
-    assert POLICIES[name].waits_by
-
-
-@pytest.mark.parametrize("name", ["spjf", "spwf", "wcs-duration", "wcs-workload", "wcs-subtime"])
-def test_the_baselines_take_the_first_servers_unless_another_placement_is_asked_for(name: str) -> None:
-    nodes = [a_node("n0", gpus=2), a_node("n1", gpus=2), a_node("n2", gpus=4)]
-    snapshot = shown([waiting("a", 4)], nodes, needs_s={"a": 1.0}, graphs={"a": HEAVY})
-    for parameters, placed in (
-        ({}, "start n0:0,1 n1:0,1"),
-        ({"placement": "heavy-edge"}, "start n2:0,1,2,3"),
-    ):
-        policy = build_policy(name, parameters)
-        assert story(run_cycle(policy, snapshot, policy.initial()).plan) == {"a": placed}
 
 
 def test_a_job_that_is_stopping_is_not_in_the_queue() -> None:

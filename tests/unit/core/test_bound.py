@@ -32,7 +32,7 @@ def decided(snapshot: Snapshot, policy: str = "fifo", **parameters: object) -> d
     return story(run_cycle(made, snapshot, made.initial()).plan)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "las", "green", "joint", "a-srpt", "pollux", "powerflow", "gandiva"])
+@pytest.mark.parametrize("policy", ["fifo", "las", "green", "joint", "a-srpt", "powerflow"])
 def test_a_job_goes_back_to_its_node_though_another_one_suits_better(policy: str) -> None:
     snapshot = a_snapshot([a_job("a", min_gpus=2)], [a_node("n0", gpus=2), a_node("n1", gpus=4)])
 
@@ -40,7 +40,7 @@ def test_a_job_goes_back_to_its_node_though_another_one_suits_better(policy: str
     assert decided(bind(snapshot, a="n1"), policy) == {"a": "start n1:0,1"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", "las", "green", "joint", "a-srpt", "pollux", "powerflow", "gandiva"])
+@pytest.mark.parametrize("policy", ["fifo", "las", "green", "joint", "a-srpt", "powerflow"])
 def test_a_passive_round_starts_a_bound_job_that_nobody_waits_with(policy: str) -> None:
     snapshot = replace(a_snapshot([a_job("a")], TWO_NODES), trigger=Trigger.PASSIVE)
 
@@ -152,14 +152,6 @@ def test_a_bound_job_shares_a_gpu_of_its_own_node_alone() -> None:
     assert may_share(snapshot, 0, 1)
     assert may_share(bind(snapshot, b="n0"), 0, 1)
     assert not may_share(bind(snapshot, b="n1"), 0, 1)
-
-
-def test_gandiva_moves_no_bound_gang() -> None:
-    spans = a_job("a", gpus=2, on={"n0": (0,), "n1": (0,)})
-    snapshot = a_snapshot([spans], TWO_NODES, trigger=Trigger.ACTIVE)
-
-    assert decided(snapshot, "gandiva", migrate=True)["a"].startswith("preempt")
-    assert decided(bind(snapshot, a="n0 n1"), "gandiva", migrate=True) == {}
 
 
 def test_what_jobs_are_bound_to_is_recorded() -> None:

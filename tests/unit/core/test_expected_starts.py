@@ -16,7 +16,6 @@ from services.core.cycle.snapshot import Trigger
 from services.core.domain.ids import JobId
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.mlfq import Green
-from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot, held, hourly_curve
 from tests.support.green import a_memory
 
@@ -29,28 +28,6 @@ def expected_h(plan: Plan) -> dict[str, float | None]:
     holds = [action for action in plan.actions if isinstance(action, Hold)]
     times_s = {hold.job_id: hold.expected_start_s for hold in holds}
     return {job_id: None if at_s is None else (at_s - NOON_S) / HOUR_S for job_id, at_s in times_s.items()}
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "deadline_h", "start_h"),
-    [
-        pytest.param("gaia", {"mean_length_s": HOUR_S}, np.inf, 1.0, id="the start that was planned"),
-        pytest.param("wait-awhile", {"unknown_s": HOUR_S}, 4.0, 1.0, id="the greenest hour before the deadline"),
-        pytest.param("wait-awhile", {"unknown_s": HOUR_S}, 6.0, None, id="hours beyond the forecast may be greener"),
-        pytest.param("ecovisor", {"percentile": 4.0, "longest_wait_s": 6 * HOUR_S}, np.inf, 5.0, id="at the latest"),
-        pytest.param("ecovisor", {"percentile": 4.0, "longest_wait_s": None}, np.inf, None, id="nobody knows"),
-    ],
-)
-def test_jobs_that_wait_for_greener_hours_are_told_when_they_come(
-    name: str, parameters: dict[str, Any], deadline_h: float, start_h: float | None
-) -> None:
-    policy, deadline_s = build_policy(name, parameters), NOON_S + deadline_h * HOUR_S
-    submitted_s = NOON_S if name == "gaia" else NOON_S - HOUR_S
-    snapshot = a_snapshot([a_job("a", submitted_s=submitted_s, deadline_s=deadline_s)], curve=CURVE)
-    plan = run_cycle(policy, snapshot, policy.initial()).plan
-
-    assert held(plan) == {"a": "greener_hours"}
-    assert expected_h(plan) == {"a": start_h}
 
 
 @pytest.mark.parametrize(

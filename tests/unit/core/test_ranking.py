@@ -138,9 +138,7 @@ def test_sizes_lie_on_the_grid_within_model_and_quota() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(
-    ("name", "parameters"), [("fifo", {}), ("fifo", {"backfill": True}), ("sjf", {}), ("srtf", {}), ("las", {})]
-)
+@pytest.mark.parametrize(("name", "parameters"), [("fifo", {}), ("fifo", {"backfill": True}), ("las", {})])
 def test_sifting_before_sorting_changes_no_start(name: str, parameters: dict[str, object], seed: int) -> None:
     random = np.random.default_rng(seed)
     jobs = [

@@ -108,6 +108,7 @@ def test_a_gang_wider_than_its_tenants_share_has_turns(used: dict[str, float], r
     assert by_tenant(decided("fair+las", snapshot, used)) == {runs: 8}
 
 
+@pytest.mark.usefixtures("the_lab")
 @pytest.mark.parametrize(("ahead_s", "stopped"), [(1_700.0, False), (1_900.0, True)])
 def test_turns_last(ahead_s: float, stopped: bool) -> None:
     wide = a_job("wide", tenant="wide", on={"n0": tuple(range(8))})
@@ -118,6 +119,7 @@ def test_turns_last(ahead_s: float, stopped: bool) -> None:
     assert ("preempt" in story(plan).get("wide", "")) is stopped
 
 
+@pytest.mark.usefixtures("the_lab")
 def test_an_elastic_gang_leaves_others_their_share() -> None:
     jobs = queue("a", 1, min_gpus=1, max_gpus=8) + queue("b", 8)
     nodes: list[NodeRow] = [a_node(gpus=8)]
@@ -150,12 +152,12 @@ def test_usage_fades_with_its_half_life_and_counts_what_is_held() -> None:
     assert usage.at(-5.0, DAY_S) is usage
 
 
-def test_any_policy_wears_it_under_any_of_its_names() -> None:
-    described = describe_policy("fair+las+zeus")
+def test_any_policy_wears_it() -> None:
+    described = describe_policy("fair+green")
 
     assert described is not None
-    assert described.name == build_policy("fair+las+zeus", {"eta": 1.0}).name == "fair+zeus+las"
-    assert {"eta", "share_half_life_s"} <= {each.name for each in described.parameters}
+    assert described.name == build_policy("fair+green", {"mu": 1.0}).name == "fair+green"
+    assert {"mu", "share_half_life_s"} <= {each.name for each in described.parameters}
     assert entry_of("fair+fair+las") is None
     with pytest.raises(PolicyConfigError, match="at least 60"):
         build_policy("fair+las", {"share_half_life_s": 1.0})

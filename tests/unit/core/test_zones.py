@@ -90,17 +90,6 @@ def test_the_clusters_intensity_is_the_mean_by_gpus() -> None:
     assert cluster_intensity(a_snapshot([], nodes, curve=flat_curve(100), more_curves=unused)) == 250
 
 
-@pytest.mark.parametrize(
-    ("policy", "parameters"),
-    [("ecovisor", {}), ("gaia", {"mean_length_s": HOUR_S}), ("wait-awhile", {"unknown_s": HOUR_S})],
-)
-def test_a_job_waits_for_the_hours_of_the_nodes_it_may_use(policy: str, parameters: dict[str, object]) -> None:
-    """At noon zone 0 gets greener in two hours, and zone 1 is at its best."""
-    jobs = [a_job(f"{model}", models=(model,), submitted_s=NOON_S) for model in ("A100", "V100")]
-
-    assert story(decided(policy, two_zones(*jobs), parameters)) == {"A100": "hold greener_hours", "V100": "start n1:0"}
-
-
 def test_green_with_slack_holds_what_its_nodes_zone_makes_worth_waiting_for() -> None:
     """Two that have finished scaling, half done after an hour; the one in the zone that gets greener stops."""
     jobs = [
@@ -169,9 +158,6 @@ def test_a_job_goes_on_unless_both_its_nodes_grid_and_that_of_all_it_may_use_are
     ("policy", "parameters"),
     [
         ("green", {"slack_s": 12 * HOUR_S}),
-        ("gaia", {}),
-        ("ecovisor", {}),
-        ("wait-awhile", {"unknown_s": 2 * HOUR_S, "window_s": 12 * HOUR_S}),
     ],
 )
 def test_jobs_in_two_zones_end_and_none_is_stopped_and_started_all_the_time(

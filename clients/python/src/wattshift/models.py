@@ -716,8 +716,9 @@ class JobSpec:
         flexibility_s: How long the job may be delayed; null leaves that to the policy.
         priority: Jobs with a higher priority go first, in policies that use it.
         may_share_gpu: Whether the job may share its GPU with another job that may, under policies that pack jobs
-            (`gandiva`). It has one GPU then, may be preempted, and needs at most `gpus.memory_gib` of its memory;
-            both fit together. Jobs that share a GPU slow each other down, and one can take memory from the other.
+            (`gandiva`, of wattshift-lab). It has one GPU then, may be preempted, and needs at most
+            `gpus.memory_gib` of its memory; both fit together. Jobs that share a GPU slow each other down, and
+            one can take memory from the other.
         grace_s: Time between SIGTERM and SIGKILL.
         time_limit_s: How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed
             with the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts
@@ -1488,8 +1489,9 @@ class JobSpecTerms(TypedDict, total=False):
         flexibility_s: How long the job may be delayed; null leaves that to the policy.
         priority: Jobs with a higher priority go first, in policies that use it.
         may_share_gpu: Whether the job may share its GPU with another job that may, under policies that pack jobs
-            (`gandiva`). It has one GPU then, may be preempted, and needs at most `gpus.memory_gib` of its memory;
-            both fit together. Jobs that share a GPU slow each other down, and one can take memory from the other.
+            (`gandiva`, of wattshift-lab). It has one GPU then, may be preempted, and needs at most
+            `gpus.memory_gib` of its memory; both fit together. Jobs that share a GPU slow each other down, and
+            one can take memory from the other.
         grace_s: Time between SIGTERM and SIGKILL.
         time_limit_s: How long one run of the job may take: then SIGTERM, `grace_s`, SIGKILL. The job has failed
             with the reason `time_limit`, and is not restarted. A run that is preempted and continues later starts

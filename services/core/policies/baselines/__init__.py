@@ -1,7 +1,5 @@
-"""Well-known schedulers, as baselines for the others.
+"""Well-known schedulers without a model of jobs or grids.
 
-``fifo``: in order of submission, without preemption. ``las``: Tiresias' discretised least attained service.
-``gandiva``: turns of one quantum each. ``shortest``: shortest job first, and shortest remaining time first, where job
-lengths are known. They run every job at one size, the smallest or the largest it may have. ``afs`` chooses sizes, by
-marginal throughput between shorter and longer jobs.
+``fifo``: in order of submission, without preemption. ``las``: Tiresias' discretised least attained service. They run
+every job at one size, the smallest or the largest it may have.
 """

@@ -5,7 +5,7 @@ optimum instead, job by job:
 
     best(j, t) = min over sizes g of best(j - 1, t - g) + cost_j(g).
 
-``tests/unit/core/test_pollux_allocation.py`` holds it against trying everything. Beyond ``EXACT_CELLS`` that table
+``tests/lab/policies/test_pollux_allocation.py`` holds it against trying everything. Beyond ``EXACT_CELLS`` that table
 takes too long, and GPUs go one step after another where the cost falls most per GPU, which is exact wherever costs are
 convex.
 """

@@ -1,7 +1,7 @@
 """An hour of recurring jobs on 64 GPUs, predicted by the median of their groups, under A-SRPT and its baselines.
 
-``python -m tests.golden.recurring`` writes ``recurring.json`` anew; a commit that moves a number quotes it before and
-after.
+``python -m tests.lab.golden.recurring`` writes ``recurring.json`` anew; a commit that moves a number quotes it before
+and after.
 """
 
 from __future__ import annotations

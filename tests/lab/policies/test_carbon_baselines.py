@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from lab.policies.carbon.carbon_scaler import steps_now
+from lab.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
+from lab.policies.carbon.gaia import Gaia, GaiaConfig, GaiaMemory, best_start_s
 from services.core.cycle.run_cycle import run_cycle
-from services.core.policies.carbon.carbon_scaler import steps_now
-from services.core.policies.carbon.ecovisor import Ecovisor, EcovisorConfig
-from services.core.policies.carbon.gaia import Gaia, GaiaConfig, GaiaMemory, best_start_s
 from services.core.policies.greener_hours import hour_has_come
 from services.core.policies.registry import build_policy
 from services.simulator.engine import simulate

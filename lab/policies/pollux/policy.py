@@ -17,6 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from lab.policies.pollux.allocate import least_cost_sizes
+from lab.policies.pollux.config import PolluxConfig
+from lab.policies.pollux.memory import PolluxMemory, dump_memory, load_memory
+from lab.policies.pollux.packing import Apart, even_sizes, fit, spanned_nodes
+from lab.policies.pollux.speedup import costs, restart_factor, speedups
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.placing import consolidated
 from services.core.cycle.plan import Plan, Preempt
@@ -27,11 +32,6 @@ from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.policies.batches import with_batches
 from services.core.policies.goodput_by_size import goodput_of
-from services.core.policies.pollux.allocate import least_cost_sizes
-from services.core.policies.pollux.config import PolluxConfig
-from services.core.policies.pollux.memory import PolluxMemory, dump_memory, load_memory
-from services.core.policies.pollux.packing import Apart, even_sizes, fit, spanned_nodes
-from services.core.policies.pollux.speedup import costs, restart_factor, speedups
 
 NOTHING = 1e-9
 """A cost that is rounding."""

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from lab.policies.baselines.afs import Afs, AfsConfig, prefers_longer, share_out
 from services.core.cycle.plan import Plan, Preempt
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
-from services.core.policies.baselines.afs import Afs, AfsConfig, prefers_longer, share_out
 from services.core.policies.registry import build_policy
 from tests.support.builders import JobRow, a_job, a_node, a_snapshot, started
 

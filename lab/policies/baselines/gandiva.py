@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from lab.policies.baselines.packing import Packed, PackingMemory, look, pack, started
 from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
 from services.core.cycle.ranking import (
     Preemption,
@@ -36,7 +37,6 @@ from services.core.cycle.snapshot import QUEUED, Phase, Snapshot, Trigger
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
-from services.core.policies.baselines.packing import Packed, PackingMemory, look, pack, started
 from services.core.policies.parameters import Parameter, check_parameters
 
 MOVES, HAS_QUANTUM, WAITS, HAD_QUANTUM = range(4)

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.policies.zeus.cost import cost_per_work, least_cost
 from services.core.cycle.plan import Plan, ProfileControls, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.policies.registry import build_policy
-from services.core.policies.zeus.cost import cost_per_work, least_cost
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.workload import ANY_MODEL, Behaviour, ClusterSpec, JobProfile
 from tests.support.builders import JobRow, a_job, a_node, a_snapshot

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.golden.recurring import FILE, VARIANTS, metrics_of
+from tests.lab.golden.recurring import FILE, VARIANTS, metrics_of
 
 GOLDEN = json.loads(FILE.read_text(encoding="utf-8"))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.core.policies.baselines.gandiva import Gandiva, GandivaConfig, GandivaMemory, TurnsConfig
+from lab.policies.baselines.gandiva import Gandiva, GandivaConfig, GandivaMemory, TurnsConfig
+from lab.policies.zeus.wrapper import Zeus, ZeusConfig
 from services.core.policies.baselines.las import Las, LasConfig, LasMemory
-from services.core.policies.zeus.wrapper import Zeus, ZeusConfig
 
 
 @dataclass(frozen=True)

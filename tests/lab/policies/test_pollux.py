@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lab.policies.pollux.config import PolluxConfig
+from lab.policies.pollux.memory import PolluxMemory
+from lab.policies.pollux.policy import Pollux
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import JobId
-from services.core.policies.pollux.config import PolluxConfig
-from services.core.policies.pollux.memory import PolluxMemory
-from services.core.policies.pollux.policy import Pollux
 from tests.support.builders import NOON_S, JobRow, NodeRow, a_job, a_node, a_snapshot, story
 
 SIZES = np.arange(1, 9)

@@ -8,15 +8,15 @@ from itertools import product
 import numpy as np
 import pytest
 
+from lab.policies.pollux import allocate
+from lab.policies.pollux.allocate import least_cost_sizes
+from lab.policies.pollux.config import PolluxConfig
+from lab.policies.pollux.packing import fit
+from lab.policies.pollux.policy import Pollux
+from lab.policies.pollux.speedup import LEAST, costs, restart_factor, speedups
 from services.core.cycle.plan import Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.domain.arrays import Floats
-from services.core.policies.pollux import allocate
-from services.core.policies.pollux.allocate import least_cost_sizes
-from services.core.policies.pollux.config import PolluxConfig
-from services.core.policies.pollux.packing import fit
-from services.core.policies.pollux.policy import Pollux
-from services.core.policies.pollux.speedup import LEAST, costs, restart_factor, speedups
 from tests.support.builders import a_job, a_node, a_snapshot
 
 RNG_SEEDS = range(12)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic
 
+from lab.policies.zeus.cost import least_cost
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import Memory, Policy
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import JobId
 from services.core.policies.limits import with_limits
 from services.core.policies.parameters import Parameter, check_parameters
-from services.core.policies.zeus.cost import least_cost
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Policies of papers that the product's are measured against, as entries for its registry (``entries``)."""
