@@ -95,6 +95,11 @@ class Gang:
         """Whether nothing of it is left running."""
         return self.state is RankState.EXITED
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it has been given its devices, and nothing was done yet to start it or to end it."""
+        return self.holding and self.launching is None and self.started_at is None
+
     def status(self) -> RankStatus:
         """Return the status that is reported to the control plane."""
         report = self.progress.last if self.progress else None
@@ -313,13 +318,15 @@ class Gangs:
             if _is_dead(gang):
                 await asyncio.to_thread(gang.folder.end_after_dead_shim)
                 changed += [gang] if self._observe(gang) else []
-        starting = [gang for gang in self if self._take_devices(gang)]
+        for gang in self:
+            self._take_devices(gang)
         holders = self.owners(), self.guests()
         if holders != self._told:
             await on_owners(*holders)
             self._told = holders
-        for gang in starting:
-            gang.launching = asyncio.create_task(self._launch(gang))
+        for gang in self:
+            if gang.is_due:  # since this tick, or since one that broke off before this line
+                gang.launching = asyncio.create_task(self._launch(gang))
         if changed:
             self._on_change()
         self._forget()
@@ -438,22 +445,21 @@ class Gangs:
             gang.state = RankState.RUNNING
         return made_first_progress or gang.state is not before
 
-    def _take_devices(self, gang: Gang) -> bool:
-        """Give a gang that may start its devices, if they are free; True if it is to be started now."""
+    def _take_devices(self, gang: Gang) -> None:
+        """Give a gang that may start its devices, if they are free."""
         if gang.state is not RankState.STARTING or not gang.named or gang.holding or gang.start is None:
-            return False
+            return
         if shim.clock() > self.deadline - self._lease_s * _LATEST_START:
-            return False
+            return
         beside = 0
         for other in self:
             if (other.holding or other.copying) and other.start and other.start.job_id == gang.start.job_id:
-                return False
+                return
             if other.holding:
                 beside += bool(set(other.devices) & set(gang.devices))
         if beside > gang.start.shares or not (beside or self._is_clean(gang.devices)):  # controls are the owner's
-            return False
+            return
         gang.holding = True
-        return True
 
     async def _launch(self, gang: Gang) -> None:
         if gang.start is None:

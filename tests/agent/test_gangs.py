@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from gpu_agent import shim
 from gpu_agent.gangs import Gang, Gangs
 from gpu_agent.launch import Launcher
-from services.contracts.commands import StartGang
+from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankState
 from services.core.profiles.sharing import SHARING_COST
@@ -132,6 +133,31 @@ async def test_a_device_has_one_holder(gangs: Gangs, clock: Clock) -> None:
     gangs.accept(a_start("job_3", 1, [3]))
 
     assert await owners_after(gangs, clock, 0.0) == {0: "job_1.1", 1: "job_1.1", 3: "job_3.1"}
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_a_gang_that_got_its_devices_in_a_tick_that_broke_off_is_seen_to_by_the_next(
+    gangs: Gangs, clock: Clock, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    launched: list[str] = []
+
+    async def launch(gang: Gang) -> None:
+        launched.append(gang.allocation_id)
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(gangs, "_launch", launch)
+    gangs.accept(a_start("job_1", 1, [0]))
+    gangs.answer({"job_1.1": RankState.STARTING}, {"job_1.1"}, clock.now_s, LEASE_S)
+    with pytest.raises(RuntimeError):
+        await gangs.tick(fail)
+    if is_stopped:
+        gangs.stop(StopGang(allocation_id="job_1.1", grace_s=0.0, reason="asked"))
+
+    assert await owners_after(gangs, clock, 0.1) == {0: "job_1.1"}
+    await asyncio.sleep(0)
+    assert launched == ["job_1.1"], "it would hold its device for ever, and neither run nor end"
 
 
 async def test_a_gang_is_not_forgotten_before_the_control_plane_has_heard_of_its_end(
