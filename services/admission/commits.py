@@ -62,7 +62,8 @@ class Committer:
         return await parcel.answers
 
     async def run(self) -> None:
-        """Commit what arrives until cancelled; submissions still waiting then are cancelled too."""
+        """Commit what arrives until cancelled; submissions that are not answered by then are cancelled too."""
+        parcels: list[_Parcel] = []
         try:
             while True:
                 await self._arrived.wait()
@@ -76,7 +77,7 @@ class Committer:
                     if not parcel.answers.done():  # the caller may have been cancelled
                         parcel.answers.set_result(found)
         finally:
-            for parcel in self._parcels:
+            for parcel in (*parcels, *self._parcels):
                 parcel.answers.cancel()
             await self._repository.close()
 
