@@ -17,11 +17,12 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes with its result; our own code does not
     (ruff's TID251 in ``pyproject.toml``).
     """
-    pending = set(tasks)
+    pending = list(tasks)  # cancelled in this order, so that a simulation repeats
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.2)
+        await asyncio.wait(pending, timeout=0.2)
+        pending = [task for task in pending if not task.done()]
 
 
 async def merged(*sources: AsyncIterator[T]) -> AsyncIterator[T]:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from services.contracts.routing import LatencyReport, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, LATENCY_MAX_LENGTH, latency_stream
+from services.kit.ids import utc_now
 from services.kit.logging import Log
 from services.router.fleet import Fleet
 from services.router.lanes import Lanes
@@ -169,7 +170,7 @@ class LatencyReporter:
     async def send(self) -> None:
         """Send the reports of the last second."""
         measured = await self.measured()
-        reports = self.reports(datetime.now(UTC), time.monotonic(), measured)
+        reports = self.reports(utc_now(), time.monotonic(), measured)
         if not reports:
             return
         try:

@@ -2,9 +2,10 @@
 
 import ast
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
@@ -19,6 +20,9 @@ TEXT_ARGUMENTS = frozenset({"description", "title", "summary", "paper", "help", 
 WORDS_OF_A_SENTENCE = 4
 """A string of so many words that is no SQL is text for people, too."""
 LOGGERS = frozenset({"log", "logger"})
+
+Operators = Sequence[tuple[Any, Callable[[Any], Iterable[cst.CSTNode]]]]
+"""Kinds of nodes, and what each may be replaced by."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +75,9 @@ class MutatedFile:
     mutmut's for strings.
     """
 
-    def __init__(self, root: Path, path: str) -> None:
+    def __init__(self, root: Path, path: str, operators: Operators = mutation_operators) -> None:
         wrapper = MetadataWrapper(cst.parse_module((root / path).read_text()))
-        visitor = _Visitor(path, wrapper.module)
+        visitor = _Visitor(path, wrapper.module, operators)
         wrapper.visit(visitor)
         self._module = wrapper.module
         self._sites = visitor.sites
@@ -116,8 +120,9 @@ def sample(files: Sequence[MutatedFile], size: int, seed: int) -> Iterator[tuple
 class _Visitor(cst.CSTVisitor):
     METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self, path: str, module: cst.Module) -> None:
+    def __init__(self, path: str, module: cst.Module, operators: Operators) -> None:
         super().__init__()
+        self._operators = operators
         self.sites: list[_Site] = []
         self._path = path
         self._module = module
@@ -165,7 +170,7 @@ class _Visitor(cst.CSTVisitor):
                 return
             if isinstance(node, cst.BaseString):
                 return
-        for kind, operator in mutation_operators:
+        for kind, operator in self._operators:
             if isinstance(node, kind):
                 for mutated in operator(node):
                     if _only_changes_text(node, mutated):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from typing import Any, cast
 
 from services.contracts.routing import RoutedApp, RoutedAppServer, RouterState, RoutingTable
 from services.router.apps.assignment import Assigner
@@ -28,6 +29,11 @@ class _Process:
         self.fleet.adopt(table)
         self.assigner.adopt(table)
 
+    def lose_peers(self) -> None:
+        """End the connections of those who ask, in the order in which they were made: a set has no order."""
+        for peer in sorted(self.coordinator._asking, key=lambda peer: cast(Any, peer._transport).number):
+            peer.close()
+
 
 def _table(instances: dict[str, str], concurrency: int) -> RoutingTable:
     known = {"app": "app", "variant": "v", "accuracy_pct": 80.0, "url": "http://127.0.0.1:1", "location": "here"}
@@ -46,7 +52,7 @@ async def play(simulation: Simulation) -> None:
     """Processes find and lose each other while requests come, wait, leave and end; then every instance is free."""
     draw = simulation.choices.below
     processes = [_Process(name) for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
-    instances = dict.fromkeys(("a", "b", "c")[: 1 + draw(3)], "ready")
+    instances = dict[str, str]((name, "ready") for name in ("a", "b", "c")[: 1 + draw(3)])
     concurrency = 1 + draw(2, often=0.3)
     for process in processes:
         process.adopt(_table(instances, concurrency))
@@ -71,6 +77,7 @@ async def play(simulation: Simulation) -> None:
         simulation.check("nothing waits for nobody", not any(queue.waiting for queue in queues))
         simulation.check("no ticket is left", not process.coordinator._tickets)
     for process in processes:
+        process.lose_peers()
         await process.coordinator.stop()
 
 
@@ -88,8 +95,7 @@ async def _find(simulation: Simulation, processes: list[_Process]) -> None:
             }
             process.coordinator.choose(others)
             if draw(30) == 1:
-                for peer in list(process.coordinator._asking):
-                    peer.close()
+                process.lose_peers()
             process.assigner.check()
         await asyncio.sleep(0.25)
 

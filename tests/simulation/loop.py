@@ -9,11 +9,16 @@ the next timer when nothing else is to be done, or when a choice says that every
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import heapq
+import itertools
+import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 EPOCH_S = 1_700_000_000.0
@@ -25,8 +30,14 @@ LATEST_S, MOST_HASTY = 0.1, 3
 """A timer fires before callbacks that are ready only if it is so near, and so often in a row: nothing starves."""
 OWN_STEPS = 2
 """Steps of a task that only sleeps."""
+ENTROPIES = 64
+"""What a program draws for itself, such as a jitter, differs in so many ways; it is no choice, and is not shortened."""
+SILENT_S = 600.0
+"""A boundary that does not answer is silent for so long, which outlives every time limit."""
 
 T = TypeVar("T")
+
+_PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class BreachError(AssertionError):
@@ -67,20 +78,58 @@ class Choices:
         return made
 
 
-class SimulatedLoop(asyncio.BaseEventLoop):
-    """The loop; ``Simulation`` runs it."""
+class Process:
+    """A process of a simulation: the tasks that it started, and theirs. One that is killed does nothing more."""
 
-    def __init__(self, choices: Choices, *, disorder: float, haste: float) -> None:
-        """Take how often another callback than the first runs, and how often a timer fires before ready callbacks."""
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was not killed yet."""
+        return self not in self._loop.dead
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task of this process."""
+        token = _PROCESS.set(self)
+        try:
+            return self._loop.create_task(work)
+        finally:
+            _PROCESS.reset(token)
+
+    def kill(self) -> None:
+        """End it between two steps, as ``kill -9`` does: no ``finally`` and no callback of its runs any more."""
+        self._loop.dead.add(self)
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """The loop; ``Simulation`` runs it.
+
+    Attributes:
+        steps: Callbacks run so far.
+        threads: What threads are at now: functions that were handed to them and have not ended.
+        dead: Processes that were killed.
+        lacks_threads: How often a thread cannot be started.
+    """
+
+    def __init__(self, choices: Choices, *, disorder: float, haste: float, cuts: float) -> None:
+        """Take how often another callback than the first runs, a timer fires before those, and a connection is cut."""
         super().__init__()
+        self.set_task_factory(self._new_task)
         self._choices = choices
         self._disorder, self._haste = disorder, haste
         self._now_s = 0.0
         self._hasty = 0
+        self._cuts = cuts
+        self._tasks: list[asyncio.Task[Any]] = []
         self.steps = 0
+        self.threads: list[Callable[..., Any]] = []
+        self.dead: set[Process] = set()
+        self.lacks_threads = 0.0
         self.before_step: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         self.listening: dict[int, SimulatedServer] = {}
+        self.numbers = itertools.count()
         self.set_exception_handler(self._note)
 
     def time(self) -> float:
@@ -115,9 +164,23 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             del ready[index]
         else:
             raise BreachError("everything ends", "nothing is ready and no timer is set, but the run is not over")
-        if not handle._cancelled:
-            self.steps += 1
-            handle._run()
+        if handle._cancelled or (self.dead and handle._context.get(_PROCESS) in self.dead):
+            return
+        self.steps += 1
+        handle._run()
+
+    def _new_task(self, loop: asyncio.AbstractEventLoop, work: Any, context: Any = None) -> asyncio.Task[Any]:
+        """Return a task that is kept until the run is over: what has failed unseen is then told, and not by chance."""
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+        self._tasks.append(task)
+        return task
+
+    def unseen(self) -> BaseException | None:
+        """Return what a task has failed with that nobody has looked at; None if there is none."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
+                return task.exception()
+        return None
 
     def _next_timer(self, timers: list[Any]) -> Any:
         first = heapq.heappop(timers)
@@ -165,18 +228,39 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return ours, here
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Run what would run in a thread in turn, later, on the loop."""
+        """Run what would run in a thread in one go, on the loop: later, and its end is known later still.
+
+        A thread that has begun does not end because nobody waits for it any more.
+        """
+        if self.lacks_threads and self._choices.below(2, often=self.lacks_threads):
+            raise RuntimeError("can't start new thread")
         future: asyncio.Future[T] = self.create_future()
+        is_wrapped = isinstance(func, functools.partial) and len(func.args) > 0  # by ``asyncio.to_thread``
+        work: Callable[..., Any] = func.args[0] if is_wrapped else func  # type: ignore[attr-defined]
+
+        def begin() -> None:
+            if future.cancelled():
+                return
+            self.threads.append(work)
+            self.call_later(0.01 * self._choices.below(8, often=0.1), run)
 
         def run() -> None:
+            try:
+                result, failure = func(*args), None
+            except Exception as error:
+                result, failure = None, error
+            self.call_soon(end, result, failure)
+
+        def end(result: Any, failure: Exception | None) -> None:
+            self.threads.remove(work)
             if future.done():
                 return
-            try:
-                future.set_result(func(*args))
-            except Exception as error:
-                future.set_exception(error)
+            if failure is None:
+                future.set_result(result)
+            else:
+                future.set_exception(failure)
 
-        self.call_soon(run)
+        self.call_soon(begin)
         return future
 
 
@@ -186,7 +270,7 @@ class SimulatedServer:
     def __init__(self, loop: SimulatedLoop, protocol_factory: Callable[[], Any]) -> None:
         self._loop = loop
         self.protocol_factory = protocol_factory
-        self.port = 1 + len(loop.listening)
+        self.port = 1 + next(loop.numbers)
         loop.listening[self.port] = self
         self.sockets = (self,)
 
@@ -200,41 +284,74 @@ class SimulatedServer:
 
 
 class SimulatedTransport(asyncio.Transport):
-    """One end of a connection: bytes arrive in order, late and in pieces; what is on its way at its end is lost."""
+    """One end of a connection: bytes arrive in order, late and in pieces, until either end closes or it is cut.
+
+    Attributes:
+        number: In the order of their making; a set of connections has none that repeats.
+    """
 
     peer: SimulatedTransport
 
     def __init__(self, loop: SimulatedLoop, protocol: Any) -> None:
         super().__init__()
         self._loop = loop
+        self.number = next(loop.numbers)
         self.protocol = protocol
-        self._arriving: list[bytes] = []
+        self._arriving: list[bytes | None] = []
         self._is_closed = False
+        self._is_paused = False
 
     def write(self, data: Any) -> None:
         """Send."""
         if self._is_closed or self.peer._is_closed:
             return
+        choices = self._loop._choices
+        if self._loop._cuts and choices.below(2, often=self._loop._cuts):
+            self.abort()
+            return
         data = bytes(data)
-        cut = self._loop._choices.below(2, often=0.1) and len(data) // 2
+        cut = choices.below(2, often=0.1) and len(data) // 2
         for piece in (data[:cut], data[cut:]) if cut else (data,):
-            self.peer._arriving.append(piece)
-            late_s = 0.01 * self._loop._choices.below(6, often=0.2)
-            self._loop.call_later(late_s, self.peer._arrive)
+            self._send(piece)
+
+    def _send(self, piece: bytes | None) -> None:
+        self.peer._arriving.append(piece)
+        self._loop.call_later(0.01 * self._loop._choices.below(6, often=0.2), self.peer._arrive)
 
     def _arrive(self) -> None:
         """Take in what was sent first, which is not what became ready first."""
-        if self._arriving and not self._is_closed:
-            self.protocol.data_received(self._arriving.pop(0))
+        if not self._arriving or self._is_closed or self._is_paused:
+            return
+        piece = self._arriving.pop(0)
+        if piece is None:
+            self._is_closed = True
+            self._loop.call_soon(self.protocol.connection_lost, None)
+        else:
+            self.protocol.data_received(piece)
+
+    def pause_reading(self) -> None:
+        """Have what arrives wait."""
+        self._is_paused = True
+
+    def resume_reading(self) -> None:
+        """Take in what has waited."""
+        self._is_paused = False
+        for _ in self._arriving:
+            self._loop.call_soon(self._arrive)
+
+    def close(self) -> None:
+        """End the connection here, and at the other end after what was sent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._loop.call_soon(self.protocol.connection_lost, None)
+            self._send(None)
 
     def abort(self) -> None:
-        """End the connection at both ends."""
+        """End the connection at both ends; what is on its way is lost."""
         for each in (self, self.peer):
             if not each._is_closed:
                 each._is_closed = True
                 self._loop.call_soon(each.protocol.connection_lost, None)
-
-    close = abort
 
     def is_closing(self) -> bool:
         """Whether it has ended."""
@@ -247,20 +364,35 @@ class Simulation:
     Attributes:
         choices: Of this run.
         loop: That runs.
+        most_steps: Of a run; one that takes more does not end.
+        is_calm: Whether nothing fails any more.
     """
 
     def __init__(
-        self, choices: Choices, *, disorder: float = 0.3, haste: float = 0.02, cancels: float = 0.01, steps: int = 4_000
+        self,
+        choices: Choices,
+        *,
+        disorder: float = 0.3,
+        haste: float = 0.02,
+        cancels: float = 0.01,
+        cuts: float = 0.0,
+        steps: int = 4_000,
     ) -> None:
         """Take the choices and how often they are other than an ordinary loop's, and the most steps of a run."""
         self.choices = choices
-        self.loop = SimulatedLoop(choices, disorder=disorder, haste=haste)
+        self.loop = SimulatedLoop(choices, disorder=disorder, haste=haste, cuts=cuts)
         self.loop.before_step = self._before_step
         self._cancels = cancels
-        self._most_steps = steps
+        self.is_calm = False
+        self.most_steps = steps
         self._invariants: list[tuple[str, Callable[[], str | None]]] = []
         self._may_be_cancelled: list[asyncio.Task[Any]] = []
         self._all: set[asyncio.Task[Any]] = set()
+
+    @property
+    def living(self) -> int:
+        """How many of the tasks that were started have not ended."""
+        return len(self._all)
 
     def holds(self, name: str, wrong: Callable[[], str | None]) -> None:
         """Check after every step that ``wrong`` has nothing to say."""
@@ -303,22 +435,49 @@ class Simulation:
             if self.loop.steps - before <= OWN_STEPS and not self.loop._ready:  # type: ignore[attr-defined]
                 return
 
-    async def boundary(self, answer: Callable[[], T], *failures: type[Exception] | Exception) -> T:
+    def calm_down(self) -> None:
+        """Let nothing fail any more, so that what is left to do can be done."""
+        self.is_calm = True
+        self._cancels = self.loop._cuts = self.loop.lacks_threads = 0.0
+
+    def process(self) -> Process:
+        """Return a process of its own, for what may be killed."""
+        return Process(self.loop)
+
+    async def boundary(
+        self,
+        answer: Callable[[], T],
+        *failures: type[Exception] | Exception,
+        may_be_silent: bool = False,
+        may_repeat: bool = False,
+    ) -> T:
         """Ask something beyond the process: it may answer late, refuse, or answer in vain after it took effect.
 
-        ``answer`` takes effect; the failures are raised before it, or after it as if its answer had been lost.
+        Args:
+            answer: Takes effect, and returns the answer.
+            failures: Raised before that, or after it as if the answer had been lost.
+            may_be_silent: Whether it may leave the question open, before or after it took effect, for longer than
+                anybody waits.
+            may_repeat: Whether what was asked may take effect twice, as a request that is sent again on its way.
         """
         if self.choices.below(3) == 1:
             await asyncio.sleep(0.01 * (1 + self.choices.below(8)))
         else:
             await asyncio.sleep(0)
-        outcome = self.choices.below(1 + 2 * len(failures), often=0.4) if failures else 0
+        ways = 2 * (len(failures) + may_be_silent) + may_repeat
+        outcome = self.choices.below(1 + ways, often=0.4) if ways and not self.is_calm else 0
         if not outcome:
             return answer()
         which, effect = divmod(outcome - 1, 2)
+        if which == len(failures) + may_be_silent:
+            answer()
+            return answer()
         if effect:
             answer()
             await asyncio.sleep(0)
+        if which == len(failures):
+            await asyncio.sleep(SILENT_S)
+            raise TimeoutError
         raise failures[which]
 
     def run(self, play: Coroutine[Any, Any, None]) -> None:
@@ -329,19 +488,20 @@ class Simulation:
         """
         loop = self.loop
         try:
-            with _virtual_time(loop):
+            with _virtual_world(loop, self.choices.below(ENTROPIES)):
                 main = loop.create_task(play)
                 loop.run_until_complete(main)
-                if loop.failure is not None:
-                    raise loop.failure
                 self._look()
+            failure = loop.failure or loop.unseen()
+            if failure is not None:
+                raise failure
         finally:
             _dispose(loop)
 
     def _before_step(self) -> None:
         self._look()
-        if self.loop.steps > self._most_steps:
-            raise BreachError("everything ends", f"not over after {self._most_steps} steps")
+        if self.loop.steps > self.most_steps:
+            raise BreachError("everything ends", f"not over after {self.most_steps} steps")
         victims = self._may_be_cancelled
         if victims and (victim := self.choices.below(1 + len(victims), often=self._cancels)):
             victims.pop(victim - 1).cancel()
@@ -354,25 +514,52 @@ class Simulation:
 
 
 @contextmanager
-def _virtual_time(loop: SimulatedLoop) -> Iterator[None]:
-    real = (time.monotonic, time.time, time.perf_counter)
-    time.monotonic = loop.time
-    time.perf_counter = loop.time
-    time.time = lambda: EPOCH_S + loop.time()
+def _virtual_world(loop: SimulatedLoop, entropy: int) -> Iterator[None]:
+    """Have clocks tell the loop's time, and what is drawn at random follow from the run; garbage waits for its end."""
+
+    def utc_s() -> float:
+        return EPOCH_S + loop.time()
+
+    def in_ns(clock_s: Callable[[], float]) -> Callable[[], int]:
+        return lambda: round(clock_s() * 1e9)
+
+    drawn = random.Random(entropy)
+    instead: list[tuple[Any, str, Any]] = [
+        (time, "monotonic", loop.time),
+        (time, "perf_counter", loop.time),
+        (time, "time", utc_s),
+        (time, "clock_gettime", lambda _: loop.time()),
+        (time, "monotonic_ns", in_ns(loop.time)),
+        (time, "time_ns", in_ns(utc_s)),
+        (os, "urandom", drawn.randbytes),
+        (random, "_urandom", drawn.randbytes),  # behind ``SystemRandom`` and ``secrets``
+    ]
+    real = [(module, name, getattr(module, name)) for module, name, _ in instead]
+    state, is_collecting = random.getstate(), gc.isenabled()
+    random.seed(entropy)
+    gc.disable()
+    for module, name, function in instead:
+        setattr(module, name, function)
     try:
         yield
     finally:
-        time.monotonic, time.time, time.perf_counter = real
+        for module, name, function in real:
+            setattr(module, name, function)
+        random.setstate(state)
+        if is_collecting:
+            gc.enable()
 
 
 def _dispose(loop: SimulatedLoop) -> None:
     """Forget what a run that failed has left; its tasks would complain that they were never ended."""
     loop.before_step = None
     loop.failure = None
+    loop.dead.clear()
     loop.set_exception_handler(lambda *_: None)
-    for task in asyncio.all_tasks(loop):
+    for task in loop._tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         task.cancel()
+    loop._tasks.clear()
     for _ in range(1_000):
         if not loop._ready:  # type: ignore[attr-defined]
             break

@@ -1,212 +1,403 @@
-"""Requests on their way through the router's lanes: the real dispatcher, lanes, servers and breakers."""
+"""Requests on their way through the router: the real doors, lanes, breakers and connections, before model servers.
+
+Clients send requests of two classes, which have servers in common, and leave at any time, also in the middle of an
+answer. Servers answer at once or in pieces, are busy, fail, break off, keep silent, and are taken out and put back.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
 
+import orjson
+
+from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import RoutedServer, RoutingTable
 from services.core.policies.freesh.laxity import Order
+from services.kit.edge.limits import RateLimiter
+from services.kit.problems import ProblemError
+from services.router.answers import AnswerPasser
+from services.router.app import Router
+from services.router.apps.fleet import AppFleet
 from services.router.dispatch import Dispatcher
-from services.router.fleet import Fleet, Server
-from services.router.lanes import Lane, LaneRules, Lanes, NoServerError, QueueFullError
+from services.router.door import Door
+from services.router.expectations import Expectations
+from services.router.fleet import Fleet
+from services.router.gate import Gate
+from services.router.lanes import Lane, LaneRules, Lanes
 from services.router.metrics import Metrics
-from services.router.upstream import UpstreamError
-from tests.simulation.loop import EPOCH_S, Simulation
-from tests.support.routers import a_routed_pool
+from services.router.outcomes import Outcomes
+from services.router.outgoing import RequestWriter
+from services.router.probes import probe
+from services.router.settings import RouterSettings
+from services.router.upstream import CHECK_S, Limits
+from tests.simulation.loop import EPOCH_S, SimulatedServer, Simulation
+from tests.support.routers import MODEL, a_routed_pool
 
-PUMPED_EVERY_S = 0.5
-"""As the router's own loop does."""
+LONG_WORDS = 60
+TENANTS = ("acme", "beta")
+AT_ONCE = 4
+REFUSALS = frozenset({429, 500, 502, 503, 504})
+"""What a client may be told instead of an answer, where servers fail."""
+LIMITS = Limits(connect_s=1.0, first_byte_s=3.0, silence_s=1.5, total_s=8.0)
 
 
-class _Connection:
-    """A connection to a model server that answers late, refuses, breaks off, or keeps silent."""
+class _Requests:
+    """What reached model servers, which write it down as it arrives.
 
-    def __init__(self, simulation: Simulation) -> None:
+    Attributes:
+        worked_on: How often each request was worked on, by its number.
+    """
+
+    def __init__(self) -> None:
+        self.worked_on: dict[int, int] = {}
+
+
+class _ModelServer(asyncio.Protocol):
+    """A connection to a model server, which speaks HTTP as one does."""
+
+    def __init__(self, simulation: Simulation, name: str, requests: _Requests) -> None:
         self._simulation = simulation
-        self._aborted: asyncio.Future[None] = simulation.loop.create_future()
-        self.status = 200
-        self.headers: dict[bytes, bytes] = {}
+        self._name = name
+        self._requests = requests
+        self._received = b""
+        self._transport: Any = None
+        self._answering: asyncio.Task[None] | None = None
 
-    def send(self, _: bytes) -> None:
-        """Take the request."""
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
 
-    async def head(self) -> None:
-        """Wait for the answer's head."""
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answering is not None:
+            self._answering.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, mark, body = self._received.partition(b"\r\n\r\n")
+        if not mark:
+            return
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or b"0")
+        if len(body) < length:
+            return
+        self._received = b""
+        work = self._answer(orjson.loads(body)) if length else self._be_healthy()
+        self._answering = self._simulation.loop.create_task(work)
+
+    async def _be_healthy(self) -> None:
+        status = (200, 500)[self._simulation.choices.below(2, often=0.2)]
+        self._send(b"HTTP/1.1 %d OK\r\ncontent-length: 0\r\n\r\n" % status)
+
+    async def _answer(self, asked: Mapping[str, Any]) -> None:
         draw = self._simulation.choices.below
-        outcome = draw(5, often=0.4)
-        wait_s = 0.1 * draw(40)
+        outcome = draw(8, often=0.4)
+        if outcome == 1:  # it has enough to do, and works on none of it
+            status = (503, 429)[draw(2)]
+            self._send(b"HTTP/1.1 %d Busy\r\ncontent-length: 4\r\n\r\nbusy" % status)
+            return
+        number = int(asked["user"])
+        self._requests.worked_on[number] = self._requests.worked_on.get(number, 0) + 1
+        await asyncio.sleep(0.05 * draw(40))
+        if outcome == 2:
+            self._transport.close()
+            return
         if outcome == 3:
-            wait_s = 5.0
-        await asyncio.wait([self._aborted], timeout=wait_s)
-        if self._aborted.done():
-            self._aborted.result()
-        if outcome == 1:
-            self.status = 503
-        elif outcome == 2:
-            raise UpstreamError("closed", "it closed the connection", may_repeat=True)
-        elif outcome == 3:
-            raise UpstreamError("timeout", "no answer")
+            return
+        if outcome == 4:
+            self._send(b"HTTP/1.1 500 Broken\r\ncontent-length: 6\r\n\r\nbroken")
+            return
+        if outcome == 5:
+            self._send(b"nonsense\r\n\r\n")
+            return
+        await (self._stream(number, outcome) if asked.get("stream") else self._whole(number, outcome))
 
-    def abort(self, error: UpstreamError) -> None:
-        if not self._aborted.done():
-            self._aborted.set_exception(error)
+    async def _whole(self, number: int, outcome: int) -> None:
+        body = orjson.dumps({"for": number, "by": self._name, "usage": {"prompt_tokens": 3, "completion_tokens": 4}})
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self._send(head + (body[:9] if outcome == 6 else body))
+        if outcome == 6:
+            self._transport.close()
 
-    def release(self) -> None:
-        if self._aborted.done():
-            self._aborted.exception()
+    async def _stream(self, number: int, outcome: int) -> None:
+        draw = self._simulation.choices.below
+        self._send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        pieces = 1 + draw(3)
+        for at in range(pieces):
+            await asyncio.sleep((0.02, 0.2, 2.0)[draw(3, often=0.3)])
+            if outcome == 6 and at == pieces - 1:
+                self._transport.close()
+                return
+            self._chunk(b"data: " + orjson.dumps({"for": number, "by": self._name, "at": at}) + b"\n\n")
+        self._chunk(b"data: [DONE]\n\n")
+        self._send(b"0\r\n\r\n")
+
+    def _chunk(self, data: bytes) -> None:
+        self._send(b"%x\r\n%s\r\n" % (len(data), data))
+
+    def _send(self, data: bytes) -> None:
+        self._transport.write(data)
 
 
-class _Origin:
-    def __init__(self, simulation: Simulation) -> None:
+class _Client:
+    """One request of a client, as an ASGI server passes it on."""
+
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        draw = simulation.choices.below
+        self.number = number
+        self.tenant = TENANTS[draw(2, often=0.3)]
+        self.is_stream = draw(2) == 1
+        self.may_repeat = draw(4) != 1
+        words = "word " * (LONG_WORDS if draw(2) else 2)
+        body = {"model": MODEL, "user": str(number), "messages": [{"role": "user", "content": words}]}
+        body |= {"stream": True} if self.is_stream else {}
+        body |= {} if self.may_repeat else {"store": True}
+        self._body = orjson.dumps(body)
+        self._leaves_in_s = 0.1 * draw(40) if draw(3) == 1 else None
         self._simulation = simulation
+        self._is_read = False
+        self.status = 0
+        self.content = b""
+        self.is_complete = False
+        self.has_left = False
 
-    async def connection(self, _: Any) -> _Connection:
-        return await self._simulation.boundary(
-            lambda: _Connection(self._simulation), UpstreamError("connect", "refused", may_repeat=True)
-        )
+    @property
+    def scope(self) -> dict[str, Any]:
+        """The request's head."""
+        headers = [(b"authorization", self.tenant.encode()), (b"content-type", b"application/json")]
+        return {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
 
-    def close(self) -> None: ...
+    async def receive(self) -> Any:
+        """Return the body; then wait until the client leaves."""
+        if not self._is_read:
+            self._is_read = True
+            await asyncio.sleep(0)
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        if self._leaves_in_s is None:
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._leaves_in_s or 0.0)
+        self.has_left = True
+        return {"type": "http.disconnect"}
 
+    async def send(self, message: Any) -> None:
+        """Take in a part of the answer."""
+        draw = self._simulation.choices.below
+        if draw(4, often=0.1):
+            await asyncio.sleep(0.05)  # a slow client
+        check = self._simulation.check
+        if message["type"] == "http.response.start":
+            check("a request has one answer", not self.status, f"{self.number}: {self.status}, {message['status']}")
+            self.status = message["status"]
+            return
+        check("a request has one answer", bool(self.status) and not self.is_complete, str(self.number))
+        self.content += message["body"]
+        self.is_complete = not message.get("more_body", False)
 
-class _Answers:
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-
-    async def whole(self, _turn: Any, _server: Server, _connection: Any, give_back: Any) -> None:
-        await asyncio.sleep(0.05 * self._simulation.choices.below(20))
-        give_back()
-
-
-class _Writer:
-    def write(self, *_: Any) -> bytes:
-        return b""
+    def wrong(self) -> str | None:
+        """Return what is wrong with the answer, None for nothing."""
+        if self.status != 200:
+            return None if self.status in REFUSALS and self.is_complete else f"{self.status}: {self.content[:80]!r}"
+        if not self.is_stream:
+            found = orjson.loads(self.content)
+            return None if found["for"] == self.number else f"the answer to {found['for']}"
+        events = [each.strip() for each in self.content.split(b"\n\n") if each.startswith(b"data:")]
+        told = [orjson.loads(each[5:]) for each in events if b"[DONE]" not in each]
+        pieces = [each for each in told if "for" in each]
+        if any(each["for"] != self.number for each in pieces) or len({each["by"] for each in pieces}) > 1:
+            return "pieces of other answers"
+        if [each["at"] for each in pieces] != list(range(len(pieces))):
+            return "pieces are missing"
+        is_whole = any(b"[DONE]" in each for each in events)
+        return None if is_whole != any("error" in each for each in told) else "it breaks off, and does not say so"
 
 
 class _Keys:
-    def is_wanted(self, _: Server) -> bool:
+    """The keys of callers: their tenants' names."""
+
+    async def caller(self, authorization: bytes | None) -> ResolvedKey:
+        """Return the caller, some time later."""
+        await asyncio.sleep(0)
+        return _key((authorization or b"").decode())
+
+
+@cache
+def _key(tenant: str) -> ResolvedKey:
+    identity = Identity(tenant_id=tenant, role=Role.USER, key_id=tenant)
+    return ResolvedKey(identity=identity, limits=TenantLimits())
+
+
+class _UpstreamKeys:
+    def is_wanted(self, _: Any) -> bool:
         return False
 
+    def of(self, _: Any) -> None:
+        return None
 
-def _table(simulation: Simulation) -> RoutingTable:
+
+def _router(simulation: Simulation) -> Router:
+    """Return a router as it is after its start, less what it says to others."""
     draw = simulation.choices.below
-    servers = [
-        RoutedServer.model_validate(
-            {
+    changes = {
+        "order": (Order.LLF, Order.FCFS, Order.SRTF)[draw(3)],
+        "queue_timeout_s": (0.3, 0.05, 6.0)[draw(3)],
+        "preemptions": draw(2),
+        "max_queue": 6,
+        "max_requests_per_tenant": AT_ONCE,
+    }
+    settings = RouterSettings.model_construct(**cast(Any, changes))
+    router = Router.__new__(Router)
+    made = cast(Any, router)
+    made.settings = settings
+    _put_together(router, simulation.loop.time)
+    return router
+
+
+def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
+    settings, made = router.settings, cast(Any, router)
+    made.metrics, made.fleet, made.apps = Metrics(), Fleet(()), AppFleet()
+    made.assigner = SimpleNamespace(check=lambda: None, adopt=lambda _: None)
+    made.peers = SimpleNamespace(processes=1)
+    made.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
+    made.limits = LIMITS
+    made.upstream_keys = _UpstreamKeys()
+    expectations = Expectations()
+    nothing = cast(Any, SimpleNamespace(**dict.fromkeys(("end", "first", "gap", "whole"), lambda *_: None)))
+    dispatcher = Dispatcher(
+        settings,
+        router.fleet,
+        router.lanes,
+        expectations,
+        router.upstream_keys,
+        RequestWriter(settings.order, router.upstream_keys),
+        AnswerPasser(Outcomes(expectations, router.metrics, nothing, lambda *_: None), settings.max_answer_bytes),
+        router.metrics,
+        lambda *_: [0, 0],
+        made.limits,
+    )
+    made.gate = Gate(settings, cast(Any, _Keys()))
+    made.gate.limiter = RateLimiter(clock_s)
+    made.door = Door(settings, router.fleet, router.gate, dispatcher)
+
+
+class _Servers:
+    """The model servers of a pool, and the routing table that has them."""
+
+    def __init__(self, simulation: Simulation, requests: _Requests) -> None:
+        draw = simulation.choices.below
+        self._known: dict[str, dict[str, Any]] = {}
+        for name in ("a", "b", "c")[: 1 + draw(3)]:
+            listening = SimulatedServer(simulation.loop, lambda name=name: _ModelServer(simulation, name, requests))
+            self._known[name] = {
                 "id": name,
                 "pool": "chat",
-                "url": "http://127.0.0.1:1",
+                "url": f"http://127.0.0.1:{listening.port}",
                 "tenant_id": "acme",
                 "location": "here",
                 "state": "ready",
+                "request_class": (None, "S", "L")[draw(3)],
                 "capacity": 1 + draw(3),
                 "power_w": 400.0,
                 "gco2_per_kwh": 100.0 * (1 + draw(3)),
             }
-        )
-        for name in ("a", "b", "c")[: 1 + draw(3)]
-    ]
-    from datetime import UTC, datetime
 
-    return RoutingTable(made_at=datetime.fromtimestamp(EPOCH_S, UTC), pools=[a_routed_pool()], servers=servers)
+    def change(self, which: int) -> None:
+        """Take a server out, or put it back."""
+        each = list(self._known.values())[which % len(self._known)]
+        each["state"] = "draining" if each["state"] == "ready" else "ready"
+
+    def table(self) -> RoutingTable:
+        """Return the routing table as it is now."""
+        pool = a_routed_pool(
+            tenants=list(TENANTS), input_tokens=LONG_WORDS // 2, classes=[{"name": "SS"}, {"name": "LS"}]
+        )
+        servers = [
+            RoutedServer.model_validate(each | {"request_class": each["request_class"] and each["request_class"] + "S"})
+            for each in self._known.values()
+        ]
+        return RoutingTable(made_at=datetime.fromtimestamp(EPOCH_S, UTC), pools=[pool], servers=servers)
 
 
 async def play(simulation: Simulation) -> None:
     """Requests arrive, wait, leave, are refused, preempted and answered; at the end every place is free."""
     draw = simulation.choices.below
-    fleet = Fleet(())
-    fleet.adopt(_table(simulation))
-    for server in fleet.servers.values():
-        server.origin = cast(Any, _Origin(simulation))
-    rules = LaneRules(order=(Order.LLF, Order.FCFS)[draw(2)], most_waiting=6, most_preemptions=draw(2))
-    lanes = Lanes(rules)
-    lane = lanes.of(fleet.pools["chat"], "")
-    dispatcher = Dispatcher(
-        cast(Any, SimpleNamespace(network_ms={}, queue_timeout_s=(0.3, 0.05, 6.0)[draw(3)], attempts=3)),
-        fleet,
-        lanes,
-        cast(Any, None),
-        cast(Any, _Keys()),
-        cast(Any, _Writer()),
-        cast(Any, _Answers(simulation)),
-        Metrics(),
-        cast(Any, None),
-        cast(Any, None),
-    )
-    requests = 2 + draw(7)
-    simulation.holds("no server has more than it may", lambda: _too_many(fleet))
-    simulation.holds("every place has a living owner", lambda: _without_owner(fleet, lane, living))
-    living: set[int] = set()
-    asked = [
-        simulation.start(_ask(simulation, dispatcher, fleet, lane, n, living), may_be_cancelled=True)
-        for n in range(requests)
-    ]
-    pumping = simulation.loop.create_task(_pump(simulation, lanes))
+    requests = _Requests()
+    servers = _Servers(simulation, requests)
+    router = _router(simulation)
+    router._adopt(servers.table())
+    clients = [_Client(simulation, number) for number in range(2 + draw(7))]
+    simulation.holds("no server has more than it may", lambda: _too_many(router))
+    simulation.holds("every place has a living owner", lambda: _without_owner(router))
+    asked = [simulation.start(_ask(simulation, router, client), may_be_cancelled=True) for client in clients]
+    looking = simulation.loop.create_task(_look(simulation, router, servers))
     await asyncio.wait(asked)
-    pumping.cancel()
-    simulation.check("every place is given back", not any(s.held for s in fleet.servers.values()), str(_held(fleet)))
-    simulation.check("nothing waits for nobody", not len(lane.queue) and not lane.unanswered, str(lane.unanswered))
-    simulation.check("no tenant is in service", not lane.in_service, str(lane.in_service))
+    looking.cancel()
+    await simulation.everything()
+    lanes, fleet = router.lanes.all(), router.fleet
+    held = {server.id: server.held for server in fleet.every_server() if server.held}
+    check = simulation.check
+    check("every place is given back", not held, str(held))
+    check("nothing waits for nobody", not any(len(lane.queue) or lane.unanswered for lane in lanes))
+    check("no tenant is in service", not any(lane.in_service for lane in lanes), str([x.in_service for x in lanes]))
+    check("nobody counts as being here", not router.gate.in_flight and not router.gate.at_once.open)
+    check("no body is held", router.gate.bodies._free == router.settings.max_buffered_bytes)
+    busy = [server.id for server in fleet.every_server() if server.origin.busy]
+    check("every connection is given back", not busy, str(busy))
+    for client in clients:
+        worked_on = requests.worked_on.get(client.number, 0)
+        check("what may not be repeated is not", client.may_repeat or worked_on <= 1, f"{client.number}: {worked_on}")
 
 
-async def _pump(simulation: Simulation, lanes: Lanes) -> None:
-    while True:
-        await asyncio.sleep(PUMPED_EVERY_S)
-        for lane in lanes.all():
-            lane.fail_waiting()
-            lane.pump()
-            idle = _stands_idle(lane)
-            simulation.check("no server with room stands beside a request that may use it", idle is None, str(idle))
-
-
-async def _ask(
-    simulation: Simulation, dispatcher: Dispatcher, fleet: Fleet, lane: Lane, number: int, living: set[int]
-) -> None:
+async def _look(simulation: Simulation, router: Router, servers: _Servers) -> None:
+    """Do what the router repeats, and change the table now and then."""
     draw = simulation.choices.below
-    await asyncio.sleep(0.05 * draw(12))
-    asked = SimpleNamespace(choices=1, may_repeat=draw(4) != 1)
-    exchange = SimpleNamespace(headers={}, has_begun=False)
-    tenant = ("acme", "beta")[draw(2, often=0.3)]
-    identity = SimpleNamespace(tenant_id=tenant)
-    received = SimpleNamespace(
-        asked=asked, exchange=exchange, key=SimpleNamespace(identity=identity), at_s=time.monotonic()
-    )
-    expected = SimpleNamespace(
-        output_tokens=float(1 + draw(200)), input_tokens=10, request_class="", prefix=tuple(range(draw(4)))
-    )
-    turn = SimpleNamespace(received=received, lane=lane, expected=expected, pool=fleet.pools["chat"], wait_s=0.0)
-    living.add(number)
+    for turn in range(10_000):
+        await asyncio.sleep(CHECK_S)
+        if draw(8, often=0.3) == 1:
+            servers.change(draw(3))
+            router._adopt(servers.table())
+        await router._check()
+        idle = next(filter(None, map(_stands_idle, router.lanes.all())), None)
+        simulation.check("no server with room stands beside a request that may use it", idle is None, str(idle))
+        if turn % 4 == 3:
+            simulation.start(_probe(router))
+
+
+async def _probe(router: Router) -> None:
+    await asyncio.gather(*(probe(server, router.limits) for server in router.fleet.servers.values()))
+    for lane in router.lanes.all():
+        lane.pump()
+
+
+async def _ask(simulation: Simulation, router: Router, client: _Client) -> None:
+    await asyncio.sleep(0.05 * simulation.choices.below(12))
     try:
-        await dispatcher._in_lane(cast(Any, turn))
-    except (NoServerError, QueueFullError, UpstreamError):
-        pass
-    finally:
-        living.discard(number)
+        await router.door.handle(client.scope, client.receive, client.send)
+    except ProblemError as problem:
+        simulation.check("a request has one answer", False, str(problem))
+    if not client.has_left:
+        simulation.check("an answer is whole, and one server's", client.wrong() is None, f"{client.wrong()}")
 
 
-def _held(fleet: Fleet) -> dict[str, int]:
-    return {server.id: server.held for server in fleet.servers.values()}
-
-
-def _too_many(fleet: Fleet) -> str | None:
-    wrong = [server.id for server in fleet.servers.values() if not 0 <= server.held <= server.limit]
-    return f"{wrong}: {_held(fleet)}" if wrong else None
-
-
-def _without_owner(fleet: Fleet, lane: Lane, living: set[int]) -> str | None:
-    held = sum(server.held for server in fleet.servers.values())
-    if held > len(living):
-        return f"{held} places are held, and {len(living)} requests live"
-    if held != sum(lane.in_service.values()):
-        return f"{held} places are held, and the lane counts {lane.in_service}"
+def _too_many(router: Router) -> str | None:
+    for server in router.fleet.servers.values():
+        if not 0 <= server.held <= server.limit:
+            return f"{server.id} holds {server.held} of {server.limit}"
     return None
+
+
+def _without_owner(router: Router) -> str | None:
+    held = sum(server.held for server in router.fleet.every_server())
+    if held > router.gate.in_flight:
+        return f"{held} places are held, and {router.gate.in_flight} requests live"
+    in_service = sum(sum(lane.in_service.values()) for lane in router.lanes._lanes.values())
+    return None if held == in_service else f"{held} places are held, and the lanes count {in_service}"
 
 
 def _stands_idle(lane: Lane) -> str | None:
     """Say which server has room though a request waits that may be sent to it."""
-    now_s = time.monotonic()
+    now_s = asyncio.get_running_loop().time()
     for request in lane.queue:
         for server in lane.servers:
             if server.room > 0 and server.breaker.passes(now_s) and server.id not in request.excluded:

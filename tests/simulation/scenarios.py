@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import apps, reports, router, submissions
+from tests.simulation import apps, edge, node, reports, router, submissions
 from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
@@ -11,4 +11,6 @@ SCENARIOS: dict[str, Play] = {
     "submissions": submissions.play,
     "reports": reports.play,
     "keys": reports.keys,
+    "edge": edge.play,
+    "node": node.play,
 }

@@ -14,8 +14,8 @@ from tests.simulation.loop import BreachError, Choices, Simulation
 Play = Callable[[Simulation], Coroutine[Any, Any, None]]
 """A scenario: it starts tasks, says what must hold, and ends when all is over."""
 
-MOST_TRIES = 600
-"""Runs that shortening a schedule may take."""
+MOST_TRIES, MOST_CPU_S = 600, 20.0
+"""Runs and CPU seconds that shortening a schedule may take."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,11 @@ def play_once(play: Play, source: int | Sequence[int]) -> tuple[Simulation, Brea
     """Run a scenario with a seed or a record; return the run, and its breach if there was one."""
     choices = Choices(source)
     # How wild a schedule is differs from run to run: most faults need one unlikely choice, not many.
-    disorder, haste, cancels = (
-        each[choices.below(len(each))] for each in ((0.1, 0.0, 0.5, 1.0), (0.02, 0.0, 0.2), (0.01, 0.0, 0.05, 0.2))
+    disorder, haste, cancels, cuts = (
+        each[choices.below(len(each))]
+        for each in ((0.1, 0.0, 0.5, 1.0), (0.02, 0.0, 0.2), (0.01, 0.0, 0.05, 0.2), (0.0, 0.02, 0.1))
     )
-    simulation = Simulation(choices, disorder=disorder, haste=haste, cancels=cancels)
+    simulation = Simulation(choices, disorder=disorder, haste=haste, cancels=cancels, cuts=cuts)
     try:
         simulation.run(play(simulation))
     except BreachError as error:
@@ -85,9 +86,14 @@ def shorten(name: str, play: Play, made: Sequence[int]) -> Found:
     simulation, breach = play_once(play, best)
     assert breach is not None, "a schedule has to repeat what it did"
     tries, span = 0, max(len(best) // 2, 1)
-    while span and tries < MOST_TRIES:
+    end_s = time.process_time() + MOST_CPU_S
+
+    def goes_on() -> bool:
+        return tries < MOST_TRIES and time.process_time() < end_s
+
+    while span and goes_on():
         is_shorter, at = False, 0
-        while at < len(best) and tries < MOST_TRIES:
+        while at < len(best) and goes_on():
             changes = [best[:at] + best[at + span :]]
             if any(best[at : at + span]):
                 changes.append(best[:at] + [0] * span + best[at + span :])

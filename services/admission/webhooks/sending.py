@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 import aiohttp
@@ -20,6 +20,7 @@ from services.admission.webhooks.addresses import AddressRules, ForbiddenAddress
 from services.admission.webhooks.signing import Signer, fingerprint, sign
 from services.contracts.identity import Identity, Role
 from services.contracts.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+from services.kit.ids import utc_now
 from services.kit.logging import Log
 from services.kit.release import RELEASE
 from services.kit.tasks import end_tasks
@@ -214,7 +215,7 @@ def retry_after_s(text: str) -> float:
     except ValueError:
         return 0.0
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return min(LONGEST_RETRY_AFTER_S, max(0.0, (at - datetime.now(UTC)).total_seconds()))
+    return min(LONGEST_RETRY_AFTER_S, max(0.0, (at - utc_now()).total_seconds()))
 
 
 def _reason(error: Exception, scheme: str) -> str:

@@ -1,0 +1,566 @@
+"""A node's agent on virtual time: the real one, with stand-ins for the control plane, Valkey, the shims and the disk.
+
+The agent may be killed between any two steps, and begins again on the same state folder. Shims outlive it. What a shim
+does here is what ``gpu_agent/shim.py`` says of leases, stop requests and ends; its processes are numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+from gpu_agent import agent as agent_module
+from gpu_agent import files, meter, ranks, shim
+from gpu_agent.agent import Agent
+from gpu_agent.controls import Controls
+from gpu_agent.gangs import Gangs
+from gpu_agent.inbox import Inbox
+from gpu_agent.inputs import NO_INPUTS, Inputs
+from gpu_agent.intervals import Intervals
+from gpu_agent.meter import Meter
+from gpu_agent.ranks import Launch, RankFolder
+from gpu_agent.reporting import ReportingAgent
+from gpu_agent.secrets import InputError
+from gpu_agent.settings import AgentSettings
+from gpu_agent.spool import Spool
+from services.contracts.commands import AnyCommand, SetDevices, StartGang, StopGang, command_document
+from services.contracts.jobs import JobSpec
+from services.contracts.nodes import (
+    DeviceControls,
+    EnergyInterval,
+    EnergyReceipt,
+    EnergyReport,
+    Heartbeat,
+    HeartbeatReply,
+    NodeCredentials,
+    NodeRegistration,
+    RankState,
+)
+from services.contracts.streams import COMMAND_FIELD, command_stream
+from services.kit.control_plane import ControlPlane
+from services.kit.problems import ProblemError, unavailable
+from tests.simulation.loop import Process, Simulation
+from tests.simulation.valkey import Client, Store
+
+NODE = "n0"
+GPUS = 2
+LEASE_S, HEARTBEAT_S, INTERVAL_S = 6.0, 0.5, 2.0
+GIVEN_UP_S = LEASE_S + 1.0
+"""A node that was silent for so long has lost its gangs, as the scheduler sees it."""
+LATE_END_S = 2 * INTERVAL_S
+"""A gang's energy may be counted for so long after its end: an interval, and what is late."""
+SETTLED_S = 20.0
+"""Within this time after the last gang's end, its energy is delivered and it is forgotten."""
+STEPS = 20_000
+
+
+@dataclass(eq=False)
+class _Shim:
+    """A shim and its rank, in the place of a ``Popen``."""
+
+    pid: int
+    folder: RankFolder
+    start: StartGang
+    process: Process
+    work: asyncio.Task[None] | None = None
+    runs: bool = False
+    ended_s: float | None = None
+    lock: int | None = None
+
+    def poll(self) -> int | None:
+        """Return a status once it has ended."""
+        return None if self.work is not None and not self.work.done() and self.process.is_alive else 0
+
+    def unlock(self) -> None:
+        """Give back its folder, as the kernel does when a process ends."""
+        lock, self.lock = self.lock, None
+        if lock is not None:
+            os.close(lock)
+
+
+@dataclass
+class _Shims:
+    """The shims of a host, and what is true of its ranks.
+
+    Attributes:
+        all: By pid.
+        started: How often each allocation's command was run.
+    """
+
+    simulation: Simulation
+    all: dict[int, _Shim] = field(default_factory=dict[int, _Shim])
+    started: dict[str, int] = field(default_factory=dict[str, int])
+    _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
+
+    def launch(self, folder: RankFolder, launch: Launch, deadline: float, lease_s: float) -> _Shim:
+        """Start a shim, in the place of ``RankFolder.launch``."""
+        folder.renew(deadline, lease_s)
+        start = StartGang.model_validate(json.loads((folder.path / ranks.COMMAND).read_bytes())["command"])
+        started = _Shim(next(self._pids), folder, start, self.simulation.process())
+        self.all[started.pid] = started
+        started.work = started.process.start(self._run(started))
+        return started
+
+    async def _run(self, each: _Shim) -> None:
+        draw = self.simulation.choices.below
+        await asyncio.sleep(0.02 * (1 + draw(20, often=0.3)))
+        each.lock = os.open(each.folder.path / shim.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(each.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            if each.folder.started() is not None or each.folder.exit() is not None:
+                return
+            facts = {"pid": each.pid, "shim": each.pid, "started_at": time.time(), "kernel_boot": shim.kernel_boot()}
+            shim.write_facts(str(each.folder.path / shim.STARTED), facts)
+            name = each.start.allocation_id
+            self.started[name] = self.started.get(name, 0) + 1
+            each.runs = True
+            code, ended_by = await self._live(each)
+            each.runs, each.ended_s = False, time.time()
+            await asyncio.sleep(0)
+            exit_facts = {"code": code, "ended_by": ended_by, "ended_at": each.ended_s}
+            shim.write_facts(str(each.folder.path / shim.EXITED), exit_facts)
+        finally:
+            each.unlock()
+
+    async def _live(self, each: _Shim) -> tuple[int, str]:
+        """Run until the command ends, or is ended by its lease or a request."""
+        draw = self.simulation.choices.below
+        ends_s = shim.clock() + 0.5 * (1 + draw(16))
+        code = draw(2, often=0.2)
+        grace_s = each.start.spec.grace_s
+        kill_at, ended_by, deadline = float("inf"), "", 0.0
+        while True:
+            now_s = shim.clock()
+            words = (each.folder.path / shim.LEASE).read_text().split()
+            deadline = float(words[0])
+            facts = shim.read_facts(str(each.folder.path / shim.STOP))
+            if facts is not None and not ended_by:
+                ended_by, kill_at = facts.get("cause", "stop"), now_s + float(facts.get("grace_s", 0.0))
+            if not ended_by and now_s >= deadline - min(grace_s, LEASE_S / 3):
+                ended_by, kill_at = "lease", now_s + grace_s
+            if ended_by and draw(2):  # it obeys
+                return -15, ended_by
+            if now_s >= min(kill_at, deadline):
+                return -9, ended_by or "lease"
+            if now_s >= ends_s and not ended_by:
+                return code, "itself"
+            due_s = min(ends_s, kill_at, deadline - min(grace_s, LEASE_S / 3) if not ended_by else kill_at, deadline)
+            await asyncio.sleep(min(max(due_s - now_s, 0.02), 0.25))
+
+    def kill(self, pid: int) -> None:
+        """Kill a shim; its rank runs on until somebody ends what it has left."""
+        self.all[pid].process.kill()
+        self.all[pid].unlock()
+
+    def kill_marked(self, mark: str) -> int:
+        """End what a dead shim has left, in the place of ``kill_marked``."""
+        found = [each for each in self.all.values() if str(each.folder.progress_file) in mark and each.runs]
+        for each in found:
+            each.runs, each.ended_s = False, time.time()
+        return len(found)
+
+    def signal(self, pid: int, number: int) -> None:
+        """Signal a shim, in the place of ``os.kill``; it looks at its stop request sooner."""
+        if pid not in self.all:
+            raise ProcessLookupError(pid)
+
+    def held(self) -> Iterator[int]:
+        """Yield the devices of gangs that have processes, each as often as it is held."""
+        return (index for each in self.running() for index in each.devices)
+
+    def running(self) -> list[StartGang]:
+        """Return the gangs that have processes."""
+        return [each.start for each in self.all.values() if each.runs]
+
+
+@dataclass(eq=False)
+class _Allocation:
+    """An allocation as the control plane has it."""
+
+    start: StartGang
+    is_live: bool = True
+    is_over: bool = False
+    wants_stop: bool = False
+
+
+class _Plane:
+    """Telemetry and the scheduler: what a node says to them, and which of its gangs may run."""
+
+    def __init__(self, simulation: Simulation, valkey: Client) -> None:
+        self._simulation = simulation
+        self._valkey = valkey
+        self.allocations: dict[str, _Allocation] = {}
+        self.intervals: dict[tuple[str, int], EnergyInterval] = {}
+        self.heard_s = float("-inf")
+        self.outgoing: list[AnyCommand] = []
+        self._tokens = 0
+
+    async def call(self, method: str, path: str, answer: Any, *, body: Any, timeout_s: float = 10.0, **_: Any) -> Any:
+        """Answer a call of the node, as ``ServiceClient.call``."""
+        handle = {
+            "register": self._register,
+            "heartbeat": self._heartbeat,
+            "energy": self._energy,
+        }[path.rpartition("/")[2]]
+        refusals = [unavailable("telemetry")]
+        if path.endswith("heartbeat"):
+            refusals.append(ProblemError(401, cast(Any, "unauthenticated"), "The token is not valid."))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._simulation.boundary(
+                    lambda: handle(body.model_copy(deep=True)), *refusals, may_be_silent=True, may_repeat=True
+                )
+        except TimeoutError:
+            raise unavailable("telemetry") from None
+
+    def _register(self, _: NodeRegistration) -> NodeCredentials:
+        self._tokens += 1
+        return NodeCredentials(
+            node_id=NODE, token=f"t{self._tokens}", heartbeat_interval_s=HEARTBEAT_S, lease_ttl_s=LEASE_S, pue=1.0
+        )
+
+    def _heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
+        self.give_up()
+        self.heard_s = shim.clock()
+        for rank in heartbeat.ranks:
+            known = self.allocations.get(rank.allocation_id)
+            if known is not None and rank.state is RankState.EXITED:
+                known.is_live, known.is_over = False, True
+        named = [name for name, each in self.allocations.items() if each.is_live]
+        return HeartbeatReply(lease_ttl_s=LEASE_S, allocations=named)
+
+    def _energy(self, report: EnergyReport) -> EnergyReceipt:
+        for each in report.intervals:
+            self.intervals.setdefault((each.boot_id, each.sequence), each)
+        return EnergyReceipt(accepted=len(report.intervals), duplicates=0)
+
+    def give_up(self) -> None:
+        """Let the gangs of a node go that was silent until none of them can run any more."""
+        if shim.clock() - self.heard_s > GIVEN_UP_S:
+            for each in self.allocations.values():
+                each.is_live = False
+
+    async def relay(self) -> None:
+        """Put commands on the stream, in their order and at least once."""
+        while True:
+            while self.outgoing:
+                fields = {COMMAND_FIELD: json.dumps(command_document(self.outgoing[0]))}
+                try:
+                    await self._valkey.xadd(command_stream(NODE), fields)
+                except Exception:
+                    await asyncio.sleep(0.1)
+                    continue
+                self.outgoing.pop(0)
+            await asyncio.sleep(0.05)
+
+
+class _Agent(Agent):
+    """The agent, put together without what asks the kernel."""
+
+    def __init__(self, simulation: Simulation, settings: AgentSettings, plane: _Plane, valkey: Client) -> None:
+        enrolment = SimpleNamespace(
+            until_enrolled=_nothing, renew=_nothing, refresh=_nothing, refused=lambda: None, secret=_a_secret
+        )
+        ReportingAgent.__init__(self, settings, cast(Any, enrolment))
+        self._simulation = simulation
+        self._tick_due = asyncio.Event()
+        self._device_files: dict[str, bytes] = {}
+        self._state_problem = ""
+        sweeper = SimpleNamespace(sweep=lambda _: None, close=lambda: None)
+        self.confinement = cast(Any, SimpleNamespace(begin=lambda _: None, cgroups=sweeper))
+        launcher = cast(Any, SimpleNamespace(check=lambda _: None, prepare=lambda *_: None, devices=self.devices))
+        self._launcher = launcher
+        self._ports = cast(Any, SimpleNamespace(who_listens=lambda _: {}))
+        self.intervals = Intervals()
+        self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
+        self.checkpoints = cast(
+            Any, SimpleNamespace(problem="", copy_running=_forever, clean=lambda *_: None, close=_nothing)
+        )
+        self.gangs = Gangs(
+            settings.state_folder,
+            launcher,
+            on_change=self._heartbeat_due.set,
+            is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
+            is_clean=self.controls.is_clean,
+            fetch=self._fetch,
+        )
+        self.partitions = cast(
+            Any,
+            SimpleNamespace(
+                problem="", statuses=lambda: None, want=lambda _: None, step=lambda: None, finish=_nothing_with
+            ),
+        )
+        self.meter = Meter(
+            self.driver,
+            self.devices,
+            self._host(),
+            self.spool,
+            static_w=settings.static_w,
+            boot_id=self.boot_id,
+            shim_pids=self.gangs.shim_pids,
+            progress_of=self._progress_of,
+            lock=self._device_lock,
+            activity_of=self.gangs.activity_of,
+        )
+        self.health = cast(Any, SimpleNamespace(returned=lambda _: None, faults=list))
+        self._failed: set[str] = set()
+        self._looking = None
+        registration = NodeRegistration(
+            node_id=NODE,
+            address="127.0.0.1",
+            agent_url="",
+            devices=self.devices,
+            driver="simulated",
+            host_power=self._host().source,
+        )
+        self.plane = ControlPlane(cast(Any, plane), cast(Any, enrolment), registration)
+        self.inbox = Inbox(cast(Any, valkey), NODE, self.gangs, settings.retry_s)
+        self._learned = cast(Any, SimpleNamespace(save=_nothing_with))
+        self.clocks = cast(
+            Any,
+            SimpleNamespace(
+                orders=lambda gangs: gangs.orders(),
+                decide=lambda *_: None,
+                minutes=lambda *_: [],
+                wanted_mhz=lambda _: None,
+            ),
+        )
+        self._latency = cast(Any, SimpleNamespace(run=_forever))
+
+    async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
+        return await self._simulation.boundary(lambda: NO_INPUTS, InputError("it lacks a secret"))
+
+    def lose_lock(self) -> None:
+        """Give back the state folder, as the kernel does when a process ends."""
+        os.close(self._state_lock)
+
+
+async def _nothing() -> None: ...
+
+
+async def _nothing_with(*_: Any, **__: Any) -> None: ...
+
+
+async def _a_secret() -> str:
+    return "secret"
+
+
+async def _forever(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@cache
+def _settings() -> dict[str, Any]:
+    """Return what all agents have in common; reading it from the environment takes longer than a run."""
+    return cast(Any, AgentSettings)(
+        node_id=NODE,
+        driver="simulated",
+        simulated_gpus=GPUS,
+        containers="off",
+        health="off",
+        latency_clocks="off",
+        checkpoints="local",
+        disk_reserve_bytes=1,
+        owner_tenants=["t"],
+        energy_interval_s=INTERVAL_S,
+        sample_interval_s=1.0,
+    ).model_dump()
+
+
+@contextmanager
+def _a_host(simulation: Simulation, shims: _Shims) -> Iterator[Path]:
+    """Yield a state folder on a host whose kernel, shims and disk are stand-ins."""
+    draw = simulation.choices.below
+    fails = draw(2) * 0.02
+
+    def may_fail(work: Any) -> Any:
+        def write(*arguments: Any, **options: Any) -> Any:
+            if fails and not simulation.is_calm and draw(2, often=fails):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return work(*arguments, **options)
+
+        return write
+
+    kernel = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
+    kernel.kill = shims.signal
+    replaced = [
+        (ranks, "os", kernel),
+        (ranks, "kill_marked", shims.kill_marked),
+        (RankFolder, "launch", lambda folder, launch, at, lease_s: shims.launch(folder, launch, at, lease_s)),
+        (meter, "cpu_seconds", lambda pids: dict.fromkeys(pids, 1.0)),
+        (agent_module.secrets, "prepare_memory", lambda: None),
+        (agent_module, "remove_keys", lambda _: None),
+        (agent_module.retention, "clean", lambda *_: None),
+        (files, "replace", may_fail(files.replace)),
+        (Spool, "_write", may_fail(Spool._write)),
+    ]
+    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+    with ExitStack() as stack:
+        for where, name, stand_in in replaced:
+            stack.enter_context(patch.object(where, name, stand_in))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder
+
+
+async def play(simulation: Simulation) -> None:
+    """Jobs start, are stopped and started again on a node whose agent dies and returns; at the end nothing is left."""
+    draw = simulation.choices.below
+    simulation.most_steps = STEPS
+    simulation.loop.lacks_threads = 0.005 * draw(2)
+    shims = _Shims(simulation)
+    store = Store()
+    valkey = Client(simulation, store)
+    plane = _Plane(simulation, valkey)
+    simulation.holds("a job has one live gang at most", lambda: _twice(each.job_id for each in shims.running()))
+    simulation.holds(
+        "a device has one holder at most", lambda: _twice(n for each in shims.running() for n in each.devices)
+    )
+    simulation.holds("a gang starts once", lambda: next((k for k, n in shims.started.items() if n > 1), None))
+    simulation.holds("one thread writes the spool at a time", lambda: _at_once(simulation, "_write"))
+    with _a_host(simulation, shims) as folder:
+        settings = AgentSettings.model_construct(**cast(Any, _settings() | {"state_dir": folder, "data_dir": folder}))
+        relaying = simulation.loop.create_task(plane.relay())
+        user = simulation.start(_use(simulation, plane, shims))
+        agent: _Agent | None = None
+        process = simulation.process()
+        deaths = 0
+        while agent is None or not user.done() or any(not each.is_over for each in plane.allocations.values()):
+            if agent is None:
+                process = simulation.process()
+                agent = await process.start(_begin(simulation, settings, plane, valkey))
+            await asyncio.sleep(0.25)
+            running = [pid for pid, each in shims.all.items() if each.poll() is None]
+            if running and draw(2, often=0.01):
+                shims.kill(running[draw(len(running))])
+            is_known = agent.spool.state is not None  # what was drawn before that, nobody can tell
+            if is_known and deaths < 3 and draw(2, often=0.02):
+                deaths += 1
+                if draw(2):
+                    await process.start(agent.stop())
+                else:
+                    process.kill()
+                    agent.lose_lock()
+                agent = None
+                await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
+        simulation.calm_down()
+        await asyncio.sleep(SETTLED_S)
+        simulation.check("what was accepted ends", all(each.is_over for each in plane.allocations.values()))
+        simulation.check(
+            "a gang that is over is forgotten", not list(agent.gangs), str([g.allocation_id for g in agent.gangs])
+        )
+        await process.start(agent.stop())
+        relaying.cancel()
+        _check_energy(simulation, plane, shims, agent, deaths)
+
+
+async def _begin(simulation: Simulation, settings: AgentSettings, plane: _Plane, valkey: Client) -> _Agent:
+    agent = _Agent(simulation, settings, plane, valkey)
+    lacked, simulation.loop.lacks_threads = simulation.loop.lacks_threads, 0.0  # else it would end, and begin again
+    await agent.start()
+    simulation.loop.lacks_threads = lacked
+    return agent
+
+
+async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
+    """Have jobs run, one gang after the other, as the scheduler would."""
+    draw = simulation.choices.below
+    generations: dict[str, int] = {}
+    for _ in range(1 + draw(5)):
+        await asyncio.sleep(0.5 * draw(8))
+        plane.give_up()
+        job = ("a", "b", "c")[draw(3)]
+        live = [each for each in plane.allocations.values() if each.is_live]
+        mine = next((each for each in live if each.start.job_id == job), None)
+        if mine is not None:
+            grace_s = 0.5 * draw(3)
+            plane.outgoing.append(StopGang(allocation_id=mine.start.allocation_id, grace_s=grace_s, reason="asked"))
+            continue
+        taken = {index for each in live for index in each.start.devices}
+        free = [index for index in range(GPUS) if index not in taken]
+        if not free:
+            continue
+        generations[job] = generations.get(job, 0) + 1
+        start = _a_gang(job, generations[job], free[: 1 + draw(2)])
+        plane.allocations[start.allocation_id] = _Allocation(start)
+        plane.outgoing.append(start)
+        if draw(3) == 1:
+            controls = DeviceControls(revision=1, power_limit_w=200.0, clock_mhz=None)
+            plane.outgoing.append(SetDevices(allocation_id=start.allocation_id, settings=controls))
+
+
+@cache
+def _spec() -> JobSpec:
+    return JobSpec.model_validate({"name": "job", "command": ["work"], "grace_s": 1.0})
+
+
+def _a_gang(job: str, generation: int, devices: list[int]) -> StartGang:
+    return StartGang(
+        allocation_id=f"{job}.{generation}",
+        job_id=job,
+        generation=generation,
+        tenant_id="t",
+        spec=_spec(),
+        devices=devices,
+        node_rank=0,
+        rank_offset=0,
+        nnodes=1,
+        world_size=len(devices),
+        master_addr="127.0.0.1",
+        master_port=29_500,
+    )
+
+
+def _check_energy(simulation: Simulation, plane: _Plane, shims: _Shims, agent: _Agent, deaths: int) -> None:
+    metered_j = sum(device.energy_j for device in agent.driver._devices)  # type: ignore[union-attr]
+    intervals = [*plane.intervals.values(), *agent.spool.batch(10**6)]
+    known = {(each.boot_id, each.sequence): each for each in intervals}
+    told_j = sum(usage.gpu_energy_j for each in known.values() for usage in each.usages)
+    is_all = abs(told_j - metered_j) <= 1e-3 * metered_j + 500.0
+    simulation.check("every joule is told once", is_all, f"{told_j:.1f} J are told, {metered_j:.1f} J were drawn")
+    if deaths:
+        return
+    ended_at = {each.start.allocation_id: each.ended_s for each in shims.all.values() if each.ended_s is not None}
+    for each in known.values():
+        for usage in each.usages:
+            end_s = ended_at.get(usage.allocation_id or "")
+            if end_s is not None and usage.gpu_energy_j > 0:
+                late_s = each.end_at.timestamp() - end_s
+                what = f"{usage.allocation_id}: {late_s:.1f} s"
+                simulation.check(
+                    "no energy of a gang is later than its end and one interval", late_s <= LATE_END_S, what
+                )
+
+
+def _twice(found: Iterator[Any]) -> str | None:
+    seen: set[Any] = set()
+    for each in found:
+        if each in seen:
+            return str(each)
+        seen.add(each)
+    return None
+
+
+def _at_once(simulation: Simulation, name: str) -> str | None:
+    threads = simulation.loop.threads
+    if len(threads) < 2:
+        return None
+    found = sum(getattr(each, "__name__", "") == name for each in threads)
+    return f"{found} at once" if found > 1 else None
