@@ -163,7 +163,7 @@ class Dashboard:
             if session is None:
                 return self._sign_in_page(request, status=200 if page.path == "/" else 401)
             try:
-                caller = await self.keys.caller(session.authorization)
+                caller = await self.keys.caller(session.authorization, request.scope)
             except ProblemError as error:
                 if error.status != 401:
                     return self.render("unavailable", error.status, detail=error.detail)
@@ -219,7 +219,7 @@ class Dashboard:
         try:
             key, name = await self.provider.key(attempt, given["code"], _answer_address(request))
             session = Session.begun(key, name)
-            await self.keys.caller(session.authorization)
+            await self.keys.caller(session.authorization, request.scope)
         except ProblemError as error:
             return self._sign_in_page(request, error.detail, error.status)
         # A page, and no redirect: the strict cookie is not sent on a way that began at another site.
@@ -234,7 +234,7 @@ class Dashboard:
             _check_origin(request)
             form = await _read_form(request)
             session = Session.begun(form.get("key", "").strip())
-            await self.keys.caller(session.authorization)
+            await self.keys.caller(session.authorization, request.scope)
         except ProblemError as error:
             known = error.status == 401
             return self._sign_in_page(request, "This API key is not valid." if known else error.detail, error.status)

@@ -23,7 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import ProblemCode
 from services.kit import traces
-from services.kit.heads import PROTOCOL
+from services.kit.crowd import show_known
+from services.kit.heads import ServerConfig
 from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
 from services.kit.metrics import Metrics, RequestTimes
@@ -88,7 +89,22 @@ class ServiceTokenMiddleware:
                     await problem_response(error)(scope, receive, send)
                     return
                 scope[CALLER] = caller.identity
+                show_known(scope)
+            elif path not in OPEN_PATHS:
+                await self._app(scope, receive, self._showing(scope, send))
+                return
         await self._app(scope, receive, send)
+
+    @staticmethod
+    def _showing(scope: Scope, send: Send) -> Send:
+        """Return how an answer is sent that only a known caller gets, unless it is a refusal."""
+
+        async def send_and_show(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] < 400:
+                show_known(scope)
+            await send(message)
+
+        return send_and_show
 
     async def _caller(self, given: str, method: str, path: str) -> Caller:
         try:
@@ -241,13 +257,10 @@ def serve(
         sockets = [listening(host, port)]
     say_what_is_trusted(settings, sockets, host, port)
     traces.start(process, settings)
-    config = uvicorn.Config(
+    config = ServerConfig(
         traces.traced(app),
         host=host,
         port=port,
-        http=PROTOCOL,
-        log_config=None,
-        access_log=False,
         timeout_graceful_shutdown=3,
         # Longer than our clients keep a connection: otherwise one could be closed here just as a request is sent on it.
         timeout_keep_alive=75,

@@ -1,4 +1,4 @@
-"""Connections of our servers: a request's head, which comes before anything is known of its sender, has bounds.
+"""Connections of our servers: what a client sends and leaves open has bounds, tighter before it is known who it is.
 
 httptools, which uvicorn parses with, has none: it would collect a header for ever, and wait for its end for ever.
 """
@@ -6,138 +6,300 @@ httptools, which uvicorn parses with, has none: it would collect a header for ev
 from __future__ import annotations
 
 import asyncio
+import re
+import ssl
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any
 
 import h11
-from uvicorn import Config
+import uvicorn
+from uvicorn.middleware.proxy_headers import _TrustedHosts  # pyright: ignore[reportPrivateUsage]
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from services.kit.crowd import CONNECTION, CROWD
 
 MOST_HEAD_BYTES = 65_536
 HEAD_S = 10.0
-"""Within this time after connecting, or after its first byte, a head is complete."""
+"""Within this time after connecting, or after its first byte, a head is complete; with TLS, first the handshake."""
+UNKNOWN_S = 30.0
+"""Within this time after its head, the request of an unknown client is complete and answered, or its key has proved
+valid. What it sends of a request that is answered already has the time of a head."""
+BODY_S = 30.0
+LEAST_BODY_BYTES_PER_S = 500
+"""Of a known client that has a body to send; looked at every ``BODY_S``. Answers take as long as they take."""
 LAST_LOOK_S = 0.1
 """What came while this process was held up is read before a connection is closed: uvloop looks at its clocks first."""
-PIECE_BYTES = 16_384
-"""The parser is given so much at once. A head that begins behind a request in one piece is counted from the next."""
+_END = re.compile(rb"\n\r?\n")
+"""Heads end so, and bodies in chunks."""
 
 
-class _Clocked:
-    """Closes a connection whose head does not come; the mixin of both protocols."""
+class _Bounded(asyncio.Protocol):
+    """Gives a connection its place, and closes one whose client does not do its part; the mixin of both protocols."""
 
+    config: ServerConfig
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
+    app_state: dict[str, Any]
     cycle: Any
-    _clock: asyncio.TimerHandle | None = None
+    flow: Any
 
-    def _expect(self, is_expected: bool) -> None:
-        """Have the clock run while a head is expected, and stop otherwise."""
-        if is_expected and self._clock is None:
-            self._clock = self.loop.call_later(HEAD_S, self._look_again)
-        elif not is_expected and self._clock is not None:
-            self._clock.cancel()
-            self._clock = None
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.held_bytes = 0
+        self._is_known = False
+        self._is_lost = False
+        self._is_refused = False
+        self._number: int | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        self._owed: tuple[float, Any, Any] | None = None
+        self._came_bytes = 0  # since the clock began to run
 
-    def _look_again(self) -> None:
-        self._clock = self.loop.call_later(LAST_LOOK_S, self._end)
-
-    def _end(self) -> None:
-        self._clock = None
-        if self._is_answering:  # an earlier request of the connection; reading may be paused meanwhile
-            self._expect(True)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._accepted = transport
+        self._number = CROWD.enter(self, transport, self.config.proxies)
+        if self._number is None:
+            transport.abort()
+            return
+        self.app_state = {**self.app_state, CONNECTION: self._number}
+        if self.config.tls is None:
+            super().connection_made(transport)
         else:
-            self._refuse(408)
+            transport.pause_reading()
+            self._shaking = self.loop.create_task(self._shake_hands(self.config.tls))
+        self._look()
+
+    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+        """Begin TLS here, so that a connection has its place and its time before it has done so."""
+        try:
+            transport = await self.loop.start_tls(
+                self._accepted, self, tls, server_side=True, ssl_handshake_timeout=HEAD_S
+            )
+        except (OSError, RuntimeError):  # no TLS, or closed in the meantime
+            self._accepted.abort()
+            self._leave()
+            return
+        if transport is not None and not self._is_lost:
+            super().connection_made(transport)
+            self._begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        if self.transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            super().connection_lost(exc)
+
+    def _leave(self) -> None:
+        self._is_lost = True
+        CROWD.hold(self, 0)
+        if self._number is not None:
+            CROWD.leave(self._number)
+        self._look()
+
+    def _begin(self) -> None:
+        """Take in what came before the connection was told that it had begun."""
+        raise NotImplementedError
+
+    def _note(self, size: int) -> None:
+        self._came_bytes += size
+        if not self._is_known:
+            CROWD.hold(self, self.held_bytes + size)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # type: ignore[misc]
+        if self.held_bytes:
+            CROWD.hold(self, self._begun_bytes)
+        self._look()
+
+    @property
+    def waits_for_client(self) -> bool:
+        return (
+            self.transport is None  # pyright: ignore[reportUnnecessaryComparison]
+            or not self._is_answering
+            or self.transport.is_closing()
+            or self.cycle.more_body
+            or self.flow.write_paused
+        )
+
+    @property
+    def is_unused(self) -> bool:
+        return not (self._is_answering or self._is_in_body or self._begun_bytes)
+
+    def become_known(self) -> None:
+        self._is_known = True
+        CROWD.hold(self, 0)
+        self._look()
+
+    def end_now(self) -> None:
+        self._accepted.abort()
 
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _refuse(self, status: int) -> None:
-        """Close the connection; say why, unless that would end up within an answer."""
-        self._expect(False)
+    @property
+    def _is_in_body(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def _begun_bytes(self) -> int:
+        """What has come of the next head."""
+        raise NotImplementedError
+
+    def _what_is_owed(self) -> tuple[float, Any, Any] | None:
+        """Return within which time, seconds, the client has to do what, and of which request; None for nothing."""
+        if self._is_lost:
+            return None
+        if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison]
+            return HEAD_S, self.end_now, None
+        if self.transport.is_closing():  # it has to read what is left
+            return (HEAD_S, self.end_now, None) if self._is_refused or not self._is_known else None
         if not self._is_answering:
+            is_due = self.cycle is None or self._is_in_body or self._begun_bytes
+            return (HEAD_S, self._refuse, self.cycle) if is_due else None
+        if not self._is_known:
+            return UNKNOWN_S, self._refuse, self.cycle
+        return (BODY_S, self._look_at_body, self.cycle) if self.cycle.more_body else None
+
+    def _look(self) -> None:
+        owed = self._what_is_owed()
+        if owed == self._owed:
+            return
+        self._owed = owed
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+        if owed is not None:
+            self._came_bytes = 0
+            self._clock = self.loop.call_later(owed[0], self._look_again)
+
+    def _look_again(self) -> None:
+        if self._owed is not None:
+            self._clock = self.loop.call_later(LAST_LOOK_S, self._owed[1])
+
+    def _look_at_body(self) -> None:
+        if self._came_bytes < BODY_S * LEAST_BODY_BYTES_PER_S and not self.flow.read_paused:
+            self._refuse()
+        else:
+            self._owed = None
+            self._look()
+
+    def _refuse(self, status: int = 408) -> None:
+        """Close the connection; say why, unless that would end up within an answer."""
+        self._is_refused = True
+        if not self._is_answering or not self.cycle.response_started:
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             self.transport.write(head.encode())
         self.transport.close()
+        self._look()
 
 
-class _H11(_Clocked, H11Protocol):
+class _H11(_Bounded, H11Protocol):
     """By h11, where httptools is not installed; it refuses what is too large itself, with 400."""
 
-    def __init__(self, config: Config, *args: Any, **options: Any) -> None:
+    def __init__(self, config: ServerConfig, *args: Any, **options: Any) -> None:
         config.h11_max_incomplete_event_size = MOST_HEAD_BYTES
         super().__init__(config, *args, **options)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._expect(True)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._expect(False)
-        super().connection_lost(exc)
-
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._note(len(data))
+        if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison]
+            self.conn.receive_data(data)
+        elif not self.transport.is_closing():
+            super().data_received(data)
         self._look()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
+    def _begin(self) -> None:
+        self.handle_events()
         self._look()
 
-    def _look(self) -> None:
-        is_open = not self.transport.is_closing()
-        self._expect(is_open and self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0]))
+    @property
+    def _is_in_body(self) -> bool:
+        return self.conn.their_state is h11.SEND_BODY
+
+    @property
+    def _begun_bytes(self) -> int:
+        return len(self.conn.trailing_data[0]) if self.conn.their_state is h11.IDLE else 0
 
 
 if find_spec("httptools") is not None:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class _HttpTools(_Clocked, HttpToolsProtocol):
-        """By httptools, which is given no more of what is neither a complete head nor a body than a head may have."""
+    class _HttpTools(_Bounded, HttpToolsProtocol):
+        """By httptools, which is given each head whole, and no further one before the last request is answered.
+
+        It joins the pieces of a value anew with each, and would make a request of each of thousands of heads that come
+        at once. So that a message always ends where a piece does, pieces of bodies in chunks end where these may.
+        """
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
+            self._held = bytearray()
+            self._searched = 0  # bytes of it in which there is no end
+            self._left = 0  # bytes of a body with a length
             self._unfinished = 0  # bytes since the parser came to the end of a head or a message, or to a body
             self._has_finished = False
             self._awaits_head = True
-            self._has_begun = False
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._expect(True)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._expect(False)
-            super().connection_lost(exc)
-
-        def handle_websocket_upgrade(self) -> None:
-            self._expect(False)
-            super().handle_websocket_upgrade()
 
         def data_received(self, data: bytes) -> None:
-            at = 0
-            while at < len(data) and self in self.connections and not self.transport.is_closing():
-                room = MOST_HEAD_BYTES - self._unfinished
-                if not room:
-                    self._refuse(431)
-                    return
-                piece = data[at : at + min(room, PIECE_BYTES)]
-                at += len(piece)
+            self._note(len(data))
+            self._unset_keepalive_if_required()
+            self._held += data
+            if self.transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                self._begin()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._held:
+                self._begin()
+
+        def _begin(self) -> None:
+            while self._held and not self.transport.is_closing() and (size := self._next()):
+                piece = bytes(memoryview(self._held)[:size])
+                del self._held[:size]
                 self._has_finished = False
                 super().data_received(piece)
-                self._unfinished = 0 if self._has_finished else self._unfinished + len(piece)
-            if self in self.connections:
-                is_begun = self._has_begun or self._unfinished > 0
-                self._expect(self._awaits_head and is_begun and not self.transport.is_closing())
+                self._unfinished = 0 if self._has_finished else self._unfinished + size
+            self._look()
 
-        def on_message_begin(self) -> None:
-            self._has_begun = True
-            super().on_message_begin()
+        def _next(self) -> int:
+            """Return how many bytes the parser gets at once; 0 while there are too few, or when it is too many."""
+            room = MOST_HEAD_BYTES - self._unfinished
+            if self._awaits_head:
+                if self._is_answering:
+                    if len(self._held) > MOST_HEAD_BYTES:
+                        self.flow.pause_reading()
+                    return 0
+                found = _END.search(self._held, max(0, self._searched - 2))
+                self._searched = 0 if found else len(self._held)
+                if (found.end() if found else len(self._held)) > room:
+                    self._refuse(431)
+                    return 0
+                return found.end() if found else 0
+            if self._left:
+                size = min(self._left, len(self._held))
+                self._left -= size
+                return size
+            if room < 4:  # for what is neither body nor its end
+                self._refuse(431)
+                return 0
+            found = _END.search(self._held)
+            size = found.end() if found else len(self._held.rstrip(b"\r\n"))
+            return min(size, room - 3) if size > room else size
+
+        @property
+        def _is_in_body(self) -> bool:
+            return not self._awaits_head
+
+        @property
+        def _begun_bytes(self) -> int:
+            return len(self._held) + self._unfinished
 
         def on_headers_complete(self) -> None:
-            self._has_begun = self._awaits_head = False
+            self._awaits_head = False
             self._has_finished = True
+            for name, value in self.headers:
+                if name == b"content-length":
+                    self._left = int(value)
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
@@ -146,8 +308,30 @@ if find_spec("httptools") is not None:
 
         def on_message_complete(self) -> None:
             self._has_finished = self._awaits_head = True
+            self._left = 0
             super().on_message_complete()
 
     PROTOCOL: type[asyncio.Protocol] = _HttpTools
 else:
     PROTOCOL = _H11  # pyright: ignore[reportConstantRedefinition]
+
+
+class ServerConfig(uvicorn.Config):
+    """How each of our servers is run; the options are uvicorn's.
+
+    Attributes:
+        proxies: Whose connections are those of many clients.
+        tls: What a connection begins with; None for plain HTTP.
+    """
+
+    tls: ssl.SSLContext | None = None
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        ours: dict[str, Any] = {"http": PROTOCOL, "ws": "none", "log_config": None, "access_log": False}
+        super().__init__(app, **ours | options)
+        self.proxies = _TrustedHosts(self.forwarded_allow_ips)
+
+    def load(self) -> None:
+        """Load what uvicorn does, and keep TLS for the connections: uvicorn would wait for it without counting."""
+        super().load()
+        self.tls, self.ssl = self.ssl, None

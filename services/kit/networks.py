@@ -1,4 +1,4 @@
-"""Which addresses a process may connect to: networks named by the installation's settings."""
+"""Networks: those that the settings name, in which a process may connect to others, and those of its clients."""
 
 from __future__ import annotations
 
@@ -29,3 +29,16 @@ def is_within(address: str, networks: tuple[Network, ...]) -> bool:
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
         found = found.ipv4_mapped
     return any(found.version == network.version and found in network for network in networks)
+
+
+def peer_network(address: str) -> str:
+    """Return what counts as one client: an address, or of IPv6 its network of 64 bits, which one host may own."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))

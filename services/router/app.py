@@ -28,7 +28,7 @@ from services.kit.app import end_with_parent, say_what_is_trusted
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
-from services.kit.heads import PROTOCOL
+from services.kit.heads import ServerConfig
 from services.kit.http import ServiceClient, new_session
 from services.kit.logging import Log, configure_logging
 from services.kit.networks import read_networks
@@ -328,7 +328,7 @@ class Router:
     async def _is_operator(self, exchange: Exchange) -> bool:
         """Return whether an operator asks; everybody else is refused."""
         try:
-            key = await self.gate.keys.caller(exchange.headers.get(b"authorization"))
+            key = await self.gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
         except ProblemError as problem:
             await exchange.answer(problem.status, [JSON], error_body(problem.status, "unauthenticated", str(problem)))
             return False
@@ -368,19 +368,16 @@ def listen(host: str, port: int, *, shared: bool) -> socket.socket:
     return found
 
 
-def server_config(router: Router) -> uvicorn.Config:
+def server_config(router: Router) -> ServerConfig:
     """Return how a router is served.
 
     Unused connections are kept for longer than clients keep theirs (httpx: 5 s), so that none is closed under a
     request.
     """
-    return uvicorn.Config(
+    return ServerConfig(
         traces.traced(router),
-        log_config=None,
-        access_log=False,
         lifespan="on",
         loop="auto",
-        http=PROTOCOL,
         timeout_graceful_shutdown=max(1, int(router.settings.drain_s)),
         timeout_keep_alive=75,
         backlog=BACKLOG,

@@ -49,7 +49,7 @@ class Door:
     async def _handle(self, exchange: Exchange) -> None:
         path, method = exchange.scope["path"], exchange.scope["method"]
         kind = COMPLETIONS.get(path)
-        key = await self._gate.keys.caller(exchange.headers.get(b"authorization"))
+        key = await self._gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
         if kind is None:
             if path == "/v1/models" or path.startswith("/v1/models/"):
                 _check_method(method, "GET", "HEAD")

@@ -13,6 +13,7 @@ from services.contracts.identity import Identity, Role, TenantLimits
 from services.kit.credentials import Credential, roots_of
 from services.kit.tokens import Incoming
 from tests.gateway.public import KEYS, a_gateway, authorization
+from tests.support.crowds import known_connections
 from tests.support.services import TOKEN
 
 JOB = "/v1/jobs/job_00000000000000000000000000"
@@ -245,3 +246,13 @@ async def test_the_pages_need_no_key_and_no_other_server() -> None:
             # An address in an example's text is none that a browser asks: there its quotes are written as &quot;.
             assert not re.search(r"""(=|url\(|@import)\s*["']?\s*(https?:)?//""", answer.text)
     assert all(key not in answer.text for key in KEYS.values())
+
+
+async def test_a_connection_is_known_once_it_has_shown_a_valid_key() -> None:
+    async with a_gateway(_echo) as client:
+        await client.get("/healthz")
+        await client.get(f"{JOB}/footprint", headers={"authorization": "Bearer ws_" + "x" * 43})
+        assert not known_connections()
+        await client.get(f"{JOB}/footprint", headers=authorization())
+        assert known_connections() == 1
+    assert not known_connections()

@@ -16,6 +16,7 @@ from services.kit.credentials import Credential, roots_of
 from services.kit.problems import ProblemError, not_found
 from services.kit.settings import SharedSettings
 from services.kit.tokens import Incoming
+from tests.support.crowds import a_guest, asked_by
 from tests.support.tokens import signed
 
 TOKEN = "a-token-of-sixteen-and-more"
@@ -160,3 +161,39 @@ async def test_readiness_tells_what_is_missing() -> None:
 def test_a_problem_error_is_its_document() -> None:
     document = ProblemError(409, ProblemCode.CONFLICT, "Taken.").document()
     assert (document.type, document.title) == ("urn:wattshift:problem:conflict", "Conflict")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "is_known"),
+    [
+        ("/v1/fail/missing", {"authorization": f"Bearer {signed('carbon', root=TOKEN)}"}, True),
+        ("/v1/fail/missing", {"authorization": "Bearer made-up"}, False),
+        ("/healthz", {}, False),
+        ("/own/right", {}, True),
+        ("/own/wrong", {}, False),
+    ],
+)
+async def test_a_connection_is_known_by_a_valid_token_or_by_the_answer_of_a_path_that_asks_itself(
+    path: str, headers: dict[str, str], is_known: bool
+) -> None:
+    async def readiness() -> None: ...
+
+    app = create_service(
+        "a service",
+        SharedSettings(WATTSHIFT_SERVICE_TOKEN=TOKEN),
+        lifespan=nothing,
+        readiness=readiness,
+        open_prefixes=("/own/",),
+        incoming=Incoming("carbon", SECRETS),
+    )
+
+    @app.get("/own/{word}")
+    async def own(word: str) -> None:
+        if word != "right":
+            raise not_found("right word")
+
+    with a_guest() as guest:
+        transport = httpx.ASGITransport(asked_by(guest, app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            await client.get(path, headers=headers)
+        assert guest.is_known is is_known

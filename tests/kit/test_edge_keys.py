@@ -41,7 +41,7 @@ class Admission:
     async def status(self, secret: str = GOOD) -> int:
         """Return 200, or the status of the refusal."""
         try:
-            await self.cache.caller(f"Bearer {secret}".encode())
+            await self.cache.caller(f"Bearer {secret}".encode(), {})
         except ProblemError as error:
             return error.status
         return 200
@@ -136,13 +136,13 @@ async def test_keys_that_are_none_fill_no_memory(admission: Admission) -> None:
 )
 async def test_what_is_no_key_is_not_asked_for(admission: Admission, header: bytes | None) -> None:
     with pytest.raises(ProblemError) as caught:
-        await admission.cache.caller(header)
+        await admission.cache.caller(header, {})
     assert (caught.value.status, caught.value.headers) == (401, {"www-authenticate": "Bearer"})
     assert admission.questions == 0
 
 
 async def test_the_scheme_is_read_in_any_case(admission: Admission) -> None:
-    assert (await admission.cache.caller(b"bEARER  " + GOOD.encode())).identity.tenant_id == "t"
+    assert (await admission.cache.caller(b"bEARER  " + GOOD.encode(), {})).identity.tenant_id == "t"
 
 
 async def test_a_flood_of_unknown_keys_is_bounded(admission: Admission) -> None:

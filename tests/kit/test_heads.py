@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from typing import Any
 
 import pytest
 import uvicorn
+from typer.testing import CliRunner
 
 import services
+from services.cli.main import app as wattshift
 from services.kit import heads
+from services.kit.crowd import Crowd, show_known
 from tests.support.routers import InThisLoop
 
 MOST = heads.MOST_HEAD_BYTES
@@ -29,9 +33,11 @@ both = pytest.mark.parametrize("protocol", [heads.PROTOCOL, H11], ids=["httptool
 class App:
     """Answers with its path and the number of bytes of the body.
 
+    Below `/known` it knows who asks, before it reads. `/refused` is answered without a look at the body.
+
     Attributes:
         asked: Paths of the requests that it got.
-        gate: Answers of `/slow` end once it is set.
+        gate: Answers of `/slow` end once it is set; bodies of `/later` are read then.
     """
 
     def __init__(self) -> None:
@@ -43,13 +49,21 @@ class App:
             return
         path: str = scope["path"]
         self.asked.append(path)
-        size, more = 0, True
+        if path.startswith("/known"):
+            show_known(scope)
+        if path.endswith("/later"):
+            await self.gate.wait()
+        size, more = 0, path != "/refused"
         while more:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                return
             size, more = size + len(message.get("body", b"")), message.get("more_body", False)
         headers = [(b"transfer-encoding", b"chunked")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if path == "/slow":
+        if path == "/much":
+            await send({"type": "http.response.body", "body": b"a" * 30_000_000, "more_body": True})
+        if path.endswith("/slow"):
             await send({"type": "http.response.body", "body": b"<begun>", "more_body": True})
             await self.gate.wait()
         await send({"type": "http.response.body", "body": b"<%s %d>" % (path.encode(), size)})
@@ -87,10 +101,11 @@ class Client:
 class Served:
     app: App
     port: int
+    server: uvicorn.Server
 
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def client(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
         try:
             yield Client(reader, writer)
         finally:
@@ -98,15 +113,15 @@ class Served:
 
 
 @asynccontextmanager
-async def a_server(protocol: type[asyncio.Protocol]) -> AsyncIterator[Served]:
+async def a_server(protocol: type[asyncio.Protocol], **options: Any) -> AsyncIterator[Served]:
     app = App()
-    config = uvicorn.Config(app, http=protocol, log_config=None, access_log=False, timeout_keep_alive=75)
+    config = heads.ServerConfig(app, http=protocol, timeout_keep_alive=75, **options)
     listening = socket.create_server(("127.0.0.1", 0))
     server = InThisLoop(config)
     running = asyncio.create_task(server.serve(sockets=[listening]))
     await server.is_up.wait()
     try:
-        yield Served(app, listening.getsockname()[1])
+        yield Served(app, listening.getsockname()[1], server)
     finally:
         app.gate.set()
         server.should_exit = True
@@ -162,14 +177,161 @@ async def test_neither_empty_lines_nor_trailers_go_on_for_ever(before: bytes) ->
         assert b" 200 " not in await client.end()
 
 
-async def test_what_is_refused_within_an_answer_only_ends_it() -> None:
+@pytest.mark.parametrize("before", ["GET {} HTTP/1.1\r\nhost: x\r\n\r\n", "sized", "chunked", "trailers"])
+@pytest.mark.parametrize(("size", "status"), [(MOST, b"200"), (MOST + 1, b"431")])
+async def test_a_head_behind_another_request_has_the_same_limit(before: str, size: int, status: bytes) -> None:
+    first = {
+        "sized": "POST {} HTTP/1.1\r\ncontent-length: 9\r\n\r\nab\n\ncd\r\n\n",
+        "chunked": "POST {} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n4\r\nab\n\n\r\n0\r\n\r\n",
+        "trailers": "POST {} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: y\r\n\r\n",
+    }.get(before, before)
     async with a_server(heads.PROTOCOL) as served, served.client() as client:
-        client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+        client.send(first.format("/slow").encode() + a_head(size, "/behind"))
         await client.until(b"<begun>")
-        client.send(a_head(2 * MOST))
-        answer = await client.end()
-        assert answer.count(b"HTTP/1.1") == 1
-        assert served.app.asked == ["/slow"]
+        served.app.gate.set()
+        await client.until(b"HTTP/1.1 " + status, 1 + (status == b"200"))
+        await client.until(b"</slow")
+        assert served.app.asked == ["/slow", "/behind"][: 1 + (status == b"200")]
+
+
+async def test_what_comes_behind_a_request_waits_as_it_came() -> None:
+    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+        client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n" * 3_000)
+        await client.until(b"<begun>")
+        (connection,) = served.server.server_state.connections
+        assert not connection.pipeline  # type: ignore[union-attr]
+        served.app.gate.set()
+        await client.until(b"</next 0>", 3_000)
+
+
+@pytest.mark.parametrize("piece", [1, 7])
+async def test_a_head_in_small_pieces_is_parsed_once(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    base = heads.HttpToolsProtocol
+    before = base.data_received
+    monkeypatch.setattr(base, "data_received", lambda self, data: (parsed.append(len(data)), before(self, data))[1])
+    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+        head = a_head(5_000)
+        for at in range(0, len(head), piece):
+            client.send(head[at : at + piece])
+            await asyncio.sleep(0)
+        await client.until(b"</ 0>")
+        assert parsed == [5_000]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 11, 1_000])
+async def test_messages_end_where_they_end_whatever_the_pieces(piece: int) -> None:
+    sent = (
+        b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n\r\n\r\nab\n\n\r\n\r\n"
+        b"GET /2 HTTP/1.1\r\nhost: x\r\n\r\n"
+        b"POST /3 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"8\r\n\r\n\r\n\n\n\r\n\r\n3;x=y\r\nabc\r\n0\r\nlast: one\r\n\r\n"
+        b"\r\nPOST /4 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+        b"POST /5 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\nGET /6 HTTP/1.1\r\nhost: x\r\n\r\n"
+    )
+    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+        for at in range(0, len(sent), piece):
+            client.send(sent[at : at + piece])
+            await asyncio.sleep(0)
+        await client.until(b"</6 0>")
+        assert re.findall(rb"<(/\d \d+)>", client.got) == [b"/1 12", b"/2 0", b"/3 11", b"/4 0", b"/5 0", b"/6 0"]
+
+
+POST = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
+
+
+async def drip(client: Client, piece: bytes, every_s: float) -> bytes:
+    """Send a piece again and again, until the server closes the connection; return what it said."""
+
+    async def send() -> None:
+        while True:
+            client.send(piece)
+            await asyncio.sleep(every_s)
+
+    sending = asyncio.create_task(send())
+    try:
+        return await client.end()
+    finally:
+        sending.cancel()
+
+
+@both
+async def test_the_request_of_an_unknown_client_ends_within_its_time(
+    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "UNKNOWN_S", SHORT_S)
+    async with a_server(protocol) as served:
+        async with served.client() as client:
+            client.send(POST % b"/upload")
+            assert (await drip(client, b"a" * 1_000, SHORT_S / 20)).startswith(b"HTTP/1.1 408")
+        async with served.client() as client:
+            client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"</slow" not in await client.end()
+        async with served.client() as client:
+            client.send(b"GET /known/slow HTTP/1.1\r\nhost: x\r\n\r\n")
+            await client.until(b"<begun>")
+            await asyncio.sleep(3 * SHORT_S)
+            served.app.gate.set()
+            await client.until(b"</known/slow 0>")
+            client.got = b""
+            client.send(b"POST /upload HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\nabc")  # still known
+            await asyncio.sleep(3 * SHORT_S)
+            client.send(b"def")
+            await client.until(b"</upload 6>")
+
+
+@both
+async def test_a_known_client_sends_a_body_at_a_least_rate_unless_it_has_to_wait(
+    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "BODY_S", SHORT_S)
+    monkeypatch.setattr(heads, "UNKNOWN_S", SHORT_S)
+    async with a_server(protocol) as served:
+        async with served.client() as client:
+            client.send(POST % b"/known")
+            slow = int(heads.LEAST_BODY_BYTES_PER_S * SHORT_S / 20)
+            assert (await drip(client, b"a" * slow, SHORT_S / 5)).startswith(b"HTTP/1.1 408")
+        async with served.client() as client:
+            client.send(POST % b"/known")
+            for _ in range(20):
+                client.send(b"a" * 1_000)
+                await asyncio.sleep(SHORT_S / 5)
+            client.send(b"a" * 980_000)
+            await client.until(b"</known 1000000>")
+        async with served.client() as client:
+            client.send(POST % b"/known/later" + b"a" * 1_000_000)
+            await asyncio.sleep(3 * SHORT_S)
+            served.app.gate.set()
+            await client.until(b"</known/later 1000000>")
+
+
+@both
+async def test_what_is_left_of_a_body_that_was_answered_has_the_time_of_a_head(
+    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
+    async with a_server(protocol) as served:
+        async with served.client() as client:
+            client.send(POST % b"/refused")
+            await client.until(b"</refused 0>")
+            await drip(client, b"a" * 1_000, SHORT_S / 20)
+        async with served.client() as client:
+            client.send(POST % b"/refused" + b"a" * 1_000_000 + b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n")
+            await client.until(b"</next 0>")
+
+
+@both
+async def test_an_unknown_client_that_reads_nothing_loses_its_connection(
+    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "UNKNOWN_S", SHORT_S)
+    monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
+    async with a_server(protocol) as served, served.client() as client:
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(b"GET /much HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(20):
+            while not served.app.asked or served.server.server_state.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 @both
@@ -252,13 +414,75 @@ async def test_bodies_are_not_limited(protocol: type[asyncio.Protocol]) -> None:
         assert re.findall(rb"<(/\w+ \d+)>", client.got) == [b"/sized 3000000", b"/chunked 501000", b"/behind 0"]
 
 
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("ca")
+    for words in (["init"], ["issue", "host", "--host", "localhost"]):
+        made = CliRunner().invoke(wattshift, ["ca", *words, "--folder", str(folder)])
+        assert made.exit_code == 0, made.output
+    return {"ssl_certfile": str(folder / "host.crt"), "ssl_keyfile": str(folder / "host.key")}
+
+
+def unverified() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+@both
+async def test_requests_over_tls(protocol: type[asyncio.Protocol], certificate: dict[str, str]) -> None:
+    async with a_server(protocol, **certificate) as served, served.client(unverified()) as client:
+        client.send(b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 300000\r\n\r\n" + b"a" * 300_000)
+        await client.until(b"</1 300000>")
+        client.send(b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b"</2 0>" in await client.end()
+    assert not in_all()
+
+
+@both
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_a_connection_counts_and_ends_before_it_has_begun_tls(
+    protocol: type[asyncio.Protocol], sent: bytes, certificate: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "HEAD_S", 2 * SHORT_S)
+    async with a_server(protocol, **certificate) as served, served.client() as client:
+        async with asyncio.timeout(20):
+            while not in_all():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        client.send(sent)
+        await client.end()
+        async with asyncio.timeout(20):
+            while in_all():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not served.app.asked
+
+
+@both
+async def test_a_newcomer_is_answered_where_every_place_is_taken(
+    protocol: type[asyncio.Protocol], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "CROWD", Crowd(10))
+    async with a_server(protocol) as served, contextlib.AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(served.client()) for _ in range(50)]
+        async with served.client() as client:
+            client.send(b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\n")
+            await client.until(b"</1 0>")
+        for each in held[:40]:
+            assert await each.end() == b""
+        held[-1].send(b"GET /2 HTTP/1.1\r\nhost: x\r\n\r\n")
+        await held[-1].until(b"</2 0>")
+
+
+def in_all() -> int:
+    """Return how many connections have a place."""
+    return len(heads.CROWD._unknown) + len(heads.CROWD._known)  # pyright: ignore[reportPrivateUsage]
+
+
 def test_every_server_of_ours_has_these_bounds() -> None:
     found = 0
     for package in (*services.__path__, "gateway", "gpu_agent", "carbon_service", "optimizer_service"):
         for path in Path(package).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
-            assert "uvicorn.run(" not in text
-            for call in re.findall(r"uvicorn\.Config\((?s:.*?)\n    \)", text):
-                assert "http=PROTOCOL" in call, path
-                found += 1
+            assert not re.search(r"uvicorn\.(run|Config)\(", text), path
+            found += len(re.findall(r"\bServerConfig\(\n", text))
     assert found == 2

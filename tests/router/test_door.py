@@ -14,6 +14,7 @@ from services.contracts.routing import LatencyReport, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, latency_stream
 from services.kit.redis import connect
 from tests.router.conftest import Stage, error_of
+from tests.support.crowds import known_connections
 from tests.support.routers import (
     MODEL,
     Running,
@@ -225,3 +226,11 @@ async def test_latencies_go_to_the_stream_of_the_servers_node_each_second(stage:
     assert last.mean_e2e_s is not None
     assert first.mean_wait_ms <= first.mean_ttft_ms <= 1e3 * last.mean_e2e_s
     assert first.clocks == clocks
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/apps/none", "/status"])
+async def test_a_connection_is_known_once_it_has_shown_a_valid_key(router: Running, path: str) -> None:
+    await router.http.get(path, headers={"authorization": "Bearer ws_" + "x" * 43})
+    assert not known_connections()
+    await router.http.get(path)
+    assert known_connections() == 1

@@ -73,7 +73,7 @@ async def keys(simulation: Simulation) -> None:
         for _ in range(3):
             await asyncio.sleep(0.2 * draw(8))
             try:
-                await cache.caller(b"Bearer ws_" + str(key).encode().rjust(43, b"x"))
+                await cache.caller(b"Bearer ws_" + str(key).encode().rjust(43, b"x"), {})
             except ProblemError as problem:
                 simulation.check("a caller is refused or told to wait", problem.status in (401, 503), str(problem))
 

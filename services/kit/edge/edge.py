@@ -113,7 +113,7 @@ class Edge(Generic[R]):
             exchange.extra += self._open_routes.limiter.take(client[0] if client else "")
             await self._answer(exchange, route, match.path, WITHOUT_KEY)
             return True
-        key = await self._keys.caller(authorization)
+        key = await self._keys.caller(authorization, exchange.scope)
         exchange.extra += self._limiter.take(key.identity.tenant_id, key.limits)
         if not key.identity.role.may(method, route.role):
             raise forbidden(key.identity.role, route.role)

@@ -10,8 +10,11 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from starlette.types import Scope
+
 from services.contracts.identity import KeyLookup, ResolvedKey
 from services.contracts.problems import ProblemCode
+from services.kit.crowd import show_known
 from services.kit.http import ServiceClient
 from services.kit.ids import utc_now
 from services.kit.logging import Log
@@ -65,8 +68,8 @@ class KeyCache:
         self._answers: OrderedDict[bytes, _Answer] = OrderedDict()
         self._asking: dict[bytes, asyncio.Task[ResolvedKey | None]] = {}
 
-    async def caller(self, authorization: bytes | None) -> ResolvedKey:
-        """Return the caller.
+    async def caller(self, authorization: bytes | None, scope: Scope) -> ResolvedKey:
+        """Return the caller; the connection of the request is that of a known client from now on.
 
         Raises:
             ProblemError: 401 without a valid key, 503 while admission does not answer.
@@ -84,6 +87,7 @@ class KeyCache:
             key = await self._ask_once(digest)
         if key is None or (key.expires_at is not None and utc_now() >= key.expires_at):
             raise unauthenticated("The API key is not known, has expired, or was revoked.")
+        show_known(scope)
         return key
 
     async def _ask_once(self, digest: bytes) -> ResolvedKey | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import time
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from services.contracts.identity import TenantLimits
 from services.contracts.problems import ProblemCode
 from services.kit.edge.exchange import Header
+from services.kit.networks import peer_network
 from services.kit.problems import ProblemError
 
 
@@ -127,7 +127,7 @@ class AddressLimiter:
         Raises:
             ProblemError: 429, with the time after which the address may send requests again.
         """
-        who, now_s = _network(address), self._clock_s()
+        who, now_s = peer_network(address), self._clock_s()
         left, at_s = self._tokens.pop(who, (float(self._burst), now_s))
         tokens = min(self._burst, left + (now_s - at_s) * self._requests_per_s)
         is_allowed = tokens >= 1
@@ -199,13 +199,3 @@ class ConcurrencyLimiter:
             yield
         finally:
             self.leave(tenant_id)
-
-
-def _network(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if found.version == 4:
-        return address
-    return str(ipaddress.ip_network((found, 64), strict=False))

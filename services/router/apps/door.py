@@ -112,7 +112,7 @@ class AppDoor:
             await self._of_the_router(exchange)
             return
         asked = read(exchange.scope, has_idempotency_key=b"idempotency-key" in exchange.headers)
-        key = await self._gate.keys.caller(exchange.headers.get(b"authorization"))
+        key = await self._gate.keys.caller(exchange.headers.get(b"authorization"), exchange.scope)
         exchange.extra += self._gate.limiter.take(key.identity.tenant_id, key.limits)
         if not key.identity.role.may(asked.method, Role.USER):
             raise AppError(403, "forbidden", f"A key with the role {key.identity.role} may only read.")

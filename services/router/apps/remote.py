@@ -18,6 +18,7 @@ import orjson
 from pydantic import ValidationError
 
 from services.contracts.routing import RoutedAppServer
+from services.kit.crowd import CROWD
 from services.kit.logging import Log
 from services.router.apps.assignment import Assigner
 from services.router.apps.fleet import AppFleet
@@ -35,7 +36,7 @@ class LineProtocol(asyncio.Protocol):
     """A connection that carries lists as lines of JSON; one that carries anything else is closed."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -48,8 +49,11 @@ class LineProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in each whole line."""
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
+        searched = len(self._buffer)
+        self._buffer += data
+        while (end := self._buffer.find(b"\n", searched)) >= 0:
+            line, searched = bytes(self._buffer[:end]), 0
+            del self._buffer[: end + 1]
             try:
                 self.message(orjson.loads(line))
             except (orjson.JSONDecodeError, ValidationError, ValueError) as error:
@@ -79,7 +83,13 @@ class LineProtocol(asyncio.Protocol):
 
 
 class AskingPeer(LineProtocol):
-    """Another process's connection to this one, which assigns instances to its requests."""
+    """Another process's connection to this one, which assigns instances to its requests.
+
+    Attributes:
+        held_bytes: None are counted: it has a line at most, and little time.
+    """
+
+    held_bytes = 0
 
     def __init__(self, name: str, token: str, assigner: Assigner, fleet: AppFleet, peers: set[AskingPeer]) -> None:
         """Take this process's name, queues and instances, and where open connections are kept."""
@@ -93,10 +103,32 @@ class AskingPeer(LineProtocol):
         self._tickets: dict[int, Ticket] = {}
         self._sent_rows: set[str] = set()
         self._waiting_for_hello: asyncio.TimerHandle | None = None
+        self._number: int | None = None
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether a hello is due."""
+        return not self._is_known
+
+    @property
+    def is_unused(self) -> bool:
+        """Never once it is known: what it holds would be taken back."""
+        return False
+
+    def become_known(self) -> None:
+        """Nothing more; a hello has come."""
+
+    def end_now(self) -> None:
+        """Give way to another."""
+        self.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Expect a hello."""
         super().connection_made(transport)
+        self._number = CROWD.enter(self, transport)
+        if self._number is None:
+            self.close()
+            return
         self._peers.add(self)
         self._waiting_for_hello = asyncio.get_running_loop().call_later(HELLO_S, self.close)
 
@@ -104,6 +136,8 @@ class AskingPeer(LineProtocol):
         """Take back what the process waits for, then what it holds."""
         super().connection_lost(exc)
         self._peers.discard(self)
+        if self._number is not None:
+            CROWD.leave(self._number)
         if self._waiting_for_hello is not None:
             self._waiting_for_hello.cancel()
         tickets, self._tickets = self._tickets, {}
@@ -117,6 +151,7 @@ class AskingPeer(LineProtocol):
                 if not hmac.compare_digest(token.encode(), self._token.encode()) or meant != self._name:
                     raise ValueError("the token is wrong, or another process is meant")
                 self._is_known = True
+                CROWD.know(self._number)
                 if self._waiting_for_hello is not None:
                     self._waiting_for_hello.cancel()
                 self.send("welcome")
