@@ -77,9 +77,7 @@ class Agent(ReportingAgent):
                 settings.state_folder / "checkpoints",
             ],
             # Over TLS, jobs report by their file alone: they do not know the authority of the installation.
-            agent_url=""
-            if settings.tls_cert
-            else f"http://{'127.0.0.1' if settings.host == '0.0.0.0' else settings.host}:{settings.port}",
+            agent_url="" if settings.tls_cert else f"http://127.0.0.1:{settings.progress_port}",
             pass_environment=settings.pass_environment,
             engine=engine,
             devices=self.devices,

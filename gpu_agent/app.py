@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from gpu_agent import exec_endpoints
 from gpu_agent.agent import Agent
-from gpu_agent.endpoints import PROGRESS_PREFIX, router, state_router
+from gpu_agent.endpoints import PROGRESS_PREFIX, ProgressDoor, router, state_router
 from gpu_agent.figures import show_figures
 from gpu_agent.measuring import MeasuringAgent
 from gpu_agent.settings import AgentSettings
@@ -75,6 +75,7 @@ def create_app(settings: AgentSettings) -> FastAPI:
         max_body_bytes=_MOST_BODY_BYTES,
         incoming=callers,
     )
+    app.add_middleware(ProgressDoor, port=settings.progress_port)
     app.include_router(state_router)
     if not settings.measure_only:
         app.include_router(router)
@@ -93,7 +94,8 @@ def main() -> None:
     hide_memory()
     settings = settings_or_exit(AgentSettings)
     # An agent that began without its port would end the node's gangs on its way out.
-    serve(create_app(settings), "gpu_agent", settings, settings.host, settings.port, listens_first=True)
+    beside = () if settings.measure_only else (settings.progress_port,)
+    serve(create_app(settings), "gpu_agent", settings, settings.host, settings.port, listens_first=True, beside=beside)
 
 
 if __name__ == "__main__":

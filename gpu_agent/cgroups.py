@@ -6,18 +6,18 @@ its own in it. What is left of ranks that are over, and of agents that were kill
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import os
-import platform
 import signal
-import struct
+import subprocess
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_agent import bpf, network
+from gpu_agent.bpf import op
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -29,7 +29,6 @@ _V1_NAMES = {"io": "blkio"}
 _SHARES, _MOST_SHARES = 1024, 262_144
 """``cpu.shares`` of a process that is in no group of its own, and the most there may be."""
 _DISKS = Path("/sys/block")
-_BPF_SYSTEM_CALL = {"x86_64": 321, "aarch64": 280}
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Cgroups:
         self._root = root
         self._is_unified = "memory" in _read(root / "cgroup.controllers").split()
         self._parents: dict[str, Path] = {}
+        self._network: network.Network | None = None
         self.lacking: dict[str, str] = {}
         """Why there is none, by controller."""
 
@@ -83,6 +83,24 @@ class Cgroups:
             self.lacking["devices"] = why
             del self._parents["devices"]
 
+    def prepare_network(self, rules: network.Rules, user_id: int) -> None:
+        """Make the parent of the groups by which connections of jobs are judged.
+
+        Args:
+            rules: What holds for jobs.
+            user_id: Of a job, to try them.
+        """
+        try:
+            parent = (self._root if self._is_unified else network.hierarchy(self._root)) / self._name
+            parent.mkdir(exist_ok=True)
+            self._network = network.Network(rules)
+            if why := network.lack(self._network, parent / "probe-network", user_id):
+                self.lacking["network"] = why
+            else:
+                self._parents["network"] = parent
+        except (OSError, subprocess.SubprocessError) as error:
+            self.lacking["network"] = str(error)
+
     @property
     def version(self) -> str:
         """What kind of groups these are, for people."""
@@ -92,13 +110,14 @@ class Cgroups:
         """Whether ranks are limited by a controller."""
         return controller in self._parents
 
-    def make(self, rank: str, denied: Sequence[tuple[int, int]], gpus: float = 1.0) -> list[Path]:
+    def make(self, rank: str, denied: Sequence[tuple[int, int]], gpus: float = 1.0, port: int = 0) -> list[Path]:
         """Make the group of a rank and return the files to which its processes write themselves.
 
         Args:
             rank: Its name.
             denied: Major and minor numbers of character devices that it must not open.
             gpus: By which it is weighed against other ranks where all want more CPU or I/O than there is.
+            port: The one that was given to its gang.
 
         Raises:
             OSError: It cannot be made, or a limit cannot be set.
@@ -120,6 +139,8 @@ class Cgroups:
             else:
                 for major, minor in denied:
                     (groups["devices"] / "devices.deny").write_text(f"c {major}:{minor} rwm")
+        if self._network is not None and "network" in groups:
+            self._network.attach(groups["network"], port)
         return [group / PROCESSES for group in dict.fromkeys(groups.values())]
 
     def sweep(self, running: Collection[str]) -> int:
@@ -139,7 +160,7 @@ class Cgroups:
 
     def sweep_everywhere(self, running: Collection[str]) -> None:
         """Do the same wherever an earlier agent, started in another place, may have made them."""
-        for parent in _found(self._root, self._name, depth=6):
+        for parent in (*_found(self._root, self._name, depth=6), network.MOUNT / self._name):
             for group in _folders(parent):
                 if group.name not in running:
                     _remove(group)
@@ -252,35 +273,19 @@ def _remove(group: Path) -> bool:
 
 def device_program(denied: Iterable[tuple[int, int]]) -> bytes:
     """Return the BPF program that refuses character devices by their numbers and allows all others."""
-
-    def instruction(code: int, target: int = 0, source: int = 0, offset: int = 0, value: int = 0) -> bytes:
-        return struct.pack("BBhi", code, source << 4 | target, offset, value)
-
-    load_word, jump_if_not_equal, move, and_bits, end = 0x61, 0x55, 0xB7, 0x57, 0x95
     # r2: type in the low half, 2 is a character device; r3: major; r4: minor
-    code = instruction(load_word, 2, 1, 0) + instruction(and_bits, 2, value=0xFFFF)
-    code += instruction(load_word, 3, 1, 4) + instruction(load_word, 4, 1, 8)
+    code = [op(bpf.LOAD, 2, 1, 0), op(bpf.AND_VALUE, 2, value=0xFFFF), op(bpf.IF_NOT, 2, 0, "yes", 2)]
+    code += [op(bpf.LOAD, 3, 1, 4), op(bpf.LOAD, 4, 1, 8)]
     for major, minor in denied:
-        code += instruction(jump_if_not_equal, 2, offset=4, value=2)
-        code += instruction(jump_if_not_equal, 3, offset=3, value=major)
-        code += instruction(jump_if_not_equal, 4, offset=2, value=minor)
-        code += instruction(move, 0, value=0) + instruction(end)
-    return code + instruction(move, 0, value=1) + instruction(end)
+        code += [op(bpf.IF_NOT, 3, 0, 1, major), op(bpf.IF_EQUAL, 4, 0, "no", minor)]
+    return bpf.assembled([*code, *bpf.YES_OR_NO])
 
 
 def attach_device_program(group: Path, denied: Sequence[tuple[int, int]]) -> None:
     """Let a program decide which devices a group may open; it lives as long as the group."""
-    program = device_program(denied)
-    code, license_text = ctypes.create_string_buffer(program, len(program)), ctypes.create_string_buffer(b"Apache-2.0")
-    addresses = (ctypes.addressof(code), ctypes.addressof(license_text))
-    attributes = struct.pack("IIQQ", 15, len(program) // 8, *addresses)  # BPF_PROG_TYPE_CGROUP_DEVICE
-    loaded = _bpf(5, attributes + bytes(96))
+    loaded = bpf.load(15, 6, device_program(denied))  # BPF_PROG_TYPE_CGROUP_DEVICE, BPF_CGROUP_DEVICE
     try:
-        folder = os.open(group, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            _bpf(8, struct.pack("IIII", folder, loaded, 6, 2))  # BPF_PROG_ATTACH, BPF_CGROUP_DEVICE, BPF_F_ALLOW_MULTI
-        finally:
-            os.close(folder)
+        bpf.attach(group, 6, loaded)
     finally:
         os.close(loaded)
 
@@ -297,16 +302,3 @@ def _try_device_program(parent: Path) -> str:
         with suppress(OSError):
             group.rmdir()
     return ""
-
-
-def _bpf(command: int, attributes: bytes) -> int:
-    number = _BPF_SYSTEM_CALL.get(platform.machine())
-    if number is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    library = ctypes.CDLL(None, use_errno=True)
-    library.syscall.restype = ctypes.c_long
-    result = int(library.syscall(ctypes.c_long(number), ctypes.c_int(command), buffer, ctypes.c_uint(len(attributes))))
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return result

@@ -14,12 +14,14 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import orjson
 
 from gpu_agent import enclosure, files, seccomp
 from gpu_agent.account import Account, Identities, TenantAccounts, find_account, may_change_accounts
 from gpu_agent.cgroups import Cgroups, Limits
+from gpu_agent.network import Rules
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
 from services.contracts.nodes import RUNS_AS, Protection, ProtectionName
@@ -32,6 +34,7 @@ USERS = "users"
 """In a rank's folder: the host's list of users, and the tenant's account."""
 _PROBE_S = 20.0
 _HOST_USERS = Path("/etc/passwd")
+_DNS_PORT = 53
 _NOT_ROOT = "the agent is not root"
 _NAMED = re.compile(rf"(?<![\w.-])(?:{'|'.join(enclosure.SPACES)})/[^\s\"'`$*?;:,|&<>()\[\]{{}}=]+")
 _MPS_PIPES, _MPS_VARIABLE = "/tmp/nvidia-mps", "CUDA_MPS_PIPE_DIRECTORY"
@@ -121,6 +124,7 @@ class Confinement:
         self.space_bytes = min(asked_bytes, limits.memory_bytes)
         if self._can_become:
             self.cgroups.prepare()
+            self.cgroups.prepare_network(rules_of(settings), first)
 
     def begin(self, running: Collection[str]) -> None:
         """Clear up what an agent that was killed left of ranks that do not run."""
@@ -174,7 +178,8 @@ class Confinement:
             words += self._mount_words(start, rank, account, kept)
             if not self.cgroups.has("pids"):
                 limits["NPROC"] = self._settings.job_processes
-            words += [f"cgroup {path}" for path in self.cgroups.make(rank.name, self._foreign_devices(start), gpus)]
+            made = self.cgroups.make(rank.name, self._foreign_devices(start), gpus, start.master_port)
+            words += [f"cgroup {path}" for path in made]
         words += [f"limit {name} {value}" for name, value in limits.items()]
         if self.permitted.has("seal"):
             words.append("seal")
@@ -240,6 +245,7 @@ class Confinement:
             of("cpu_weight", only_root or groups.lacking.get("cpu"), f"{groups.version}, by the GPUs that a job has"),
             of("io_weight", only_root or groups.lacking.get("io"), f"{groups.version}, by the GPUs that a job has"),
             of("devices", only_root or groups.lacking.get("devices"), groups.version),
+            of("network", only_root or groups.lacking.get("network"), "programs on cgroup v2"),
         ]
 
     def _shown(self) -> list[Path]:
@@ -297,6 +303,15 @@ def _has_mps(start: StartGang) -> bool:
     with suppress(OSError):
         return any(os.stat(os.path.join(pipes, "control")).st_uid == 0 for pipes in _mps(start))
     return False
+
+
+def rules_of(settings: AgentSettings) -> Rules:
+    """Return what jobs of the node may connect to, and bind; beside them come resolvers and proxies of this host."""
+    proxies = [urlsplit(value) for name, value in os.environ.items() if name.lower().endswith("_proxy")]
+    used = [each.port for each in proxies if each.port and each.hostname in ("localhost", "127.0.0.1", "::1")]
+    reachable = (*settings.jobs_may_reach, *used, settings.progress_port)
+    kept = (*reachable, *settings.jobs_may_not_bind, settings.port)
+    return Rules((*reachable, _DNS_PORT), kept, settings.master_ports)
 
 
 def _find(name: str) -> Account | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from gpu_agent.agent import Agent
 from gpu_agent.logs import read_both, read_piece
@@ -13,10 +15,31 @@ from gpu_agent.progress import parse_report
 from services.contracts.jobs import LogStream
 from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
 from services.contracts.problems import ProblemCode
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, not_found, problem_response
 
 PROGRESS_PREFIX = "/v1/progress/"
 _MOST_LOG_BYTES = 1 << 20
+
+
+class ProgressDoor:
+    """Serves nothing but progress at the port that jobs reach.
+
+    At the agent's other port progress is taken too: jobs that run on from an earlier release were told that one.
+    """
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._port = port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked_at = (scope.get("server") or ("", None))[1]  # of the connection itself, whatever its headers say
+        if asked_at != self._port or scope["path"].startswith(PROGRESS_PREFIX):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await problem_response(not_found("operation at this port"))(scope, receive, send)
+        else:
+            await WebSocketClose()(scope, receive, send)
+
 
 router = APIRouter()
 """Of an agent that runs jobs."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import platform
+import socket
 import struct
 
 CLONE_NEWUSER = 0x10000000
@@ -31,7 +32,7 @@ NUMBERS = {
         **{"init_module": 175, "delete_module": 176, "finit_module": 313, "kexec_load": 246, "kexec_file_load": 320},
         **{"add_key": 248, "request_key": 249, "keyctl": 250, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323},
         **{"open_by_handle_at": 304, "lookup_dcookie": 212, "settimeofday": 164, "clock_settime": 227},
-        **{"sethostname": 170, "setdomainname": 171},
+        **{"sethostname": 170, "setdomainname": 171, "socket": 41},
     },
     "aarch64": {
         **_COMMON,
@@ -40,12 +41,15 @@ NUMBERS = {
         **{"init_module": 105, "delete_module": 106, "finit_module": 273, "kexec_load": 104, "kexec_file_load": 294},
         **{"add_key": 217, "request_key": 218, "keyctl": 219, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282},
         **{"open_by_handle_at": 265, "lookup_dcookie": 18, "settimeofday": 170, "clock_settime": 112},
-        **{"sethostname": 161, "setdomainname": 162},
+        **{"sethostname": 161, "setdomainname": 162, "socket": 198},
     },
 }
-"""System calls that are refused; ``clone`` and ``unshare`` only where they ask for a user namespace."""
+"""System calls that are refused; ``clone`` and ``unshare`` only where they ask for a user namespace, ``socket`` only
+for other families than ``_FAMILIES``."""
 
 _WHERE_FLAGS_SAY = ("clone", "unshare")
+_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, 16)
+"""The last is netlink. What goes through others, such as VSOCK, SMC, TIPC or RDS, is not judged by ``network``."""
 _AS_IF_MISSING = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register")
 """``ENOSYS``: libraries then do the same in the way of older kernels. The flags of ``clone3`` cannot be looked at."""
 
@@ -60,7 +64,7 @@ def program(machine: str = "") -> bytes:
     if machine not in NUMBERS:
         return b""
     numbers = NUMBERS[machine]
-    plain = {number: name for name, number in numbers.items() if name not in _WHERE_FLAGS_SAY}
+    plain = {number: name for name, number in numbers.items() if name not in (*_WHERE_FLAGS_SAY, "socket")}
     code = [
         (_LOAD_WORD, 0, 0, _ARCHITECTURE_AT),
         (_JUMP_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]),
@@ -80,5 +84,7 @@ def program(machine: str = "") -> bytes:
             (_RETURN, 0, 0, _ERROR | errno.EPERM),
             (_RETURN, 0, 0, _ALLOW),
         ]
-    code.append((_RETURN, 0, 0, _ALLOW))
+    code += [(_JUMP_IF_EQUAL, 0, len(_FAMILIES) + 2, numbers["socket"]), (_LOAD_WORD, 0, 0, _FIRST_ARGUMENT_AT)]
+    code += [(_JUMP_IF_EQUAL, len(_FAMILIES) - number, 0, family) for number, family in enumerate(map(int, _FAMILIES))]
+    code += [(_RETURN, 0, 0, _ERROR | errno.EAFNOSUPPORT), (_RETURN, 0, 0, _ALLOW)]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)

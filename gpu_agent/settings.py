@@ -12,14 +12,18 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from services.contracts.commands import MASTER_PORTS
 from services.contracts.schema import Name
 from services.kit.extras import first_missing
 from services.kit.settings import SECRET_VARIABLES, SharedSettings
 
 _LISTS = (
     *("pass_environment", "owner_tenants", "reserved_accounts", "shown_folders", "images"),
-    *("health_xids", "health_allowed_processes"),
+    *("health_xids", "health_allowed_processes", "jobs_may_reach", "jobs_may_not_bind"),
 )
+
+
+_Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 def _host_name() -> str:
@@ -49,6 +53,13 @@ class AgentSettings(SharedSettings):
     labels: dict[str, str] = Field(default_factory=dict[str, str])
     host: str = "127.0.0.1"
     port: int = Field(8070, ge=1, le=65_535)
+    jobs_port: int | None = Field(
+        None,
+        validation_alias="GPU_AGENT_PROGRESS_PORT",
+        ge=1,
+        le=65_535,
+        description="Where jobs post their progress over HTTP, on this host alone; by default GPU_AGENT_PORT + 100.",
+    )
     address: str = Field("127.0.0.1", description="Address at which other hosts reach this one.")
     state_dir: Path | None = Field(None, description="By default the node's folder under the data folder.")
 
@@ -153,6 +164,19 @@ class AgentSettings(SharedSettings):
         description="Folders that every job may read, also where it could not pass through to them.",
     )
     seccomp: Literal["on", "off"] = Field("on", description="Whether system calls that jobs do not need are refused.")
+    jobs_may_reach: Annotated[list[_Port], NoDecode] = Field(
+        default_factory=list[int],
+        description="Ports of this host that jobs may reach beside those of their own account's jobs, such as a "
+        "proxy's; no job may bind them.",
+    )
+    jobs_may_not_bind: Annotated[list[_Port], NoDecode] = Field(
+        default_factory=list[int], description="Further ports that no job may bind, such as other agents' of this host."
+    )
+    master_ports: tuple[int, int] = Field(
+        MASTER_PORTS,
+        validation_alias="SCHEDULER_MASTER_PORTS",
+        description="As the scheduler's: of these, each gang may bind the one that it was given, and no other.",
+    )
     jobs_memory_share: float = Field(0.9, gt=0, le=1, description="Of the host's memory, for all jobs together.")
     job_memory_gib: float | None = Field(None, gt=0, description="Memory of one job on this node.")
     job_tmp_gib: float | None = Field(
@@ -296,6 +320,11 @@ class AgentSettings(SharedSettings):
     def state_folder(self) -> Path:
         """The folder of this node."""
         return self.state_dir.expanduser().absolute() if self.state_dir else self.data_folder / "nodes" / self.node_id
+
+    @property
+    def progress_port(self) -> int:
+        """Where jobs post their progress."""
+        return self.jobs_port or (self.port + 100 if self.port + 100 < 65_536 else self.port - 100)
 
     @property
     def shared(self) -> SharedSettings:

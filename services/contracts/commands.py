@@ -16,6 +16,9 @@ from services.contracts.jobs import JobSpec
 from services.contracts.nodes import DeviceControls
 from services.contracts.schema import Account, Message
 
+MASTER_PORTS = (29_501, 32_000)
+"""Of which each gang gets one; without 29500, which programs take that do not look at ``MASTER_PORT``."""
+
 
 class StartGang(Message):
     """Start this node's ranks of a gang, as soon as a heartbeat reply names the allocation."""

@@ -138,6 +138,7 @@ ProtectionName = Literal[
     "cpu_weight",
     "io_weight",
     "devices",
+    "network",
 ]
 
 

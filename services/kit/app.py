@@ -243,18 +243,28 @@ def answer_unavailable(
 
 
 def serve(
-    app: FastAPI, process: str, settings: SharedSettings, host: str, port: int, *, listens_first: bool = False
+    app: FastAPI,
+    process: str,
+    settings: SharedSettings,
+    host: str,
+    port: int,
+    *,
+    listens_first: bool = False,
+    beside: tuple[int, ...] = (),
 ) -> None:
     """Run ``app`` until SIGTERM, at the sockets that the process was given, or else at ``host`` and ``port``.
 
-    With ``listens_first`` it waits for a port that another program has, and begins nothing before it has it.
+    With ``listens_first`` it waits for a port that another program has, and begins nothing before it has it, and
+    those of the loopback address ``beside`` it.
     """
     sockets = handed_over()
     is_local = any(each.family == socket.AF_UNIX for each in sockets)
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
-    if listens_first and not sockets:
-        sockets = [listening(host, port)]
+    if listens_first:
+        sockets = sockets or [listening(host, port)]
+        held = {each.getsockname()[1] for each in sockets}
+        sockets += [listening("127.0.0.1", other) for other in beside if other not in held]
     say_what_is_trusted(settings, sockets, host, port)
     traces.start(process, settings)
     config = ServerConfig(

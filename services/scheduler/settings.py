@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.contracts.commands import MASTER_PORTS
 from services.core.cycle.placers import PLACERS
 from services.core.parallel.iteration import Network
 from services.kit.settings import SharedSettings
@@ -52,7 +53,7 @@ class SchedulerSettings(SharedSettings):
     engine_tenant: str = Field("default", description="Whose the jobs of engines are.")
     republish_after_s: float = Field(5, gt=0, description="A command that has shown no effect is sent again.")
     master_ports: tuple[int, int] = Field(
-        (29_500, 32_000), description="First and last port that rank 0 may listen on; unique per address while in use."
+        MASTER_PORTS, description="First and last port that rank 0 may listen on; unique per address while in use."
     )
 
     min_profile_s: float = Field(60, ge=0, description="A gang size counts as profiled after this long.")

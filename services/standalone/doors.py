@@ -57,6 +57,11 @@ class Doors:
             f"port {wanted} is taken{holder(wanted)}; name another one" if exactly else "no free port was found"
         )
 
+    @property
+    def ports(self) -> list[int]:
+        """The ports."""
+        return sorted({each.getsockname()[1] for each in self._held})
+
     def close(self) -> None:
         """Let the ports go."""
         while self._held:

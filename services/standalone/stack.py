@@ -151,18 +151,18 @@ class Stack:
             )
             environments = {each.name: identities.of_service(each.name, self.environment) for each in self._services}
             services = processes.service_processes(self._services, doors, environments, work_folder)
-            first = int(self.environment.get("GPU_AGENT_PORT", processes.AGENT.port))
+            agent_doors = self._agent_doors(len(nodes))
             for node_id in node_power.read_wanted(self.folder):
                 node_power.write_wanted(self.folder, node_id, True)  # as after a power cut: all come up again
             booted = {node_id: wanted.environment for node_id, wanted in node_power.read_wanted(self.folder).items()}
             agents = [
                 processes.agent_process(
                     node,
-                    self._open(processes.AGENT, first + number),
-                    identities.of_node(node.node_id, self.environment) | booted.get(node.node_id, {}),
+                    door,
+                    identities.of_node(node.node_id, self.environment) | booted.get(node.node_id, {}) | own,
                     self.folder.path / "nodes",
                 )
-                for number, node in enumerate(nodes)
+                for node, (door, own) in zip(nodes, agent_doors, strict=True)
             ]
             await self._supervisor.start(services, agents)
             if self.environment.get("SCHEDULER_NODE_POWER") == "command":
@@ -260,6 +260,23 @@ class Stack:
             "PYTHONUNBUFFERED": "1",
         }
         return doors
+
+    def _agent_doors(self, count: int) -> list[tuple[Door, dict[str, str]]]:
+        """Return where agents listen, and their settings for progress.
+
+        They keep jobs from all ports of this installation but those that are for users.
+        """
+        first = int(self.environment.get("GPU_AGENT_PORT") or processes.AGENT.port)
+        progress = int(self.environment.get("GPU_AGENT_PROGRESS_PORT") or first + 100)
+        found: list[tuple[Door, dict[str, str]]] = []
+        for number in range(count):
+            door = self._open(processes.AGENT, first + number)
+            port, sockets = self._doors.open("127.0.0.1", progress + number)
+            found.append((Door(door.address, door.sockets + sockets), {"GPU_AGENT_PROGRESS_PORT": str(port)}))
+        public = [self.environment[f"{each.prefix}PORT"] for each in self._services if each.name in PUBLIC]
+        for name, ports in (("GPU_AGENT_JOBS_MAY_REACH", public), ("GPU_AGENT_JOBS_MAY_NOT_BIND", self._doors.ports)):
+            self.environment[name] = ",".join(filter(None, (self.environment.get(name), *map(str, ports))))
+        return found
 
     def _open(self, service: Service, wanted: int, *, exactly: bool = False) -> Door:
         host = self.environment.get(f"{service.prefix}HOST") or "127.0.0.1"

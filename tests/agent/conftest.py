@@ -58,12 +58,12 @@ def a_confinement(folder: Path, **settings: Any) -> Confinement:
 class Node:
     """One agent and everything around it."""
 
-    def __init__(self, folder: Path, plane: StandIn, redis: Redis, redis_url: str, port: int) -> None:
+    def __init__(self, folder: Path, plane: StandIn, redis: Redis, redis_url: str, ports: Ports, wanted: int) -> None:
         self.id = f"node-{os.getpid()}-{next(_numbers)}"
         self.folder = folder
         self.plane = plane
         self.redis = redis
-        self.port = port
+        self.port, self.progress_port = ports.take(wanted), ports.take(wanted + 100)
         self.process: Forked | subprocess.Popen[bytes] | None = None
         self.environment = {
             "PATH": os.environ["PATH"],
@@ -74,7 +74,8 @@ class Node:
             "WATTSHIFT_DATA_DIR": str(folder / "data"),
             "GPU_AGENT_STATE_DIR": str(self.state_dir),
             "GPU_AGENT_NODE_ID": self.id,
-            "GPU_AGENT_PORT": str(port),
+            "GPU_AGENT_PORT": str(self.port),
+            "GPU_AGENT_PROGRESS_PORT": str(self.progress_port),
             "GPU_AGENT_DRIVER": "simulated",
             "GPU_AGENT_CONTAINERS": "off",
             "GPU_AGENT_OWNER_TENANTS": "t",
@@ -249,7 +250,7 @@ async def node(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator[
     """A node whose agent is not started yet; nothing of it is left when the test ends."""
     ports = Ports()
     redis = connect(redis_url)
-    made = Node(tmp_path, plane, redis, redis_url, ports.take(31_000))
+    made = Node(tmp_path, plane, redis, redis_url, ports, 31_000)
     try:
         yield made
     finally:
@@ -264,7 +265,7 @@ async def open_node(plane: StandIn, redis_url: str) -> AsyncIterator[Node]:
     ports = Ports()
     redis = connect(redis_url)
     with scratch_folder() as folder:
-        made = Node(folder, plane, redis, redis_url, ports.take(31_800))
+        made = Node(folder, plane, redis, redis_url, ports, 31_800)
         (folder / "data").mkdir(mode=0o711)
         try:
             yield made
@@ -282,7 +283,7 @@ async def nodes(tmp_path: Path, plane: StandIn, redis_url: str) -> AsyncIterator
     made: list[Node] = []
     for name in ("n1", "n2"):
         (tmp_path / name).mkdir()
-        made.append(Node(tmp_path / name, plane, redis, redis_url, ports.take(31_600)))
+        made.append(Node(tmp_path / name, plane, redis, redis_url, ports, 31_600))
         made[-1].environment["WATTSHIFT_DATA_DIR"] = str(tmp_path / "shared")
     try:
         for node in made:

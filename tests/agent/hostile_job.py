@@ -1,6 +1,7 @@
 """What a hostile job tries. It prints a line that begins with BROKE for everything in which it succeeds.
 
-Arguments: process ids of the agent and of another tenant's job, that job's folder and id, and the node's folder.
+Arguments: process ids of the agent and of another tenant's job, that job's folder and id, the node's folder, and ports
+that are not the job's. Where connections cannot be judged, none are given.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 AGENT, VICTIM = int(sys.argv[1]), int(sys.argv[2])
 VICTIMS_FOLDER, VICTIMS_JOB, NODE = Path(sys.argv[3]), sys.argv[4], Path(sys.argv[5])
@@ -141,4 +143,10 @@ for path in (path for path in servers if path.startswith(str(NODE))):
 
     print("server", path)
     attempt("a socket of a server", connect)
+for port in map(int, sys.argv[6:]):
+    for host in ("127.0.0.1", "::1"):
+        attempt(f"connected to {host} {port}", lambda host=host, port=port: socket.create_connection((host, port), 1))
+        attempt(f"bound {port}", lambda host=host, port=port: socket.create_server((host, port), reuse_port=True))
+with socket.create_connection(urlsplit(os.environ["WATTSHIFT_PROGRESS_URL"]).netloc.split(":"), 5):
+    print("reached where progress is posted")
 print("done")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -12,6 +13,8 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -61,13 +64,20 @@ async def test_a_hostile_job_of_another_tenant_gets_nowhere(node: Node) -> None:
     servers.append(_listening(node.state_dir / "agent.sock"))
     secret = "the-victims-own-value"
     room = f"/usr/bin/python3 -c '{MAKES_ROOM}'; for d in /tmp /var/tmp /dev/shm; do echo {secret} > $d/victims; done"
-    says = f"{room}; echo {secret} > $WATTSHIFT_CHECKPOINT_DIR/mine; echo {secret} > mine; echo {secret}; sleep 600"
+    listens = "import socket, time; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True)"
+    says = f"{room}; echo {secret} > $WATTSHIFT_CHECKPOINT_DIR/mine; echo {secret} > mine; echo {secret}; "
+    says += f'/usr/bin/python3 -c "{listens}; time.sleep(600)" > port & sleep 600'
     victim = await node.run("sh", "-c", f"umask 0; {says}", tenant="victims", environment={"OWN": secret}, devices=[0])
     stdout = node.rank_dir(victim) / "stdout"
     await eventually(lambda: stdout.exists() and secret in stdout.read_text())
     assert node.process
     pid = next(process.pid for process in node.processes("sleep"))
     facts = [str(node.process.pid), str(pid), str(node.rank_dir(victim)), victim.split(".")[0], str(node.folder)]
+    [network] = [each for each in await _protections(node) if each["name"] == "network"]
+    if network["holds"]:
+        listening = node.rank_dir(victim) / "scratch" / "port"
+        await eventually(lambda: listening.exists() and listening.read_text())
+        facts += [listening.read_text().strip(), str(node.port), str(urlsplit(node.plane.url).port)]
     attack = ["/usr/bin/python3", str(script), *facts]
     hostile = await node.run("sh", "-c", '"$@"; exec sleep 600', "-", *attack, tenant="attackers", devices=[1])
     output = node.rank_dir(hostile) / "stdout"
@@ -79,6 +89,7 @@ async def test_a_hostile_job_of_another_tenant_gets_nowhere(node: Node) -> None:
 
     for printed in (output.read_text(), beside.stdout.decode()):
         assert "done" in printed, printed + beside.stderr.decode()
+        assert "reached where progress is posted" in printed
         assert [line for line in printed.splitlines() if line.startswith("BROKE")] == []
         assert secret not in printed
         assert [line.split()[-1] for line in printed.splitlines() if line.startswith("made")] == ["True"] * 6
@@ -90,6 +101,11 @@ async def test_a_hostile_job_of_another_tenant_gets_nowhere(node: Node) -> None:
     assert node.plane.state(victim) == "running"
     users = {(node.rank_dir(gang) / "stdout").stat().st_uid for gang in (hostile, victim)}
     assert len({*users, 0}) == 3, "each tenant has an account of its own, and none is root's"
+
+
+async def _protections(node: Node) -> list[dict[str, Any]]:
+    _, _, body = await node.get("/v1/state")
+    return json.loads(body)["protections"]
 
 
 async def _exit(node: Node, gang: str) -> tuple[int | None, str, str]:

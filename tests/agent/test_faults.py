@@ -40,7 +40,7 @@ async def node_on_own_valkey(tmp_path: Path, plane: StandIn) -> AsyncIterator[tu
     with scratch_folder() as folder:
         server = tcp_valkey(folder / "valkey", port := ports.take(27_500))
         redis = connect(url := tcp_valkey_url(port))
-        node = Node(tmp_path, plane, redis, url, ports.take(31_500))
+        node = Node(tmp_path, plane, redis, url, ports, 31_500)
         try:
             yield node, server
         finally:

@@ -14,6 +14,7 @@ import pytest
 from gpu_agent.progress import FileReader, LogReader, ProgressReader, Report, parse_report, search_within
 from services.contracts.jobs import Progress
 from tests.agent.conftest import Node, eventually
+from tests.agent.stand_in import headers_to
 from tests.agent.test_ranks import SLEEP
 
 RUNAWAY = r"(a+)+$(?P<done>\d)"
@@ -154,6 +155,15 @@ async def test_a_job_may_post_its_progress(node: Node) -> None:
         not_by_post = json.loads((node.rank_dir(other) / "gang.json").read_text())["token"]
         async with session.post(f"{url.rpartition('/')[0]}/{not_by_post}", json={"done": 9}) as answer:
             assert answer.status == 404
+        assert url.startswith(f"http://127.0.0.1:{node.progress_port}/v1/progress/")
+        earlier = url.replace(str(node.progress_port), str(node.port))  # as an earlier release told its jobs
+        async with session.post(earlier, json={"done": 8}) as answer:
+            assert answer.status == 204
+        door = f"http://127.0.0.1:{node.progress_port}"
+        for path in ("/healthz", "/v1/state", f"/v1/allocations/{gang}/logs", "//v1/progress/x"):
+            headers = headers_to(node.id) | {"host": f"127.0.0.1:{node.port}"}
+            async with session.get(door + path, headers=headers) as answer:
+                assert (answer.status, "operation at this port" in await answer.text()) == (404, True), path
     await eventually(lambda: _done(node, gang) == 8.0)
     node.kill()
     await node.start()

@@ -16,6 +16,7 @@ import pytest
 from gpu_agent import git, seccomp
 from gpu_agent.cgroups import Cgroups, Limits
 from gpu_agent.git import GitRules, fetch_commit
+from gpu_agent.network import Rules
 from gpu_agent.secrets import InputError
 from services.contracts.nodes import EndedBy
 from services.contracts.sources import GitSource
@@ -275,9 +276,12 @@ async def test_git_is_confined_as_the_job_is(open_node: Node, outside: Path) -> 
     seen = out.read_text()
     limits = Cgroups(node.state_dir, Limits(2**30, 2**30, 64))
     limits.prepare()
+    limits.prepare_network(Rules((), (), (1, 1)), 2_000_000_001)
+    has_network = "network" not in limits.lacking
     facts = [
         *("NoNewPrivs:\t1", "CapEff:\t0000000000000000", str(node.rank_dir(gang) / ".source-"), "tenant-t"),
         *(["Seccomp:\t2"] if seccomp.program() else []),
+        *([f"0::/{limits._name}/{gang}\n"] if has_network else []),
         *([f"/{gang}\n"] if limits.has("pids") else []),
     ]
     assert [fact for fact in facts if fact not in seen] == [], seen

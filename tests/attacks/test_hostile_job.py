@@ -51,7 +51,13 @@ for path in sys.argv[3:]:
 for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
     _, local, _, state, *_ = line.split()
     if state == "0A":
-        print("listens", int(local.partition(":")[2], 16))
+        port = int(local.partition(":")[2], 16)
+        print("listens", port)
+        try:
+            socket.create_connection(("127.0.0.1", port), 1)
+            print("reached", port)
+        except OSError:
+            pass
 print("environment", dict(os.environ))
 print("done")
 """
@@ -73,12 +79,23 @@ def test_a_job_of_another_tenant_opens_nothing(installation: Installation) -> No
     assert "BROKE" not in printed
     assert [line.split()[1] for line in printed.splitlines() if line.startswith("closed")] == paths
     assert {Path(path).name for path in paths} >= {"valkey.sock", ".s.PGSQL.5432"}
+    lacking = [each for node in installation.nodes() for each in node["protections"] if not each["holds"]]
+    assert {"accounts", "privileges"}.isdisjoint(each["name"] for each in lacking)
     public = {str(process.port) for process in found.processes if process.port}
     assert public <= {line.split()[1] for line in printed.splitlines() if line.startswith("listens")}, "it looked"
+    if "network" not in {each["name"] for each in lacking}:
+        doors = {str(process.port) for process in found.processes if process.name in ("gateway", "router")}
+        reached = {line.split()[1] for line in printed.splitlines() if line.startswith("reached")}
+        progress = {port for port in reached - doors if _serves_progress(int(port))}
+        assert (doors <= reached, reached - doors - progress) == (True, set())
+        assert len(progress) == 1, "that of its own node"
     for secret in (installation.folder / "secrets").iterdir():
         assert secret.read_text().strip() not in printed
     own = int(printed.split()[1])
     running = [process.pid for process in found.processes if process.pid]
     assert own not in {psutil.Process(pid).uids().real for pid in running}
-    lacking = [each for node in installation.nodes() for each in node["protections"] if not each["holds"]]
-    assert {"accounts", "privileges"}.isdisjoint(each["name"] for each in lacking)
+
+
+def _serves_progress(port: int) -> bool:
+    answer = httpx.get(f"http://127.0.0.1:{port}/healthz")
+    return answer.status_code == 404 and "operation at this port" in answer.text

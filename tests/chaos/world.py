@@ -202,6 +202,7 @@ class World:
                 "REDIS_URL": tcp_valkey_url(commands.port, PASSWORD),
             } | self._clocks.environment(node.node_id)
             port = self._ports.take(28_000)
+            own["GPU_AGENT_PROGRESS_PORT"] = str(self._ports.take(28_100))
             environment = secrets.of_node(node.node_id, self.stack.environment) | own
             agents.append(processes.agent_process(node, Door(("127.0.0.1", port)), environment, folder))
         await self._agents.start(agents)

@@ -293,3 +293,17 @@ def test_only_a_data_folder_is_erased(tmp_path: Path) -> None:
 
 def test_no_two_processes_share_a_port_or_a_prefix() -> None:
     assert len({service.port for service in SERVICES}) == len({service.prefix for service in SERVICES}) == len(SERVICES)
+
+
+def test_agents_keep_jobs_from_all_ports_but_those_of_users(folder: Path) -> None:
+    stack = a_stack(folder, env={"GATEWAY_PORT": "18123", "GPU_AGENT_JOBS_MAY_REACH": "3128"})
+    try:
+        doors = stack._agent_doors(2)
+        held = {each.getsockname()[1] for door, _ in doors for each in door.sockets}
+        progress = {int(own["GPU_AGENT_PROGRESS_PORT"]) for _, own in doors}
+        assert len(progress) == 2
+        assert held == progress | {door.address[1] for door, _ in doors if isinstance(door.address, tuple)}
+        assert stack.environment["GPU_AGENT_JOBS_MAY_REACH"] == "3128,18123"
+        assert stack.environment["GPU_AGENT_JOBS_MAY_NOT_BIND"] == ",".join(map(str, sorted(held)))
+    finally:
+        stack._doors.close()
