@@ -1,8 +1,12 @@
-"""A job of another tenant on the ports of model servers, live: none of their requests reaches it."""
+"""On the ports of model servers, live: a job gets none of them, and who has one none of their requests.
+
+Where a node cannot keep jobs from these ports, the job is the thief; else a process of another account of the host is.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -81,10 +85,21 @@ def test_a_job_on_the_ports_of_model_servers_gets_no_prompt(chat: Chat) -> None:
         body = {"name": "thief", "command": ["/usr/bin/python3", "-c", THIEF, f"{PORTS[0]}-{PORTS[-1]}"]}
         job = thief.post("/v1/jobs", json=body).json()["id"]
 
-        def printed() -> str:
+        def of_job() -> str:
             return thief.get(f"/v1/jobs/{job}/logs", params={"stream": "both"}).text
 
-        wait_until(lambda: "holds" in printed(), 120)
+        wait_until(lambda: "holds" in of_job(), 120)
+        nodes = chat.installation.nodes()
+        is_kept = all(each["holds"] for node in nodes for each in node["protections"] if each["name"] == "network")
+        assert (int(of_job().partition("holds ")[2].split()[0]) == 0) == is_kept
+        said = (chat.installation.folder / "outsider").open("w+")
+        words = ["/usr/bin/python3", "-c", THIEF, f"{PORTS[0]}-{PORTS[-1]}"]
+        outsider = subprocess.Popen(words, stdout=said, user=65_534, cwd="/")
+
+        def printed() -> str:
+            return of_job() + (chat.installation.folder / "outsider").read_text()
+
+        wait_until(lambda: printed().count("holds") == 2)
         chat.plan(west=1)
         states = set[str]()
 
@@ -100,6 +115,9 @@ def test_a_job_on_the_ports_of_model_servers_gets_no_prompt(chat: Chat) -> None:
         assert "Bearer" not in printed()
         assert PROMPT not in printed()
         thief.post(f"/v1/jobs/{job}/cancel")
+        outsider.kill()
+        outsider.wait()
+        said.close()
         wait_until(lambda: chat.ready() == ["west"], 180)
         (ready,) = chat.instances("ready")
         assert (ready["listener"], ready["checks_key"]) == ("own", True)
