@@ -1,6 +1,6 @@
 """A-SRPT against its paper as tables: ``python -m reproductions.asrpt PAGE RESULTS``.
 
-RESULTS is a folder with what ``wattshift simulate experiment`` left of the experiments in ``TABLES``, each in a folder
+RESULTS is a folder with what ``wattshift lab experiment`` left of the experiments in ``TABLES``, each in a folder
 of that name; what is missing leaves its table as it is, and of an experiment that was stopped, what is there counts.
 Some rows are runs of another experiment: 10 Gb/s is the 0 % on one GPU, tau 1 and the group's median are the defaults.
 In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew; the text around it is by hand.
@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
+from lab.bounds.completion import Promise, least_total_completion_s
+from lab.experiments.cell import workload_of
+from lab.experiments.plan import Trace
 from reproductions.marked import fill
 from reproductions.powerflow_day import rows_of
 from services.core.cycle.graph_placing import extremes_s, mapper_of
 from services.core.parallel.iteration import Network
 from services.core.policies.asrpt.policy import AsrptConfig
-from services.core.policies.bounds.completion import Promise, least_total_completion_s
 from services.simulator.engine import EngineOptions
-from services.simulator.experiments.cell import workload_of
-from services.simulator.experiments.plan import Trace
 from services.simulator.workload import ClusterSpec, Workload
 
 TABLES = (

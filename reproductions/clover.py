@@ -3,7 +3,7 @@
     python -m reproductions.clover PAGE
 
 In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew. All runs are
-``wattshift simulate inference`` with EfficientNet on H200s; searches are means over ``SEEDS``.
+``wattshift lab inference`` with EfficientNet on H200s; searches are means over ``SEEDS``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.inference.run import InferenceRun, Scheme
 from reproductions.marked import fill
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
@@ -31,7 +32,6 @@ from services.core.policies.clover.prediction import predict
 from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.screen import Screen, ScreenConfig, search_screened
 from services.simulator.inference.profiles import read_application
-from services.simulator.inference.run import InferenceRun, Scheme
 
 SEEDS = (1, 2, 3)
 TRACES = ("ciso-march", "ciso-september", "eso-march")

@@ -21,6 +21,12 @@ from typing import Any
 import numpy as np
 from scipy.special import pdtr
 
+from lab.serving.plans import PERIOD_S, HalfHour, PlannedInstance
+from lab.serving.rates import PlaceRates, read_rates
+from lab.serving.requests import RequestTrace, read_requests
+from lab.serving.result import document
+from lab.serving.simulation import Frequency, Outcome, ServingOptions, ServingSimulation
+from lab.serving.site import Site, papers_pools
 from reproductions.freesh_day import BETA, CLASSES, PARTITIONS, STEP_S, TIE, UNTIED, Inputs, half_hour, read, solved
 from reproductions.marked import fill
 from services.contracts.pools import PoolsResult
@@ -32,12 +38,6 @@ from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingReq
 from services.core.policies.freesh.miad import MiadConfig
 from services.core.policies.freesh.request_queue import RequestQueue
 from services.core.solvers.model import Backend, SolveStatus
-from services.simulator.serving.plans import PERIOD_S, HalfHour, PlannedInstance
-from services.simulator.serving.rates import PlaceRates, read_rates
-from services.simulator.serving.requests import RequestTrace, read_requests
-from services.simulator.serving.result import document
-from services.simulator.serving.simulation import Frequency, Outcome, ServingOptions, ServingSimulation
-from services.simulator.serving.site import Site, papers_pools
 
 SLOTS, FIRST_HOUR = (23, 24), 11.5
 """Time slots 24 and 25, counted from 0."""

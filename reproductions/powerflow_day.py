@@ -1,6 +1,6 @@
 """PowerFlow against its paper as tables: ``python -m reproductions.powerflow_day PAGE RESULTS``.
 
-RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-day, powerflow-day-down,
+RESULTS is a folder with what ``wattshift lab experiment`` left of powerflow-day, powerflow-day-down,
 powerflow-sensitivity, powerflow-sensitivity-split, powerflow-afs and powerflow-marginal, each in a folder of that name.
 In PAGE, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is made anew where all results it needs are there;
 the text around it is by hand.

@@ -1,6 +1,6 @@
 """Fitted against profiled (PowerFlow, Fig. 9): ``python -m reproductions.powerflow_fitted PAGE RESULTS``.
 
-RESULTS is a folder with what ``wattshift simulate experiment`` left of powerflow-fitted and powerflow-profiled, each in
+RESULTS is a folder with what ``wattshift lab experiment`` left of powerflow-fitted and powerflow-profiled, each in
 a folder of that name. In PAGE, what stands between ``<!-- fitted -->`` and ``<!-- end -->`` is made anew.
 
 Each cell is set against the profiled one of its ``eta`` and seed; and at equal energy against the profiled curve of

@@ -15,6 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.serving.plans import HalfHour, make_plans
+from lab.serving.rates import PlaceRates
+from lab.serving.requests import RequestTrace
+from lab.serving.run import ServingRun
+from lab.serving.simulation import Frequency, Outcome, ServingOptions, ServingSimulation
+from lab.serving.site import Site, papers_pools
 from reproductions.marked import fill
 from services.contracts.serving import PoolSpec
 from services.core.accounting.serving import violation_rate
@@ -23,12 +29,6 @@ from services.core.domain.gpus import gpu_model
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.classes import CLASSES
 from services.core.policies.freesh.miad import TABLE_7, MiadConfig
-from services.simulator.serving.plans import HalfHour, make_plans
-from services.simulator.serving.rates import PlaceRates
-from services.simulator.serving.requests import RequestTrace
-from services.simulator.serving.run import ServingRun
-from services.simulator.serving.simulation import Frequency, Outcome, ServingOptions, ServingSimulation
-from services.simulator.serving.site import Site, papers_pools
 
 TRACE = "azure-2023-conv"
 LOADS = (0.25, 0.5, 1.0, 2.0)

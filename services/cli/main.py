@@ -38,6 +38,7 @@ from services.cli import (
 )
 from services.cli.client import EXIT_USAGE, CliError
 from services.cli.output import console
+from services.cli.plugins import add_commands
 from services.kit.extras import missing_extra
 from services.kit.release import RELEASE
 
@@ -84,6 +85,7 @@ def wattshift(
 def main() -> None:
     """Run one command; an expected failure prints one line on standard error and has an exit code of its own."""
     try:
+        add_commands(app, sys.argv[1:])
         app()
     except CliError as error:
         console.file.flush()

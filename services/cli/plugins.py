@@ -1,9 +1,16 @@
-"""Policies of installed packages, for commands that simulate."""
+"""What installed packages add to the command line: policies, for commands that simulate, and commands."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import typer
+
 from services.cli.client import EXIT_USAGE, CliError
-from services.kit.plugins import PluginError
+from services.kit.plugins import PluginError, load_plugins
+
+LAB = "lab"
+"""The command of the package wattshift-lab."""
 
 
 def add_plugins() -> None:
@@ -18,3 +25,30 @@ def add_plugins() -> None:
         load_policies()
     except PluginError as error:
         raise CliError(str(error), EXIT_USAGE) from None
+
+
+def add_commands(app: typer.Typer, arguments: Sequence[str]) -> None:
+    """Add the groups of commands of installed packages, unless the arguments name a command that is there already.
+
+    Raises:
+        CliError: One of them cannot be used, or ``lab`` is asked for and not installed.
+    """
+    after = arguments[2:] if arguments[:1] == ["--cluster"] else arguments
+    asked = next((each for each in after if not each.startswith("-")), None)
+    ours = {each.name for each in app.registered_groups} | {
+        each.name or getattr(each.callback, "__name__", "") for each in app.registered_commands
+    }
+    if asked in ours:
+        return
+    try:
+        found = {plugin.name: plugin.value for plugin in load_plugins("wattshift.commands", typer.Typer)}
+    except PluginError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+    if asked == LAB and LAB not in found:
+        raise CliError(
+            "`wattshift lab` is in the package wattshift-lab, which is not installed here; in a checkout of this "
+            "release: pip install ./lab",
+            EXIT_USAGE,
+        )
+    for name, group in found.items():
+        app.add_typer(group, name=name)

@@ -14,7 +14,7 @@ from services.cli.report import Report, amounts, change, grams, share, title
 from services.core.domain.units import J_PER_KWH
 from services.kit.release import RELEASE
 from services.simulator.report.charts import bars
-from services.simulator.report.page import STYLE
+from services.simulator.report.look import STYLE
 
 GROUPS = ("day", "project", "user", "zone", "model", "job")
 """What the page is made of."""

@@ -1,4 +1,4 @@
-"""``wattshift simulate``: what policies would have done with past jobs and requests."""
+"""``wattshift simulate``: what policies would have done with past jobs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from services.cli import experiments
 from services.cli.bars import bar
 from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.cluster import parameters_of
 from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_plugins
-from services.cli.simulate_inference import inference
-from services.cli.simulate_serving import serving
 from services.contracts.invalid import explained
 from services.contracts.simulations import TrainingOptions
 from services.core.accounting.carbon import relative_change
@@ -28,20 +25,27 @@ if TYPE_CHECKING:
     from services.simulator.engine import SimulationResult
     from services.simulator.workload import CarbonTrace, Workload
 
-group = typer.Typer(help="Ask what policies would have done with past jobs and requests.", no_args_is_help=True)
+MOVED = ("experiment", "inference", "serving")
+"""Commands of former releases that are the lab's now."""
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+group = typer.Typer(help="Ask what policies would have done with past jobs.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    experiments.add_to(group)
-    group.command()(serving)
-    group.command()(inference)
+    for name in MOVED:
+        group.command(name, hidden=True, context_settings=ANYTHING, add_help_option=False)(_moved)
     app.add_typer(group, name="simulate")
 
 
 @group.callback()
 def _simulate() -> None:
-    """Ask what policies would have done with past jobs and requests."""
+    """Ask what policies would have done with past jobs."""
+
+
+def _moved(context: typer.Context) -> None:
+    raise CliError(f"`simulate {context.info_name}` is now `wattshift lab {context.info_name}`", EXIT_USAGE)
 
 
 @group.command()

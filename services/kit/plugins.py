@@ -5,7 +5,9 @@ A package names in its ``pyproject.toml`` what it adds to one of our groups::
     [project.entry-points."wattshift.policies"]
     youngest-first = "youngest_first:POLICY"
 
-The groups: ``wattshift.policies`` (``services.kit.policies``) and ``wattshift.carbon_providers`` (the carbon service).
+The groups: ``wattshift.policies`` (``services.kit.policies``) and ``wattshift.carbon_providers`` (the carbon service);
+``wattshift.commands`` (typer's groups of commands), ``wattshift.tasks`` (of the simulator's worker) and
+``wattshift.bounds`` (``services.simulator.run_report``) are the lab's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulator's queues: one of what-if runs, one of experiments' cells; a worker serves both."""
+"""The simulator's queue of what-if runs. Its worker serves ``experiments`` too, where wattshift-lab is installed."""
 
 from __future__ import annotations
 

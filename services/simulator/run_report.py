@@ -1,16 +1,17 @@
-"""The page of a what-if run: its results beside the least carbon that any schedule could have reached."""
+"""The page of a what-if run: its results, beside the least carbon of any schedule if an installed package knows it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from services.core.domain.errors import DomainError
+from services.kit.plugins import load_plugins
 from services.simulator.engine import SimulationResult
-from services.simulator.experiments.bound import ALL_LEVERS, Slack, least_of_run, levers_of
 from services.simulator.report.run_page import Bound, render
 from services.simulator.training import TrainingRun
+
+GROUP = "wattshift.bounds"
+"""Functions of a run and its results: the least carbon, gCO2, or a ``DomainError`` that says why there is none."""
 
 
 def page_of(run: TrainingRun, results: Sequence[SimulationResult], command: str) -> str:
@@ -20,22 +21,11 @@ def page_of(run: TrainingRun, results: Sequence[SimulationResult], command: str)
 
 
 def _bound(run: TrainingRun, results: Sequence[SimulationResult]) -> Bound:
-    """Return the least carbon of any schedule, by any levers, in which no job ends later than in all of these runs."""
     if not results[0].completed:
         return Bound(None, "no job ended")
     try:
-        for result in results:
-            levers_of(result.policy, result.parameters, run.engine)  # is refused where all levers are not all
-        found = least_of_run(
-            run.workload,
-            run.cluster,
-            run.trace,
-            run.engine,
-            ALL_LEVERS,
-            jct_s=np.max([result.columns.jct_s for result in results], axis=0),  # NaN of jobs that one run left undone
-            makespan_s=max(result.makespan_s for result in results),
-            slack=Slack(),
-        )
+        for plugin in load_plugins(GROUP, Callable):  # type: ignore[type-abstract]
+            return Bound(plugin.value(run, results) / 1e3)
     except DomainError as error:
         return Bound(None, str(error))
-    return Bound(found.carbon_gco2 / 1e3)
+    return Bound(None, "it is computed by the package wattshift-lab, which is not installed here")

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from services.db.database import plain_url
 from services.db.engine import create_engine
 from services.kit.background.worker import Worker
 from services.kit.celery import prepare_worker
-from services.kit.plugins import PluginError
+from services.kit.plugins import PluginError, load_plugins
 from services.kit.policies import load_policies
-from services.kit.redis import connect_blocking
 from services.kit.settings import exit_with, settings_or_exit
-from services.simulator.experiments import remote
-from services.simulator.experiments.remote import CellWorker
 from services.simulator.queue import TASK, simulator_celery
 from services.simulator.settings import SimulatorSettings
 from services.simulator.worker import simulation_worker
 
 settings = settings_or_exit(SimulatorSettings, database=True)
 plain_url(settings.database_url)  # a worker without a database must not start: it would take every message for nothing
+app = simulator_celery(settings)
 try:
     load_policies()
+    for plugin in load_plugins("wattshift.tasks", Callable):  # type: ignore[type-abstract]
+        plugin.value(app, settings)  # the lab's experiments, on a queue of their own
 except PluginError as error:
     exit_with(f"simulator worker: {error}")
-app = simulator_celery(settings)
 prepare_worker("simulator-worker", settings, app)
 
 
@@ -33,17 +33,6 @@ def _worker() -> Worker:
     """Return this process's worker; made by the first task, after the pool has forked."""
     engine = create_engine(settings.database_url, pool_size=1, application_name="simulator-worker")
     return simulation_worker(engine, settings.lease_s)
-
-
-@functools.cache
-def _cell_worker() -> CellWorker:
-    return CellWorker(connect_blocking(settings), lease_s=settings.lease_s)
-
-
-@app.task(name=remote.TASK, soft_time_limit=remote.LONGEST_S, time_limit=remote.LONGEST_S + 60)
-def run_cells(name: str) -> None:
-    """Run the cells of an experiment's task of that name; safe to run twice."""
-    _cell_worker().run(name)
 
 
 @app.task(name=TASK)

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_agent.latency_clocks import Measured as Readings
+from lab.serving.servers import SimulatedInstance
+from lab.serving.site import ServerKind
 from services.contracts.clocks import ClockPolicy
 from services.contracts.routing import RoutingTable
 from services.core.policies.freesh.laxity import ServiceTimes
@@ -21,8 +23,6 @@ from services.router.fleet import Fleet
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
 from services.router.server_times import Measured
-from services.simulator.serving.servers import SimulatedInstance
-from services.simulator.serving.site import ServerKind
 from tests.agent.test_latency_clocks import CLOCKS, TERMS, Run, a_report
 from tests.support.routers import ModelServer as Stub
 from tests.support.routers import a_routed_pool, a_routed_server

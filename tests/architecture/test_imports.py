@@ -70,7 +70,7 @@ def test_every_module_has_a_room() -> None:
         ("migrations.versions.2026_add_jobs", "from services.db.tables import jobs"),
         ("migrations.env", "from services.admission import app"),
         ("services.simulator.service", "from reproductions.marked import fill"),
-        ("services.cli.experiments", "def f():\n    import reproductions.asrpt"),
+        ("services.cli.simulate", "def f():\n    import reproductions.asrpt"),
         ("services.core.policies.registry", "from reproductions import equal_energy"),
         ("services.core.policies.registry", "from lab.policies.entries import ENTRIES"),
         ("services.cli.main", "def f():\n    import lab"),

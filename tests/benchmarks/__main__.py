@@ -20,7 +20,8 @@ def main(names: list[str]) -> int:
     failed = []
     for name in names or known:
         print(f"== {name}", flush=True)
-        program = f"import sys; from tests.benchmarks.bench_{name} import main; sys.exit(main())"
+        ready = "import sys; from services.kit.policies import load_policies; load_policies()"
+        program = f"{ready}; from tests.benchmarks.bench_{name} import main; sys.exit(main())"
         if subprocess.run([sys.executable, "-c", program], cwd=HERE.parents[1]).returncode != 0:
             failed.append(name)
     if failed:

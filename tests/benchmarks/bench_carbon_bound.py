@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.experiments.bound import ALL_LEVERS, Slack, least_of_run
+from lab.experiments.cell import grid_of, workload_of
+from lab.experiments.plan import Trace
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.bounds.carbon import CarbonBoundProblem, Work, carbon_bound
 from services.core.solvers.model import SolveStatus
 from services.simulator.engine import EngineOptions
-from services.simulator.experiments.bound import ALL_LEVERS, Slack, least_of_run
-from services.simulator.experiments.cell import grid_of, workload_of
-from services.simulator.experiments.plan import Trace
 from services.simulator.workload import ClusterSpec
 
 WINDOW_H = 24

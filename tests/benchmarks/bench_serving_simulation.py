@@ -1,4 +1,4 @@
-"""A day of 130,000 requests through ``wattshift simulate serving``, plans included.
+"""A day of 130,000 requests through ``wattshift lab serving``, plans included.
 
     ./test --bench serving_simulation
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from services.simulator.serving.requests import read_requests
-from services.simulator.serving.run import ServingRun
+from lab.serving.requests import read_requests
+from lab.serving.run import ServingRun
 from tests.benchmarks.results import write_result
 
 REQUESTS, DAY_S, LIMIT_S = 130_000, 86_400.0, 60.0

@@ -11,6 +11,7 @@ import pytest
 from services.cli.client import CliError
 from services.cli.main import app
 from services.contracts.simulations import TrainingOptions
+from services.simulator import run_report
 from services.simulator.training import Inputs, prepare
 
 DAY = ["simulate", "training", "--jobs", "green-day", "--carbon", "GB", "--start", "2023-08-01", "--days", "0.2"]
@@ -97,7 +98,7 @@ def test_the_report_is_one_page_with_the_curves_the_front_and_the_bound(
 ) -> None:
     page = tmp_path / "run.html"
 
-    run(capsys, "--policy", "las,wait-awhile", "--report", str(page))
+    run(capsys, "--policy", "las,green", "--report", str(page))
 
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"<h2>([^<]*)</h2>", text) == [
@@ -107,6 +108,16 @@ def test_the_report_is_one_page_with_the_curves_the_front_and_the_bound(
     assert re.search(r"bound: [\d.]+ kg", text)
     assert "prefers-color-scheme:dark" in text
     assert not re.search(r"<script|\ssrc=|https?://[^<]*\.(?:js|css)", text)
+
+
+def test_a_report_without_the_lab_says_which_package_knows_the_bound(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run_report, "load_plugins", lambda *_: iter(()))
+
+    run(capsys, "--policy", "las", "--report", str(tmp_path / "run.html"))
+
+    assert "wattshift-lab, which is not installed here" in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("place", ["missing/run.html", "."])

@@ -13,8 +13,6 @@ from services.core.domain.errors import DomainError
 from services.core.policies.registry import FAIR, POLICIES, entry_of
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
 from services.simulator.report import run_page
-from services.simulator.report.markdown import BASELINE, tables
-from services.simulator.report.tables import fairness
 from services.simulator.workload import ClusterSpec, Workload
 from tests.support.workloads import START_S, a_trace, a_workload, a_year
 
@@ -97,29 +95,6 @@ def test_reports_say_how_evenly_tenants_were_served_where_there_are_several() ->
     assert 0.5 < of_two.jain < 1.0
     assert f"<td>{of_two.jain:.3f}</td>" in run_page.render([of_two], "two", [], "", run_page.Bound(None))
     assert "Jain" not in run_page.render([of_one], "one", [], "", run_page.Bound(None))
-
-    cells: list[dict[str, Any]] = [
-        {
-            "inputs": {
-                "choice": {"label": label, "policy": "fifo", "params": {}, "options": {}},
-                "trace": {"label": "backlog", "start": "2026-01-05", "days": 1, "jobs": "", "recipe": "", "format": ""},
-                "zone": "XX",
-                "signal": "direct",
-                "seed": 1,
-                "cluster": "2x4:A100",
-                "options": {},
-            },
-            "summary": of_two.summary(),
-            "sizes": [],
-            "series": {},
-            "notes": [],
-        }
-        for label in (BASELINE, "other")
-    ]
-    assert fairness(cells) == dict.fromkeys((BASELINE, "other"), of_two.jain)
-    assert f"| other | {of_two.jain:.3f} |" in tables(cells, [], "means")
-    alone = [{**cell, "summary": of_one.summary()} for cell in cells]
-    assert "Jain" not in tables(alone, [], "means")
 
 
 def test_weights_are_above_zero() -> None:

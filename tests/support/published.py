@@ -20,8 +20,8 @@ from unittest.mock import patch
 
 import pytest
 
-from services.simulator.experiments.cell import run_cell
-from services.simulator.experiments.plan import Cell, load_experiment
+from lab.experiments.cell import run_cell
+from lab.experiments.plan import Cell, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "results"

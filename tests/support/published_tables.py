@@ -1,4 +1,4 @@
-"""What is run again of which published table, paper by paper; ``tests/reproductions/test_published.py`` says why."""
+"""What is run again of which published table; ``tests/lab/reproductions/test_published.py`` says why."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from lab.experiments.cell import run_cell
+from lab.serving.requests import read_requests
 from reproductions import (
     asrpt,
     asrpt_forest,
@@ -35,8 +37,6 @@ from services.core.parallel.planner import plan_layout
 from services.core.policies.freesh.classes import PARTITIONS
 from services.core.profiles.traffic import LastPeak, backtest
 from services.learning.traffic_boosting import Boosting
-from services.simulator.experiments.cell import run_cell
-from services.simulator.serving.requests import read_requests
 from tests.benchmarks import bench_placement
 from tests.support.published import (
     Again,

@@ -1,1 +1,1 @@
-"""Past days of an inference service under Clover and the schemes it is compared with."""
+"""Measured profiles of model variants: how fast each is on a slice, and what it draws."""

@@ -16,7 +16,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.units import S_PER_HOUR
 from services.simulator.engine.result import SimulationResult
 from services.simulator.report.charts import Dot, Line, dots, lines
-from services.simulator.report.page import STYLE, table_html
+from services.simulator.report.look import STYLE, table_html
 
 LOOK = """
 :root{color-scheme:light dark}

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.serving.requests import read_requests
 from services.contracts.simulations import InlineFile
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
@@ -24,7 +25,6 @@ from services.simulator.raw import ReadReport
 from services.simulator.readers import TraceFormatError, read_raw
 from services.simulator.readers.forecasts import read_forecasts
 from services.simulator.readers.grids import read_grid
-from services.simulator.serving.requests import read_requests
 from tests.simulator.readers.test_carbon_files import EM
 from tests.simulator.readers.test_job_formats import HISTORY, OPENB, PHILLY, SACCT, SWF
 

@@ -1,0 +1,1 @@
+"""What no policy can beat: limits to compare results with."""

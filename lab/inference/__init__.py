@@ -1,0 +1,1 @@
+"""Past days of an inference service under Clover and the schemes it is compared with."""
