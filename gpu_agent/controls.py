@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import orjson
 
@@ -23,12 +24,15 @@ from services.contracts.nodes import ControlsStatus, DeviceControls
 from services.core.domain.controls import ControlKind
 from services.kit.ids import utc_now
 from services.kit.logging import Log
+from services.kit.tasks import to_the_end
 
 log = Log(__name__)
 
 LIMIT, CLOCK = ControlKind.POWER_LIMIT, ControlKind.CLOCK
 _NAMES = {CLOCK: "clocks", LIMIT: "limits"}
 Key = tuple[ControlKind, int]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,12 @@ class Controls:
         for order in orders:
             key = order.allocation_id, order.settings.revision
             if all(self._put.get(at) == wanted.get(at) for at in product(ControlKind, order.devices)):
-                self._found[key] = found.get(key) or (utc_now(), await asyncio.to_thread(self._limits_w, order.devices))
+                self._found[key] = found.get(key) or (utc_now(), await self._ask(self._limits_w, order.devices))
+
+    @staticmethod
+    async def _ask(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+        """Have the driver do something, in a thread that nobody leaves to itself."""
+        return await to_the_end(asyncio.to_thread(work, *arguments, **options))
 
     def _limits_w(self, devices: Iterable[int]) -> list[float]:
         """Return the limits of the devices that report one."""
@@ -165,7 +174,7 @@ class Controls:
                 del self._put[kind, index]  # what nobody would remember is not set
                 return
             try:
-                await asyncio.to_thread(self._setter(kind), index, value)
+                await self._ask(self._setter(kind), index, value)
             except (NotSupportedError, NotPermittedError) as error:
                 log.warning("controls.refused", index=index, kind=kind.value, value=value, error=str(error))
                 key = order.allocation_id, order.settings.revision
@@ -184,7 +193,7 @@ class Controls:
             kind, index = key
             reset = self._driver.reset_power_limit if kind is LIMIT else self._driver.reset_clock
             try:
-                await asyncio.to_thread(reset, index)
+                await self._ask(reset, index)
             except (NotSupportedError, NotPermittedError) as error:
                 log.warning("controls.refused", index=index, kind=kind.value, error=str(error))  # then it was never set
             except DeviceError as error:

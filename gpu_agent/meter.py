@@ -25,6 +25,7 @@ from services.core.accounting.slices import SliceUse, split_slice_energy
 from services.core.domain.gpus import likeliest_gpu_model
 from services.kit.ids import utc_now
 from services.kit.logging import Log
+from services.kit.tasks import to_the_end
 
 log = Log(__name__)
 
@@ -230,7 +231,7 @@ class Meter:
             self._devices = _with_slices({device.info.index: device for device in self._devices}, devices)
 
     async def _sample(self) -> None:
-        samples = await asyncio.to_thread(self._read_all)
+        samples = await to_the_end(asyncio.to_thread(self._read_all))
         for device, sample in zip(self._devices, samples, strict=True):
             if sample is not None:
                 self._advance(device, sample, self._sampled)

@@ -29,7 +29,7 @@ from services.kit.enrolment import Enrolment
 from services.kit.ids import utc_now
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
-from services.kit.tasks import end_tasks
+from services.kit.tasks import end_tasks, to_the_end
 
 log = Log(__name__)
 
@@ -231,8 +231,8 @@ class ReportingAgent:
 
     async def _look_at_health(self) -> bool:
         async with self._device_lock:
-            changed = await asyncio.to_thread(self.health.look, shim.clock())
-            other_devices = await asyncio.to_thread(self.driver.refresh)
+            changed = await to_the_end(asyncio.to_thread(self.health.look, shim.clock()))
+            other_devices = await to_the_end(asyncio.to_thread(self.driver.refresh))
         if other_devices:
             await self._take_devices()
         return changed

@@ -21,6 +21,7 @@ from gpu_agent import files
 from gpu_agent.shim import sync_folder
 from services.contracts.nodes import EnergyInterval
 from services.kit.logging import Log
+from services.kit.tasks import to_the_end
 
 log = Log(__name__)
 
@@ -68,7 +69,7 @@ class Spool:
         self._unsaved.append(_Line(interval, raw))
         self.state = state
         async with self._saving:
-            await self._save()
+            await to_the_end(self._save())
 
     async def _save(self) -> None:
         """Write the intervals that are not on disk yet, including those that could not be written before."""

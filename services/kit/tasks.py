@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,6 +23,25 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
             task.cancel()
         await asyncio.wait(pending, timeout=0.2)
         pending = [task for task in pending if not task.done()]
+
+
+async def to_the_end(work: Awaitable[T]) -> T:
+    """Return the result of work that is not left half done: who is cancelled meanwhile waits for its end first.
+
+    A thread goes on when nobody waits for it. A lock that is held around it would be free before it has ended.
+    """
+    running = asyncio.ensure_future(work)
+    is_cancelled = False
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        if not running.cancelled():
+            running.exception()  # nobody else will look at it
+        raise asyncio.CancelledError
+    return running.result()
 
 
 async def merged(*sources: AsyncIterator[T]) -> AsyncIterator[T]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -110,3 +112,29 @@ async def test_a_spool_of_nonsense_is_put_aside(tmp_path: Path) -> None:
     await made.append(an_interval(0), {})
     assert sequences(Spool(tmp_path)) == [0]
     assert (tmp_path / "energy.unreadable").read_bytes() == b"nonsense\n"
+
+
+async def test_a_writer_that_is_cancelled_lets_the_disk_finish_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    write = Spool._write
+
+    def slow(made: Spool, raw: bytes) -> None:
+        begun.set()
+        go_on.wait(10)
+        write(made, raw)
+
+    monkeypatch.setattr(Spool, "_write", slow)
+    made = Spool(tmp_path)
+    first = asyncio.create_task(made.append(an_interval(0), {"after": 0}))
+    await asyncio.to_thread(begun.wait, 10)
+    first.cancel()
+    second = asyncio.create_task(made.append(an_interval(1), {"after": 1}))
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait([first, second])
+
+    assert first.cancelled()
+    assert sequences(made) == sequences(Spool(tmp_path)) == [0, 1]
+    assert Spool(tmp_path).state == {"after": 1}
