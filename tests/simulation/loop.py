@@ -12,6 +12,7 @@ import asyncio
 import functools
 import gc
 import heapq
+import inspect
 import itertools
 import os
 import random
@@ -107,7 +108,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     Attributes:
         steps: Callbacks run so far.
-        threads: What threads are at now: functions that were handed to them and have not ended.
         dead: Processes that were killed.
         lacks_threads: How often a thread cannot be started.
     """
@@ -123,7 +123,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._cuts = cuts
         self._tasks: list[asyncio.Task[Any]] = []
         self.steps = 0
-        self.threads: list[Callable[..., Any]] = []
+        self._threads: list[tuple[Process | None, Callable[..., Any]]] = []
         self.dead: set[Process] = set()
         self.lacks_threads = 0.0
         self.before_step: Callable[[], None] | None = None
@@ -174,6 +174,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
         self._tasks.append(task)
         return task
+
+    @property
+    def threads(self) -> list[Callable[..., Any]]:
+        """What threads of processes that live are at now: functions that were handed to them and have not ended."""
+        return [work for process, work in self._threads if process not in self.dead]
 
     def unseen(self) -> BaseException | None:
         """Return what a task has failed with that nobody has looked at; None if there is none."""
@@ -237,12 +242,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         future: asyncio.Future[T] = self.create_future()
         is_wrapped = isinstance(func, functools.partial) and len(func.args) > 0  # by ``asyncio.to_thread``
         work: Callable[..., Any] = func.args[0] if is_wrapped else func  # type: ignore[attr-defined]
+        mine = _PROCESS.get(), work
 
         def begin() -> None:
             if future.cancelled():
                 return
-            self.threads.append(work)
-            self.call_later(0.01 * self._choices.below(8, often=0.1), run)
+            self._threads.append(mine)
+            self.call_later(0.02 * self._choices.below(16, often=0.2), run)
 
         def run() -> None:
             try:
@@ -252,7 +258,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self.call_soon(end, result, failure)
 
         def end(result: Any, failure: Exception | None) -> None:
-            self.threads.remove(work)
+            self._threads.remove(mine)
             if future.done():
                 return
             if failure is None:
@@ -559,6 +565,9 @@ def _dispose(loop: SimulatedLoop) -> None:
     for task in loop._tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         task.cancel()
+        work = task.get_coro()
+        if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            work.close()  # its process was killed before it began
     loop._tasks.clear()
     for _ in range(1_000):
         if not loop._ready:  # type: ignore[attr-defined]

@@ -15,8 +15,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Set
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -51,9 +51,11 @@ from services.contracts.nodes import (
     NodeRegistration,
     RankState,
 )
-from services.contracts.streams import COMMAND_FIELD, command_stream
+from services.contracts.streams import command_stream
 from services.kit.control_plane import ControlPlane
 from services.kit.problems import ProblemError, unavailable
+from services.scheduler.relay import Relay
+from services.scheduler.repository import outbox
 from tests.simulation.loop import Process, Simulation
 from tests.simulation.valkey import Client, Store
 
@@ -67,6 +69,8 @@ LATE_END_S = 2 * INTERVAL_S
 SETTLED_S = 20.0
 """Within this time after the last gang's end, its energy is delivered and it is forgotten."""
 STEPS = 20_000
+USING_DEVICES = frozenset({"_read_all", "_limits_w", "set_power_limit", "reset_power_limit"})
+"""What threads do with the driver, whose lock they hold."""
 
 
 @dataclass(eq=False)
@@ -210,7 +214,7 @@ class _Plane:
         self.allocations: dict[str, _Allocation] = {}
         self.intervals: dict[tuple[str, int], EnergyInterval] = {}
         self.heard_s = float("-inf")
-        self.outgoing: list[AnyCommand] = []
+        self.outbox = _Outbox(simulation)
         self._tokens = 0
 
     async def call(self, method: str, path: str, answer: Any, *, body: Any, timeout_s: float = 10.0, **_: Any) -> Any:
@@ -259,17 +263,46 @@ class _Plane:
                 each.is_live = False
 
     async def relay(self) -> None:
-        """Put commands on the stream, in their order and at least once."""
+        """Have commands published, by a scheduler that dies and is followed by another one."""
+        draw = self._simulation.choices.below
         while True:
-            while self.outgoing:
-                fields = {COMMAND_FIELD: json.dumps(command_document(self.outgoing[0]))}
-                try:
-                    await self._valkey.xadd(command_stream(NODE), fields)
-                except Exception:
-                    await asyncio.sleep(0.1)
-                    continue
-                self.outgoing.pop(0)
-            await asyncio.sleep(0.05)
+            process = self._simulation.process()
+            process.start(Relay(cast(Any, self.outbox), cast(Any, self._valkey)).run())
+            await asyncio.sleep(1 + draw(20))
+            process.kill()
+
+
+class _Outbox:
+    """The table of commands on their way, and the database that has it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._rows: list[outbox.OutboxRow] = []
+        self._ids = itertools.count(1)
+
+    def put(self, command: AnyCommand) -> None:
+        """Commit a command."""
+        self._rows.append(outbox.OutboxRow(next(self._ids), command_stream(NODE), command_document(command), None))
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[None]:
+        """Yield a connection."""
+        await asyncio.sleep(0)
+        yield
+
+    async def oldest(self, _: Any, limit: int) -> list[outbox.OutboxRow]:
+        """Answer as ``outbox.oldest``."""
+        return await self._simulation.boundary(lambda: self._rows[:limit], ConnectionError("lost"))
+
+    async def delete(self, _: Any, ids: list[int]) -> None:
+        """Delete as ``outbox.delete``."""
+        self._rows = await self._simulation.boundary(
+            lambda: self._without(ids), ConnectionError("lost"), may_repeat=True
+        )
+
+    def _without(self, ids: list[int]) -> list[outbox.OutboxRow]:
+        self._rows = [row for row in self._rows if row.id not in ids]
+        return self._rows
 
 
 class _Agent(Agent):
@@ -286,7 +319,12 @@ class _Agent(Agent):
         self._state_problem = ""
         sweeper = SimpleNamespace(sweep=lambda _: None, close=lambda: None)
         self.confinement = cast(Any, SimpleNamespace(begin=lambda _: None, cgroups=sweeper))
-        launcher = cast(Any, SimpleNamespace(check=lambda _: None, prepare=lambda *_: None, devices=self.devices))
+        launcher = cast(
+            Any,
+            SimpleNamespace(
+                check=lambda _: None, prepare=lambda *_: None, home_of=lambda _: None, devices=self.devices
+            ),
+        )
         self._launcher = launcher
         self._ports = cast(Any, SimpleNamespace(who_listens=lambda _: {}))
         self.intervals = Intervals()
@@ -386,7 +424,7 @@ def _settings() -> dict[str, Any]:
 
 
 @contextmanager
-def _a_host(simulation: Simulation, shims: _Shims) -> Iterator[Path]:
+def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterator[Path]:
     """Yield a state folder on a host whose kernel, shims and disk are stand-ins."""
     draw = simulation.choices.below
     fails = draw(2) * 0.02
@@ -408,7 +446,10 @@ def _a_host(simulation: Simulation, shims: _Shims) -> Iterator[Path]:
         (meter, "cpu_seconds", lambda pids: dict.fromkeys(pids, 1.0)),
         (agent_module.secrets, "prepare_memory", lambda: None),
         (agent_module, "remove_keys", lambda _: None),
+        (agent_module, "Scratch", lambda *_: SimpleNamespace(watch=_forever)),
         (agent_module.retention, "clean", lambda *_: None),
+        (outbox, "oldest", commands.oldest),
+        (outbox, "delete", commands.delete),
         (files, "replace", may_fail(files.replace)),
         (Spool, "_write", may_fail(Spool._write)),
     ]
@@ -434,8 +475,9 @@ async def play(simulation: Simulation) -> None:
         "a device has one holder at most", lambda: _twice(n for each in shims.running() for n in each.devices)
     )
     simulation.holds("a gang starts once", lambda: next((k for k, n in shims.started.items() if n > 1), None))
-    simulation.holds("one thread writes the spool at a time", lambda: _at_once(simulation, "_write"))
-    with _a_host(simulation, shims) as folder:
+    simulation.holds("one thread writes the spool at a time", lambda: _at_once(simulation, {"_write"}))
+    simulation.holds("one thread uses the devices at a time", lambda: _at_once(simulation, USING_DEVICES))
+    with _a_host(simulation, shims, plane.outbox) as folder:
         settings = AgentSettings.model_construct(**cast(Any, _settings() | {"state_dir": folder, "data_dir": folder}))
         relaying = simulation.loop.create_task(plane.relay())
         user = simulation.start(_use(simulation, plane, shims))
@@ -451,7 +493,7 @@ async def play(simulation: Simulation) -> None:
             if running and draw(2, often=0.01):
                 shims.kill(running[draw(len(running))])
             is_known = agent.spool.state is not None  # what was drawn before that, nobody can tell
-            if is_known and deaths < 3 and draw(2, often=0.02):
+            if is_known and deaths < 4 and draw(2, often=0.06):
                 deaths += 1
                 if draw(2):
                     await process.start(agent.stop())
@@ -491,7 +533,7 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
         mine = next((each for each in live if each.start.job_id == job), None)
         if mine is not None:
             grace_s = 0.5 * draw(3)
-            plane.outgoing.append(StopGang(allocation_id=mine.start.allocation_id, grace_s=grace_s, reason="asked"))
+            plane.outbox.put(StopGang(allocation_id=mine.start.allocation_id, grace_s=grace_s, reason="asked"))
             continue
         taken = {index for each in live for index in each.start.devices}
         free = [index for index in range(GPUS) if index not in taken]
@@ -500,10 +542,10 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
         generations[job] = generations.get(job, 0) + 1
         start = _a_gang(job, generations[job], free[: 1 + draw(2)])
         plane.allocations[start.allocation_id] = _Allocation(start)
-        plane.outgoing.append(start)
+        plane.outbox.put(start)
         if draw(3) == 1:
             controls = DeviceControls(revision=1, power_limit_w=200.0, clock_mhz=None)
-            plane.outgoing.append(SetDevices(allocation_id=start.allocation_id, settings=controls))
+            plane.outbox.put(SetDevices(allocation_id=start.allocation_id, settings=controls))
 
 
 @cache
@@ -558,9 +600,9 @@ def _twice(found: Iterator[Any]) -> str | None:
     return None
 
 
-def _at_once(simulation: Simulation, name: str) -> str | None:
+def _at_once(simulation: Simulation, names: Set[str]) -> str | None:
     threads = simulation.loop.threads
     if len(threads) < 2:
         return None
-    found = sum(getattr(each, "__name__", "") == name for each in threads)
-    return f"{found} at once" if found > 1 else None
+    found = [name for each in threads if (name := getattr(each, "__name__", "")) in names]
+    return str(found) if len(found) > 1 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import apps, edge, node, reports, router, submissions
+from tests.simulation import apps, edge, node, reports, router, serving, submissions
 from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
@@ -13,4 +13,5 @@ SCENARIOS: dict[str, Play] = {
     "keys": reports.keys,
     "edge": edge.play,
     "node": node.play,
+    "serving": serving.play,
 }
