@@ -328,20 +328,25 @@ async def test_the_end_of_a_running_job_is_expected_by_its_own_progress(world: W
     assert left_s == pytest.approx(found.running.length.seconds, abs=5)
 
 
-async def test_a_job_that_ran_out_of_memory_says_so_with_its_limit(world: World) -> None:
+@pytest.mark.parametrize(
+    ("said", "code", "reason"),
+    [
+        (f"It was killed because it {OUT_OF_MEMORY} of 3.0 GiB (peak 3.0 GiB).", -9, "out_of_memory"),
+        ("Its files took 210.3 GiB of the node's disk; a job may take 200.0 GiB.", -25, "failed"),
+    ],
+)
+async def test_a_job_that_took_too_much_says_so_with_its_limit(world: World, said: str, code: int, reason: str) -> None:
     await world.node("n1")
     job = await world.running(max_restarts=1)
-    killed = f"It was killed because it {OUT_OF_MEMORY} of 3.0 GiB (peak 3.0 GiB)."
-    said = {"exit_code": -9, "ended_by": "itself", "detail": killed}
     for _ in range(2):
-        await world.report(await world.allocation(job), "exited", **said)
+        await world.report(await world.allocation(job), "exited", exit_code=code, ended_by="itself", detail=said)
         await world.scheduler.turn()
     found = await explain(world, job)
 
-    assert f"Waits again. {killed} Restart 1 of 1." in [line.text for line in found.story]
-    assert (found.state, found.reason, found.detail) == ("failed", "out_of_memory", killed)
-    assert found.story[-1].text.startswith("Failed with exit status -9")
-    assert found.story[-1].text.endswith(killed)
+    assert f"Waits again. {said} Restart 1 of 1." in [line.text for line in found.story]
+    assert (found.state, found.reason, found.detail) == ("failed", reason, said)
+    assert found.story[-1].text.startswith(f"Failed with exit status {code}")
+    assert found.story[-1].text.endswith(said)
 
 
 async def test_an_ended_job_has_a_story_with_a_sum(world: World) -> None:

@@ -343,7 +343,9 @@ STOP_SENTENCES: dict[EndReason, str] = {
     EndReason.NODE_NOT_WOKEN: "A node that it was to run on did not wake; the rest is being stopped.",
     EndReason.INSTALLATION_STOPPED: "The installation was stopped; the rest of it is being stopped.",
 }
-EXPLAINED = frozenset({EndReason.OUT_OF_MEMORY, EndReason.NODE_LOSSES, EndReason.INSTALLATION_STOPPED})
+EXPLAINED = frozenset(
+    {EndReason.FAILED, EndReason.OUT_OF_MEMORY, EndReason.NODE_LOSSES, EndReason.INSTALLATION_STOPPED}
+)
 """Ends whose events have the sentence too."""
 
 LOST_AS = {
