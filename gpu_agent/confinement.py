@@ -36,7 +36,7 @@ _PROBE_S = 20.0
 _HOST_USERS = Path("/etc/passwd")
 _DNS_PORT = 53
 _NOT_ROOT = "the agent is not root"
-_NAMED = re.compile(rf"(?<![\w.-])(?:{'|'.join(enclosure.SPACES)})/[^\s\"'`$*?;:,|&<>()\[\]{{}}=]+")
+_NAMED = re.compile(rf"(?<![\w.-])((?:{'|'.join(enclosure.SPACES)})/)/*([^/\s\"'`$*?;:,|&<>()\[\]{{}}=]+)")
 _MPS_PIPES, _MPS_VARIABLE = "/tmp/nvidia-mps", "CUDA_MPS_PIPE_DIRECTORY"
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -158,7 +158,13 @@ class Confinement:
             log.warning("accounts.not_written", error=str(error))
 
     def entries(
-        self, start: StartGang, rank: Path, account: Account | None, kept: Sequence[Path], gpus: float
+        self,
+        start: StartGang,
+        rank: Path,
+        account: Account | None,
+        gpus: float,
+        kept: Sequence[Path] = (),
+        asked: Sequence[Path] = (),
     ) -> list[tuple[str, str]]:
         """Return what the shim does to confine the processes of a rank, as entries of its spec.
 
@@ -166,8 +172,9 @@ class Confinement:
             start: The gang.
             rank: The folder of its rank.
             account: Who its processes are; None for the agent's own user.
-            kept: Folders of the job that are seen although they are beneath a covered one.
             gpus: How many it has here, by which its processes are weighed against others.
+            kept: Folders that the agent made for it, and which it sees although they are beneath a covered one.
+            asked: Folders that it asked for, of which the same is true, as far as its account reaches them.
 
         Raises:
             OSError: A limit cannot be set.
@@ -175,7 +182,7 @@ class Confinement:
         words: list[str] = []
         limits = {"CORE": 0, "NOFILE": self._settings.job_open_files}
         if account is not None:
-            words += self._mount_words(start, rank, account, kept)
+            words += self._mount_words(start, rank, account, kept, asked)
             if not self.cgroups.has("pids"):
                 limits["NPROC"] = self._settings.job_processes
             made = self.cgroups.make(rank.name, self._foreign_devices(start), gpus, start.master_port)
@@ -253,7 +260,9 @@ class Confinement:
         paths = [Path(sys.prefix), Path(sys.base_prefix), *self._settings.shown_folders]
         return list(dict.fromkeys(path.absolute() for path in paths))
 
-    def _mount_words(self, start: StartGang, rank: Path, account: Account, kept: Sequence[Path]) -> list[str]:
+    def _mount_words(
+        self, start: StartGang, rank: Path, account: Account, kept: Sequence[Path], asked: Sequence[Path]
+    ) -> list[str]:
         """Return the mounts of a rank: the node's folders are covered, and what it may see is shown again."""
         words = ["proc"] if self.permitted.has("proc") else []
         if not self.permitted.has("mounts"):
@@ -267,9 +276,12 @@ class Confinement:
                 words.append(f"keep {_SHARED_MEMORY}")
         covers = {self._settings.state_folder, self._settings.data_folder}
         # Above a folder that the account cannot pass through, nothing else is the account's either.
-        covers |= {closed for path in (*own, *self._shown()) if (closed := _first_closed(path, account)) is not None}
+        covers |= {
+            closed for path in (*own, *asked, *self._shown()) if (closed := _first_closed(path, account)) is not None
+        }
         words += [f"cover {path}" for path in sorted(covers) if path != Path("/")]
         words += [f"show {path}" for path in self._shown()] + [f"keep {path}" for path in dict.fromkeys(own)]
+        words += [f"asked {path}" for path in dict.fromkeys(asked) if path not in own]
         if account.is_tenants:
             with suppress(OSError):
                 listed = rank / USERS
@@ -285,12 +297,14 @@ class Confinement:
 
 
 def _named(start: StartGang, account: Account) -> set[str]:
-    """Return the paths in temporary folders that a job's command, variables or repository name, and its own home."""
+    """Return what is in temporary folders and has a name in a job's command, variables, repository or home folder.
+
+    The whole of it, not what is named in it alone: a program finds its libraries, and a script its modules, beside it.
+    """
     spec = start.spec
     git = spec.source.git.url if spec.source and spec.source.git else ""
     said = "\n".join((*spec.command, *spec.environment.values(), git, account.home, *_mps(start)))
-    paths = {os.path.normpath(path) for path in _NAMED.findall(said)}
-    return {path for path in paths if path.startswith(tuple(f"{space}/" for space in enclosure.SPACES))}
+    return {space + name for space, name in _NAMED.findall(said) if name not in (".", "..")}
 
 
 def _mps(start: StartGang) -> list[str]:

@@ -8,8 +8,8 @@ The agent decides (``confinement``) and writes what it decided into the rank's s
 ``show``     a path beneath a covered folder that is there all the same, for reading
 ``keep``     the same, for writing
 ``space``    IPC of its own, and a ``/tmp``, ``/var/tmp`` and ``/dev/shm`` of its own, with so many bytes together
-``named``    a path beneath one of these that is the host's all the same, as far as the job's user reaches it; where
-             there is nothing yet, the folder above it
+``asked``    the same as far as the job's user reaches it; as a link where a path beneath ``/tmp`` leads elsewhere
+``named``    the same, but not beneath a covered folder
 ``replace``  a file, a space, and a file that is seen in its place
 ``proc``     other accounts' processes are not in ``/proc``
 ``seal``     no new privileges, ever
@@ -50,6 +50,7 @@ class Enclosure:
         self._limits: list[tuple[int, int]] = []
         self._covers: list[bytes] = []
         self._shown: list[tuple[bytes, bool]] = []
+        self._asked: list[bytes] = []
         self._named: list[bytes] = []
         self._replaced: list[tuple[bytes, bytes]] = []
         self._space_bytes = 0
@@ -74,8 +75,8 @@ class Enclosure:
             self._covers.append(value)
         elif kind in (b"show", b"keep"):
             self._shown.append((value, kind == b"keep"))
-        elif kind == b"named":
-            self._named.append(value)
+        elif kind in (b"asked", b"named"):
+            (self._asked if kind == b"asked" else self._named).append(value)
         elif kind == b"space":
             self._space_bytes = int(value)
         elif kind == b"replace":
@@ -184,48 +185,46 @@ class Enclosure:
         _call("unshare", _CLONE_NEWNS | (_CLONE_NEWIPC if self._space_bytes else 0))
         _mount(None, b"/", None, _MS_REC | _MS_SLAVE)
         opened = {path: _open(path) for path, _ in (*self._shown, *((by, False) for _, by in self._replaced))}
-        named = self._open_named(user)
+        asked = self._open_as(user)
         covered = self._make_spaces()
         # Parents come first: what is shown beneath a cover may have something beneath it that is covered again.
         depth = [(path.count(b"/"), path, None) for path in self._covers]
         depth += [(path.count(b"/"), path, writable) for path, writable in self._shown]
-        depth += [(path.count(b"/"), path, True) for path in named]
-        opened = named | opened
+        depth += [(path.count(b"/"), path, True) for path in asked.keys() - opened.keys()]
+        opened = asked | opened
         for _, path, writable in sorted(depth, key=lambda each: each[:2]):
             if writable is None:
                 if os.path.isdir(path):
                     _mount(b"tmpfs", path, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"mode=0755,size=1m")
                     covered.append(path)
             elif opened[path] >= 0 and any(_is_below(path, cover) for cover in covered):
-                _bind(opened[path], path, writable)
+                if path in asked and _leads_out(opened[path], path):
+                    _link(os.readlink(b"/proc/self/fd/%d" % opened[path]), path)
+                else:
+                    _bind(opened[path], path, writable)
         for path, by in self._replaced:
             if opened[by] >= 0 and os.path.exists(path):
                 _bind(opened[by], path, False)
         if self._hides_processes:
             _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, b"hidepid=2")
 
-    def _open_named(self, user: list[int]) -> dict[bytes, int]:
-        """Open what the job named, with the rights of its user: nothing that is covered, wherever a link leads."""
-        if not self._named:
-            return {}
-        if user:
+    def _open_as(self, user: list[int]) -> dict[bytes, int]:
+        """Open what the job asked for and named with the rights of its user; of the named, nothing that is covered."""
+        if user and (self._asked or self._named):
             os.setgroups(user[2:])
             os.setegid(user[1])
             os.seteuid(user[0])
-        found: dict[bytes, int] = {}
-        for path in self._named:
-            while (descriptor := _open(path)) < 0 and os.path.dirname(path) not in (*map(os.fsencode, SPACES), b"/"):
-                path = os.path.dirname(path)
-            found[path] = descriptor
+        asked = {path: _open(path) for path in self._asked}
+        named = {path: _open(path) for path in self._named}
         if user:
             os.seteuid(os.getuid())
             os.setegid(os.getgid())
         covers = [os.path.realpath(path) for path in self._covers]
-        return {
+        return asked | {
             path: descriptor
-            for path, descriptor in found.items()
+            for path, descriptor in named.items()
             if descriptor >= 0
-            and not any(_is_below(path, shown) for shown, _ in self._shown)
+            and not any(_is_below(path, shown) for shown in (*asked, *(shown for shown, _ in self._shown)))
             and not any(_is_below(os.readlink(b"/proc/self/fd/%d" % descriptor), cover) for cover in covers)
         }
 
@@ -279,6 +278,20 @@ def _open(path: bytes) -> int:
         return os.open(path, _O_PATH | os.O_CLOEXEC)
     except OSError:
         return -1
+
+
+def _leads_out(descriptor: int, path: bytes) -> bool:
+    """Whether a path beneath a folder that each job has its own of leads elsewhere on the host, such as to /proc."""
+    real, spaces = os.readlink(b"/proc/self/fd/%d" % descriptor), list(map(os.fsencode, SPACES))
+    inside = any(_is_below(real, space) and real != space for space in map(os.path.realpath, spaces))
+    return any(_is_below(path, space) for space in spaces) and not inside
+
+
+def _link(target: bytes, path: bytes) -> None:
+    """Make a link, in the job's own view, unless what is above it has it already."""
+    if not os.path.lexists(path):
+        os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+        os.symlink(target, path)
 
 
 def _bind(descriptor: int, path: bytes, writable: bool) -> None:

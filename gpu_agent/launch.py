@@ -138,7 +138,7 @@ class Launcher:
             DomainError: This node cannot run jobs as its account.
             OSError: A limit cannot be set.
         """
-        return self._confinement.entries(start, rank, self.account_of(start), [], self._gpus(start))
+        return self._confinement.entries(start, rank, self.account_of(start), self._gpus(start))
 
     def prepare(self, start: StartGang, folder: RankFolder, progress_token: str, inputs: Inputs = NO_INPUTS) -> Launch:
         """Return what to run, and make the job's folders.
@@ -190,7 +190,7 @@ class Launcher:
                 make_dir=paths.checkpoint_dir,
                 account=account,
                 confinement=self._confinement.entries(
-                    start, folder.path, account, self._kept(start, paths, account, folder.path), self._gpus(start)
+                    start, folder.path, account, self._gpus(start), *self._folders(start, paths, account, folder.path)
                 ),
                 secrets_dir=secrets_dir,
                 secrets=entries,
@@ -253,17 +253,19 @@ class Launcher:
             engine, start, devices, inside, str(env_file), mounts, account, local_rank, str(secret_file), limits
         )
 
-    def _kept(self, start: StartGang, paths: RankPaths, account: Account | None, rank: Path) -> list[Path]:
+    def _folders(
+        self, start: StartGang, paths: RankPaths, account: Account | None, rank: Path
+    ) -> tuple[list[Path], list[Path]]:
         """Return the job's folders that it sees wherever they are: its own, and those that its account can enter.
 
         The folders of other ranks are not among them, though accounts have to pass through these.
         """
         if account is None:
-            return []
+            return [], []
         asked = [Path(path) for path in (start.spec.checkpoint_dir, start.spec.working_dir) if path]
         own = [] if start.spec.checkpoint_dir else [Path(paths.checkpoint_dir)]
         own += [secrets.secrets_folder(rank)] if secrets.has_files(start.spec) else []
-        return own + [
+        return own, [
             path
             for path in asked
             if path.is_dir() and account.can_enter(path) and not _is_beside(path, rank) and not _is_space(path)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gpu_agent.account import Account
 from gpu_agent.confinement import Confinement
 from gpu_agent.enclosure import SPACES
 from gpu_agent.launch import Launcher
-from gpu_agent.ranks import RankFolder
+from gpu_agent.ranks import Launch, RankFolder
 from gpu_agent.secrets import CannotStartError
 from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StartGang
@@ -183,7 +183,7 @@ def test_workers_of_torch_hand_over_batches_through_the_jobs_shared_memory(host:
     programs, ports = torch_programs(), Ports()
     program = str(Path(__file__).with_name("loading_program.py"))
     command = [str(programs / "python"), program] if processes == "per_gpu" else [str(programs / "torchrun"), program]
-    host.launcher._confinement._settings.shown_folders.extend([programs.parent, Path(program).parent])
+    host.confinement._settings.shown_folders.extend([programs.parent, Path(program).parent])
     said = host.run("job_1", *command, devices=(0, 1), processes=processes, port=ports.take(29_900))
     ports.release()
     blocks = -(-host.confinement.space_bytes // os.statvfs("/dev/shm").f_frsize)
@@ -220,22 +220,70 @@ def test_what_a_job_names_in_a_temporary_folder_is_the_hosts(host: Host) -> None
             host.run("job_2", "true", checkpoint_dir=str(named / "closed" / "checkpoints"))
 
 
-def test_a_name_leads_to_nothing_that_its_user_cannot_reach(host: Host) -> None:
+@pytest.fixture
+def link_to() -> Iterator[Callable[[Path | str], Path]]:
+    """Make a link right in the host's /tmp."""
+    made: list[Path] = []
+
+    def link(target: Path | str) -> Path:
+        made.append(Path(tempfile.mktemp(dir="/tmp")))
+        made[-1].symlink_to(target)
+        return made[-1]
+
+    yield link
+    for path in made:
+        path.unlink()
+
+
+def test_a_name_leads_to_nothing_that_its_user_cannot_reach(host: Host, link_to: Callable[[Path | str], Path]) -> None:
     secret, closed = host.folder / "data" / "secret", host.folder / "closed"
-    closed.mkdir(mode=0o700)
-    for path in (secret, closed / "secret"):
+    (closed / "open").mkdir(parents=True)
+    closed.chmod(0o700)
+    for path in (secret, closed / "open" / "secret"):
         path.write_text("the secret")
-    links = [host.folder / "to-data", host.folder / "to-closed"]
-    for link, to in zip(links, (secret, closed / "secret"), strict=True):
-        link.symlink_to(to)
+    links = [link_to(host.folder / "data"), link_to(closed / "open")]
     rank, process = host.start("job_0", "sleep", "600")
-    paths = [secret, closed / "secret", *links, rank.path / "users", host.folder / "data", host.folder / "state"]
+    paths = [secret, closed / "open" / "secret", *(link / "secret" for link in links), rank.path / "users"]
+    paths += [host.folder / "data", host.folder / "state"]
     said = host.run("job_1", "sh", "-c", 'for p; do cat "$p" && echo read; ls "$p"; done', "-", *map(str, paths))
     process.kill()
     process.wait()
     assert "read" not in said
     assert "the secret" not in said
     assert rank.path.name not in said.replace(str(rank.path), "")
+
+
+def test_what_a_job_asks_for_is_opened_as_its_user(host: Host) -> None:
+    """Its account has been tried before; but a link may be another one by then."""
+    closed, account = host.folder / "closed", host.account()
+    (closed / "open").mkdir(parents=True)
+    (closed / "open" / "secret").write_text("the secret")
+    closed.chmod(0o700)
+    rank = RankFolder(host.folder / "rank")
+    rank.path.mkdir()
+    words = ["space 1048576", f"keep {rank.path}", f"asked {closed / 'open'}"]
+    command = ["cat", f"{closed}/open/secret"]
+    entries = [("confine", word) for word in words]
+    launch = Launch(command, {"PATH": "/usr/bin:/bin"}, str(rank.path), 1.0, account=account, confinement=entries)
+    rank.launch(launch, shim.clock() + 60, 60).wait()
+    assert "No such file" in printed(rank)
+
+
+@pytest.mark.parametrize("how", ["named", "asked"])
+def test_a_link_in_the_hosts_temporary_folder_leads_to_nothing_but_the_jobs_own_view(
+    host: Host, link_to: Callable[[Path | str], Path], how: str
+) -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as hosts:
+        for number, name in enumerate(("/proc", "/dev/shm", "/etc")):
+            link = link_to(name)
+            asked = {"working_dir": str(link), "checkpoint_dir": str(link)} if how == "asked" else {}
+            said = host.run(f"job_{number}", "sh", "-c", 'ls "$1/"; touch "$1/left"', "-", str(link), **asked)
+            assert os.path.basename(hosts.name) not in said
+            pids = {line for line in said.splitlines() if line.isdecimal()}
+            assert bool(pids) is (name == "/proc")
+            assert "1" not in pids, "it sees its own processes"
+            assert ("passwd" in said) is (name == "/etc")
+    assert not Path("/dev/shm/left").exists()
 
 
 @pytest.mark.parametrize(("shares", "owner", "sees"), [(True, 0, True), (False, 0, False), (True, 4_321, False)])

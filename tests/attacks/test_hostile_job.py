@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -18,8 +19,8 @@ pytestmark = [
 ]
 
 LOOK = r"""
-import os, pathlib, socket, sys
-data, sockets = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+import ctypes, os, pathlib, socket, sys
+data, sockets, name = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
 print("user", os.getuid())
 for path in (data / "admin.key", data / "secrets" / "postgres", data / "secrets" / "service-token", data / "run.json",
              data / "valkey" / "valkey.conf", data / "postgres" / "data" / "postgresql.conf",
@@ -41,7 +42,19 @@ for folder in (sockets, sockets / "postgres"):
         print("BROKE", folder, os.listdir(folder))
     except OSError:
         pass
-for path in sys.argv[3:]:
+library = ctypes.CDLL(None)
+if library.shmget(int(name), 0, 0) >= 0:
+    print("BROKE a segment of the host")
+print("made", library.shmget(int(name) + 1, 4096, 0o1666) >= 0)
+for space in ("/tmp", "/var/tmp", "/dev/shm"):
+    try:
+        print("BROKE", space, (pathlib.Path(space) / name).read_text())
+    except OSError:
+        pass
+    (pathlib.Path(space) / (name + "-left")).write_text("left")
+    disk = os.statvfs(space)
+    print("room", disk.f_blocks * disk.f_frsize)
+for path in sys.argv[4:]:
     with socket.socket(socket.AF_UNIX) as server:
         try:
             server.connect(path)
@@ -68,13 +81,20 @@ def test_a_job_of_another_tenant_opens_nothing(installation: Installation) -> No
     made = installation.gateway.call("POST", "/v1/keys", body={"tenant_id": "strangers", "role": "user"})
     found = stack.read_status(installation.folder)
     paths = [process.socket for process in found.processes if process.socket]
-    command = ["/usr/bin/python3", "-c", LOOK, str(installation.folder), found.sockets, *paths]
+    key, spaces = os.getpid() + 0x57A0000, [Path(space) for space in ("/tmp", "/var/tmp", "/dev/shm")]
+    segment = ctypes.CDLL(None).shmget(key, 4096, 0o1666)
+    for space in spaces:
+        (space / str(key)).write_text("of the host")
+    command = ["/usr/bin/python3", "-c", LOOK, str(installation.folder), found.sockets, str(key), *paths]
     headers = {"authorization": f"Bearer {made['secret']}"}
     with httpx.Client(base_url=installation.gateway.url, headers=headers, timeout=30) as stranger:
         job = stranger.post("/v1/jobs", json={"name": "look", "command": command}).json()["id"]
         ended = installation.wait_for_ends([job], 90)[0]
         printed = stranger.get(f"/v1/jobs/{job}/logs", params={"stream": "both"}).text
 
+    ctypes.CDLL(None).shmctl(segment, 0, None)
+    for space in spaces:
+        (space / str(key)).unlink()
     assert (ended["state"], "done" in printed) == ("succeeded", True), printed
     assert "BROKE" not in printed
     assert [line.split()[1] for line in printed.splitlines() if line.startswith("closed")] == paths
@@ -94,6 +114,13 @@ def test_a_job_of_another_tenant_opens_nothing(installation: Installation) -> No
     own = int(printed.split()[1])
     running = [process.pid for process in found.processes if process.pid]
     assert own not in {psutil.Process(pid).uids().real for pid in running}
+    if "temporary_space" not in {each["name"] for each in lacking}:
+        assert "made True" in printed
+        assert str(key + 1) not in Path("/proc/sysvipc/shm").read_text().split()
+        assert [space for space in spaces if (space / f"{key}-left").exists()] == []
+        rooms = {int(line.split()[1]) for line in printed.splitlines() if line.startswith("room")}
+        assert len(rooms) == 1, "one file system is all three"
+        assert 0 < rooms.pop() < psutil.virtual_memory().total / 2
 
 
 def _serves_progress(port: int) -> bool:
