@@ -9,6 +9,7 @@ import signal
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import thread_time
 from types import FrameType
 from typing import cast
 
@@ -22,7 +23,9 @@ _TAIL_BYTES = 64 * 1024
 _LINES = 200
 _SCAN_BYTES_PER_S = 256 * 1024
 _LINE_BYTES = 4_096
-_SEARCH_S = 0.05
+_SEARCH_S = 0.02
+"""CPU time for all lines of one read: the agent has one thread for all jobs of its node."""
+_LEAST_SEARCH_S = 0.0001
 _STRIKES = 3
 LARGEST_NOISE = 1e15
 """Samples; a greater noise scale says the same: that no batch is too large."""
@@ -128,12 +131,13 @@ class LogReader:
             self._give_up(f"the progress pattern is not a regular expression: {error}")
 
     def read(self) -> Report | None:
-        """Return the newest match in the output since the last call."""
+        """Return the newest match in the output since the last call, as far as the time for it goes."""
         if self.problem:
             return None
+        end_s = thread_time() + _SEARCH_S
         for line in reversed(self._new_lines()):
             try:
-                match = search_within(self._pattern, line.decode(errors="replace"), _SEARCH_S)
+                match = search_within(self._pattern, line.decode(errors="replace"), end_s - thread_time())
             except TimeoutError:
                 self._strikes += 1
                 if self._strikes == _STRIKES:
@@ -178,27 +182,29 @@ class LogReader:
 
 
 def search_within(pattern: re.Pattern[str], line: str, seconds: float) -> re.Match[str] | None:
-    """Search a line, but give up after a while: a pattern may take longer than the universe.
+    """Search a line, but give up after so much CPU time: a pattern may take longer than the universe.
 
     The search runs Python's signal handlers, so a timer interrupts it. Main thread only.
 
     Raises:
-        TimeoutError: The search did not end in time.
+        TimeoutError: The search did not end in time, or there was hardly any: a timer of 0 never goes off.
     """
+    if seconds < _LEAST_SEARCH_S:
+        raise TimeoutError
     searching = True
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         if searching:
             raise TimeoutError
 
-    earlier = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    earlier = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         return pattern.search(line)
     finally:
         searching = False
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, earlier)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, earlier)
 
 
 class ProgressReader:
