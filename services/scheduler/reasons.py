@@ -18,6 +18,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.WAITING_FOR_RELEASE: "Its GPUs are being released by jobs that are stopping.",
     Reason.WAITING_FOR_ROUND: "It is placed at the next active round.",
     Reason.NO_ELIGIBLE_NODE: "No node of the cluster has the GPUs it asks for.",
+    Reason.NODE_CLOSED: "The nodes that have what it asks for take no work.",
     Reason.NO_SUCH_SLICE: "No GPU that it may use is cut into slices of the size it asks for.",
     Reason.NOT_ENOUGH_FREE_SLICES: "Other jobs hold every slice it could use.",
     Reason.TENANT_QUOTA: "Its tenant holds as many GPUs as it may.",

@@ -36,7 +36,7 @@ async def test_a_node_is_given_up_only_when_its_lease_is_surely_over(world: Worl
     assert await world.state(job) == "queued"
     assert await world.claims() == 0
     (row,) = await world.fetch("SELECT restarts, preemptions, reason FROM jobs WHERE id = $1", job)
-    assert tuple(row) == (0, 0, "no_eligible_node")
+    assert tuple(row) == (0, 0, "node_closed")
 
 
 async def test_the_rest_of_a_gang_is_stopped_before_the_job_waits_again(world: World) -> None:

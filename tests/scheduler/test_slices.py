@@ -247,7 +247,7 @@ async def test_a_slice_of_a_drained_node_and_one_too_small_are_not_given(world: 
     await world.fetch("UPDATE nodes SET draining = true RETURNING 1")
     job = await on_slice(world, "3g")
     await world.scheduler.turn()
-    assert await where(world, job) == "no_such_slice"
+    assert (await where(world, job), await where(world, needs_more)) == ("node_closed", "no_such_slice")
 
     await world.fetch("UPDATE nodes SET draining = false RETURNING 1")
     await world.scheduler.turn()

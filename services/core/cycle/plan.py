@@ -44,6 +44,8 @@ class Reason(StrEnum):
     """It is placed at the next active round."""
     NO_ELIGIBLE_NODE = "no_eligible_node"
     """No node of the cluster has the GPUs it asks for."""
+    NODE_CLOSED = "node_closed"
+    """Nodes that have what it asks for are silent, closed or drained, or their GPUs are out of service."""
     NO_SUCH_SLICE = "no_such_slice"
     """No GPU that it may use is cut into a slice of the size it asks for."""
     NOT_ENOUGH_FREE_SLICES = "not_enough_free_slices"

@@ -22,6 +22,7 @@ from services.contracts.explanations import (
 from services.contracts.identity import Identity
 from services.contracts.jobs import JobFootprint, JobSpec
 from services.contracts.live import LiveState
+from services.core.cycle.plan import Reason
 from services.core.cycle.snapshot import Phase, Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.jobs import JobState
@@ -36,6 +37,7 @@ from services.scheduler.explaining.running import how_it_runs, next_step, on_sli
 from services.scheduler.explaining.story import gpus_words, length_words, sentence, story_of
 from services.scheduler.explaining.waiting import Place, WhyItWaits, why_it_waits
 from services.scheduler.planning.carbon import CarbonWatch
+from services.scheduler.planning.closed import SHORT, closed_to
 from services.scheduler.planning.dry_run import DRAFT, draft_row
 from services.scheduler.planning.job_table import phase_of, progress_of
 from services.scheduler.planning.live_view import Live, LiveView
@@ -135,6 +137,8 @@ class Explanations:
         waiting, reason, detail = why.explanation, why.reason or facts.row.reason, why.detail
         if detail is None:
             detail = facts.row.detail or sentence(facts.row.reason) or None
+        if why.reason in SHORT and (closed := closed_to(live.rows, [facts.row.id]).get(facts.row.id)):
+            reason, detail = Reason.NODE_CLOSED.value, closed
         if state is JobState.HELD and facts.row.reason in (None, "held"):
             detail = "It is on hold: it waits until it is released."
         expected_at = waiting.expected_start_at

@@ -38,6 +38,7 @@ from services.scheduler.engines.directing import Theirs
 from services.scheduler.ingest.gangs import EndReason
 from services.scheduler.ingest.reports import stop_gang
 from services.scheduler.learning.measuring import begin
+from services.scheduler.planning.closed import SHORT, closed_to
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs
 from services.scheduler.power.nodes import WOKEN
 from services.scheduler.reasons import SENTENCES, detail_of
@@ -48,7 +49,7 @@ from services.scheduler.repository.jobs import Starting, Waiting
 from services.scheduler.repository.kept_jobs import JobRows
 from services.scheduler.repository.outbox import Outgoing
 from services.scheduler.repository.rounds import NewPlan
-from services.scheduler.repository.snapshots import JobRow
+from services.scheduler.repository.snapshots import ClusterRows
 
 log = Log(__name__)
 
@@ -64,20 +65,23 @@ class Said:
     Attributes:
         reasons: By job; None: nothing is.
         expected_s: Until when, UTC seconds, of those of which that is.
+        rows: The cluster that they wait for.
     """
 
     reasons: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
     expected_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    rows: ClusterRows | None = None
 
     @classmethod
-    def of(cls, jobs: Sequence[JobRow]) -> Said:
-        """Return what is written down of each job."""
-        columns = JobRows.of(jobs).columns
+    def of(cls, rows: ClusterRows) -> Said:
+        """Return what is written down of each job of a cluster."""
+        columns = JobRows.of(rows.jobs).columns
         known = np.isfinite(columns["expected_start_s"])
         ids, expected_s = columns["id"], columns["expected_start_s"]
         return cls(
             dict(zip(ids.tolist(), columns["reason"].tolist(), strict=True)),
             dict(zip(ids[known].tolist(), expected_s[known].tolist(), strict=True)),
+            rows,
         )
 
     def new(self, holds: Sequence[Hold], bound: Mapping[JobId, tuple[NodeId, ...]]) -> list[Waiting]:
@@ -88,6 +92,10 @@ class Said:
             bound: The nodes of jobs that have to wait for them.
         """
         reasons, expected_s = self.reasons, self.expected_s
+        closed: dict[str, str] = {}
+        if self.rows and self.rows.away:
+            closed = closed_to(self.rows, [hold.job_id for hold in holds if hold.reason in SHORT])
+            holds = [hold for hold in holds if hold.job_id not in closed]
         if expected_s or any(hold.expected_start_s is not None for hold in holds):
             timed = [hold for hold in holds if reasons.get(hold.job_id) != hold.reason or self._differs(hold)]
         else:
@@ -100,7 +108,7 @@ class Said:
                 _instant(_until_s(hold)),
             )
             for hold in timed
-        ]
+        ] + [Waiting(job_id, Reason.NODE_CLOSED.value, words, None) for job_id, words in closed.items()]
 
     def _differs(self, hold: Hold) -> bool:
         return self.expected_s.get(hold.job_id) != _until_s(hold)

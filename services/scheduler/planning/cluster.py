@@ -19,7 +19,7 @@ from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import is_gpu
 from services.core.profiles.boards import board_of
 from services.scheduler.repository.documents import StoredDevice
-from services.scheduler.repository.snapshots import ClaimRow, ClusterRows, JobRow, NodeRow, PartitionRow
+from services.scheduler.repository.snapshots import AwayRow, ClaimRow, ClusterRows, JobRow, NodeRow, PartitionRow
 
 
 class NodeKind(NamedTuple):
@@ -36,7 +36,7 @@ class NodeKind(NamedTuple):
     queues: tuple[str, ...] = ()
 
 
-def kind_of(node: NodeRow) -> NodeKind:
+def kind_of(node: NodeRow | AwayRow) -> NodeKind:
     """Return a node's kind, by its first GPU."""
     first = node.devices[0]
     model, memory_gib = first["model"], float(first["memory_gib"])

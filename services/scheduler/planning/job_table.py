@@ -139,8 +139,8 @@ def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
     """Return on which kinds of nodes each job may run: (n_jobs, n_gpu_models)."""
     columns = jobs.columns
     asked = jobs.kinds("gpu_model", "memory_gib", "needs_container", "engine", "queue")
-    fits: Callable[..., bool] = _fits
-    answers = np.array([[fits(*each, kind) for kind in kinds] for each in asked.values], dtype=np.bool_)
+    suits: Callable[..., bool] = fits
+    answers = np.array([[suits(*each, kind) for kind in kinds] for each in asked.values], dtype=np.bool_)
     eligible = answers.reshape(len(asked.values), len(kinds))[asked.of]
     # A job that is being cancelled or held claims nothing of what it releases: it will not come back for it.
     # Nor does a service instance that stops: should it come back, it is placed before all jobs.
@@ -148,9 +148,10 @@ def eligible_kinds(jobs: JobRows, kinds: Sequence[NodeKind]) -> Bools:
     return eligible
 
 
-def _fits(
+def fits(
     gpu_model: str | None, memory_gib: float | None, needs_container: bool, engine: str, queue: str, kind: NodeKind
 ) -> bool:
+    """Return whether a job that asks for these may run on nodes of a kind."""
     return (
         engine == kind.engine
         and (engine == OURS or queue in kind.queues)

@@ -107,7 +107,7 @@ async def load(
         rows.state.memory,
         predictions,
         unexplained,
-        Said.of(rows.jobs),
+        Said.of(rows),
     )
 
 

@@ -37,7 +37,7 @@ HOLD = """
 UPDATE jobs SET reason = h.reason, detail = h.detail, expected_start_at = h.expected_start_at
   FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS h(id, reason, detail, expected_start_at)
  WHERE jobs.id = h.id AND jobs.state = 'queued'
-   AND (jobs.reason, jobs.expected_start_at) IS DISTINCT FROM (h.reason, h.expected_start_at)
+   AND (jobs.reason, jobs.detail, jobs.expected_start_at) IS DISTINCT FROM (h.reason, h.detail, h.expected_start_at)
 """
 
 EVENT = "INSERT INTO job_events (job_id, tenant_id, type, data) SELECT id, tenant_id, $2, $3 FROM jobs WHERE id = $1"

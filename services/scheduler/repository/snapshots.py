@@ -103,6 +103,21 @@ SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining OR n.closed IS 
  ORDER BY n.id
 """
 
+# Nodes that get no new work, or some GPUs of which get none, and why not.
+AWAY = f"""
+SELECT n.id, n.zone, n.labels, n.devices, n.containers, n.engine, to_jsonb(n.queues) AS queues,
+       CASE WHEN p.state = 'failed' THEN 'its power could not be switched'
+            WHEN n.state <> 'up' OR NOT coalesce(n.lease_until > now(), false) THEN 'it is silent'
+            WHEN n.draining THEN 'it is drained'
+            ELSE coalesce(n.closed, 'GPUs of it are out of service') END AS why
+  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+ WHERE NOT n.measures_only AND n.devices <> '[]' AND (n.draining OR n.closed IS NOT NULL OR p.state = 'failed'
+    OR n.state <> 'up'
+    OR NOT coalesce(n.lease_until > now(), false) AND coalesce(p.state, 'on') NOT IN ('off', 'waking')
+    OR EXISTS (SELECT FROM gpu_health h WHERE h.node_id = n.id AND {UNUSABLE}))
+ ORDER BY n.id
+"""
+
 ZONES = "SELECT DISTINCT zone FROM nodes WHERE state = 'up' AND NOT measures_only ORDER BY zone"
 
 HOSTS = """
@@ -248,6 +263,19 @@ class EfficiencyRow(NamedTuple):
     progress_per_j: float
 
 
+class AwayRow(NamedTuple):
+    """A node some or all of whose GPUs get no new work, and why not."""
+
+    id: str
+    zone: str
+    labels: dict[str, str]
+    devices: list[StoredDevice]
+    containers: bool
+    engine: str
+    queues: list[str]
+    why: str
+
+
 class NodeRow(NamedTuple):
     """A node that takes work, or will once it is powered up.
 
@@ -355,6 +383,7 @@ class ClusterRows:
     tables: list[profiles.TableRow]
     noise_scales: Mapping[str, float] = field(default_factory=dict[str, float])
     bound: Sequence[BoundRow] = ()
+    away: Sequence[AwayRow] = ()
 
 
 def query_of(query: str, of_gated: Sequence[str] | None) -> tuple[str, list[list[str]]]:
@@ -415,6 +444,7 @@ async def cluster(
         tables=await profiles.tables(connection),
         noise_scales=await _noise_scales(connection, unscaled) if unscaled else {},
         bound=await fetch_rows(connection, BoundRow, BOUND),
+        away=await fetch_rows(connection, AwayRow, AWAY),
     )
 
 

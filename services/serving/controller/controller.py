@@ -316,7 +316,7 @@ def _pending(each: Instance, has_failed: bool, now: datetime) -> Pending:
                 return Pending(gpus, Outlook.WAITS)
             case Reason.TENANT_QUOTA:
                 return Pending(Gpus(ANY_GPUS, gpus.count), Outlook.WAITS)
-            case Reason.NO_ELIGIBLE_NODE | Reason.NO_SUCH_SLICE:
+            case Reason.NO_ELIGIBLE_NODE | Reason.NO_SUCH_SLICE | Reason.NODE_CLOSED:
                 return Pending(gpus, Outlook.STUCK)
             case _:
                 pass

@@ -1,0 +1,77 @@
+"""Nodes that have what a job asks for, but take no work: the job's reason for waiting names them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from services.core.cycle.plan import Reason
+from services.core.domain.mig import WHOLE, sevenths_of
+from services.scheduler.planning.cluster import kind_of, takes_work
+from services.scheduler.planning.job_table import fits
+from services.scheduler.repository.snapshots import AwayRow, ClusterRows, JobRow, NodeRow
+
+SHORT = frozenset(
+    {Reason.NO_ELIGIBLE_NODE, Reason.NO_SUCH_SLICE, Reason.NOT_ENOUGH_FREE_GPUS, Reason.NOT_ENOUGH_FREE_SLICES}
+)
+"""Reasons that policies give where nodes that take work may not have what a job asks for."""
+_SHOWN = 3
+
+
+def closed_to(rows: ClusterRows, job_ids: Iterable[str]) -> dict[str, str]:
+    """Return, in words, which nodes would have to take work for jobs to run; none of a job that even these could not.
+
+    Args:
+        rows: The cluster.
+        job_ids: Jobs for which it has no node.
+    """
+    if not rows.away or not (wanted := {*job_ids}):
+        return {}
+    said: dict[tuple[object, ...], str] = {}
+    found: dict[str, str] = {}
+    for job in rows.jobs:
+        if job.id in wanted and not (job.service and job.service.get("fleet")):
+            asked = (*_of_kind(job), job.slice, job.min_gpus, str(job.service))
+            if asked not in said:
+                said[asked] = _words(rows, job)
+            if said[asked]:
+                found[job.id] = said[asked]
+    return found
+
+
+def _words(rows: ClusterRows, job: JobRow) -> str:
+    out = {(row.node_id, row.gpu) for row in rows.unusable}
+    opened = {node.id: _fitting(job, node, out) for node in rows.nodes if takes_work(node)}
+    closed = [(node, _fitting(job, node) - opened.get(node.id, 0)) for node in rows.away]
+    away = [(node, count) for node, count in closed if count]
+    taking = sum(opened.values())
+    if not taking < job.min_gpus <= taking + sum(count for _, count in away):
+        return ""
+    shown = ", ".join(f"{node.id} ({node.why.rstrip('.')})" for node, _ in away[:_SHOWN])
+    more = f" and {len(away) - _SHOWN} more" if len(away) > _SHOWN else ""
+    return f"What it asks for is on nodes that take no work: {shown}{more}."
+
+
+def _fitting(job: JobRow, node: AwayRow | NodeRow, out: Collection[tuple[str, int]] = ()) -> int:
+    """Return how many GPUs, or slices, of a node the job could have; ``out``: GPUs that are out of service."""
+    if not node.devices:
+        return 0
+    if terms := job.service:
+        is_elsewhere = terms.get("zone") not in (None, node.zone)
+        if is_elsewhere or not (terms.get("node_labels") or {}).items() <= node.labels.items():
+            return 0
+    if not fits(*_of_kind(job), kind_of(node)):
+        return 0
+    in_service = [
+        device
+        for device in node.devices
+        if (node.id, device["index"] if device.get("parent") is None else device.get("parent")) not in out
+    ]
+    if job.slice is None:
+        return sum(device.get("parent") is None for device in in_service)
+    size, least_gib = sevenths_of(job.slice), job.memory_gib or 0
+    slices = [device for device in in_service if device.get("parent") is not None]
+    return sum(each.get("sevenths", WHOLE) == size and each["memory_gib"] >= least_gib for each in slices)
+
+
+def _of_kind(job: JobRow) -> tuple[str | None, float | None, bool, str, str]:
+    return job.gpu_model, job.memory_gib, job.needs_container, job.engine, job.queue
