@@ -79,7 +79,7 @@ def _hold(state: JobState, cancel_requested: bool, hold_requested: bool) -> Deci
 def _release(state: JobState, cancel_requested: bool, hold_requested: bool) -> Decision | None:
     _refuse_if_over(state, cancel_requested, "released")
     if state is JobState.HELD:
-        return _move(state, JobState.QUEUED, None, ("queued_at",), node_losses=0)
+        return _move(state, JobState.QUEUED, None, ("queued_at",), node_losses=0, not_before=None)
     return Decision("job.hold_withdrawn", {"hold_requested": False}) if hold_requested else None
 
 

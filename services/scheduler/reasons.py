@@ -24,6 +24,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.TENANT_QUOTA: "Its tenant holds as many GPUs as it may.",
     Reason.DEPENDENCY: "It waits for other jobs to end.",
     Reason.ARRAY_LIMIT: "As many tasks of its array run as may at once.",
+    Reason.BACKING_OFF: "It ended soon after each of its last starts, and pauses before the next one.",
     Reason.ENGINE_LIMIT: "Its engine does not start it yet, whatever GPUs are free.",
     Reason.DEPENDENCY_FAILED: "A job it depends on ended otherwise than it had to.",
     Reason.LEAST_COST: "Its energy and its time together cost least at this power limit or clock.",

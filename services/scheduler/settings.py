@@ -47,6 +47,9 @@ class SchedulerSettings(SharedSettings):
     max_node_losses: int = Field(
         3, ge=1, description="Nodes or GPUs that may be lost under a job, no day apart, before the job is held."
     )
+    restart_pause_s: float = Field(
+        1, ge=0, description="Before the second restart of a job that ends soon; twice as long each time, to 5 min."
+    )
     engine_start_timeout_s: float = Field(
         600, gt=0, description="How long an engine may take to start a job that was released; then it is planned again."
     )

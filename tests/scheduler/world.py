@@ -167,7 +167,14 @@ async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIte
         WATTSHIFT_SERVICE_TOKEN=TOKEN,
         DATABASE_URL=database_url,
         REDIS_URL=redis_url,
-        **{"policy": "fifo", "round_interval_s": 3_600, "carbon_refresh_s": 1e9, "node_return_s": 0, **options},
+        **{
+            "policy": "fifo",
+            "round_interval_s": 3_600,
+            "carbon_refresh_s": 1e9,
+            "node_return_s": 0,
+            "restart_pause_s": 0,
+            **options,
+        },
     )
     database, redis = await Database.open(database_url), connect(redis_url)
     async with new_session() as session:

@@ -1,5 +1,5 @@
-"""Which queued jobs must not start yet: those that depend on others, tasks beyond the limit of their array, and those
-that their engine does not start.
+"""Which queued jobs must not start yet: those that depend on others, tasks beyond the limit of their array, those that
+pause as they ended soon after each of their last starts, and those that their engine does not start.
 
 They are left out of snapshots, so that no policy can start them and none has to know of arrays and dependencies. The
 live scheduler and the simulator both decide by this module.
@@ -66,6 +66,7 @@ class GatedJob:
         holds_gpus: Whether it has a gang, even one that is stopping.
         has_run: Whether it ever had one: a task that was preempted keeps its turn.
         blocked: Why its engine does not start it, whatever GPUs are free; empty where nothing but GPUs is missing.
+        paused: Until when it pauses before it starts again, in words; empty if it does not.
     """
 
     id: str
@@ -74,6 +75,7 @@ class GatedJob:
     holds_gpus: bool
     has_run: bool
     blocked: str = ""
+    paused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,9 @@ def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterabl
                 room[job.array] -= 1
         elif job.blocked:
             found[job.id] = Withheld(job.id, Reason.ENGINE_LIMIT, blocked_words(job.blocked))
+        elif job.paused:
+            words = f"It ended soon after it was started, again and again: its next start is not before {job.paused}."
+            found[job.id] = Withheld(job.id, Reason.BACKING_OFF, words)
         elif waits_for := [*open_needs.get(job.id, ()), *open_needs.get(job.array or "", ())]:
             found[job.id] = Withheld(job.id, Reason.DEPENDENCY, _words(waits_for))
         elif job.array in room:

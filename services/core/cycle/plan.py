@@ -71,6 +71,8 @@ class Reason(StrEnum):
     """It waits for other jobs to end, as its user asked."""
     ARRAY_LIMIT = "array_limit"
     """As many tasks of its array hold GPUs as may at once."""
+    BACKING_OFF = "backing_off"
+    """It ended soon after each of its last starts, and pauses before the next one."""
     ENGINE_LIMIT = "engine_limit"
     """Its engine does not start it, whatever GPUs are free: a limit, a licence or a begin time there."""
     DEPENDENCY_FAILED = "dependency_failed"

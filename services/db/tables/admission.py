@@ -102,6 +102,7 @@ jobs = Table(
     Column("external_id", Text),
     Column("bound_to", ARRAY(Text)),
     Column("node_losses", Integer, nullable=False, server_default=text("0")),
+    Column("not_before", Timestamp),
     Index("jobs_bound", "id", postgresql_where=text("bound_to IS NOT NULL")),
     Index("jobs_of_an_engine", "engine", "external_id", unique=True, postgresql_where=text("external_id IS NOT NULL")),
     Index("jobs_live", "state", postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
@@ -113,8 +114,8 @@ jobs = Table(
     Index("jobs_gated", "id", postgresql_where=text("gated AND state NOT IN ('succeeded', 'failed', 'cancelled')")),
 )
 """``gated``: whether it may have to wait for other jobs, as it has dependencies or is a task of an array with a limit,
-or waits for something else than GPUs in its engine. A task of an array has the array's spec, and the dependencies of
-the array are its own.
+waits for something else than GPUs in its engine, or pauses until ``not_before``, as it failed again and again. A task
+of an array has the array's spec, and the dependencies of the array are its own.
 
 ``engine``: what runs it, our own agents or an engine such as Slurm, which knows it by ``external_id``."""
 

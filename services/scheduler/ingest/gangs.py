@@ -42,6 +42,7 @@ class EndReason(StrEnum):
 LOSSES_FORGOTTEN_S = 86_400.0
 """Losses before so long without one are forgotten: unrelated ones of a long job hold it not, and poison one takes at
 most a node a day."""
+LONGEST_PAUSE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Gang:
         cancel_requested, hold_requested: What the user wants.
         restarts, max_restarts: Of the job, after failures.
         failed_starts, start_attempts: Gangs of the job that failed to start, and how many may.
+        refused_slices: Gangs of the job that lost their slice, most of them before they began.
         slice_lost: A node no longer has the slice that the gang holds.
         gpu_lost: What is the matter with a GPU that the gang holds and that is lost; empty for nothing.
         since_loss_s: How long ago an earlier gang of the job lost a node or GPU.
@@ -116,6 +118,7 @@ class Gang:
     max_restarts: int = 0
     failed_starts: int = 0
     start_attempts: int = 1
+    refused_slices: int = 0
     slice_lost: bool = False
     gpu_lost: str = ""
     since_loss_s: float = 0.0
@@ -149,6 +152,18 @@ class End:
     counts_as_restart: bool = False
     counts_as_preemption: bool = False
     node_losses: int | None = None
+    repeated: int = 0
+
+    def pause_s(self, ran_s: float, first_s: float) -> float:
+        """Return how long the job waits before it may start again, where this was not the first such end in a row.
+
+        Args:
+            ran_s: How long the gang had its GPUs; one that had them long was no bad start.
+            first_s: The first pause; each is twice as long as the one before.
+        """
+        if not self.repeated or ran_s >= LONGEST_PAUSE_S or self.job_state is not JobState.QUEUED:
+            return 0.0
+        return min(first_s * 2 ** min(self.repeated - 1, 16), LONGEST_PAUSE_S)
 
 
 Fate = Run | Stop | End
@@ -220,7 +235,8 @@ def _end_of(gang: Gang) -> End:
             return _counted(gang, _paused(gang, reason, detail, preempted=False))
         case EndReason.SLICE_LOST as reason:
             end = _paused(gang, reason, _continues(gang, "Its node no longer has its MIG slice"), preempted=False)
-            return _counted(gang, end) if gang.slice_lost else end  # else it was refused, and never ran there
+            # Where it was refused it never ran, and waits for what its node will say of its slices.
+            return _counted(gang, end) if gang.slice_lost else replace(end, repeated=gang.refused_slices)
         case EndReason.PREEMPTED | EndReason.HELD | EndReason.CANCELLED as reason:
             return _paused(gang, reason, _continues(gang, "Stopped with its grace period"), preempted=True)
         case EndReason.INSTALLATION_STOPPED as reason:
@@ -241,7 +257,7 @@ def _end_of(gang: Gang) -> End:
             if any(share.ended_by is EndedBy.CANNOT_START for share in gang.shares):
                 return End(JobState.FAILED, reason, f"{detail.rstrip('.')}.", _exit_code(gang))
             if gang.failed_starts + 1 < gang.start_attempts:
-                return _paused(gang, reason, detail, preempted=False)
+                return replace(_paused(gang, reason, detail, preempted=False), repeated=gang.failed_starts)
             tried = f"{detail.rstrip('.')}. Tried {gang.start_attempts} times."
             return End(JobState.FAILED, reason, tried, _exit_code(gang))
         case _:
@@ -278,7 +294,7 @@ def _counted(gang: Gang, end: End) -> End:
     """Return how a gang ends that lost a node or GPU: with its job on hold, if that has happened too often."""
     losses = 1 + (gang.node_losses if gang.since_loss_s < LOSSES_FORGOTTEN_S else 0)
     if losses < gang.max_node_losses:
-        return replace(end, node_losses=losses)
+        return replace(end, node_losses=losses, repeated=losses - 1)
     detail = (
         f"A node or GPU was lost under it {losses} times while most others stayed up, so it may be what ends them. "
         f"Once released, it may lose {gang.max_node_losses} again. {_not_copied(gang)}"
@@ -295,7 +311,7 @@ def _failure(gang: Gang) -> End:
     if gang.restarts < gang.max_restarts:
         state = JobState.HELD if gang.hold_requested else JobState.QUEUED
         detail = f"{detail} Restart {gang.restarts + 1} of {gang.max_restarts}."
-        return End(state, reason, detail, code, counts_as_restart=True)
+        return End(state, reason, detail, code, counts_as_restart=True, repeated=gang.restarts)
     return End(JobState.FAILED, reason, detail, code)
 
 

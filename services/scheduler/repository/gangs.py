@@ -174,6 +174,7 @@ RELEASE_ON = "DELETE FROM device_claims WHERE allocation_id = $1 AND node_id = A
 
 EARLIER = """
 SELECT count(*) FILTER (WHERE end_reason = 'start_failed') AS failed_starts,
+       count(*) FILTER (WHERE end_reason = 'slice_lost') AS refused_slices,
        coalesce(extract(epoch FROM now() - max(ended_at) FILTER (
            WHERE end_reason IN ('node_lost', 'gpu_lost', 'slice_lost'))), 0)::float8 AS since_loss_s
   FROM allocations WHERE job_id = $1
@@ -289,6 +290,14 @@ class LiveGang(NamedTuple):
     restart_after_node_loss: bool
     grace_s: float
     work_done: bool
+
+
+class Earlier(NamedTuple):
+    """How many gangs of a job failed to start or lost their slice, and how many seconds ago one lost a node or GPU."""
+
+    failed_starts: int = 0
+    refused_slices: int = 0
+    since_loss_s: float = 0.0
 
 
 class RankReport(NamedTuple):
@@ -544,11 +553,9 @@ async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: S
     return asleep
 
 
-async def earlier(connection: Connection, job_id: str) -> tuple[int, float]:
-    """Return how many gangs of a job failed to start, and how many seconds ago one lost a node or GPU (0 if none)."""
-    row = await connection.fetchrow(EARLIER, job_id)
-    assert row
-    return row["failed_starts"], row["since_loss_s"]
+async def earlier(connection: Connection, job_id: str) -> Earlier:
+    """Return how earlier gangs of a job ended."""
+    return await fetch_row(connection, Earlier, EARLIER, job_id) or Earlier()
 
 
 async def end(connection: Connection, allocation_id: str, reason: str) -> float:

@@ -13,7 +13,10 @@ from services.db.rows import fetch_rows
 
 GATED = """
 SELECT j.id, j.array_id, coalesce(j.array_index, 0) AS array_index, j.state <> 'queued' AS holds_gpus,
-       j.generation > 0 AS has_run, j.reason, j.detail, a.max_running, coalesce(e.report ->> 'blocked', '') AS blocked
+       j.generation > 0 AS has_run, j.reason, j.detail, a.max_running,
+       coalesce(e.report ->> 'blocked', '') AS blocked,
+       CASE WHEN j.not_before > now() THEN to_char(j.not_before AT TIME ZONE 'UTC', 'HH24:MI:SS "UTC"') ELSE '' END
+         AS paused
   FROM jobs j LEFT JOIN job_arrays a ON a.id = j.array_id LEFT JOIN engine_jobs e ON e.job_id = j.id
  WHERE j.gated AND j.state IN ('queued', 'starting', 'running', 'preempting') ORDER BY j.id
 """
@@ -77,6 +80,7 @@ class GatedRow(NamedTuple):
     detail: str | None
     max_running: int | None
     blocked: str
+    paused: str
 
 
 class NeedRow(NamedTuple):
@@ -101,7 +105,7 @@ class Gates:
     def jobs(self) -> list[GatedJob]:
         """The jobs."""
         return [
-            GatedJob(row.id, row.array_id, row.array_index, row.holds_gpus, row.has_run, row.blocked)
+            GatedJob(row.id, row.array_id, row.array_index, row.holds_gpus, row.has_run, row.blocked, row.paused)
             for row in self.rows
         ]
 

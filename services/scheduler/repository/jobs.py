@@ -24,7 +24,8 @@ WITH moved AS (
            ended_at = CASE WHEN $3 IN ('succeeded', 'failed', 'cancelled') THEN now() ELSE ended_at END,
            restarts = restarts + $7, preemptions = preemptions + $8,
            attained_gpu_s = attained_gpu_s + $9, node_losses = coalesce($11, node_losses),
-           hold_requested = hold_requested AND $3 <> 'held'
+           hold_requested = hold_requested AND $3 <> 'held',
+           not_before = now() + make_interval(secs => $12), gated = gated OR $12 > 0
      WHERE id = $1 AND state = ANY($2::text[])
     RETURNING id, tenant_id
 )
@@ -93,6 +94,7 @@ async def move(
     preemptions: int = 0,
     attained_gpu_s: float = 0.0,
     node_losses: int | None = None,
+    pause_s: float = 0.0,
     data: Json | None = None,
 ) -> bool:
     """Move a job to ``target`` if it is in one of ``sources`` now; return whether it was.
@@ -117,6 +119,7 @@ async def move(
         attained_gpu_s,
         event,
         node_losses,
+        pause_s,
     )
     return moved is not None
 

@@ -30,6 +30,7 @@ FINGERPRINT = """
 SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(queued_at)::text, '')
           FROM jobs WHERE state = 'queued'),
        (SELECT count(*) FROM jobs WHERE bound_to IS NOT NULL AND state = 'queued'),
+       (SELECT string_agg(id, ',' ORDER BY id) FROM jobs WHERE gated AND state = 'queued' AND not_before > now()),
        (SELECT count(*) FROM device_claims),
        (SELECT coalesce(string_agg(id || zone || labels || (draining OR closed IS NOT NULL) || registered_at, ','
                                    ORDER BY id), '')
