@@ -29,6 +29,7 @@ from services.contracts.commands import StartGang
 from services.contracts.nodes import NOT_COPIED
 from services.core.domain.errors import DomainError
 from services.kit.logging import Log
+from services.kit.repeating import pauses
 from services.kit.tasks import end_tasks
 
 log = Log(__name__)
@@ -109,14 +110,15 @@ class Checkpoints:
         Raises:
             OSError: It cannot be written.
         """
-        store = self._store_for(start)
-        while store is not None:
+        if (store := self._store_for(start)) is None:
+            return
+        for pause_s in pauses(self._retry_s):
             try:
                 await asyncio.to_thread(self._prepare, start, store)
                 return
             except (StoreError, DamagedError) as error:
                 log.warning("checkpoint.not_fetched", allocation_id=start.allocation_id, error=str(error))
-                await asyncio.sleep(self._retry_s)
+                await asyncio.sleep(pause_s)
 
     def _prepare(self, start: StartGang, store: Store) -> None:
         with self._locks[start.job_id]:  # a gang that was given up meanwhile may still be at it
@@ -241,6 +243,7 @@ class Checkpoints:
 
     async def _copy_last(self, start: StartGang, rank: RankFolder) -> None:
         detail: str | None = None
+        again = pauses(self._retry_s)
         while detail is None:
             try:
                 await asyncio.to_thread(self._copy, start, is_last=True)
@@ -249,7 +252,7 @@ class Checkpoints:
                 detail = f"{NOT_COPIED}: {error}."
             except (ChangedError, StoreError, DomainError, OSError) as error:
                 log.warning("checkpoint.not_copied", allocation_id=start.allocation_id, error=str(error))
-                await asyncio.sleep(self._retry_s)
+                await asyncio.sleep(next(again))
         files.replace(rank.path / OUTCOME, orjson.dumps({"detail": detail}))
         log.info("checkpoint.settled", allocation_id=start.allocation_id, detail=detail)
         self._on_change()

@@ -18,6 +18,7 @@ from services.core.domain.errors import DomainError
 from services.kit.control_plane import ControlPlane
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.kit.repeating import pauses
 
 log = Log(__name__)
 
@@ -107,8 +108,8 @@ class Fetcher:
         return Inputs(values, made, key)
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer of the control plane, however long it is away."""
-        while True:
+        """Return the answer of the control plane, however long it is away: who waits too long is told to stop."""
+        for pause_s in pauses(self._retry_s):
             try:
                 return await ask()
             except ProblemError as error:
@@ -117,4 +118,5 @@ class Fetcher:
                         f"The control plane does not give this node the job's {what}: {error.detail}"
                     ) from error
                 log.info("input.not_fetched", what=what, status=error.status)
-            await asyncio.sleep(self._retry_s)
+            await asyncio.sleep(pause_s)
+        raise AssertionError("pauses have no end")

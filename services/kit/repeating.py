@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from services.kit.logging import Log
 
 log = Log(__name__)
+
+
+LONGEST_GROWTH = 32
+
+
+def pauses(first_s: float) -> Iterator[float]:
+    """Yield how long to wait before each time that the same work is tried again: longer and longer, to a bound."""
+    pause_s = first_s
+    while True:
+        yield pause_s * random.uniform(0.8, 1)
+        pause_s = min(2 * pause_s, LONGEST_GROWTH * first_s)
 
 
 async def repeat(

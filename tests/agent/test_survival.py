@@ -5,14 +5,17 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
 import pytest
 import redis
 
+from gpu_agent import app as agent_app
 from gpu_agent import shim
 from gpu_agent.ranks import Launch, RankFolder
+from gpu_agent.settings import AgentSettings
 from services.contracts.commands import StopGang
 from services.contracts.nodes import EndedBy
 from services.contracts.streams import AGENT_GROUP, command_stream
@@ -68,6 +71,32 @@ async def test_an_agent_whose_port_is_taken_leaves_its_gangs_alone_and_waits_for
     await eventually(lambda: agents_heard() == 2)
     await eventually(lambda: node.plane.state(gang) == "running")
     assert {process.pid for process in node.processes()} == before, "nothing was ended or begun"
+
+
+@pytest.mark.parametrize("starts", [False, True])
+async def test_only_an_agent_that_has_started_ends_its_gangs(
+    starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[str] = []
+
+    class StandIn:
+        def __init__(self, *_: object) -> None: ...
+
+        async def start(self) -> None:
+            did.append("start")
+            if not starts:
+                raise OSError("No space left on device")
+
+        async def stop(self) -> None:
+            did.append("stop")
+
+    monkeypatch.setattr(agent_app, "Agent", StandIn)
+    monkeypatch.setattr(agent_app, "show_figures", lambda *_: None)
+    app = agent_app.create_app(AgentSettings(state_dir=tmp_path, data_dir=tmp_path, stop_ranks_on_exit=True))
+    with nullcontext() if starts else pytest.raises(OSError, match="No space left"):
+        async with app.router.lifespan_context(app):
+            pass
+    assert did == ["start"] + ["stop"] * starts
 
 
 async def test_an_agent_killed_at_once_after_a_command_starts_one_gang(node: Node) -> None:

@@ -112,10 +112,9 @@ class Bridge:
                     self._take_event(kind, found)
             except ClusterSilentError as error:
                 log.warning("kueue.silent", error=str(error))
-                await asyncio.sleep(_AGAIN_S)
             except Exception:  # whatever was answered, it is listed anew
                 log.exception("watch.failed")
-                await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)  # after an end without an error, too: it may come at once each time
 
     def _take_event(self, kind: str, found: Any) -> None:
         resource = self._settings.resource
