@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from services.kit import traces
-from services.kit.text import visible
+from services.kit.text import CONTROLS, visible
 
 
 class Log:
@@ -64,12 +64,13 @@ class _Formatter(logging.Formatter):
                 "at": at.isoformat(timespec="milliseconds"),
                 "level": record.levelname.lower(),
                 "process": self._process,
-                "event": record.getMessage(),
-                **fields,
+                "event": visible(record.getMessage()),
+                **{name: visible(value) if isinstance(value, str) else value for name, value in fields.items()},
             }
             if trace:
-                line["trace"] = trace.strip()
-            return orjson.dumps(line, default=str).decode()
+                line["trace"] = visible(trace.strip())
+            # What else is in strings, such as those of lists, it leaves as it is from DEL on.
+            return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", orjson.dumps(line, default=str).decode())
         words = " ".join(f"{name}={value}" for name, value in fields.items())
         moment = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
         return visible(f"{moment} {record.levelname:7} {record.getMessage()} {words}{trace}".rstrip())
