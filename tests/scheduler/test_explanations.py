@@ -197,7 +197,7 @@ async def test_a_policy_that_plans_a_start_says_when(postgres_url: str, redis_ur
     [
         ("held", "held", None, "on hold"),
         ("held", "budget_exceeded", "The budget of 5 kWh is used up.", "The budget of 5 kWh is used up."),
-        ("held", "node_losses", None, "Nodes were lost under it"),
+        ("held", "node_losses", None, "Nodes or GPUs were lost under it"),
         ("held", "some_later_reason", None, "Some later reason."),
     ],
 )
