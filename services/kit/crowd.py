@@ -173,7 +173,8 @@ CROWD = Crowd(resource.getrlimit(resource.RLIMIT_NOFILE)[0] % 2**63 // 2)
 
 def show_known(scope: Any) -> None:
     """Say that the sender of a request has shown a valid key, token or session."""
-    CROWD.know(scope.get("state", {}).get(CONNECTION))
+    if state := scope.get("state"):
+        CROWD.know(state.get(CONNECTION))
 
 
 @lru_cache(1_024)

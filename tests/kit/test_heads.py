@@ -30,6 +30,9 @@ H11 = heads._H11  # pyright: ignore[reportPrivateUsage]
 both = pytest.mark.parametrize("protocol", [heads.PROTOCOL, H11], ids=["httptools", "h11"])
 
 
+known_or_not = pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "known"])
+
+
 class App:
     """Answers with its path and the number of bytes of the body.
 
@@ -95,6 +98,14 @@ class Client:
                 while piece := await self.reader.read(65_536):
                     self.got += piece
         return self.got
+
+
+async def become(client: Client, is_known: bool) -> None:
+    """Have a client show a key, if it is to be a known one."""
+    if is_known:
+        client.send(b"GET /known HTTP/1.1\r\nhost: x\r\n\r\n")
+        await client.until(b"</known 0>")
+        client.got = b""
 
 
 @dataclass
@@ -178,20 +189,27 @@ async def test_neither_empty_lines_nor_trailers_go_on_for_ever(before: bytes) ->
 
 
 @pytest.mark.parametrize("before", ["GET {} HTTP/1.1\r\nhost: x\r\n\r\n", "sized", "chunked", "trailers"])
+@pytest.mark.parametrize("together", [0, 5_000, MOST + 1])
 @pytest.mark.parametrize(("size", "status"), [(MOST, b"200"), (MOST + 1, b"431")])
-async def test_a_head_behind_another_request_has_the_same_limit(before: str, size: int, status: bytes) -> None:
+@known_or_not
+async def test_a_head_behind_another_request_has_the_same_limit(
+    before: str, together: int, size: int, status: bytes, is_known: bool
+) -> None:
     first = {
         "sized": "POST {} HTTP/1.1\r\ncontent-length: 9\r\n\r\nab\n\ncd\r\n\n",
         "chunked": "POST {} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n4\r\nab\n\n\r\n0\r\n\r\n",
         "trailers": "POST {} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: y\r\n\r\n",
     }.get(before, before)
     async with a_server(heads.PROTOCOL) as served, served.client() as client:
-        client.send(first.format("/slow").encode() + a_head(size, "/behind"))
+        await become(client, is_known)
+        head = a_head(size, "/behind")
+        client.send(first.format("/slow").encode() + head[:together])
         await client.until(b"<begun>")
+        client.send(head[together:])
         served.app.gate.set()
-        await client.until(b"HTTP/1.1 " + status, 1 + (status == b"200"))
         await client.until(b"</slow")
-        assert served.app.asked == ["/slow", "/behind"][: 1 + (status == b"200")]
+        await client.until(b"</behind 0>" if status == b"200" else b"HTTP/1.1 431")
+        assert served.app.asked[is_known:] == ["/slow", "/behind"][: 1 + (status == b"200")]
 
 
 async def test_what_comes_behind_a_request_waits_as_it_came() -> None:
@@ -219,8 +237,9 @@ async def test_a_head_in_small_pieces_is_parsed_once(piece: int, monkeypatch: py
         assert parsed == [5_000]
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 5, 11, 1_000])
-async def test_messages_end_where_they_end_whatever_the_pieces(piece: int) -> None:
+@known_or_not
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 11, 97, 10_000])
+async def test_messages_end_where_they_end_whatever_the_pieces(piece: int, is_known: bool) -> None:
     sent = (
         b"POST /1 HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n\r\n\r\nab\n\n\r\n\r\n"
         b"GET /2 HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -230,9 +249,10 @@ async def test_messages_end_where_they_end_whatever_the_pieces(piece: int) -> No
         b"POST /5 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\nGET /6 HTTP/1.1\r\nhost: x\r\n\r\n"
     )
     async with a_server(heads.PROTOCOL) as served, served.client() as client:
+        await become(client, is_known)
         for at in range(0, len(sent), piece):
             client.send(sent[at : at + piece])
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         await client.until(b"</6 0>")
         assert re.findall(rb"<(/\d \d+)>", client.got) == [b"/1 12", b"/2 0", b"/3 11", b"/4 0", b"/5 0", b"/6 0"]
 
@@ -332,6 +352,17 @@ async def test_an_unknown_client_that_reads_nothing_loses_its_connection(
         async with asyncio.timeout(20):
             while not served.app.asked or served.server.server_state.connections:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n\r\n", b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_half_a_head_of_a_known_client_ends_its_connection(
+    before: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "HEAD_S", SHORT_S)
+    async with a_server(heads.PROTOCOL) as served, served.client() as client:
+        await become(client, True)
+        client.send(before + b"GET / HT")
+        assert b"HTTP/1.1 408" in await client.end()
 
 
 @both
