@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def experiment(
-    files: Annotated[list[Path], typer.Argument(help="What to compare (TOML); examples/experiments has some.")],
+    files: Annotated[list[Path], typer.Argument(help="What to compare (TOML); lab/examples has some.")],
     out: Annotated[
         Path,
         typer.Option(

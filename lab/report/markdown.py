@@ -1,4 +1,4 @@
-"""The tables of ``docs/results``, from what ``wattshift lab experiment FILES --out RESULTS`` left in RESULTS.
+"""The tables of ``lab/results``, from what ``wattshift lab experiment FILES --out RESULTS`` left in RESULTS.
 
 In a page, what stands between ``<!-- NAME -->`` and ``<!-- end -->`` is replaced by the tables of experiment NAME; the
 text around them is written by hand. A word after the name says which tables:

@@ -11,7 +11,7 @@ needs the trees.
 A group's number is a hash, so its neighbours in a tree have nothing to do with it. A tree whose bootstrap did not draw
 a pair predicts a neighbour's length for it, and the mean over the trees is off for every pair of few jobs. Without the
 bootstrap the forest is one tree, the mean of each pair's jobs, and errs less
-(``python -m reproductions.asrpt_forest``); the scheduler's predictions are made so.
+(``python -m lab.reproductions.asrpt_forest``); the scheduler's predictions are made so.
 
 Source: A-SRPT section IV-C, 3: 100 trees, squared error, the prediction for an unseen group is 0.
 """

@@ -52,8 +52,7 @@ ENGINE = "services.simulator.engine"
 WORKLOAD = "services.simulator.workload"
 """What the engine is given; as pure as the engine itself."""
 LAB = "lab"
-REPRODUCTIONS = "reproductions"
-"""What only compares and remakes papers: these two may import every room, and no room of the product imports them."""
+"""What only compares and remakes papers: may import every room, and no room of the product imports it."""
 PURE = ("services.core", "lab.policies")
 """What computes and does nothing else."""
 
@@ -65,10 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{room: {*allowed, room} for room, allowed in MIGRATIONS.items()},
     ENGINE: {"services.core", ENGINE, WORKLOAD},
     WORKLOAD: {"services.core", WORKLOAD},
-    **{
-        beside: {*LIBRARIES, *PROCESSES, *FRONT_DOORS, *MIGRATIONS, LAB, REPRODUCTIONS}
-        for beside in (LAB, REPRODUCTIONS)
-    },
+    LAB: {*LIBRARIES, *PROCESSES, *FRONT_DOORS, *MIGRATIONS, LAB},
 }
 """Per room, the rooms of ours that it may import. The longest name that fits a module is its room."""
 

@@ -10,13 +10,10 @@ import pytest
 
 from tests.architecture.test_imports import ROOT, modules
 
-TREES = (
-    "carbon_service|deploy|docs|examples|gateway|gpu_agent|lab|migrations|optimizer_service|reproductions|services"
-    "|tests"
-)
+TREES = "carbon_service|deploy|docs|examples|gateway|gpu_agent|lab|migrations|optimizer_service|services|tests"
 CITED = re.compile(rf"(?<![\w/.{{}}-])((?:{TREES})/[\w./-]*\w)(?P<open>[/\w.-]*[*{{<])?")
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
-DOCUMENTS = ("*.md", "docs/**/*.md", "examples/**/*.toml", "deploy/**/*")
+DOCUMENTS = ("*.md", "docs/**/*.md", "lab/**/*.md", "lab/**/*.toml", "examples/**/*.toml", "deploy/**/*")
 OTHERS = {"CHANGELOG.md", "CONTRIBUTING.md"}
 """Tell of files as they were, and of files to be made, which `test_contributing.py` makes."""
 
@@ -59,9 +56,9 @@ def test_every_link_of_a_document_leads_to_a_file() -> None:
     [
         ("see ``tests/unit/core/test_nowhere.py``", ["tests/unit/core/test_nowhere.py"]),
         ("`services/core/nothing/` and docs/architecture.md", ["services/core/nothing"]),
-        ("examples/experiments/green*.toml, examples/experiments/blue*.toml", ["examples/experiments/blue"]),
+        ("lab/examples/green*.toml, lab/examples/blue*.toml", ["lab/examples/blue"]),
         ("https://example.org/tests/there.py and theirs/docs/there.md", []),
-        ("docs/results/a-srpt.md, docs/results/a-srpt.md's tables", []),
+        ("lab/results/a-srpt.md, lab/results/a-srpt.md's tables", []),
     ],
 )
 def test_a_file_that_is_not_there_is_seen(text: str, gone: list[str]) -> None:

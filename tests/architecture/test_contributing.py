@@ -19,7 +19,7 @@ GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES: dict[str, str] = dict(re.findall(r"^## Recipe: (.+?)\n(.*?)(?=^## |\Z)", GUIDE, re.MULTILINE | re.DOTALL))
 SOURCES = (
     "lab",
-    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations", "reproductions"),
+    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"),
     *(
         "examples",
         "deploy",

@@ -12,7 +12,7 @@ from tests.architecture.rules import effects, imports_of, room_of, wrong_arrows,
 ROOT = Path(__file__).parents[2]
 ROOTS = (
     *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"),
-    *("lab", "reproductions"),
+    "lab",
 )
 PACKAGES = ("services", "services.engines")
 """Of rooms, and none themselves."""
@@ -69,9 +69,9 @@ def test_every_module_has_a_room() -> None:
         ("services.standalone.stack", "import services.scheduler.app"),
         ("migrations.versions.2026_add_jobs", "from services.db.tables import jobs"),
         ("migrations.env", "from services.admission import app"),
-        ("services.simulator.service", "from reproductions.marked import fill"),
-        ("services.cli.simulate", "def f():\n    import reproductions.asrpt"),
-        ("services.core.policies.registry", "from reproductions import equal_energy"),
+        ("services.simulator.service", "from lab.reproductions.marked import fill"),
+        ("services.cli.simulate", "def f():\n    import lab.reproductions.asrpt"),
+        ("services.core.policies.registry", "from lab.reproductions import equal_energy"),
         ("services.core.policies.registry", "from lab.policies.entries import ENTRIES"),
         ("services.cli.main", "def f():\n    import lab"),
         ("services.kit.policies", "import importlib\nimportlib.import_module('lab.policies')"),
@@ -95,7 +95,10 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
         ),
         ("services.simulator.engine.run", "from services.core.cycle.run_cycle import run_cycle\nfrom .events import E"),
         ("migrations.env", "from services.db.metadata import metadata"),
-        ("reproductions.traffic", "from services.learning import demand\nfrom services.simulator.report import charts"),
+        (
+            "lab.reproductions.traffic",
+            "from services.learning import demand\nfrom services.simulator.report import charts",
+        ),
         ("lab.policies.entries", "from services.core.policies.registry import PolicyEntry"),
         ("lab.experiments.runner", "import services.simulator.engine, services.cli.client, lab.policies"),
         ("scripts.anything", "import services.scheduler.app"),
@@ -135,7 +138,7 @@ def test_a_right_layer_is_let_be() -> None:
         ("services.core.cycle.reconcile", "import highspy"),
         ("services.core.domain.jobs", "import pydantic"),
         ("services.simulator.predictors", "from sklearn.tree import DecisionTreeRegressor"),
-        ("reproductions.traffic", "def f():\n    importlib.import_module('torch')"),
+        ("lab.reproductions.traffic", "def f():\n    importlib.import_module('torch')"),
         ("services.core.domain.jobs", "from sqlalchemy import Table"),
     ],
 )

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "services/core"
 CALLERS = (
     *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"),
-    *("lab", "reproductions"),
+    "lab",
 )
 
 ALLOWED: dict[str, str] = {}

@@ -12,7 +12,7 @@ import pytest
 from tests.architecture.test_imports import ROOT
 
 FOLDERS = (
-    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "reproductions"),
+    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "lab"),
     *("tests", "examples", "clients", "deploy", "docs"),
 )
 ALONE = ("README.md", "CONTRIBUTING.md", "docker-compose.yml")
@@ -50,8 +50,8 @@ FIXED = re.compile(
 """Names that are not ours to choose any more: released fields and codes, other projects' names."""
 NOT_READ = (
     "tests/architecture/test_words.py",
-    "reproductions/asrpt.py",  # reads results of an earlier version, in its words
-    "docs/results/",  # measured pages quote the words of the commands that made them
+    "lab/reproductions/asrpt.py",  # reads results of an earlier version, in its words
+    "lab/results/",  # measured pages quote the words of the commands that made them
 )
 ONLY_ONE = ("Step", "Grid")
 
@@ -123,7 +123,7 @@ def test_a_right_word_is_let_be(text: str) -> None:
 def test_a_name_that_says_little_is_taken_once(name: str) -> None:
     places = [
         path.relative_to(ROOT).as_posix()
-        for folder in ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "reproductions")
+        for folder in ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "lab")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef) and node.name == name
@@ -143,7 +143,10 @@ def _prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_docs_wrap_at_120_characters() -> None:
-    pages = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in ALONE if name.endswith(".md"))]
+    pages = [
+        *sorted(page for room in ("docs", "lab") for page in (ROOT / room).rglob("*.md")),
+        *(ROOT / name for name in ALONE if name.endswith(".md")),
+    ]
     long = [
         f"{page.relative_to(ROOT)}:{number}: {len(line)}"
         for page in pages

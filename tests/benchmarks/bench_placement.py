@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from reproductions.asrpt_layouts import PATTERNS, SEED, patterns
+from lab.reproductions.asrpt_layouts import PATTERNS, SEED, patterns
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices
 from services.core.parallel.graph import JobGraph, data_parallel

@@ -5,7 +5,7 @@ bundled year instead of all of it, and no run of a million jobs; with ``--only``
 sizes: the year (146,000 jobs on 64 GPUs) under GREEN and every baseline; 20,000 jobs on 6,500 GPUs under SJF, made up,
 and with ``--pai`` (GAIA's ``pai_100k.csv.gz``) the first of Alibaba's as the peer was given them: one GPU each, lengths
 times 0.62, a thousand a minute; 5,000 on 2,048 under LAS; two weeks of the year under ``joint``, as
-``examples/experiments/joint-weeks.toml`` has it; and jobs of the year at a load of 1.2 until the last is submitted,
+``lab/examples/joint-weeks.toml`` has it; and jobs of the year at a load of 1.2 until the last is submitted,
 when a long queue waits: the time per job says whether it grows with that. Jobs are stopped more often then; the time
 per start, of jobs that ended or were stopped, is beside it, and so is the part of active rounds, which rank the queue,
 without what they start and stop.

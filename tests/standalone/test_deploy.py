@@ -214,7 +214,7 @@ def test_the_image_holds_all_that_is_installed() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     kept = (ROOT / ".dockerignore").read_text().split()
     assert {f"!{package.rstrip('*')}" for package in packages} | {"!clients/python"} <= set(kept)
-    assert not {"!tests", "!docs", "!reproductions"} & set(kept)
+    assert not {"!tests", "!docs", "!lab"} & set(kept)
 
 
 def blocks(lock: Path) -> dict[str, str]:

@@ -24,8 +24,8 @@ from lab.experiments.cell import run_cell
 from lab.experiments.plan import Cell, load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ROOT / "docs" / "results"
-EXPERIMENTS = ROOT / "examples" / "experiments"
+PAGES = ROOT / "lab" / "results"
+EXPERIMENTS = ROOT / "lab" / "examples"
 MARK = re.compile(r"<!-- (?!end )([\w-]+)( \w+)? -->\n(.*?)<!-- end -->", re.DOTALL)
 Table = tuple[str, str]
 """The name of a page and that of a table in it."""

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from lab.experiments.cell import run_cell
-from lab.serving.requests import read_requests
-from reproductions import (
+from lab.reproductions import (
     asrpt,
     asrpt_forest,
     asrpt_layouts,
@@ -33,6 +32,7 @@ from reproductions import (
     serving_clocks,
     traffic,
 )
+from lab.serving.requests import read_requests
 from services.core.parallel.planner import plan_layout
 from services.core.policies.freesh.classes import PARTITIONS
 from services.core.profiles.traffic import LastPeak, backtest

@@ -10,7 +10,7 @@ board under a limit runs at its top clock until its draw meets the limit, and on
     E_iter     = n * (P_grad u^e T_grad + P_sync u^e T_sync + P_static T_iter)
 
 Times and energies are fitted together, for the knee is where both bend. This is ours, not the paper's; what it gains
-is in ``docs/results/powerflow.md`` and ``tests/unit/core/profiles/test_capped.py``.
+is in ``lab/results/powerflow.md`` and ``tests/unit/core/profiles/test_capped.py``.
 """
 
 from __future__ import annotations

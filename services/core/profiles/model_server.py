@@ -20,7 +20,7 @@ BATCH_SLOWDOWN = 0.010
 """By what share of a lone request's step each further request lengthens it.
 
 Fitted to Splitwise's measurements of Llama-2-70B, batches of 1 to 64 on A100s and H100s with 2, 4 and 8 GPUs: between
-0.007 and 0.012 by GPU and degree (``python -m reproductions.serving_profiles``).
+0.007 and 0.012 by GPU and degree (``python -m lab.reproductions.serving_profiles``).
 """
 CLOCK_SHARE = 0.9
 """Share of prefill and decode time that is inversely proportional to the clock; memory and host take the rest.
@@ -133,7 +133,8 @@ LLAMA_70B: Mapping[str, ModelServer] = {
 }
 """Llama-2-70B by GPU and tensor-parallel degree, as Splitwise measured it with batches of up to 64; without power.
 
-Fitted by ``python -m reproductions.serving_profiles``: steps within 7 %, prefills within 36 % at the shortest prompts.
+Fitted by ``python -m lab.reproductions.serving_profiles``: steps within 7 %, prefills within 36 % at the shortest
+prompts.
 """
 
 

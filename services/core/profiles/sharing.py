@@ -4,7 +4,7 @@ Each keeps the GPU busy for a share of the time. Shares of two jobs that sum to 
 both are slowed down in proportion. Besides, sharing itself costs both of them ``SHARING_COST`` of their speed. Form and
 figure come from Gavel's measurements of 26 jobs in pairs on one V100 (Narayanan et al., OSDI'20): with one share per
 job and one cost fitted to 330 pairs, it is off by 22 % of a pair's joint speed on average; on a P100 by 4 % and on a
-K80 by 6 %, with costs of 0.29 and 0.28 (``docs/results/powerflow.md``). What is not measured there is how busy a job of
+K80 by 6 %, with costs of 0.29 and 0.28 (``lab/results/powerflow.md``). What is not measured there is how busy a job of
 ours keeps a GPU. **We take it to be the share of the board's power range that it draws**, so that a pair never draws
 more than the board's limit.
 """

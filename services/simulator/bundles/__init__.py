@@ -24,9 +24,9 @@ file                       what                                                 
 ``ciso_march.csv`` ...     their three traces of 49 hours, gCO2/kWh                                           MIT
 ========================== ================================================================================== =========
 
-The days are samples of GAIA's sample of Alibaba's PAI trace. ``reproductions/make_traces.py`` makes
-all of them from the sources, ``reproductions/make_profiles.py`` the measured tables, and
-``reproductions/powerflow_fits.py`` the fits of those.
+The days are samples of GAIA's sample of Alibaba's PAI trace. ``lab/reproductions/make_traces.py`` makes
+all of them from the sources, ``lab/reproductions/make_profiles.py`` the measured tables, and
+``lab/reproductions/powerflow_fits.py`` the fits of those.
 
 ``green-year``: of the days with at least 400 arrivals, the one whose share of jobs in four categories of duration is
 nearest to the one the paper prints of its own day (16, 38, 36 and 8 %); 400 of its arrivals drawn without replacement.

@@ -28,7 +28,7 @@ which the GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``
 boards that block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 85 W (A100, 400 W), says
 github.com/ml-energy/kareus at commit 98f0255823bd993399866c64efdea8ccb1ab5a09, file ``model_config.py`` in the folder
 ``bayesian/common`` of its tests (``p2p_power_w``, "the measured power while the GPU is blocked on P2P communication").
-What 0.05 and 0.3 in its place do to GREEN's day is in ``docs/results/green.md`` (experiment ``green-waiting``).
+What 0.05 and 0.3 in its place do to GREEN's day is in ``lab/results/green.md`` (experiment ``green-waiting``).
 
 **Power limits.** Zeus measured four of the models at seven limits of a V100 (100 to 250 W) and six of a P100 (125 to
 250 W). Speed and power of the nearest batch are taken, relative to 250 W; limits are laid on another board's range as

@@ -9,7 +9,7 @@ import pytest
 from lab.experiments.plan import load_experiment
 from services.core.policies.registry import build_policy
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "experiments").glob("*.toml"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "lab" / "examples").glob("*.toml"))
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -90,7 +90,7 @@ def test_a_file_lists_its_cells_the_baseline_first(file: Path) -> None:
 
 
 def test_the_experiments_that_pages_name_can_be_read() -> None:
-    files = sorted((Path(__file__).parents[3] / "examples" / "experiments").glob("*.toml"))
+    files = sorted((Path(__file__).parents[3] / "lab" / "examples").glob("*.toml"))
 
     assert len(files) > 10
     assert {file.name: load_experiment(file).name for file in files} == {file.name: file.stem for file in files}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reproductions.asrpt import Run, compared, predictors, waits_for_servers, with_shared_runs
-from reproductions.asrpt_forest import ExactFirst, Logarithms, figures
-from reproductions.asrpt_layouts import layouts, patterns
+from lab.reproductions.asrpt import Run, compared, predictors, waits_for_servers, with_shared_runs
+from lab.reproductions.asrpt_forest import ExactFirst, Logarithms, figures
+from lab.reproductions.asrpt_layouts import layouts, patterns
 from services.core.profiles.recurrence import EarlierRuns, Runs
 
 

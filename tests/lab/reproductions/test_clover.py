@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lab.inference.run import InferenceRun, Scheme
-from reproductions.clover import all_graphs, mean_run
+from lab.reproductions.clover import all_graphs, mean_run
 from services.core.policies.clover.config_graph import ConfigGraph
 from services.core.policies.clover.layouts import can_be_cut
 from tests.support.clover import an_application

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reproductions.equal_energy import Curve, compared
+from lab.reproductions.equal_energy import Curve, compared
 
 points = st.lists(st.tuples(st.floats(1.0, 100.0), st.floats(1.0, 100.0)), min_size=1, max_size=6)
 

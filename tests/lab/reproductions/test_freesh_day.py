@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reproductions.freesh_day import BETA, Inputs, half_hour, solved, totals
+from lab.reproductions.freesh_day import BETA, Inputs, half_hour, solved, totals
 from services.contracts.pools import PoolsRequest
 from services.core.solvers.model import SolveStatus
 

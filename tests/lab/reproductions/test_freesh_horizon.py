@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproductions.freesh_horizon import DAY_STEPS, Day, planned_day
+from lab.reproductions.freesh_horizon import DAY_STEPS, Day, planned_day
 from services.contracts.pools import PoolsRequest
 
 EXAMPLE = json.loads((Path(__file__).parents[3] / "examples" / "pools" / "freesh-first.json").read_text())

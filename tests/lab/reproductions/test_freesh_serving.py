@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.serving.simulation import Frequency
-from reproductions.freesh_day import TIE
-from reproductions.freesh_serving import (
+from lab.reproductions.freesh_day import TIE
+from lab.reproductions.freesh_serving import (
     DIRTIEST,
     FREESH,
     PAPER_ABLATIONS,
@@ -21,7 +20,8 @@ from reproductions.freesh_serving import (
     mean_of_peak,
     raked,
 )
-from reproductions.serving_profiles import fitted
+from lab.reproductions.serving_profiles import fitted
+from lab.serving.simulation import Frequency
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest
 from services.core.profiles.model_server import LLAMA_70B
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproductions import iteration_times
-from reproductions.iteration_times import (
+from lab.reproductions import iteration_times
+from lab.reproductions.iteration_times import (
     Measured,
     collectives,
     errors_table,

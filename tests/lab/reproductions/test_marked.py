@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reproductions.marked import filled
+from lab.reproductions.marked import filled
 
 
 @pytest.mark.parametrize("old", ["", "old\n", "\nold\n\n"])

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from reproductions.overview import year, year_picture, year_table
+from lab.reproductions.overview import year, year_picture, year_table
 from tests.support.published import PAGES, body, tables
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reproductions.powerflow_fits import row_of
+from lab.reproductions.powerflow_fits import row_of
 from services.simulator.bundles import json_of
 from services.simulator.recipes.green import PHILLY_SIZES
 from services.simulator.recipes.measured import batches_of

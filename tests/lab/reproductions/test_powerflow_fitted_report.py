@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reproductions.powerflow_fitted import table
+from lab.reproductions.powerflow_fitted import table
 
 
 def put(folder: Path, label: str, eta: float, seed: int, **figures: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reproductions.powerflow import packing, unseen
+from lab.reproductions.powerflow import packing, unseen
 
 
 def write(folder: Path, **rates: Any) -> Path:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reproductions.powerflow_day import AFS, DAY, DOWN, MARGINAL, SENSITIVITY, filled
-from reproductions.powerflow_traces import draw, write
+from lab.reproductions.powerflow_day import AFS, DAY, DOWN, MARGINAL, SENSITIVITY, filled
+from lab.reproductions.powerflow_traces import draw, write
 from services.simulator.readers import read_jobs
 
 Cell = tuple[str, str, float, float]

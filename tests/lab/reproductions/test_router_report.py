@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reproductions import router as report
+from lab.reproductions import router as report
 
 REQUESTS = [(at * 0.2, (10, 2_000)[at % 2], (20, 600)[at % 2]) for at in range(400)]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from lab.reproductions.serving_clocks import beyond_limits, with_idle_boards
 from lab.serving.simulation import Outcome
 from lab.serving.site import papers_pools
-from reproductions.serving_clocks import beyond_limits, with_idle_boards
 from services.core.accounting.serving import ServedRequests
 from services.core.policies.freesh.classes import CLASSES
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproductions import traffic as report
+from lab.reproductions import traffic as report
 from services.core.profiles.traffic import LastPeak, backtest
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm

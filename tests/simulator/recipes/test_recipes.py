@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reproductions.make_traces import DAY_SHARES, shares_of
+from lab.reproductions.make_traces import DAY_SHARES, shares_of
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import GPU_MODELS
 from services.simulator.engine import EngineOptions, simulate
