@@ -87,7 +87,7 @@ class Agent(ReportingAgent):
         )
         self.intervals = Intervals()
         self._launcher = launcher
-        self._ports = Ports(engine)
+        self._ports = Ports(engine, self.confinement.cgroups.processes_of)
         self.controls = Controls(self.driver, settings.state_folder / "controls.json", self._device_lock)
         self.checkpoints = Checkpoints(
             settings.state_folder / "checkpoints",

@@ -143,6 +143,11 @@ class Cgroups:
             self._network.attach(groups["network"], port)
         return [group / PROCESSES for group in dict.fromkeys(groups.values())]
 
+    def processes_of(self, rank: str) -> Path | None:
+        """Return the file that lists the processes of a rank; None if it has no group."""
+        files = (parent / rank / PROCESSES for parent in self._parents.values())
+        return next((file for file in files if file.exists()), None)
+
     def sweep(self, running: Collection[str]) -> int:
         """Kill what is left of ranks that do not run, and remove their groups; return how many there were."""
         removed = 0

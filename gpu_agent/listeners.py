@@ -1,46 +1,62 @@
 """Whose process listens on the port of a server: that of its rank, or somebody else's. Linux only.
 
 The kernel lists the sockets that listen, each with its inode; a process holds a socket if one of its file descriptors
-leads to that inode. A rank's processes are the descendants of its shim, which takes in those whose parents end, and
-those of its container.
+leads to that inode. A rank's processes are those of its control group or, where it has none, the descendants of its
+shim, which takes in those whose parents end; and those of its container. Who holds a socket is remembered: as long as
+it is so, a look costs no walk through the processes of the node.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_agent.containers import Engine, container_name
 from gpu_agent.gangs import Gang
 from services.contracts.nodes import Listener, RankState
+from wattshift.peers import listening
 
 PROC = Path("/proc")
 _TABLES = ("net/tcp", "net/tcp6")
 _LISTENS = "0A"
 _INSPECT_S = 5.0
 
+Known = dict[str, dict[int, Path]]
+"""By the name of a port, the file of the process that holds each of its sockets, by inode."""
+
 
 @dataclass(frozen=True)
 class Port:
-    """A port that is a rank's, and the processes from which all of the rank's descend."""
+    """A port that is a rank's.
+
+    Attributes:
+        number: The port.
+        roots: Processes from which all of the rank's descend that are not in its group.
+        group: The file that lists the processes of the rank's control group; None if it has none.
+    """
 
     number: int
     roots: frozenset[int]
+    group: Path | None = None
 
 
 class Ports:
     """Finds the ports of the servers that run on this node."""
 
-    def __init__(self, engine: Engine | None) -> None:
+    def __init__(self, engine: Engine | None, group_of: Callable[[str], Path | None]) -> None:
+        """Take what returns the file with the processes of a rank's control group."""
         self._engine = engine
+        self._group_of = group_of
         self._containers: dict[str, int] = {}
+        self._known: Known = {}
 
     def who_listens(self, gangs: Iterable[Gang]) -> dict[str, Listener]:
         """Return who listens on their ports, by allocation."""
-        return who_listens(self.of(gangs))
+        return who_listens(self.of(gangs), known=self._known)
 
     def of(self, gangs: Iterable[Gang]) -> dict[str, Port]:
         """Return them by allocation; the engine is asked once about each container."""
@@ -49,59 +65,101 @@ class Ports:
             start = gang.start
             if start is None or start.spec.service is None or start.node_rank or gang.state is not RankState.RUNNING:
                 continue
-            roots = {gang.shim_pid} - {0}
+            group = self._group_of(gang.allocation_id)
+            roots = {gang.shim_pid} - {0} if group is None else set[int]()
             if start.spec.image is not None and self._engine is not None:
                 name = container_name(start)
                 first = self._containers.get(name) or _first_process(self._engine, name)
                 if first is None:  # what is not known of its processes cannot be held against whoever listens
-                    roots = set()
+                    roots, group = set(), None
                 else:
                     self._containers[name] = first
                     roots.add(first)
-            found[gang.allocation_id] = Port(start.master_port, frozenset(roots))
+            found[gang.allocation_id] = Port(start.master_port, frozenset(roots), group)
         return found
 
 
-def who_listens(ports: Mapping[str, Port], proc: Path = PROC) -> dict[str, Listener]:
-    """Return who listens on each port. What looks foreign is looked at twice: processes come and go meanwhile."""
-    found = _look(ports, proc)
+def who_listens(ports: Mapping[str, Port], proc: Path = PROC, known: Known | None = None) -> dict[str, Listener]:
+    """Return who listens on each port. What looks foreign is looked at twice: processes come and go meanwhile.
+
+    Args:
+        ports: By name.
+        proc: Where the kernel shows processes.
+        known: Who was found to hold which socket the last time; it is brought up to date.
+    """
+    known = {} if known is None else known
+    found = _look(ports, proc, known) if ports else {}
     doubtful = {name: ports[name] for name, who in found.items() if who in (Listener.FOREIGN, Listener.UNCHECKED)}
-    return found | _look(doubtful, proc) if doubtful else found
+    found |= _look(doubtful, proc, known) if doubtful else {}
+    for name in [name for name in known if found.get(name) is not Listener.OWN]:
+        del known[name]
+    return found
 
 
-def _look(ports: Mapping[str, Port], proc: Path) -> dict[str, Listener]:
+def _look(ports: Mapping[str, Port], proc: Path, known: Known) -> dict[str, Listener]:
     sockets = _listening(proc)
     if sockets is None:
         return dict.fromkeys(ports, Listener.UNCHECKED)
+    found: dict[str, Listener] = {}
+    children: dict[int, list[int]] | None = None
+    for name, port in ports.items():
+        inodes = sockets.get(port.number, set())
+        if not inodes:
+            found[name] = Listener.NONE
+        elif all(_is_held(inode, known.get(name, {}).get(inode), port) for inode in inodes):
+            found[name] = Listener.OWN
+        else:
+            known[name] = {}
+            try:
+                children = _children(proc) if children is None and port.roots else children
+                found[name] = _who(port, inodes, children or {}, proc, known[name])
+            except OSError:
+                found[name] = Listener.UNCHECKED
+    return found
+
+
+def _is_held(inode: int, holder: Path | None, port: Port) -> bool:
+    """Return whether a process that was found to hold a socket still does, and is of the rank."""
     try:
-        children = _children(proc) if any(port.number in sockets for port in ports.values()) else {}
+        if holder is None or os.readlink(holder) != f"socket:[{inode}]":
+            return False
+        return port.group is None or bool(port.roots) or int(holder.parts[-3]) in _members(port.group)
     except OSError:
-        return dict.fromkeys(ports, Listener.UNCHECKED)
-    return {name: _who(port, sockets.get(port.number, set()), children, proc) for name, port in ports.items()}
+        return False
 
 
-def _who(port: Port, inodes: set[str], children: Mapping[int, list[int]], proc: Path) -> Listener:
-    if not inodes:
-        return Listener.NONE
-    missing, is_hidden = set(inodes), False
-    waiting = list(port.roots)
-    while waiting and missing:
+def _who(
+    port: Port, inodes: set[int], children: Mapping[int, list[int]], proc: Path, holders: dict[int, Path]
+) -> Listener:
+    """Return whose the sockets of a port are, and put who holds them among ``holders``."""
+    is_hidden = False
+    waiting = [*port.roots, *(() if port.group is None else _members(port.group))]
+    while waiting and inodes - holders.keys():
         pid = waiting.pop()
         waiting += children.get(pid, [])
         try:
-            missing -= _sockets(proc / str(pid) / "fd")
+            held = _sockets(proc / str(pid) / "fd")
         except PermissionError:
             is_hidden = True
         except OSError:
             continue  # it has ended
-    if not missing:
+        else:
+            holders |= {inode: held[inode] for inode in inodes & held.keys()}
+    if not inodes - holders.keys():
         return Listener.OWN
-    return Listener.UNCHECKED if is_hidden or not port.roots else Listener.FOREIGN
+    return Listener.UNCHECKED if is_hidden or not (port.roots or port.group) else Listener.FOREIGN
 
 
-def _listening(proc: Path) -> dict[int, set[str]] | None:
+def _members(group: Path) -> set[int]:
+    return {int(pid) for pid in group.read_text().split()}
+
+
+def _listening(proc: Path) -> dict[int, set[int]] | None:
     """Return the inodes of the sockets that listen, by port; None if the kernel does not say."""
-    found: dict[int, set[str]] = {}
+    if proc is PROC:
+        with suppress(OSError):  # its files cost some ms, and more for each connection
+            return listening()
+    found: dict[int, set[int]] = {}
     read = 0
     for table in _TABLES:
         try:
@@ -112,7 +170,7 @@ def _listening(proc: Path) -> dict[int, set[str]] | None:
         for line in lines:
             fields = line.split()
             if len(fields) > 9 and fields[3] == _LISTENS:
-                found.setdefault(int(fields[1].rpartition(":")[2], 16), set()).add(fields[9])
+                found.setdefault(int(fields[1].rpartition(":")[2], 16), set()).add(int(fields[9]))
     return found if read else None
 
 
@@ -128,20 +186,20 @@ def _children(proc: Path) -> dict[int, list[int]]:
     return found
 
 
-def _sockets(folder: Path) -> set[str]:
-    """Return the inodes of a process's sockets.
+def _sockets(folder: Path) -> dict[int, Path]:
+    """Return the files that a process's sockets are, by inode.
 
     Raises:
         OSError: They cannot be read.
     """
-    found: set[str] = set()
+    found: dict[int, Path] = {}
     for name in os.listdir(folder):
         try:
             target = os.readlink(folder / name)
         except FileNotFoundError:
             continue
         if target.startswith("socket:["):
-            found.add(target[8:-1])
+            found[int(target[8:-1])] = folder / name
     return found
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpu_agent import listeners
-from gpu_agent.listeners import Port, who_listens
+from gpu_agent.cgroups import Cgroups, Limits
+from gpu_agent.listeners import Known, Port, who_listens
 from services.contracts.nodes import Listener
 from tests.agent.conftest import Node, eventually
 from tests.support.ports import Ports
@@ -88,6 +89,62 @@ def test_one_of_two_listeners_on_a_port_is_enough_to_be_foreign(port: int) -> No
         assert (seen(port, one), seen(port, two), seen(port, one, two)) == ("foreign", "foreign", "own")
 
 
+def test_a_process_that_is_not_of_the_ranks_group_is_foreign(tmp_path: Path, port: int) -> None:
+    group = tmp_path / "cgroup.procs"
+    with listening(port) as pid, subprocess.Popen(SLEEPS) as other:
+        for members, who in (([other.pid], "foreign"), ([other.pid, pid], "own"), ([], "foreign")):
+            group.write_text("".join(f"{member}\n" for member in members))
+            assert who_listens({"a": Port(port, frozenset(), group)}) == {"a": who}
+        known: Known = {}
+        group.write_text(f"{pid}\n")
+        assert who_listens({"a": Port(port, frozenset(), group)}, known=known) == {"a": "own"}
+        group.write_text(f"{other.pid}\n")
+        assert who_listens({"a": Port(port, frozenset(), group)}, known=known) == {"a": "foreign"}
+        group.unlink()
+        assert who_listens({"a": Port(port, frozenset(), group)}) == {"a": "unchecked"}, "its rank is over"
+        other.kill()
+
+
+def test_as_long_as_nothing_changes_no_look_walks_through_the_processes(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: Known = {}
+    walks: list[str] = []
+    for name in ("_children", "_sockets"):
+        walk = getattr(listeners, name)
+        monkeypatch.setattr(listeners, name, lambda path, walk=walk, name=name: walks.append(name) or walk(path))
+    assert who_listens({}, known=known) == {}
+    assert seen(port, os.getpid()) == "none"
+    assert walks == []
+    with listening(port) as pid, subprocess.Popen(SLEEPS) as other:
+        ports = {"a": Port(port, frozenset({pid}))}
+        assert who_listens(ports, known=known) == {"a": "own"}
+        assert walks == ["_children", "_sockets"]
+        for _ in range(3):
+            assert who_listens(ports, known=known) == {"a": "own"}
+        assert walks == ["_children", "_sockets"]
+        other.kill()
+    assert who_listens(ports, known=known) == {"a": "none"}
+    assert known == {}
+    with listening(port) as pid:
+        assert who_listens(ports, known=known) == {"a": "foreign"}
+        assert known == {}
+
+
+def test_the_kernel_lists_what_its_tables_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as two,
+        socket.create_connection(one.getsockname()),
+    ):
+        expected = {each.getsockname()[1]: {os.fstat(each.fileno()).st_ino} for each in (one, two)}
+        for _ in range(2):
+            found = listeners._listening(listeners.PROC)
+            assert found is not None
+            assert {port: found[port] for port in expected} == expected
+            monkeypatch.setattr(listeners, "listening", lambda: (_ for _ in ()).throw(OSError))
+
+
 def test_what_cannot_be_seen_is_not_held_against_anybody(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,11 +152,23 @@ def test_what_cannot_be_seen_is_not_held_against_anybody(
     with listening(port) as pid:
         assert seen(port) == "unchecked", "a container whose processes its engine does not name"
 
-        def hidden(folder: Path) -> set[str]:
+        def hidden(folder: Path) -> dict[int, Path]:
             raise PermissionError
 
         monkeypatch.setattr(listeners, "_sockets", hidden)
         assert seen(port, pid) == "unchecked", "of another user, to an agent that is not root"
+
+
+def test_a_rank_is_looked_for_in_its_own_group(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("memory pids")
+    (tmp_path / "cgroup.subtree_control").touch()
+    groups = Cgroups(tmp_path / "state", Limits(2**30, 2**31, 100), tmp_path)
+    groups.prepare()
+    made = groups.make("alloc_1", [], 1)[0]
+    assert groups.processes_of("alloc_1") is None, "as where jobs have none"
+    made.write_text("1\n")
+    assert groups.processes_of("alloc_1") == made
+    assert groups.processes_of("alloc_2") is None
 
 
 def listener_of(node: Node, gang: str) -> str | None:
@@ -147,19 +216,19 @@ async def test_who_was_there_first_is_foreign(node: Node, port: int) -> None:
 async def test_an_instance_has_its_key_as_the_variables_of_servers_and_nobody_else_can_read_it(
     node: Node, port: int, tmp_path: Path
 ) -> None:
-    out, key = tmp_path / "out", "k" * 43
+    out, key, keys = tmp_path / "out", "k" * 43, "$VLLM_API_KEY $LLAMA_API_KEY $WATTSHIFT_API_KEY"
     node.plane.instance_key = key
     node.plane.secrets = {"A": "of a user"}
     await node.start()
     gang = await node.run(
-        *("sh", "-c", 'echo "$VLLM_API_KEY $WATTSHIFT_API_KEY $A" > "$OUT.new"; mv "$OUT.new" "$OUT"; sleep 600'),
+        *("sh", "-c", f'echo "{keys} $A" > "$OUT.new"; mv "$OUT.new" "$OUT"; sleep 600'),
         service={"zone": "DE", "node_labels": {}},
         master_port=port,
         secrets=[{"name": "A", "env": "A"}, {"name": "A", "env": "VLLM_API_KEY"}],
         environment={"OUT": str(out)},
     )
     await eventually(out.exists)
-    assert out.read_text().split(maxsplit=2) == [key, key, "of a user\n"]
+    assert out.read_text().split(maxsplit=3) == [key, key, key, "of a user\n"]
 
     def holding() -> list[str]:
         files = [path for path in node.folder.rglob("*") if path.is_file() and path != out]

@@ -26,14 +26,12 @@ STRANGER, DAEMON = 2_000_001, 999
 LISTENS = r"""
 import os, socket, sys
 how, host, user = sys.argv[1], sys.argv[2], int(sys.argv[3])
-if how != "inherits":
-    os.setuid(user)
+os.setuid(user)
 server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 if host == "::":
     server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
 server.bind((host, 0))
 server.listen()
-os.setuid(user)
 print(server.getsockname()[1], flush=True)
 if how == "waits":
     sys.stdin.read()
@@ -74,7 +72,7 @@ class Listener:
 
 @contextmanager
 def listening(how: str = "accepts", host: str = "127.0.0.1", user: int = STRANGER) -> Iterator[Listener]:
-    """Have another user listen: and accept, or not yet ("waits"); or accept at root's socket ("inherits")."""
+    """Have another user listen, and accept, or not yet ("waits")."""
     command = ["/usr/bin/python3", "-c", LISTENS, how, host, str(user)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -139,20 +137,27 @@ async def test_nor_does_a_service_or_an_agent(caplog: pytest.LogCaptureFixture) 
             assert await ServiceClient(session, known.url(), "telemetry").request("GET", "/") == ANSWER.encode()
 
 
-def test_a_stranger_who_accepts_at_the_socket_of_root_is_one() -> None:
-    with listening("inherits") as stranger:
-        with pytest.raises(StrangerError):
-            asked(stranger.url())
-        assert stranger.heard() == ""
-
-
-@pytest.mark.parametrize(("listener", "is_stranger"), [(STRANGER, True), (0, False)])
-def test_what_nobody_has_accepted_yet_is_whoever_listens_though_older_kernels_say_root(
-    listener: int, is_stranger: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("listener", "connection", "is_stranger"),
+    [
+        (peers.Holder(STRANGER, 7), peers.Holder(0, 0), True),
+        (peers.Holder(0, 7), peers.Holder(0, 0), False),
+        (peers.Holder(0, 7), peers.Holder(STRANGER, 8), True),
+        (peers.Holder(STRANGER, 7), peers.Holder(0, 8), False),
+        (None, peers.Holder(STRANGER, 8), True),
+        (None, peers.Holder(0, 0), False),
+        (peers.Holder(STRANGER, 7), None, False),
+    ],
+)
+def test_a_connection_is_whose_it_was_accepted_by_and_before_that_whoever_listens(
+    listener: peers.Holder | None,
+    connection: peers.Holder | None,
+    is_stranger: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before Linux 6.17, a connection that waits to be accepted has the user id 0, as it has no inode."""
     here, there = ("127.0.0.1", 1), ("127.0.0.1", 2)
-    found = {(there, None): peers.Holder(listener, 7), (there, here): peers.Holder(0, 0)}
+    found = {(there, None): listener, (there, here): connection}
     monkeypatch.setattr(peers, "_holder", lambda at, other: found[at, other])
     with pytest.raises(StrangerError) if is_stranger else contextlib.nullcontext():
         peers.check_peer(here, there)

@@ -14,7 +14,7 @@ import pwd
 import socket
 import struct
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ ACCOUNT = "WATTSHIFT_CONTROL_ACCOUNT"
 SYSTEM_ACCOUNTS = range(1_000)
 """Root, and those that root made for services: no user's, and no job's."""
 
-_SOCK_DIAG, _ERROR, _LISTENS = 20, 2, 10
+_SOCK_DIAG, _LISTENS = 20, 10
 _OPENED = "connection.connect_tcp.complete"
 _ANY_STATE = 0xFFFFFFFF
 _NO_COOKIE = b"\xff" * 8
@@ -143,22 +143,48 @@ def _holder(at: Address, other: Address | None) -> Holder | None:
     """
     is_v6 = ":" in at[0]
     ends = [(_packed(host), port) for host, port in (at, other or ("::" if is_v6 else "0.0.0.0", 0))]
-    question = struct.pack("=BBBBI", socket.AF_INET6 if is_v6 else socket.AF_INET, socket.IPPROTO_TCP, 0, 0, _ANY_STATE)
-    question += struct.pack("!HH", ends[0][1], ends[1][1]) + ends[0][0] + ends[1][0] + bytes(4) + _NO_COOKIE
+    sockets = struct.pack("!HH", ends[0][1], ends[1][1]) + ends[0][0] + ends[1][0] + bytes(4) + _NO_COOKIE
+    for message in _told(socket.AF_INET6 if is_v6 else socket.AF_INET, _ANY_STATE, sockets):
+        if (message[1] == _LISTENS) == (other is None):  # the kernel falls back to whoever listens
+            return Holder(*struct.unpack_from("=II", message, 64))
+    return None
+
+
+def listening() -> dict[int, set[int]]:
+    """Return the inodes of the TCP sockets that listen on this machine, by port.
+
+    Raises:
+        OSError: The kernel does not say.
+    """
+    found: dict[int, set[int]] = {}
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for message in _told(family, 1 << _LISTENS, bytes(48), is_list=True):
+            (port,) = struct.unpack_from("!H", message, 4)
+            found.setdefault(port, set()).add(struct.unpack_from("=I", message, 68)[0])
+    return found
+
+
+def _told(family: int, states: int, sockets: bytes, *, is_list: bool = False) -> Iterator[bytes]:
+    """Yield what the kernel says of TCP sockets (``inet_diag_msg``), nothing where it knows none or cannot say."""
+    question = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 0, 0, states) + sockets
+    flags = 0x301 if is_list else 1  # a request; NLM_F_ROOT and NLM_F_MATCH: for all that match
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:  # NETLINK_SOCK_DIAG
             kernel.settimeout(1)
-            kernel.send(struct.pack("=IHHII", 16 + len(question), _SOCK_DIAG, 1, 1, 0) + question)
-            answer = kernel.recv(8192)
+            kernel.send(struct.pack("=IHHII", 16 + len(question), _SOCK_DIAG, flags, 1, 0) + question)
+            while True:
+                answer = kernel.recv(65_536)
+                while answer:
+                    size, kind = struct.unpack_from("=IH", answer)
+                    if kind != _SOCK_DIAG:
+                        return
+                    yield answer[16:size]
+                    answer = answer[(size + 3) & ~3 :]
+                if not is_list:
+                    return
     except OSError as error:
-        if error.errno in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.EPERM, errno.EACCES):
-            return None
-        raise
-    if struct.unpack_from("=H", answer, 4)[0] == _ERROR:
-        return None
-    if (answer[17] == _LISTENS) != (other is None):  # the kernel falls back to whoever listens
-        return None
-    return Holder(*struct.unpack_from("=II", answer, 16 + 64))
+        if is_list or error.errno not in (errno.EPROTONOSUPPORT, errno.EAFNOSUPPORT, errno.EPERM, errno.EACCES):
+            raise
 
 
 def _packed(host: str) -> bytes:
