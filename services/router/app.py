@@ -165,6 +165,7 @@ class Router:
             self.observations,
             self.metrics,
             self.limits,
+            self.upstream_keys,
             self._app_ended,
         )
         await self.coordinator.listen(settings.peer_host)
@@ -224,7 +225,7 @@ class Router:
         await self.observations.send(self.apps.apps)
 
     async def _renew_keys(self) -> None:
-        await self.upstream_keys.renew(self.fleet.servers.values())
+        await self.upstream_keys.renew((*self.fleet.servers.values(), *self.apps.instances.values()))
 
     async def _check(self) -> None:
         now_s = time.monotonic()

@@ -14,6 +14,7 @@ import pytest
 
 from services.contracts.apps import AppObservation
 from services.contracts.identity import Role, TenantLimits
+from services.contracts.routing import UpstreamKey
 from tests.router.conftest import Stage
 from tests.support.app_instances import (
     APP,
@@ -74,6 +75,26 @@ async def test_an_inference_passes_unchanged_and_says_who_answered(apps: Apps) -
     wh, gco2 = float(found["x-wattshift-wh"]), float(found["x-wattshift-gco2"])
     assert 0 < wh < (100 + 20) * 10 / 3600
     assert gco2 == pytest.approx(wh / 1e3 * 1.2 * 500, rel=1e-4)
+
+
+async def test_an_instance_is_sent_its_own_key_and_no_other(apps: Apps) -> None:
+    plane = apps.stage.plane
+    plane.keys = [
+        UpstreamKey.model_validate(
+            {"server": f"instance_{name}", "set_at": "2026-11-25T10:00:00Z", "value": f"of-{name}"}
+        )
+        for name in ("two", "gone")
+    ]
+    for number, (server, *rest) in enumerate([(apps.one,), (apps.two,), (apps.two,), (apps.one, apps.two)]):
+        await apps.table(server, *rest)
+        assert (await apps.infer(number)).status_code == 200
+        assert (await apps.router.http.get(f"/apps/{APP}/x", headers={"x-api-key": "own"})).status_code == 200
+    sent = [[each.get("authorization") for each in server.headers] for server in (apps.one, apps.two)]
+    assert set(sent[0]) == {None}, "it has none"
+    assert set(sent[1]) == {"Bearer of-two"}
+    assert plane.keys_asked <= 4, "once for each that comes into the table"
+    plane.is_serving_up = False
+    assert (await apps.infer(9)).status_code == 200, "serving is away"
 
 
 async def test_what_is_unknown_is_left_out(apps: Apps) -> None:

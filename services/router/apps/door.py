@@ -28,6 +28,7 @@ from services.router.openai import JSON
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
 from services.router.upstream import KEPT_S, Connection, Limits, UpstreamError
+from services.router.upstream_keys import UpstreamKeys
 
 log = Log(__name__)
 
@@ -46,7 +47,7 @@ BY_HOP = frozenset(
     }
 )
 KEPT_IN = BY_HOP | {b"host", b"content-length", b"authorization", b"expect", b"x-request-id"}
-"""Headers of a request that do not reach an instance; the key in `authorization` least of all."""
+"""Headers of a request that do not reach an instance; the caller's key in `authorization` least of all."""
 KEPT_OUT = BY_HOP | {b"content-length", b"date", b"server", b"x-request-id", b"x-content-type-options"}
 """Headers of an answer that do not reach the client: the router sets its own."""
 OWN = b"x-wattshift-"
@@ -87,6 +88,7 @@ class AppDoor:
         observations: ObservationReporter,
         metrics: Metrics,
         limits: Limits,
+        keys: UpstreamKeys,
         ended: AppEnded,
     ) -> None:
         self._settings = settings
@@ -96,6 +98,7 @@ class AppDoor:
         self._observations = observations
         self._metrics = metrics
         self._limits = limits
+        self._keys = keys
         self._ended = ended
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,9 +217,11 @@ class AppDoor:
             return share_s
 
         try:
+            if self._keys.is_wanted(instance):
+                await self._keys.renew((instance,))
             unused_s = KEPT_S if turn.asked.may_repeat else FRESH_S
             connection = await instance.origin.connection(self._limits, unused_s=unused_s)
-            connection.send(_request(turn, instance))
+            connection.send(_request(turn, instance, self._keys.of(instance)))
             await connection.head()
             status = connection.status
             if status in BUSY and not is_last:
@@ -283,8 +288,8 @@ class AppDoor:
         self._ended(turn, instance, share_s, footprint)
 
 
-def _request(turn: AppTurn, instance: Instance) -> bytes:
-    """Return the request as it is sent to an instance."""
+def _request(turn: AppTurn, instance: Instance, key: bytes | None) -> bytes:
+    """Return the request as it is sent to an instance, with the instance's key if it has one."""
     asked, origin, exchange = turn.asked, instance.origin, turn.exchange
     named = exchange.headers.get(b"connection", b"").lower().split(b",")
     dropped = KEPT_IN | {each.strip() for each in named} if named != [b""] else KEPT_IN
@@ -297,6 +302,8 @@ def _request(turn: AppTurn, instance: Instance) -> bytes:
         b"".join(lines),
         exchange.request_id,
     )
+    if key is not None:
+        head += b"authorization: Bearer %s\r\n" % key
     if turn.body or asked.method in ("POST", "PUT", "PATCH"):
         head += b"content-length: %d\r\n" % len(turn.body)
     return head + b"\r\n" + turn.body

@@ -19,14 +19,16 @@ class Instance(SharedTime):
     Attributes:
         spec: Its row of the routing table.
         headers: What every answer says of it.
+        was_key_asked_for: Whether its key, if it has one, was fetched since it came into the table.
     """
 
-    __slots__ = ("headers", "id", "origin", "spec")
+    __slots__ = ("headers", "id", "origin", "spec", "was_key_asked_for")
 
     def __init__(self, spec: RoutedAppServer) -> None:
         super().__init__()
         self.id = spec.id
         self.origin = Origin(spec.url, None)
+        self.was_key_asked_for = False
         self.update(spec)
 
     def update(self, spec: RoutedAppServer) -> None:

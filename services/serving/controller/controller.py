@@ -33,7 +33,7 @@ from services.serving.controller.diff import STAYING, Combination, Difference, M
 from services.serving.controller.handover import ANY_GPUS, Gpus, Outlook, Pending, drainable
 from services.serving.controller.probes import KEYED_PATH, KeyCheck, Prober
 from services.serving.controller.server_jobs import ServerJobs
-from services.serving.instances import SENTENCES, Instance, InstanceReason, InstanceTerms
+from services.serving.instances import APP_PREFIX, SENTENCES, Instance, InstanceReason, InstanceTerms
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.instances import InstanceOwner, InstanceRows, NewInstance, PlanInForce
 from services.serving.settings import ServingSettings
@@ -170,7 +170,10 @@ class Controller:
             key = open_instance_key(self._sealer, each.sealed_key, each.tenant_id, each.id)
         except SealError:
             return None
-        return await self._prober.key_check(url + KEYED_PATH, key)
+        found = await self._prober.key_check(url + KEYED_PATH, key)
+        # An application's server need not have such a path, and may refuse it for reasons of its own.
+        is_app = each.pool.startswith(APP_PREFIX)
+        return KeyCheck.UNCHECKED if is_app and found is KeyCheck.REFUSED else found
 
     async def _ask_load(self, each: Instance, url: str, probes: ServerProbes) -> Seen:
         held = await self._prober.held(url, frozenset(probes.load_metrics))
@@ -269,8 +272,7 @@ class Controller:
         made: list[NewInstance] = []
         for terms, place, mode, request_class in wanted:
             name = new_id("instance")
-            # Requests of applications go to servers of many kinds, by a door that sends no key.
-            key = None if owner.is_app else new_instance_key(self._sealer, owner.tenant_id, name)
+            key = new_instance_key(self._sealer, owner.tenant_id, name)
             made.append(NewInstance(name, owner, place, mode, plan.partition, request_class, terms, key))
         if made:
             await rows.add(made)
