@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from services.cli.client import CliError, Gateway
 from services.standalone import root_secret, stack
 from services.standalone.data_folder import DataFolder
+from tests.attacks.test_strangers_on_ports import listening
 from tests.integration.conftest import Installation
 from tests.support.servers import wait_until
 
@@ -94,8 +97,8 @@ def asking_with_a_made_up_key(url: str) -> Iterator[Counter[int]]:
 
 
 def test_a_job_that_waits_for_ports_gets_none_and_hears_nothing(installation: Installation) -> None:
-    installation.gateway.call("POST", "/v1/tenants", body={"id": "strangers"})
-    made = installation.gateway.call("POST", "/v1/keys", body={"tenant_id": "strangers", "role": "user"})
+    installation.gateway.call("POST", "/v1/tenants", body={"id": "takers"})
+    made = installation.gateway.call("POST", "/v1/keys", body={"tenant_id": "takers", "role": "user"})
     before = stack.read_status(installation.folder)
     ports = sorted({str(process.port) for process in before.processes if process.port})
     assert len(ports) == 4, "gateway, router and two agents"
@@ -128,3 +131,21 @@ def test_a_job_that_waits_for_ports_gets_none_and_hears_nothing(installation: In
     assert sorted({str(process.port) for process in after.processes if process.port}) == ports
     assert len(installation.nodes()) == 2
     installation.gateway.call("POST", f"/v1/jobs/{job}/cancel")
+
+
+def test_once_the_supervisor_is_gone_whoever_takes_its_port_is_sent_nothing_and_named(
+    installation: Installation,
+) -> None:
+    before = stack.read_status(installation.folder)
+    assert before.pid
+    port = int(before.gateway_url.rpartition(":")[2])
+    os.kill(before.pid, signal.SIGKILL)
+    wait_until(lambda: stack.read_status(installation.folder).state == "stopped")
+    with listening(port=port) as stranger:
+        with pytest.raises(CliError, match=f"listens on port {port} .*nothing was sent there"):
+            Gateway(before.gateway_url, (installation.folder / "admin.key").read_text().strip()).get("/v1/jobs")
+        with pytest.raises(stack.StackError, match=rf"port {port} is taken by \S+ \(process \d+\)"):
+            stack.up(installation.folder, port=port)
+        assert stranger.heard() == ""
+    installation.gateway.close()
+    installation.up()

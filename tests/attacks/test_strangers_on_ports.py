@@ -25,12 +25,13 @@ KEY, ANSWER = "ws_secret", '{"items":[]}'
 STRANGER, DAEMON = 2_000_001, 999
 LISTENS = r"""
 import os, socket, sys
-how, host, user = sys.argv[1], sys.argv[2], int(sys.argv[3])
+how, host, user, port = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 os.setuid(user)
 server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 if host == "::":
     server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-server.bind((host, 0))
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind((host, port))
 server.listen()
 print(server.getsockname()[1], flush=True)
 if how == "waits":
@@ -71,9 +72,9 @@ class Listener:
 
 
 @contextmanager
-def listening(how: str = "accepts", host: str = "127.0.0.1", user: int = STRANGER) -> Iterator[Listener]:
+def listening(how: str = "accepts", host: str = "127.0.0.1", user: int = STRANGER, port: int = 0) -> Iterator[Listener]:
     """Have another user listen, and accept, or not yet ("waits")."""
-    command = ["/usr/bin/python3", "-c", LISTENS, how, host, str(user)]
+    command = ["/usr/bin/python3", "-c", LISTENS, how, host, str(user), str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Listener(process, how)
