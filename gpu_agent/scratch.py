@@ -95,6 +95,7 @@ class Scratch:
         self._gangs = gangs
         self._home_of = home_of
         self._limits = job_bytes, tenant_bytes
+        self._is_blind = False
 
     async def watch(self) -> None:
         """Look again and again, with pauses that grow with how long it takes."""
@@ -116,6 +117,9 @@ class Scratch:
         }
         folders = {path for each in holdings.values() for path in (*each.own, *each.tenants) if path.is_dir()}
         taken = await measured(folders) if folders else {}
+        if folders and bool(taken) is self._is_blind:
+            self._is_blind = not taken
+            log.warning("scratch.measured", works=bool(taken), by=" ".join(_MEASURE))
         for name, why in to_end(holdings, taken, *self._limits).items():
             gang, start = running[name]
             if gang.is_over or gang.folder.stop_requested():
@@ -126,13 +130,16 @@ class Scratch:
 
 
 async def measured(folders: Iterable[Path]) -> dict[Path, int]:
-    """Return what folders take of the disk, in bytes, without what cannot be read."""
-    process = await asyncio.create_subprocess_exec(
-        *(*_MEASURE, *map(str, folders)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    """Return what folders take of the disk, in bytes, without what cannot be read; nothing where ``du`` is another."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(*_MEASURE, *map(str, folders)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError:
+        return {}
     try:
         printed, _ = await process.communicate()
     finally:

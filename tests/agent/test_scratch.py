@@ -107,6 +107,21 @@ async def test_a_job_that_is_ended_has_failed_and_says_why(tmp_path: Path, trap:
     assert ended.detail == "Its files took 0.0 GiB of the node's disk; a job may take 0.0 GiB."
 
 
+@pytest.mark.parametrize("by", [("no-such-program",), ("false",)])
+async def test_a_host_that_cannot_measure_ends_no_job_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by: tuple[str, ...]
+) -> None:
+    rank = RankFolder(tmp_path / "rank")
+    (rank.path / SCRATCH).mkdir(parents=True)
+    gang = Gang("rank", rank, a_start(image=None, command=["true"]), holding=True)
+    watched = Scratch([gang], lambda _: None, 0, 0)
+    monkeypatch.setattr(scratch, "_MEASURE", by)
+    for _ in range(2):
+        await watched.look()
+    assert not rank.stop_requested()
+    assert [record.getMessage() for record in caplog.records] == ["scratch.measured"]
+
+
 async def test_an_agent_looks_after_its_disk(node: Node) -> None:
     await node.start(GPU_AGENT_TENANT_SCRATCH_GIB=str(2**-7))
     beside = await node.run("sh", "-c", "head -c 1000000 /dev/zero > file; exec sleep 600", devices=[0])

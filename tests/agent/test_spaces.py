@@ -30,7 +30,10 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user
 
 KEY = 0x57A77 + os.getpid()
 SYSTEM_V = f"import ctypes; c = ctypes.CDLL(None, use_errno=True); flags = 0o%s; key = {KEY}\n"
-IDS = "print(c.shmget(key, 4096, flags), c.msgget(key, flags), c.semget(key, 1, flags), flush=True)\n"
+IDS = (
+    "queue = c.mq_open(b'/wattshift-%d' % key, 0o102 if flags else 0, 0o666, None)\n"
+    "print(c.shmget(key, 4096, flags), c.msgget(key, flags), c.semget(key, 1, flags), queue, flush=True)\n"
+)
 MAKE = SYSTEM_V % "1666" + IDS  # IPC_CREAT, for everybody
 FIND = SYSTEM_V % "0" + IDS
 
@@ -140,7 +143,7 @@ async def test_ipc_and_temporary_folders_are_a_jobs_own(host: Host) -> None:
     assert not any(os.path.exists(path) for path in files), "the host does not have them"
     assert all(str(KEY) not in Path(f"/proc/sysvipc/{kind}").read_text() for kind in ("shm", "msg", "sem"))
     beside = host.run("job_2", "/usr/bin/python3", "-u", "-c", FIND + found)
-    assert beside.splitlines()[0] == "-1 -1 -1"
+    assert beside.splitlines()[0] == "-1 -1 -1 -1"
     assert "True" not in beside
     assert beside.count("False") == len(files)
     process.kill()  # as with an agent that dies: nobody clears up, and nothing is left
