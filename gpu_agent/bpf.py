@@ -89,35 +89,30 @@ def attach(group: Path, attach_type: int, program: int) -> None:
 def socket_map(name: str) -> int:
     """Return the descriptor of the host's map with this name, from sockets to numbers of 32 bits; make it if need be.
 
-    Of several that are made at the same moment, everybody takes the oldest.
+    One is made each time, so that there is one; everybody takes the oldest.
 
     Raises:
         OSError: The kernel has no such maps, or this process may not use them.
     """
-    if (found := _map_named(name)) is None:
-        integer = struct.pack("IIII", 1, 1 << 24, 4, 32)  # BTF: one type, for key and value alike
-        types = struct.pack("HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(integer), len(integer), 3) + integer + b"\0u\0"
-        text = ctypes.create_string_buffer(types, len(types))
-        described = _call(_BTF_LOAD, struct.pack("QQII", ctypes.addressof(text), 0, len(types), 0))
-        try:
-            sizes = struct.pack("IIIIIII16s", _SK_STORAGE, 4, 4, 0, _NO_PREALLOC, 0, 0, name.encode())
-            made = _call(_MAP_CREATE, sizes + struct.pack("IIII", 0, described, 1, 1))
-        finally:
-            os.close(described)
-        found = _map_named(name)
-        if found is None:
-            return made
+    integer = struct.pack("IIII", 1, 1 << 24, 4, 32)  # BTF: one type, for key and value alike
+    types = struct.pack("HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(integer), len(integer), 3) + integer + b"\0u\0"
+    text = ctypes.create_string_buffer(types, len(types))
+    described = _call(_BTF_LOAD, struct.pack("QQII", ctypes.addressof(text), 0, len(types), 0))
+    try:
+        sizes = struct.pack("IIIIIII16s", _SK_STORAGE, 4, 4, 0, _NO_PREALLOC, 0, 0, name.encode())
+        made = _call(_MAP_CREATE, sizes + struct.pack("IIII", 0, described, 1, 1))
+    finally:
+        os.close(described)
+    try:
+        return _oldest_map(name)
+    finally:
         os.close(made)
-    return found
 
 
-def _map_named(name: str) -> int | None:
+def _oldest_map(name: str) -> int:
     number = 0
     while True:
-        try:
-            number = _call(_MAP_GET_NEXT_ID, struct.pack("II", number, 0), answer_at=4)
-        except FileNotFoundError:
-            return None
+        number = _call(_MAP_GET_NEXT_ID, struct.pack("II", number, 0), answer_at=4)
         try:
             descriptor = _call(_MAP_GET_FD, struct.pack("I", number))
         except FileNotFoundError:  # it has just gone

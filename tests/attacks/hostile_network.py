@@ -135,6 +135,7 @@ for port in (*FACTS["bind"], *FACTS["closed"]):
 for family in (40, 43, 30, 21, 38):  # VSOCK, SMC, TIPC, RDS, ALG
     for kind in (STREAM, DATAGRAM, socket.SOCK_SEQPACKET):
         attempt(f"a socket of family {family}", lambda: socket.socket(family, kind))
+attempt("a socket of MPTCP", lambda: socket.socket(socket.AF_INET, STREAM, MPTCP))
 attempt("a raw socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
 attempt("a packet socket", lambda: socket.socket(17, socket.SOCK_RAW, 0))
 
@@ -194,6 +195,14 @@ need("its own listener for both versions", lambda: served(own_listener(socket.AF
 need("its own listener by a mapped address", lambda: served(own_listener(socket.AF_INET, ""), "::ffff:127.0.0.1"))
 for port in FACTS.get("gangs", ()):
     need("a listener of its tenant", lambda: connected(socket.AF_INET, "127.0.0.1", port))
+for port in FACTS["closed"]:
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::1")):
+        try:
+            connected(family, host, port)
+        except PermissionError:
+            pass
+        except OSError as error:
+            print("LACKS a refusal at once", host, error)
 try:
     connected(socket.AF_INET, "127.0.0.1", 1)
 except ConnectionRefusedError:

@@ -91,7 +91,7 @@ def test_a_job_on_the_ports_of_model_servers_gets_no_prompt(chat: Chat) -> None:
         wait_until(lambda: "holds" in of_job(), 120)
         nodes = chat.installation.nodes()
         is_kept = all(each["holds"] for node in nodes for each in node["protections"] if each["name"] == "network")
-        assert (int(of_job().partition("holds ")[2].split()[0]) == 0) == is_kept
+        assert (int(of_job().partition("holds ")[2].split()[0]) <= 1) == is_kept, "but the one of its own gang"
         said = (chat.installation.folder / "outsider").open("w+")
         words = ["/usr/bin/python3", "-c", THIEF, f"{PORTS[0]}-{PORTS[-1]}"]
         outsider = subprocess.Popen(words, stdout=said, user=65_534, cwd="/")
