@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 
-from services.kit.repeating import repeat
+import pytest
+
+from services.kit import repeating
+from services.kit.repeating import pauses, repeat
 from services.kit.tasks import end_tasks
 
 
@@ -35,3 +39,8 @@ async def test_a_turn_is_cut_off_by_its_end() -> None:
     await asyncio.wait_for(began.wait(), 30)
     await end_tasks([loop])
     assert loop.cancelled()
+
+
+def test_pauses_double_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeating.random, "uniform", lambda low, high: high)
+    assert [*islice(pauses(0.5), 8)] == [0.5, 1, 2, 4, 8, 16, 16, 16]
