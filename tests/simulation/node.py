@@ -496,8 +496,9 @@ async def play(simulation: Simulation) -> None:
             if is_known and deaths < 4 and draw(2, often=0.06):
                 deaths += 1
                 if draw(2):
-                    await process.start(agent.stop())
-                else:
+                    await _until_the_spool_is_written(simulation)
+                has_stopped = draw(2) == 1 and await _stop(process, agent)
+                if not has_stopped:
                     process.kill()
                     agent.lose_lock()
                 agent = None
@@ -511,6 +512,23 @@ async def play(simulation: Simulation) -> None:
         await process.start(agent.stop())
         relaying.cancel()
         _check_energy(simulation, plane, shims, agent, deaths)
+
+
+async def _stop(process: Process, agent: _Agent) -> bool:
+    """End the agent; return whether it could do all that it does at its end."""
+    try:
+        await process.start(agent.stop())
+    except RuntimeError:  # no thread could be started
+        return False
+    return True
+
+
+async def _until_the_spool_is_written(simulation: Simulation) -> None:
+    """Return at a moment at which an end does most harm; after three seconds in any case."""
+    for _ in range(300):
+        if any(getattr(each, "__name__", "") == "_write" for each in simulation.loop.threads):
+            return
+        await asyncio.sleep(0.01)
 
 
 async def _begin(simulation: Simulation, settings: AgentSettings, plane: _Plane, valkey: Client) -> _Agent:

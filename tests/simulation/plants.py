@@ -65,21 +65,21 @@ def operator_finally(node: cst.Try) -> Iterator[cst.CSTNode]:
 def operator_order(node: cst.IndentedBlock) -> Iterator[cst.CSTNode]:
     """Have two effects, one after the other, the other way round."""
     for at, (first, second) in enumerate(zip(node.body, node.body[1:], strict=False)):
-        if _is_effect(first) and _is_effect(second) and (_asks(first) or _asks(second)):
+        if _is_effect(first) and _is_effect(second):
             body = [*node.body[:at], second, first, *node.body[at + 2 :]]
             yield node.with_changes(body=body)
 
 
 def _is_effect(statement: cst.CSTNode) -> bool:
-    """Whether a statement only changes something that others see too: no name of its own, no jump."""
-    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
+    """Whether a statement asks for something, and keeps no name of its own."""
+    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1 or not _asks(statement):
         return False
     part = statement.body[0]
     if isinstance(part, cst.Assign):
         return all(isinstance(each.target, cst.Attribute | cst.Subscript) for each in part.targets)
     if isinstance(part, cst.AugAssign):
         return isinstance(part.target, cst.Attribute | cst.Subscript)
-    return isinstance(part, cst.Del) or (isinstance(part, cst.Expr) and isinstance(part.value, cst.Call | cst.Await))
+    return isinstance(part, cst.Expr) and isinstance(part.value, cst.Call | cst.Await)
 
 
 def _asks(statement: cst.CSTNode) -> bool:
