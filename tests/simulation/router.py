@@ -197,6 +197,8 @@ class _Client:
 
     def wrong(self) -> str | None:
         """Return what is wrong with the answer, None for nothing."""
+        if b"The router failed" in self.content:
+            return self.content.decode()
         if self.status != 200:
             return None if self.status in REFUSALS and self.is_complete else f"{self.status}: {self.content[:80]!r}"
         if not self.is_stream:
@@ -216,7 +218,7 @@ class _Client:
 class _Keys:
     """The keys of callers: their tenants' names."""
 
-    async def caller(self, authorization: bytes | None) -> ResolvedKey:
+    async def caller(self, authorization: bytes | None, *_: Any) -> ResolvedKey:
         """Return the caller, some time later."""
         await asyncio.sleep(0)
         return _key((authorization or b"").decode())
