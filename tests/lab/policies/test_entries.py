@@ -13,11 +13,15 @@ from services.core.domain.errors import PolicyConfigError
 from services.core.policies.registry import ALIASES, LAB, POLICIES, PolicyEntry, build_policy, describe_policy
 from services.kit.plugins import load_plugins
 from services.kit.policies import GROUP, load_policies
+from services.kit.release import RELEASE
 
 
 def test_every_policy_of_the_lab_is_an_entry_point_and_the_product_knows_where_it_is() -> None:
     declared = tomllib.loads((Path(lab.__file__).with_name("pyproject.toml")).read_text(encoding="utf-8"))
-    points = declared["project"]["entry-points"][GROUP]
+    project = declared["project"]
+    points = project["entry-points"][GROUP]
+
+    assert (project["version"], project["dependencies"]) == (RELEASE, [f"wattshift-control-plane[control]=={RELEASE}"])
 
     assert list(points) == list(ENTRIES) == sorted(LAB)
     assert set(ALIASES.values()) <= LAB

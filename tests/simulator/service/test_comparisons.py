@@ -14,7 +14,7 @@ import pytest
 
 from services.contracts.explanations import Explanation
 from services.contracts.identity import Identity, Role
-from services.core.policies.registry import POLICIES
+from services.core.policies.registry import LAB, POLICIES
 from services.kit.ids import new_id
 from services.kit.tokens import outgoing
 from services.simulator.comparisons import OWNER
@@ -114,7 +114,7 @@ async def test_the_policies_part_arrives_for_all_though_everything_is_killed(sim
     found = await explained(simulator, jobs[3], is_ready)
 
     assert found.under_policies is not None
-    assert {item.policy for item in found.under_policies.items} == set(POLICIES)
+    assert {item.policy for item in found.under_policies.items} == {*POLICIES, *LAB}, "all that are installed"
     own = found.under_policies.items[0]
     assert (own.policy, own.in_force) == ("fifo", True)
     assert own.starts_at is not None
