@@ -67,6 +67,16 @@ def listening(port: int, *shared: str) -> Iterator[int]:
             process.kill()
 
 
+@contextmanager
+def sleeping() -> Iterator[int]:
+    """Have another process do nothing; yield its id."""
+    with subprocess.Popen(SLEEPS) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
 def seen(port: int, *roots: int) -> Listener:
     return who_listens({"a": Port(port, frozenset(roots))})["a"]
 
@@ -91,18 +101,17 @@ def test_one_of_two_listeners_on_a_port_is_enough_to_be_foreign(port: int) -> No
 
 def test_a_process_that_is_not_of_the_ranks_group_is_foreign(tmp_path: Path, port: int) -> None:
     group = tmp_path / "cgroup.procs"
-    with listening(port) as pid, subprocess.Popen(SLEEPS) as other:
-        for members, who in (([other.pid], "foreign"), ([other.pid, pid], "own"), ([], "foreign")):
+    with listening(port) as pid, sleeping() as other:
+        for members, who in (([other], "foreign"), ([other, pid], "own"), ([], "foreign")):
             group.write_text("".join(f"{member}\n" for member in members))
             assert who_listens({"a": Port(port, frozenset(), group)}) == {"a": who}
         known: Known = {}
         group.write_text(f"{pid}\n")
         assert who_listens({"a": Port(port, frozenset(), group)}, known=known) == {"a": "own"}
-        group.write_text(f"{other.pid}\n")
+        group.write_text(f"{other}\n")
         assert who_listens({"a": Port(port, frozenset(), group)}, known=known) == {"a": "foreign"}
         group.unlink()
         assert who_listens({"a": Port(port, frozenset(), group)}) == {"a": "unchecked"}, "its rank is over"
-        other.kill()
 
 
 def test_as_long_as_nothing_changes_no_look_walks_through_the_processes(
@@ -116,14 +125,19 @@ def test_as_long_as_nothing_changes_no_look_walks_through_the_processes(
     assert who_listens({}, known=known) == {}
     assert seen(port, os.getpid()) == "none"
     assert walks == []
-    with listening(port) as pid, subprocess.Popen(SLEEPS) as other:
+    with listening(port) as pid, sleeping() as other:
         ports = {"a": Port(port, frozenset({pid}))}
         assert who_listens(ports, known=known) == {"a": "own"}
         assert walks == ["_children", "_sockets"]
+        inode = next(iter(known["a"]))
+        for file in (f"/proc/{other}/fd/0", f"/proc/{other}/fd/999"):  # it holds that socket no more
+            assert who_listens({"a": Port(port, frozenset({other}))}, known={"a": {inode: Path(file)}}) == {
+                "a": "foreign"
+            }
+        walks[2:] = []
         for _ in range(3):
             assert who_listens(ports, known=known) == {"a": "own"}
         assert walks == ["_children", "_sockets"]
-        other.kill()
     assert who_listens(ports, known=known) == {"a": "none"}
     assert known == {}
     with listening(port) as pid:
