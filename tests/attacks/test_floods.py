@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from services.kit.sockets import LISTEN
+from services.standalone import stack
+from tests.integration.conftest import Installation
 from tests.support.floods import SIZES, Flood, files_for
 from tests.support.forked import Forked
 from tests.support.servers import ROOT, scratch_folder, wait_until
@@ -128,3 +130,39 @@ async def test_floods_of_unknown_clients_take_little_memory_and_nobody_elses_ans
             await flooding
         assert flood.is_whole
         assert most - before < MOST_GROWTH_BYTES, f"{(most - before) / 2**20:.0f} MiB"
+
+
+@pytest.mark.live
+@pytest.mark.skipif(not files_for(sum(SIZES.values())), reason="this process may not open that many files")
+async def test_floods_of_every_port_of_an_installation_cost_no_process_and_no_lease(installation: Installation) -> None:
+    made = await asyncio.to_thread(
+        installation.gateway.call, "POST", "/v1/jobs", body={"name": "long", "command": ["sleep", "3600"]}
+    )
+    await asyncio.to_thread(installation.wait_for, made["id"], lambda job: job["state"] == "running")
+    before = await asyncio.to_thread(stack.read_status, installation.folder)
+    places = {
+        each.socket or f"127.0.0.1:{each.port}": each
+        for each in before.processes
+        if (each.port or each.socket) and each.name not in ("postgres", "valkey")
+    }
+    assert len(places) > 8, "gateway, router, two agents, and services"
+    generation = (await asyncio.to_thread(installation.job, made["id"]))["generation"]
+    for address, process in places.items():
+        assert process.pid
+        memory, most = psutil.Process(process.pid).memory_info().rss, 0
+        flood = Flood(address, FLOOD_S)
+        flooding = asyncio.create_task(flood.run())
+        answers = 0
+        while not (flood.is_whole and answers > 3) and not flooding.done():
+            assert await asyncio.to_thread(installation.job, made["id"])
+            answers += 1
+            most = max(most, psutil.Process(process.pid).memory_info().rss)
+        flood.seconds = 0
+        await flooding
+        assert most - memory < MOST_GROWTH_BYTES, f"{process.name}: {(most - memory) / 2**20:.0f} MiB"
+    after = await asyncio.to_thread(stack.read_status, installation.folder)
+    assert {each.name: each.pid for each in after.processes} == {each.name: each.pid for each in before.processes}
+    job = await asyncio.to_thread(installation.job, made["id"])
+    assert (job["state"], job["generation"]) == ("running", generation)
+    assert len(await asyncio.to_thread(installation.nodes)) == 2
+    await asyncio.to_thread(installation.gateway.call, "POST", f"/v1/jobs/{made['id']}/cancel")
