@@ -158,6 +158,7 @@ def outcome(name: str, words: list[str], *, refuses: bool) -> tuple[str, int]:
     with pytest.MonkeyPatch.context() as patch, streams(is_terminal=True) as stream:
         patch.setattr(client.Client, "request", lambda c, *a, **k: server.request(c, *a, **k))
         patch.setattr(client.Client, "stream", lambda c, *a, **k: server.stream(c, *a, **k))
+        patch.setattr(main, "add_commands", lambda *_: None)
         patch.setattr(main, "app", lambda: COMMANDS[name].main(words, standalone_mode=False))
         patch.setattr("time.sleep", once)
         patch.setattr("sys.stdin", io.StringIO("k\n"))

@@ -93,6 +93,7 @@ def _failure(text: str) -> None:
         raise CliError(text, 1)
 
     with pytest.MonkeyPatch.context() as patch, suppress(SystemExit):
+        patch.setattr(main, "add_commands", lambda *_: None)
         patch.setattr(main, "app", fails)
         main.main()
 
