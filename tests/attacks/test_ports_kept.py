@@ -17,6 +17,7 @@ from services.standalone import root_secret, stack
 from services.standalone.data_folder import DataFolder
 from tests.attacks.test_strangers_on_ports import listening
 from tests.integration.conftest import Installation
+from tests.standalone.test_doors import is_free
 from tests.support.servers import wait_until
 
 pytestmark = [
@@ -141,6 +142,7 @@ def test_once_the_supervisor_is_gone_whoever_takes_its_port_is_sent_nothing_and_
     port = int(before.gateway_url.rpartition(":")[2])
     os.kill(before.pid, signal.SIGKILL)
     wait_until(lambda: stack.read_status(installation.folder).state == "stopped")
+    wait_until(lambda: is_free("127.0.0.1", port))  # the kernel ends its processes one after the other
     with listening(port=port) as stranger:
         with pytest.raises(CliError, match=f"listens on port {port} .*nothing was sent there"):
             Gateway(before.gateway_url, (installation.folder / "admin.key").read_text().strip()).get("/v1/jobs")
