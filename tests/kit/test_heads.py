@@ -212,9 +212,21 @@ async def test_a_head_behind_another_request_has_the_same_limit(
         assert served.app.asked[is_known:] == ["/slow", "/behind"][: 1 + (status == b"200")]
 
 
-async def test_what_comes_behind_a_request_waits_as_it_came() -> None:
+@pytest.mark.parametrize(
+    "request_in_pieces",
+    [(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n",)]
+    + [
+        (chunked[:at], chunked[at:])
+        for chunked in [b"POST /slow HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n"]
+        for at in (-1, -2, -3, -4)
+    ],
+)
+async def test_what_comes_behind_a_request_waits_as_it_came(request_in_pieces: tuple[bytes, ...]) -> None:
     async with a_server(heads.PROTOCOL) as served, served.client() as client:
-        client.send(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n" + b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n" * 3_000)
+        for piece in request_in_pieces[:-1]:
+            client.send(piece)
+            await asyncio.sleep(0.05)
+        client.send(request_in_pieces[-1] + b"GET /next HTTP/1.1\r\nhost: x\r\n\r\n" * 3_000)
         await client.until(b"<begun>")
         (connection,) = served.server.server_state.connections
         assert not connection.pipeline  # type: ignore[union-attr]

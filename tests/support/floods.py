@@ -1,12 +1,14 @@
 """Clients that hold places: headers without end, half heads, bodies that drip. They end by themselves.
 
-`python -m tests.support.floods SECONDS ADDRESS...`, where an address is `HOST:PORT` or the path of a Unix socket.
+`python -m tests.support.floods SECONDS ADDRESS...`, where an address is `HOST:PORT` or the path of a Unix socket. Run
+by root it becomes another user, as a job is: on loopback, users of the machine are told apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import sys
 from dataclasses import dataclass, field
@@ -100,6 +102,9 @@ def files_for(connections: int) -> bool:
 async def main(seconds: float, addresses: list[str]) -> None:
     """Send a flood to each address at once."""
     files_for(sum(SIZES.values()) * len(addresses))
+    if os.geteuid() == 0:
+        "x".encode("idna")  # read before its folder is closed to this process
+        os.setuid(65_534)
     floods = [Flood(address, seconds) for address in addresses]
     await asyncio.gather(*(flood.run() for flood in floods))
     print(*(flood.opened for flood in floods), flush=True)
