@@ -99,6 +99,17 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
+async def is_answered(client: httpx.AsyncClient, tries: int) -> bool:
+    """Ask again where the connection is closed: at a Unix socket all are one peer, whose oldest idle one goes first."""
+    for left in reversed(range(tries)):
+        try:
+            return (await client.get("/healthz", timeout=60)).status_code == 200
+        except httpx.RemoteProtocolError:
+            if not left:
+                raise
+    return False
+
+
 @pytest.mark.skipif(not files_for(sum(SIZES.values())), reason="this process may not open that many files")
 @pytest.mark.parametrize(
     ("module", "path", "is_local"),
@@ -122,7 +133,7 @@ async def test_floods_of_unknown_clients_take_little_memory_and_nobody_elses_ans
             while not (flood.is_whole and answers > 3) and not flooding.done():
                 async with port.client() as new:
                     for client in (kept, new):
-                        assert (await client.get("/healthz", timeout=60)).status_code == 200
+                        assert await is_answered(client, tries=5 if is_local else 1)
                         answers += 1
                 most = max(most, port.memory())
                 await asyncio.sleep(0.2)

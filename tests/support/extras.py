@@ -16,6 +16,7 @@ from tests.support.servers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 _BLOCKER = """
+import importlib.metadata
 import sys
 
 HIDDEN = {hidden}
@@ -27,6 +28,10 @@ class _Blocker:
         return None
 
 sys.meta_path.insert(0, _Blocker())
+_entry_points = importlib.metadata.entry_points
+importlib.metadata.entry_points = lambda **asked: importlib.metadata.EntryPoints(
+    each for each in _entry_points(**asked) if each.module.partition(".")[0] not in HIDDEN
+)
 """
 
 
@@ -59,7 +64,7 @@ def _follow(requirements: Iterable[str], extras: set[str], found: set[str]) -> N
 
 
 def blocker(folder: Path, *extras: str) -> Path:
-    """Write a ``sitecustomize`` that hides every other package; put the returned folder first in PYTHONPATH."""
+    """Write a ``sitecustomize`` that hides every other package and its plugins; put its folder first in PYTHONPATH."""
     there = needs(*extras)
     hidden = sorted(
         package
