@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+from collections.abc import Coroutine, Generator
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any
@@ -34,6 +35,30 @@ USUAL_BYTES = 16_384
 """Of a request that is not looked at piece by piece."""
 _END = re.compile(rb"\n\r?\n")
 """Heads end so, and bodies in chunks."""
+
+
+class _Begun:
+    """A coroutine that has gone as far as it could at once.
+
+    TLS takes over a transport at its first step. uvloop begins to read when ``connection_made`` returns, whatever that
+    has paused: what a client sent by then would be taken for HTTP, and its handshake never ends.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self._awaited = coroutine.send(None)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        try:
+            while True:
+                try:
+                    yield self._awaited
+                except BaseException as error:  # a cancellation, too
+                    self._awaited = self._coroutine.throw(error)
+                else:
+                    self._awaited = self._coroutine.send(None)
+        except StopIteration as done:
+            return done.value
 
 
 class _Bounded(asyncio.Protocol):
@@ -67,16 +92,16 @@ class _Bounded(asyncio.Protocol):
         if self.config.tls is None:
             super().connection_made(transport)
         else:
-            transport.pause_reading()
-            self._shaking = self.loop.create_task(self._shake_hands(self.config.tls))
+            shaken = self.loop.start_tls(
+                transport, self, self.config.tls, server_side=True, ssl_handshake_timeout=HEAD_S
+            )
+            self._shaking = self.loop.create_task(self._shake_hands(_Begun(shaken)))
         self._look()
 
-    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+    async def _shake_hands(self, shaken: _Begun) -> None:
         """Begin TLS here, so that a connection has its place and its time before it has done so."""
         try:
-            transport = await self.loop.start_tls(
-                self._accepted, self, tls, server_side=True, ssl_handshake_timeout=HEAD_S
-            )
+            transport = await shaken
         except (OSError, RuntimeError):  # no TLS, or closed in the meantime
             self._accepted.abort()
             self._leave()

@@ -7,7 +7,7 @@ import contextlib
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 from typer.testing import CliRunner
 
 import services
@@ -480,6 +481,50 @@ async def test_requests_over_tls(protocol: type[asyncio.Protocol], certificate: 
         client.send(b"GET /2 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         assert b"</2 0>" in await client.end()
     assert not in_all()
+
+
+def begun_tls(port: int) -> tuple[socket.socket, ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    """Return a connection whose client has said hello before the server could accept it."""
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = unverified().wrap_bio(came, goes)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection.sendall(goes.read())
+    return connection, tls, came, goes
+
+
+def asked_by_tls(connection: socket.socket, tls: ssl.SSLObject, came: ssl.MemoryBIO, goes: ssl.MemoryBIO) -> bytes:
+    """Return the answer to a request; blocks."""
+
+    def done(act: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return act()
+            except ssl.SSLWantReadError:
+                connection.sendall(goes.read())
+                came.write(connection.recv(65_536) or pytest.fail("the server closed the connection"))
+
+    with connection:
+        done(tls.do_handshake)
+        tls.write(b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\n")
+        got = b""
+        while b"</1 0>" not in got:
+            got += done(lambda: tls.read(65_536))
+        return got
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@both
+def test_a_client_that_said_hello_before_it_was_accepted_is_answered(
+    protocol: type[asyncio.Protocol], loop: Callable[[], asyncio.AbstractEventLoop], certificate: dict[str, str]
+) -> None:
+    async def answer() -> bytes:
+        async with a_server(protocol, **certificate) as served:
+            return await asyncio.to_thread(asked_by_tls, *begun_tls(served.port))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        assert b"HTTP/1.1 200" in runner.run(answer())
 
 
 @both
