@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from services.core.cycle.plan import Hold, Reason
 from services.core.domain.ids import JobId
@@ -24,7 +25,7 @@ def a_row(job_id: str, reason: str | None, expected_start_s: float | None = None
 
 
 def new(rows: list[JobRow], *holds: Hold) -> list[tuple[str, str, float | None]]:
-    found = Said.of(rows).new(holds, {})
+    found = Said.of(cast("Any", SimpleNamespace(jobs=rows, away=()))).new(holds, {})
     return [(each.job_id, each.reason, each.expected_start_at and each.expected_start_at.timestamp()) for each in found]
 
 

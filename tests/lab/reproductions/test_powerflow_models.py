@@ -49,7 +49,7 @@ def test_a_packed_pair_counts_by_what_each_does_alone(tmp_path: Path) -> None:
     }
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reproductions.powerflow.GPUS_PACKED", ("v100",))
+        patch.setattr("lab.reproductions.powerflow.GPUS_PACKED", ("v100",))
         rows = packing(write(tmp_path, v100=rates)).splitlines()
 
     (row,) = rows[2:]
