@@ -314,7 +314,6 @@ async def test_a_bad_question_is_one_problem(plane, query, code) -> None:
         {"start_at": "0001-01-01T00:00:00+14:00"},
         {"start_at": "2026-01-01T00:00:00"},
         {"usages": [usage("x", float(10**13))]},
-        {"usages": [usage("x", 1, source="guess")]},
     ],
 )
 async def test_a_bad_interval_is_one_problem_and_changes_nothing(plane, wrong) -> None:
