@@ -53,16 +53,20 @@ class Committer:
         self._patience_s = patience_s
         self._parcels: deque[_Parcel] = deque()
         self._arrived = asyncio.Event()
+        self._has_ended = False
 
     async def submit(self, drafts: Sequence[Draft]) -> list[SubmissionAnswer]:
         """Return the answers once the accepted jobs are on disk."""
         parcel = _Parcel(drafts, asyncio.get_running_loop().create_future(), sum(d.count for d in drafts))
-        self._parcels.append(parcel)
-        self._arrived.set()
+        if self._has_ended:
+            parcel.answers.cancel()
+        else:
+            self._parcels.append(parcel)
+            self._arrived.set()
         return await parcel.answers
 
     async def run(self) -> None:
-        """Commit what arrives until cancelled; submissions that are not answered by then are cancelled too."""
+        """Commit what arrives until cancelled; what is not answered by then, or comes later, is cancelled too."""
         parcels: list[_Parcel] = []
         try:
             while True:
@@ -77,6 +81,7 @@ class Committer:
                     if not parcel.answers.done():  # the caller may have been cancelled
                         parcel.answers.set_result(found)
         finally:
+            self._has_ended = True
             for parcel in (*parcels, *self._parcels):
                 parcel.answers.cancel()
             await self._repository.close()

@@ -58,12 +58,10 @@ class _Admission:
         self._simulation, self._committer = simulation, committer
         self._numbers = 0
         self.has_ended = False
-        self.under_way: set[asyncio.Task[bytes]] = set()
 
     def end(self, running: asyncio.Task[None]) -> None:
         """End the process: nobody reaches it any more."""
         self.has_ended = True
-        running.add_done_callback(lambda _: [work.cancel() for work in self.under_way])
         running.cancel()
 
     def post(self, url: str, *, data: bytes, headers: Any, timeout: Any) -> _Post:
@@ -99,8 +97,6 @@ class _Post:
                 cast(Any, SimpleNamespace(host="", port=1, ssl=None)), OSError("refused")
             )
         work = self._simulation.start(self._admission.answer(self._entries))
-        self._admission.under_way.add(work)
-        work.add_done_callback(self._admission.under_way.discard)
         if outcome == 2:  # it arrived, and its answer is lost
             raise aiohttp.ServerDisconnectedError
         if outcome == 3:
