@@ -68,9 +68,12 @@ class Zeus(Generic[Memory]):
     def decide(self, snapshot: Snapshot, memory: ZeusMemory[Memory]) -> tuple[Plan, ZeusMemory[Memory]]:
         """Return the wrapped policy's plan with the power limits of all that runs by it."""
         plan, inner = self.inner.decide(snapshot, memory.inner)
-        eta = self.config.eta
         plan, measured = with_limits(
-            snapshot, plan, memory.measured, self.config.profile_window_s, lambda _, curve: least_cost(curve, eta)
+            snapshot,
+            plan,
+            memory.measured,
+            self.config.profile_window_s,
+            lambda gangs, curve: [least_cost(curve, self.config.eta)] * len(gangs),
         )
         return plan, ZeusMemory(inner, measured)
 

@@ -9,6 +9,7 @@ Source: You et al., Zeus, NSDI'23.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -42,8 +43,8 @@ class Going:
     starts: bool
 
 
-Choice = Callable[[Going, ControlCurve], float | None]
-"""Returns the limit of a gang by its kind's curve, watts; None: the default."""
+Choice = Callable[[list[Going], ControlCurve], list[float | None]]
+"""Returns the limit of each gang of one kind by the kind's curve, watts; None: the default."""
 
 
 def with_limits(
@@ -62,7 +63,7 @@ def with_limits(
         plan: What starts and stops.
         asked: The gangs whose measurement was asked for before.
         window_s: How long a gang is measured at each limit.
-        choose: The limit of each gang whose kind is known.
+        choose: The limits of gangs whose kind is known.
         anew: Whether it is asked about gangs that have a limit, too.
     """
     if not any(LIMIT in kinds for kinds in snapshot.settable):
@@ -121,19 +122,29 @@ def _controls(
     """Yield what differs from what is set now; of each unknown kind of job, one gang is measured at a time."""
     jobs = snapshot.jobs
     kinds = {(int(jobs.control_curve[gang.job]), gang.model) for gang in going if jobs.ids[gang.job] in measured}
+    limits_w = _limits_w(snapshot, going, choose)
     for gang in going:
-        if not snapshot.takes(gang.model, LIMIT):
-            continue
-        job_id, kind = jobs.ids[gang.job], (int(jobs.control_curve[gang.job]), gang.model)
-        curve = snapshot.control_curve(gang.job, gang.model, LIMIT)
-        if curve is None:
-            if snapshot.measures and job_id not in measured and (kind[0] < 0 or kind not in kinds):
+        job_id = jobs.ids[gang.job]
+        if gang.job in limits_w:
+            wanted = limits_w[gang.job]
+            now = None if gang.starts or math.isnan(limit_w := jobs.power_limit_w.item(gang.job)) else limit_w
+            if wanted != now:
+                yield set_to(job_id, LIMIT, wanted, Reason.DEFAULT_CONTROL if wanted is None else Reason.LEAST_COST)
+        elif snapshot.measures and job_id not in measured and snapshot.takes(gang.model, LIMIT):
+            kind = int(jobs.control_curve[gang.job]), gang.model
+            if kind[0] < 0 or kind not in kinds:
                 kinds.add(kind)
                 yield ProfileControls(job_id, LIMIT, window_s)
-            continue
-        wanted = choose(gang, curve)
-        now = math.nan if gang.starts else float(jobs.power_limit_w[gang.job])
-        if wanted is None and not math.isnan(now):
-            yield set_to(job_id, LIMIT, None, Reason.DEFAULT_CONTROL)
-        elif wanted is not None and wanted != now:
-            yield set_to(job_id, LIMIT, wanted, Reason.LEAST_COST)
+
+
+def _limits_w(snapshot: Snapshot, going: list[Going], choose: Choice) -> dict[int, float | None]:
+    """Return the limit of each gang whose kind is known, by job; the gangs of a kind are chosen for together."""
+    of_kind = defaultdict[tuple[int, int], list[Going]](list)
+    for gang in going:
+        of_kind[snapshot.jobs.control_curve.item(gang.job), gang.model].append(gang)
+    limits_w: dict[int, float | None] = {}
+    for (_, model), gangs in of_kind.items():
+        curve = snapshot.control_curve(gangs[0].job, model, LIMIT) if snapshot.takes(model, LIMIT) else None
+        if curve is not None:
+            limits_w.update(zip([gang.job for gang in gangs], choose(gangs, curve), strict=True))
+    return limits_w

@@ -253,7 +253,8 @@ def test_all_take_their_first_step_before_the_one_that_gains_most_takes_another(
 
 def test_a_step_that_a_job_has_already_counts_twice() -> None:
     gain = np.array([[5.0, 1.0], [5.0, 1.5], [5.0, 2.5]])
-    steps = [step for step in _steps(gain, np.array([2, 0, 0])) if step[1] == 2]
+    rows, columns = _steps(gain, np.array([2, 0, 0]), np.array([2, 2, 2]))
+    steps = [step for step in zip(rows.tolist(), columns.tolist(), strict=True) if step[1] == 2]
     assert steps == [(2, 2), (0, 2), (1, 2)]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.grids import eligible_curves, present_curves
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
+from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import limit_at
@@ -24,94 +25,98 @@ from services.core.policies.limits import LIMIT
 
 @dataclass(frozen=True)
 class Known:
-    """What a round knows of one job; see ``policy``.
+    """What a round knows of its jobs; see ``policy``.
 
     Attributes:
-        job: Index into the job table.
-        model: Index of the GPU model that it has or may have.
+        models: (n_jobs,) index of the GPU model that each has or may have.
         modes: Of all jobs.
+        slower: (n_jobs,) speed at its best size under the limit of least cost, as a share of that at the default.
         left_s: (n_jobs,) what each still needs at its smallest gang, NaN where unknown.
-        deadline_s: When it must be done, UTC seconds.
+        deadline_s: (n_jobs,) when each must be done, UTC seconds.
         worth: Of time.
     """
 
-    job: int
-    model: int
+    models: Ints
     modes: Modes
-    left_s: np.ndarray[tuple[int], np.dtype[np.float64]]
-    deadline_s: float
+    slower: Floats
+    left_s: Floats
+    deadline_s: Floats
     worth: Worth
 
 
-def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known: Known) -> tuple[Effect, ...]:
+def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known: Known, job: int) -> tuple[Effect, ...]:
     """Return what each lever does for a job that waits or runs."""
-    jobs, job, now_s = snapshot.jobs, known.job, snapshot.now_s
+    jobs, now_s = snapshot.jobs, snapshot.now_s
     held = jobs.ids[job] in memory.held
     left_s = float(known.left_s[job])
     if not np.isfinite(left_s):
         why = "How long the job still needs is not known yet: it has reported no progress, and nothing predicts it."
         return tuple(unknown(lever, why) for lever in Lever)
-    column = _column(snapshot, memory, known)
+    column = _column(snapshot, memory, known, job)
     gpus, ratio, watts = (
         column_of[job, column] for column_of in (known.modes.gpus, known.modes.ratio, known.modes.watts)
     )
-    slower, cooler_w = _limited(snapshot, config, known, gpus)
+    slower, cooler_w = _limited(snapshot, config, known, job, gpus)
     speed, draw_w = float(ratio) * (slower or 1.0), float(watts) - (cooler_w or 0.0) * gpus
     curve = (present_curves if jobs.gpus[job] else eligible_curves)(snapshot, np.array([job])).of_job(0)
     runs: Runs = ((now_s, now_s + left_s / speed),)
     if held:
         worth, sure = known.worth.hour_g(np.array([job])).item(), at_quantile(snapshot, config.intensity_quantile)
         ahead = eligible_curves(sure, np.array([job])).of_job(0)
-        need = (left_s / speed, known.deadline_s, draw_w, worth)
+        need = (left_s / speed, known.deadline_s.item(job), draw_w, worth)
         runs = hours_of(ahead, now_s, *need, config.stay_share, config.ahead_s)
     chosen = Way(draw_w, runs)
     hours = nothing(Lever.HOURS, "It does not wait for greener hours.")
     if held:
         hours = compared(Lever.HOURS, curve, chosen, chosen.at_once(now_s), "Against the same run at once.")
     return (
-        _width(curve, chosen, known, column, ratio, cooler_w or 0.0),
+        _width(curve, chosen, known, job, column, ratio, cooler_w or 0.0),
         _batch(snapshot, curve, chosen, job, gpus),
         _power_limit(curve, chosen, config, slower, cooler_w, gpus),
         hours,
-        _order(snapshot, memory, known, curve, chosen),
-        _sleep(snapshot, config, known, curve, chosen, gpus),
+        _order(snapshot, memory, known, job, curve, chosen),
+        _sleep(snapshot, config, known, job, curve, chosen, gpus),
     )
 
 
-def _column(snapshot: Snapshot, memory: JointMemory, known: Known) -> int:
+def _column(snapshot: Snapshot, memory: JointMemory, known: Known, job: int) -> int:
     """Return the mode that a job has, was given, or would get."""
-    jobs, job = snapshot.jobs, known.job
+    jobs = snapshot.jobs
     given = int(jobs.gpus[job]) or memory.sizes.get(jobs.ids[job], 0)
     if not given:
         return int(known.modes.best[job])
     return int(known.modes.column_of(np.where(np.arange(len(jobs)) == job, given, 1))[job])
 
 
-def _limited(snapshot: Snapshot, config: JointConfig, known: Known, gpus: int) -> tuple[float | None, float | None]:
+def _limited(
+    snapshot: Snapshot, config: JointConfig, known: Known, job: int, gpus: int
+) -> tuple[float | None, float | None]:
     """Return the speed under the job's limit over that at the default, and how many watts a GPU draws less.
 
     None, None where nothing is known of limits.
     """
-    jobs, job = snapshot.jobs, known.job
-    curve = snapshot.control_curve(job, known.model, LIMIT)
+    jobs, model = snapshot.jobs, known.models.item(job)
+    curve = snapshot.control_curve(job, model, LIMIT)
     if curve is None:
         return None, None
     if jobs.gpus[job]:
         limit_w = float(jobs.power_limit_w[job])
         speed, power_w = curve.at(limit_w if np.isfinite(limit_w) else None)
     elif config.limits:
-        at = limit_at(known.worth, job, curve, gpus, hosts_w(snapshot, config).item(known.model))
+        at = limit_at(known.worth, job, curve, gpus, hosts_w(snapshot, config).item(model))
         speed, power_w = float(curve.speed[at]), float(curve.power_w[at])
     else:
         speed, power_w = curve.at(None)
     return speed, curve.at(None)[1] - power_w
 
 
-def _width(curve: CarbonCurve, chosen: Way, known: Known, column: int, ratio: float, cooler_w: float) -> Effect:
-    smallest = int(known.modes.gpus[known.job, 0])
+def _width(
+    curve: CarbonCurve, chosen: Way, known: Known, job: int, column: int, ratio: float, cooler_w: float
+) -> Effect:
+    smallest = int(known.modes.gpus[job, 0])
     if column == 0:
         return nothing(Lever.WIDTH, "It has its smallest gang.")
-    narrow_w = float(known.modes.watts[known.job, 0]) - cooler_w * smallest
+    narrow_w = float(known.modes.watts[job, 0]) - cooler_w * smallest
     without = chosen.slower(ratio, narrow_w)
     return compared(Lever.WIDTH, curve, chosen, without, f"Against a gang of {smallest}.")
 
@@ -141,8 +146,8 @@ def _power_limit(
     return compared(Lever.POWER_LIMIT, curve, chosen, without, "Against the default power limit.")
 
 
-def _order(snapshot: Snapshot, memory: JointMemory, known: Known, curve: CarbonCurve, chosen: Way) -> Effect:
-    jobs, job = snapshot.jobs, known.job
+def _order(snapshot: Snapshot, memory: JointMemory, known: Known, job: int, curve: CarbonCurve, chosen: Way) -> Effect:
+    jobs = snapshot.jobs
     if jobs.phase[job] not in (QUEUED, PREEMPTING):
         return unknown(Lever.ORDER, "It has its GPUs; how long it would have waited otherwise is not known.")
     place = {job_id: at for at, job_id in enumerate(memory.sizes)}
@@ -161,15 +166,18 @@ def _order(snapshot: Snapshot, memory: JointMemory, known: Known, curve: CarbonC
     return compared(Lever.ORDER, curve, chosen.later(by_order_s), chosen.later(by_age_s), detail)
 
 
-def _sleep(snapshot: Snapshot, config: JointConfig, known: Known, curve: CarbonCurve, chosen: Way, gpus: int) -> Effect:
-    mine = snapshot.nodes.gpu_model == known.model
+def _sleep(
+    snapshot: Snapshot, config: JointConfig, known: Known, job: int, curve: CarbonCurve, chosen: Way, gpus: int
+) -> Effect:
+    model = known.models.item(job)
+    mine = snapshot.nodes.gpu_model == model
     if config.sleep_after_s is None or not bool((snapshot.nodes.may_sleep & mine).any()):
         return nothing(Lever.SLEEP, "No node that it may use is powered down.")
     starts_s = chosen.runs[0][0]
-    if snapshot.jobs.gpus[known.job] or starts_s <= snapshot.now_s:
+    if snapshot.jobs.gpus[job] or starts_s <= snapshot.now_s:
         return nothing(Lever.SLEEP, "It leaves no GPUs unused.")
     if not snapshot.idle_w.size:
         return unknown(Lever.SLEEP, "What its GPUs draw while nobody uses them is not known.")
-    idle = Way(float(snapshot.idle_w[known.model]) * gpus, ((snapshot.now_s, starts_s),))
+    idle = Way(float(snapshot.idle_w[model]) * gpus, ((snapshot.now_s, starts_s),))
     detail = "Against its GPUs idle until it starts, if nobody else uses them. How long a node boots is not known."
     return Effect(Lever.SLEEP, carbon_g(curve, idle), None, detail)

@@ -9,6 +9,7 @@ each other, which is what its speed lacks to as many times that of the smallest,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Modes:
     watts: Floats
     cost: Floats
 
-    @property
+    @cached_property
     def best(self) -> Ints:
         """(n_jobs,) the column of least cost, of equals the smallest gang."""
         return self.cost.argmin(axis=1)

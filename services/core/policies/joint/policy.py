@@ -95,16 +95,8 @@ class Joint:
         """Return what each lever does for a job that waits or runs; see ``ExplainsLevers``."""
         if not snapshot.gpu_models:
             return ()
-        jobs, config, job = snapshot.jobs, self.config, snapshot.jobs.index[job_id]
-        everyone, models, worth = np.arange(len(jobs)), models_of(snapshot), Worth(snapshot, config)
-        modes = modes_of(snapshot, everyone, worth.hour_w(everyone), config)
-        wanted = modes.gpus[everyone, modes.best]
-        slower = slowdowns(snapshot, models, wanted, hosts_w(snapshot, config), worth)
-        pace = _pace(snapshot, modes, modes.best, models, slower if config.limits else slower * 0 + 1)
-        left = left_of(jobs, pace, length_factors(snapshot, config.length_quantile))
-        deadline_s = _deadlines(snapshot, left, config)
-        known = Known(job, int(models[job]), modes, left.left_s, float(deadline_s[job]), worth)
-        return effects(snapshot, memory, config, known)
+        known = _known(snapshot, Worth(snapshot, self.config), self.config)
+        return effects(snapshot, memory, self.config, known, snapshot.jobs.index[job_id])
 
     def dump(self, memory: JointMemory) -> dict[str, Any]:
         """Return the memory as JSON values."""
@@ -131,10 +123,12 @@ class _Limits:
         waits = max(int(np.count_nonzero(self._phase == QUEUED)) - self._n_held, 0)
         return 1.0 + waits / max(int(np.count_nonzero(self._phase != QUEUED)), 1)
 
-    def choose(self, gang: Going, curve: ControlCurve) -> float | None:
-        """Return the limit of least cost of a gang, watts; None: the default, which is the highest."""
-        at = limit_at(self._worth, gang.job, curve, gang.gpus, self._hosts_w.item(gang.model), self._crowd)
-        return float(curve.values[at]) if at + 1 < curve.values.size else None
+    def choose(self, gangs: list[Going], curve: ControlCurve) -> list[float | None]:
+        """Return the limits of least cost of gangs of one kind, watts; None: the default, which is the highest."""
+        jobs, gpus = np.array([(gang.job, gang.gpus) for gang in gangs]).T[..., None]
+        at = limit_at(self._worth, jobs, curve, gpus, self._hosts_w.item(gangs[0].model), self._crowd)
+        limits_w: list[float | None] = [*curve.values[:-1].tolist(), None]
+        return [limits_w[each] for each in at.tolist()]
 
 
 def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, worth: Worth, config: JointConfig) -> Ranking:
@@ -184,24 +178,17 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     n_jobs = len(jobs)
     if not n_jobs or not snapshot.gpu_models:
         return replace(memory, sizes={}, held=frozenset())
-    everyone, capacity, models = np.arange(n_jobs), Capacity(snapshot), models_of(snapshot)
-    modes = modes_of(snapshot, everyone, worth.hour_w(everyone), config)
-    best = modes.best
-    wanted = modes.gpus[everyone, best]
-    slower = slowdowns(snapshot, models, wanted, hosts_w(snapshot, config), worth) if config.limits else np.ones(n_jobs)
-    pace = _pace(snapshot, modes, best, models, slower)
-    left = left_of(jobs, pace, length_factors(snapshot, config.length_quantile))
-    at_best_s = left.left_s / (modes.ratio[everyone, best] * slower)
-    deadline_s = _deadlines(snapshot, left, config)
+    known = _known(snapshot, worth, config)
+    modes, left_s, best = known.modes, known.left_s, (np.arange(n_jobs), known.modes.best)
+    at_best_s = left_s / (modes.ratio[best] * known.slower)
     is_late = snapshot.now_s + at_best_s > np.where(np.isfinite(jobs.deadline_s), jobs.deadline_s, np.inf)
-    held = _held(snapshot, at_best_s, deadline_s, modes.watts[everyone, best], worth, config) & ~is_late
+    held = _held(snapshot, at_best_s, known.deadline_s, modes.watts[best], worth, config) & ~is_late
     goes = np.flatnonzero(~held)
-    unknown = np.isnan(left.left_s[goes])
-    least = np.where(unknown, 0.0, left.left_s[goes] * modes.gpus[goes, 0])
+    least = np.where(np.isnan(left_s[goes]), 0.0, left_s[goes] * modes.gpus[goes, 0])
     by = (~is_late[goes], least) if config.order == "shortest" else ()
     order = order_by(jobs.ids, *by, jobs.submitted_s[goes], which=goes)
     goes = goes[wishes_first(order, jobs.priority[goes])]
-    gpus = _sizes(snapshot, goes, modes, left, capacity, models, config)
+    gpus = _sizes(snapshot, goes, known, config)
     return replace(
         memory,
         sizes={jobs.ids[job]: size for job, size in zip(goes.tolist(), gpus.tolist(), strict=True)},
@@ -209,12 +196,23 @@ def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: Jo
     )
 
 
-def _pace(snapshot: Snapshot, modes: Modes, best: Ints, models: Ints, slower: Floats) -> Floats:
+def _known(snapshot: Snapshot, worth: Worth, config: JointConfig) -> Known:
+    """Return what a round knows of its jobs."""
+    everyone, models = np.arange(len(snapshot.jobs)), models_of(snapshot)
+    modes, slower = modes_of(snapshot, everyone, worth.hour_w(everyone), config), np.ones(everyone.size)
+    if config.limits:
+        slower = slowdowns(snapshot, models, modes.gpus[everyone, modes.best], hosts_w(snapshot, config), worth)
+    pace = _pace(snapshot, modes, models, slower)
+    left = left_of(snapshot.jobs, pace, length_factors(snapshot, config.length_quantile))
+    return Known(models, modes, slower, left.left_s, _deadlines(snapshot, left, config), worth)
+
+
+def _pace(snapshot: Snapshot, modes: Modes, models: Ints, slower: Floats) -> Floats:
     """Return the work per GPU second of each job, of those that hold no GPUs as if at their best: (n_jobs,)."""
     jobs = snapshot.jobs
-    rows = np.arange(best.size)
+    rows = np.arange(models.size)
     holds = jobs.gpus > 0
-    column = np.where(holds, modes.column_of(jobs.gpus), best)
+    column = np.where(holds, modes.column_of(jobs.gpus), modes.best)
     factor = np.where(holds, present_slowdowns(snapshot, models), slower)
     return modes.ratio[rows, column] / modes.gpus[rows, column] * factor
 
@@ -255,20 +253,18 @@ def _held(
     return held
 
 
-def _sizes(
-    snapshot: Snapshot, goes: Ints, modes: Modes, left: Left, capacity: Capacity, models: Ints, config: JointConfig
-) -> Ints:
+def _sizes(snapshot: Snapshot, goes: Ints, known: Known, config: JointConfig) -> Ints:
     """Return the size of each job to run, best first: the smallest while somebody has to wait, else towards its best.
 
     A gang that runs keeps its size unless another saves what a restart costs.
     """
-    jobs = snapshot.jobs
-    gpus = modes.gpus[goes, 0].copy()
+    jobs, modes, models, capacity = snapshot.jobs, known.modes, known.models, Capacity(snapshot)
+    gpus = modes.gpus[goes, 0]
     room = capacity.total - np.bincount(models[goes], gpus, minlength=capacity.total.size).astype(np.int64)
     if (room < 0).any():
         return gpus
     now, best = modes.column_of(jobs.gpus)[goes], modes.best[goes]
-    left_s = np.where(np.isnan(left.left_s[goes]), UNKNOWN_LEFT_S, left.left_s[goes])
+    left_s = np.where(np.isnan(known.left_s[goes]), UNKNOWN_LEFT_S, known.left_s[goes])
 
     def pays(column: Ints) -> Bools:
         """Return whose remaining work is worth a restart at the size in this column: (n_goes,)."""
@@ -276,21 +272,24 @@ def _sizes(
         return gained > config.restart_s * modes.cost[goes, column] * modes.ratio[goes, column]
 
     holds = (jobs.gpus[goes] > 0) & (jobs.phase[goes] != PREEMPTING)
-    last, column = np.where(holds & ~pays(best), now, best), np.zeros(goes.size, dtype=np.int64)
-    on_nodes = Widening(snapshot, goes, gpus)
-    for row, step in _steps(modes.gain[goes], np.where(holds, now, 0)):
-        job = int(goes[row])
-        more = int(modes.gpus[job, step] - gpus[row])
-        fits = more <= room[models[job]] and on_nodes.allows(job, more)
-        if column[row] == step - 1 and step <= last[row] and fits:
+    last, at = np.where(holds & ~pays(best), now, best), [0] * goes.size
+    on_nodes, left = Widening(snapshot, goes, gpus), room.tolist()
+    rows, steps = _steps(modes.gain[goes], np.where(holds, now, 0), last)
+    job_of = goes[rows]
+    more_gpus = modes.gpus[job_of, steps] - modes.gpus[job_of, steps - 1]
+    taken = (each.tolist() for each in (rows, steps, job_of, models[job_of], more_gpus))
+    for row, step, job, model, more in zip(*taken, strict=True):
+        if at[row] == step - 1 and more <= left[model] and on_nodes.allows(job, more):
             on_nodes.take(job, more)
-            column[row], gpus[row] = step, gpus[row] + more
-            room[models[job]] -= more
+            at[row] = step
+            left[model] -= more
+    column = np.array(at, dtype=np.int64)
+    gpus = modes.gpus[goes, column]
     return np.where(holds & (column > now) & ~pays(column), jobs.gpus[goes], gpus)
 
 
-def _steps(gain: Floats, now: Ints) -> list[tuple[int, int]]:
-    """Return all steps of all gangs, as row and column reached, in the order in which they are taken.
+def _steps(gain: Floats, now: Ints, last: Ints) -> tuple[Ints, Ints]:
+    """Return all steps of all gangs, as rows and columns reached, in the order in which they are taken.
 
     First steps come before all others: those that jobs have already, then in the jobs' order. Of later ones those that
     save most per GPU second; one that a job has already counts ``STAY`` times.
@@ -298,10 +297,12 @@ def _steps(gain: Floats, now: Ints) -> list[tuple[int, int]]:
     Args:
         gain: ``Modes.gain`` of the jobs, best first.
         now: (n_jobs,) the column each has now.
+        last: (n_jobs,) the column beyond which each has no steps.
     """
     columns: Ints = np.arange(1, gain.shape[1] + 1, dtype=np.int64)
     has: Bools = columns <= now[:, None]
     worth = np.minimum.accumulate(np.where(has, STAY * gain, gain), axis=1)
     worth[:, :1] = np.where(has[:, :1], np.inf, np.finfo(np.float64).max)
-    rows, reached = np.unravel_index(np.argsort(-worth, axis=None, kind="stable"), gain.shape)
-    return list(zip(rows.tolist(), (reached + 1).tolist(), strict=True))
+    rows, reached = np.nonzero(columns <= last[:, None])
+    order = np.argsort(-worth[rows, reached], kind="stable")
+    return rows[order], reached[order] + 1
