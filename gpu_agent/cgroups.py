@@ -10,7 +10,6 @@ import errno
 import hashlib
 import os
 import signal
-import subprocess
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,12 +92,12 @@ class Cgroups:
         try:
             parent = (self._root if self._is_unified else network.hierarchy(self._root)) / self._name
             parent.mkdir(exist_ok=True)
-            self._network = network.Network(rules)
-            if why := network.lack(self._network, parent / "probe-network", user_id):
+            loaded = network.Network(rules)
+            if why := network.lack(loaded, parent / "probe-network", user_id):
                 self.lacking["network"] = why
             else:
-                self._parents["network"] = parent
-        except (OSError, subprocess.SubprocessError) as error:
+                self._network, self._parents["network"] = loaded, parent
+        except OSError as error:
             self.lacking["network"] = str(error)
 
     @property
@@ -139,7 +138,7 @@ class Cgroups:
             else:
                 for major, minor in denied:
                     (groups["devices"] / "devices.deny").write_text(f"c {major}:{minor} rwm")
-        if self._network is not None and "network" in groups:
+        if self._network is not None:
             self._network.attach(groups["network"], port)
         return [group / PROCESSES for group in dict.fromkeys(groups.values())]
 

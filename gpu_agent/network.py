@@ -33,17 +33,18 @@ _LOOPBACK_DEVICE = 1
 _STACK = 10
 _TUPLE = -48
 _TRY_S = 20.0
-# Its arguments: a port where a process outside of jobs listens, and a user id of jobs.
+# Its arguments: the file with the processes of a group, a port where a process outside of it listens, and a user id.
 _TRY = """
 import os, socket, sys
-sys.stdin.read()
-os.setuid(int(sys.argv[2]))
+with open(sys.argv[1], "w") as group:
+    group.write("0")
+os.setuid(int(sys.argv[3]))
 own = socket.create_server(("127.0.0.1", 0))
 socket.socket().connect(own.getsockname())
 other = socket.socket()
 other.settimeout(1)
 try:
-    other.connect(("127.0.0.1", int(sys.argv[1])))
+    other.connect(("127.0.0.1", int(sys.argv[2])))
 except PermissionError:
     sys.exit(0)
 sys.exit("connections of jobs are not stopped")
@@ -86,11 +87,6 @@ class Network:
             self._programs.append((kind, bpf.load(_SOCK_ADDRESS, kind, program)))
         os.close(marks)  # the programs have it
 
-    def close(self) -> None:
-        """Let the programs go; where they are attached, they stay."""
-        for _, program in self._programs:
-            os.close(program)
-
     def attach(self, group: Path, own: int) -> None:
         """Make the rules hold for a group.
 
@@ -124,8 +120,9 @@ def hierarchy(root: Path, mount: Path = MOUNT) -> Path:
     mount.mkdir(mode=0o700, exist_ok=True)
     if not os.path.ismount(mount):
         library = ctypes.CDLL(None, use_errno=True)
-        if library.mount(b"none", os.fsencode(mount), b"cgroup2", ctypes.c_ulong(0), None):
-            number = ctypes.get_errno()
+        failed = library.mount(b"none", os.fsencode(mount), b"cgroup2", ctypes.c_ulong(0), None)
+        number = ctypes.get_errno()
+        if failed and not os.path.ismount(mount):  # by another agent that began at the same time
             raise OSError(number, f"control groups of version 2 cannot be mounted: {os.strerror(number)}", str(mount))
     return mount
 
@@ -136,11 +133,13 @@ def lack(network: Network, group: Path, user_id: int) -> str:
     try:
         network.attach(group, 0)
         with socket.create_server(("127.0.0.1", 0)) as outside:
-            words = [sys.executable, "-I", "-S", "-c", _TRY, str(outside.getsockname()[1]), str(user_id)]
-            with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tried:
-                (group / "cgroup.procs").write_text(str(tried.pid))
-                _, said = tried.communicate(timeout=_TRY_S)
-            return said.strip().rpartition("\n")[2] if tried.returncode else ""
+            facts = [str(group / "cgroup.procs"), str(outside.getsockname()[1]), str(user_id)]
+            words = [sys.executable, "-I", "-S", "-c", _TRY, *facts]
+            tried = subprocess.run(words, capture_output=True, text=True, env={}, timeout=_TRY_S, check=False)
+        said = tried.stderr.strip().rpartition("\n")[2]
+        return (said or f"who tries to connect ends with {tried.returncode}") if tried.returncode else ""
+    except subprocess.TimeoutExpired:
+        return f"who tries to connect gets no answer within {_TRY_S:g} s"
     finally:
         group.rmdir()
 

@@ -109,7 +109,8 @@ class Jobs:
         """Do with the jobs to come as an agent that was started anew; those that run are not touched."""
         if self.groups is not None:
             assert self.groups._network is not None
-            self.groups._network.close()
+            for _, program in self.groups._network._programs:
+                os.close(program)
         self.groups = Cgroups(self._folder, Limits(2**30, 2**30, 1000))
         self.groups.prepare_network(self.rules, VICTIMS)
         if "network" in self.groups.lacking:
@@ -241,29 +242,47 @@ def test_agents_of_one_host_share_who_is_whose(jobs: Jobs, tmp_path: Path, of_ga
         other.close()
 
 
-@pytest.mark.parametrize("fault", ["refused", "without effect"])
+ENTER = "import os, sys, time\nwith open(sys.argv[1], 'w') as group: group.write('0')\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("refused", "not permitted"),
+        ("without effect", "connections of jobs are not stopped"),
+        (f"{ENTER}time.sleep(600)", "no answer within 1 s"),
+        (f"{ENTER}os.kill(os.getpid(), 9)", "ends with -9"),
+    ],
+    ids=["refused", "without effect", "hangs", "is killed"],
+)
 def test_what_cannot_be_had_is_said_and_jobs_run_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
 ) -> None:
     def refuse(*_: object, **__: object) -> int:
         raise PermissionError(1, "Operation not permitted")
 
     if fault == "refused":
         monkeypatch.setattr(bpf, "_call", refuse)
-    else:
+    elif fault == "without effect":
         monkeypatch.setattr(network.Network, "attach", lambda *_: None)
+    else:
+        skip_where_no_program_runs(tmp_path)
+        monkeypatch.setattr(network, "_TRY", fault)
+        monkeypatch.setattr(network, "_TRY_S", 1.0)
     confinement = a_confinement(tmp_path)
     try:
         [found] = [each for each in confinement.protections() if each.name == "network"]
         assert not found.holds
-        assert ("not permitted" if fault == "refused" else "connections of jobs are not stopped") in found.how
+        assert said in found.how
         assert not [path for path in confinement.cgroups.make("rank", []) if "unified" in path.parts]
     finally:
         confinement.cgroups.sweep(())
         confinement.cgroups.close()
 
 
-def test_without_a_hierarchy_of_version_2_one_is_mounted_for_root_alone(tmp_path: Path) -> None:
+def test_without_a_hierarchy_of_version_2_one_is_mounted_for_root_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mount = tmp_path / "private" / "cgroup"
     try:
         found = network.hierarchy(tmp_path, mount)
@@ -274,6 +293,9 @@ def test_without_a_hierarchy_of_version_2_one_is_mounted_for_root_alone(tmp_path
         assert mount.stat().st_dev != tmp_path.stat().st_dev
         assert mount.parent.stat().st_mode & 0o077 == 0
         assert (mount / "cgroup.procs").exists()
+        looks = iter([False, True])
+        monkeypatch.setattr(os.path, "ismount", lambda _: next(looks))
+        assert network.hierarchy(tmp_path, mount) == mount, "another agent has mounted it since this one looked"
     finally:
         subprocess.run(["umount", mount], check=True)
     assert not (mount / "cgroup.procs").exists(), "it was mounted once"
