@@ -7,9 +7,9 @@ The agent decides (``confinement``) and writes what it decided into the rank's s
 ``cover``    a folder that is replaced by an empty one in memory
 ``show``     a path beneath a covered folder that is there all the same, for reading
 ``keep``     the same, for writing
-``space``    IPC of its own, and a ``/tmp``, ``/var/tmp`` and ``/dev/shm`` of its own, with so many bytes together
 ``asked``    the same as far as the job's user reaches it; as a link where a path beneath ``/tmp`` leads elsewhere
 ``named``    the same, but not beneath a covered folder
+``space``    IPC, ``/tmp``, ``/var/tmp`` and ``/dev/shm`` of its own; the three folders together hold that many bytes
 ``replace``  a file, a space, and a file that is seen in its place
 ``proc``     other accounts' processes are not in ``/proc``
 ``seal``     no new privileges, ever

@@ -113,7 +113,7 @@ class FileReader:
 
 
 class LogReader:
-    """Searches new output for the job's pattern: so many bytes a second, so much of a line, so long a search."""
+    """Searches new output for the job's pattern, with bounds on bytes per second, on a line, and on CPU time."""
 
     def __init__(self, path: Path, pattern: str) -> None:
         self._path = path
@@ -182,20 +182,24 @@ class LogReader:
 
 
 def search_within(pattern: re.Pattern[str], line: str, seconds: float) -> re.Match[str] | None:
-    """Search a line, but give up after so much CPU time: a pattern may take longer than the universe.
+    """Search a line, but give up after some seconds of CPU time: a pattern may take longer than the universe.
 
-    The search runs Python's signal handlers, so a timer interrupts it. Main thread only.
+    The search runs Python's signal handlers, so a timer interrupts it. Timers count the time of all threads, such as
+    those that copy checkpoints, so it is set again until this thread has had its own. Main thread only.
 
     Raises:
         TimeoutError: The search did not end in time, or there was hardly any: a timer of 0 never goes off.
     """
     if seconds < _LEAST_SEARCH_S:
         raise TimeoutError
+    end_s = thread_time() + seconds
     searching = True
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         if searching:
-            raise TimeoutError
+            if (left_s := end_s - thread_time()) <= 0:
+                raise TimeoutError
+            signal.setitimer(signal.ITIMER_VIRTUAL, max(left_s, _LEAST_SEARCH_S))
 
     earlier = signal.signal(signal.SIGVTALRM, interrupt)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)

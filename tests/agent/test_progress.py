@@ -106,6 +106,14 @@ def test_a_search_without_an_end_is_broken_off() -> None:
     assert time.thread_time() - began < 0.5
 
 
+def test_the_time_of_other_threads_is_not_the_searchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([0.0, 0.01, 0.02, 1.0])
+    monkeypatch.setattr(progress, "thread_time", lambda: next(looks))
+    with pytest.raises(TimeoutError):
+        search_within(re.compile(RUNAWAY), "a" * 60 + "b", 0.05)
+    assert list(looks) == [], "the timer went off before the time of this thread was over, and was set again"
+
+
 def test_a_pattern_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
     log = tmp_path / "stdout"
     reader = ProgressReader(Progress(source="log", pattern=RUNAWAY), tmp_path / "progress", log)
