@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -178,6 +179,9 @@ class Agent(ReportingAgent):
                 folder.chmod(0o711)
         self.confinement.begin(self._running_ranks())
         await self.meter.begin(self.gangs.owners(), self._ended_at, self.gangs.guests())
+        half_gib = shutil.disk_usage(self.settings.state_folder).total / 2**31
+        asked_gib = self.settings.job_scratch_gib, self.settings.tenant_scratch_gib
+        scratch_bytes = (int((each or half_gib) * 2**30) for each in asked_gib)
         loops: Loops = {
             "ranks": self._watch_ranks,
             "listeners": self._watch_listeners,
@@ -189,16 +193,9 @@ class Agent(ReportingAgent):
             "delivery": self._deliver,
             "housekeeping": self._keep_house,
             "checkpoints": partial(self.checkpoints.copy_running, self._gangs_that_run),
-            "scratch": Scratch(self.gangs, self._launcher.home_of, *self._scratch_limits()).watch,
+            "scratch": Scratch(self.gangs, self._launcher.home_of, *scratch_bytes).watch,
         }
         self._begin(loops)
-
-    def _scratch_limits(self) -> tuple[int, int]:
-        disk = os.statvfs(self.settings.state_folder)
-        asked = self.settings.job_scratch_gib, self.settings.tenant_scratch_gib
-        half_bytes = disk.f_blocks * disk.f_frsize // 2
-        job_bytes, tenant_bytes = (half_bytes if each is None else int(each * 2**30) for each in asked)
-        return job_bytes, tenant_bytes
 
     async def stop(self) -> None:
         """End the agent; its ranks continue, or end with it if the settings say so."""

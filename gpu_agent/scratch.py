@@ -106,27 +106,30 @@ class Scratch:
 
     async def look(self) -> None:
         """Measure once, and end who takes too much."""
-        running = {gang.allocation_id: (gang, gang.start) for gang in self._gangs if gang.holding and gang.start}
-        holdings = {
-            name: Holding(
-                start.tenant_id,
-                (gang.folder.path / SCRATCH, gang.folder.path / FOLDER),
-                tuple(filter(None, [self._home_of(start)])),
-            )
-            for name, (gang, start) in running.items()
-        }
-        folders = {path for each in holdings.values() for path in (*each.own, *each.tenants) if path.is_dir()}
+        running = [(gang, gang.start) for gang in self._gangs if gang.holding and gang.start]
+        holdings, folders = await asyncio.to_thread(self._find, running)
         taken = await measured(folders) if folders else {}
         if folders and bool(taken) is self._is_blind:
             self._is_blind = not taken
             log.warning("scratch.measured", works=bool(taken), by=" ".join(_MEASURE))
-        for name, why in to_end(holdings, taken, *self._limits).items():
-            gang, start = running[name]
-            if gang.is_over or gang.folder.stop_requested():
-                continue
-            log.warning("gang.too_large", allocation_id=name, detail=why)
-            with suppress(OSError):
-                gang.folder.request_stop(EndedBy.ITSELF, start.spec.grace_s, why)
+        ends = to_end(holdings, taken, *self._limits)
+        for gang, start in running:
+            if (why := ends.get(gang.allocation_id)) and not (gang.is_over or gang.folder.stop_requested()):
+                log.warning("gang.too_large", allocation_id=gang.allocation_id, detail=why)
+                with suppress(OSError):
+                    gang.folder.request_stop(EndedBy.ITSELF, start.spec.grace_s, why)
+
+    def _find(self, running: Iterable[tuple[Gang, StartGang]]) -> tuple[dict[str, Holding], set[Path]]:
+        """Return what counts for whom, and the folders that there are; accounts may be those of a directory service."""
+        holdings = {
+            gang.allocation_id: Holding(
+                start.tenant_id,
+                (gang.folder.path / SCRATCH, gang.folder.path / FOLDER),
+                tuple(filter(None, [self._home_of(start)])),
+            )
+            for gang, start in running
+        }
+        return holdings, {path for each in holdings.values() for path in (*each.own, *each.tenants) if path.is_dir()}
 
 
 async def measured(folders: Iterable[Path]) -> dict[Path, int]:

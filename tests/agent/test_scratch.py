@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,18 @@ async def test_what_folders_take_is_measured_whatever_is_in_them(tmp_path: Path)
     assert set(found) == {big, deep}
     assert MIB <= found[big] < 2 * MIB
     assert found[deep] >= MIB
+
+
+async def test_accounts_and_disks_that_do_not_answer_hold_up_nothing_else(tmp_path: Path) -> None:
+    main, asked = threading.get_ident(), list[bool]()
+    watched = Scratch(
+        [Gang("rank", RankFolder(tmp_path), a_start(image=None, command=["true"]), holding=True)],
+        lambda _: asked.append(threading.get_ident() == main),
+        GIB,
+        GIB,
+    )
+    await watched.look()
+    assert asked == [False]
 
 
 async def test_pauses_grow_with_what_there_is_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
