@@ -177,33 +177,28 @@ def _access(
         files.replace(settings, b"[safe]\n\tdirectory = *\n", durable=False, mode=0o644)
         environment["GIT_CONFIG_GLOBAL"] = str(settings)
     ssh = "ssh -o BatchMode=yes -o ConnectTimeout=15"
-    if credential is None:
-        yield environment | {"GIT_SSH_COMMAND": ssh}, None
-    elif source.url.startswith("https:"):
-        place = urlsplit(source.url)
-        pair = credential.strip() if ":" in credential else f"x-access-token:{credential.strip()}"
-        header = f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}"
-        yield (
-            environment
-            | {
+    key: Path | None = None
+    try:
+        if credential is not None and source.url.startswith("https:"):
+            pair = credential.strip() if ":" in credential else f"x-access-token:{credential.strip()}"
+            environment |= {
                 "GIT_CONFIG_COUNT": "2",
-                "GIT_CONFIG_KEY_0": f"http.https://{place.netloc}/.extraHeader",
-                "GIT_CONFIG_VALUE_0": header,
+                "GIT_CONFIG_KEY_0": f"http.https://{urlsplit(source.url).netloc}/.extraHeader",
+                "GIT_CONFIG_VALUE_0": f"Authorization: Basic {base64.b64encode(pair.encode()).decode()}",
                 "GIT_CONFIG_KEY_1": "http.followRedirects",  # the header would go along
                 "GIT_CONFIG_VALUE_1": "false",
-            },
-            None,
-        )
-    else:
-        folder = memory_folder(into.parent)
-        os.close(shim.open_own_folder(str(folder)))
-        descriptor, name = tempfile.mkstemp(prefix=_key_prefix(into.parent.parent), dir=folder)
-        key = Path(name)
-        try:
+            }
+        elif credential is not None:
+            folder = memory_folder(into.parent)
+            os.close(shim.open_own_folder(str(folder)))
+            descriptor, name = tempfile.mkstemp(prefix=_key_prefix(into.parent.parent), dir=folder)
+            key = Path(name)
             with os.fdopen(descriptor, "w") as file:
                 file.write(credential if credential.endswith("\n") else credential + "\n")
             if account is not None:
                 account.own(key)
-            yield environment | {"GIT_SSH_COMMAND": f"{ssh} -o IdentitiesOnly=yes -i '{key}'"}, key
-        finally:
+            ssh += f" -o IdentitiesOnly=yes -i '{key}'"
+        yield environment | {"GIT_SSH_COMMAND": ssh}, key
+    finally:
+        if key is not None:
             key.unlink(missing_ok=True)
