@@ -47,6 +47,9 @@ nodes = Table(
     Column("measures_only", Boolean, nullable=False, server_default=text("false")),
     Column("engine_node", Text),
     Column("silent_at", Timestamp),
+    Column("most_gpu_w", Float),
+    Column("most_host_w", Float),
+    Column("marked_intervals", BigInteger, nullable=False, server_default=text("0")),
     Index("nodes_by_engine_node", "engine_node", postgresql_where=text("engine_node IS NOT NULL")),
 )
 """A node of another ``engine`` has no agent: a bridge reports it, with the engine's ``queues`` that use it. One that
@@ -55,7 +58,8 @@ nodes = Table(
 ``checkpoints`` says where its agent keeps those of jobs: ``shared``, ``store`` or ``local``; NULL: it did not say.
 ``lease_until`` is written before the agent learns of its lease, so the agent's own deadline is never later. The
 scheduler sets ``state`` to lost under the same row lock once the lease has certainly expired. ``silent_at`` is when a
-lease last ran out before it was renewed."""
+lease last ran out before it was renewed. ``most_gpu_w`` and ``most_host_w`` are what its GPUs, and all else of it, can
+draw; NULL: not known. ``marked_intervals`` counts those of which a line of the ledger has a ``basis``."""
 
 node_credentials = Table(
     "node_credentials",
@@ -232,8 +236,10 @@ energy_intervals = Table(
     Column("start_at", Timestamp, nullable=False),
     Column("end_at", Timestamp, nullable=False),
     Column("metered_gpu_energy_j", Float, nullable=False),
+    Column("reported_gpu_energy_j", Float),
     Index("energy_intervals_by_time", "end_at"),
 )
+"""Intervals of nodes; ``reported_gpu_energy_j`` is what was reported where the node's GPUs cannot have used it."""
 
 energy_usages = Table(
     "energy_usages",
@@ -257,12 +263,15 @@ energy_usages = Table(
     Column("intensity_estimated", Boolean, nullable=False),
     Column("pue", Float, nullable=False),
     Column("carbon_gco2", Float, nullable=False),
+    Column("basis", Text),
+    Column("reported_energy_j", Float),
     Index("energy_usages_by_job", "job_id", "start_at"),
     Index("energy_usages_by_time", "start_at"),
 )
 """The ledger: one line per node, interval and owner (``owner`` is an allocation id, or empty for idle), with the
 intensity used: the mean over the interval, weighted by time. ``source`` says how the GPU energy was determined,
-``cpu_source`` how the CPU energy was; the static share is always configured."""
+``cpu_source`` how the CPU energy was; the static share is always configured. ``basis`` says why a line is not booked as
+it was reported (``contracts.nodes.Basis``), ``reported_energy_j`` what was reported of it where that differs."""
 
 job_footprints = Table(
     "job_footprints",
