@@ -258,13 +258,13 @@ def test_many_that_leave_do_not_stay_in_memory() -> None:
         queue.push(ServingRequest(f"r{at}", 1.0 + at, 5.0))
         queue.remove(f"r{at}")
 
-    assert sum(map(len, queue._lines.values())) < 150  # pyright: ignore[reportPrivateUsage]
+    assert sum(len(line.heap) for line in queue._lines.values()) < 150  # pyright: ignore[reportPrivateUsage]
     for at in range(2_000):
         queue.push(ServingRequest(f"r{at}", 1.0 + at, 5.0))
     queue.retime(ServiceTimes(0.5, 0.02))
     for at in range(2_000):
         queue.remove(f"r{at}")
-    assert sum(map(len, queue._lines.values())) < 150  # pyright: ignore[reportPrivateUsage]
+    assert sum(len(line.heap) for line in queue._lines.values()) < 150  # pyright: ignore[reportPrivateUsage]
     assert drained(queue) == ["stays"]
 
 

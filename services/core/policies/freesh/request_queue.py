@@ -1,8 +1,7 @@
 """The requests that wait at a dispatcher, in the order of ``laxity``: bounded, and fair between tenants if asked.
 
-Requests of one tenant that the same servers may serve have a line of their own: a list of those that were ranked
-together when the times last changed, and a heap of those that came since. The entry of a request that is removed stays
-in its line as a marker until it comes up, and lines that are mostly markers are rebuilt.
+Requests of one tenant that the same servers may serve have a line of their own, which is a heap. The entry of a request
+that is removed stays there as a marker until it comes up, and lines that are mostly markers are rebuilt.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 
-import numpy as np
-
-from services.core.accounting.serving import WINDOW_LATENCIES
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, order_key_s
 
@@ -25,62 +21,26 @@ SPARSE = 64
 
 
 class _Line:
-    """The waiting requests of one tenant that exclude the same servers; it never begins with a marker.
+    """The waiting requests of one tenant that exclude the same servers: a heap that never begins with a marker.
 
     Attributes:
-        ranked: Entries of requests that were ranked together, the first to be served last.
-        keys: Theirs, in the same order: those in the entries are of earlier times.
-        heap: Entries of the requests that came later.
+        heap: Their entries, and markers.
         markers: How many entries are of requests that were removed.
-        head: The first entry, once asked for; None after a change.
     """
 
-    __slots__ = ("head", "heap", "keys", "markers", "ranked")
+    __slots__ = ("heap", "markers")
 
-    def __init__(self, ranked: list[_Entry], keys: list[float]) -> None:
-        self.ranked = ranked
-        self.keys = keys
-        self.heap: list[_Entry] = []
-        self.markers = 0
-        self.head: _Entry | None = None
+    def __init__(self, heap: list[_Entry]) -> None:
+        heapq.heapify(heap)
+        self.heap, self.markers = heap, 0
 
-    def __len__(self) -> int:
-        return len(self.ranked) + len(self.heap)
+    def live(self) -> list[_Entry]:
+        """Return the entries of requests that wait, in no order."""
+        return [entry for entry in self.heap if entry[3] == entry[4].serial] if self.markers else self.heap
 
-    def first(self) -> _Entry:
-        """Return the first entry."""
-        found = self.head
-        if found is None:
-            heap = self.heap
-            found = (self.keys[-1], *self.ranked[-1][1:]) if self.ranked else heap[0]
-            self.head = found = heap[0] if heap and heap[0] < found else found
-        return found
-
-    def entries(self) -> Iterator[_Entry]:
-        """Yield the entries of requests that wait, in no order."""
-        yield from ((key, *entry[1:]) for key, entry in zip(self.keys, self.ranked, strict=True) if _is_live(entry))
-        yield from filter(_is_live, self.heap)
-
-    def unranked(self) -> list[_Entry]:
-        """Return the entries of requests that wait, in no order, some with keys of earlier times."""
-        if not self.markers:
-            return self.ranked + self.heap
-        return [entry for entry in (*self.ranked, *self.heap) if entry[3] == entry[4].serial]
-
-    def add(self, entry: _Entry) -> None:
-        """Add the entry of a request."""
-        heapq.heappush(self.heap, entry)
-        if self.head is not None and entry < self.head:
-            self.head = entry
-
-    def take(self, entry: _Entry) -> None:
+    def take(self) -> None:
         """Take out the first entry."""
-        if self.ranked and self.ranked[-1][3] == entry[3]:
-            self.ranked.pop()
-            self.keys.pop()
-        else:
-            heapq.heappop(self.heap)
-        entry[4].serial = -1
+        heapq.heappop(self.heap)[4].serial = -1
         self._tidy()
 
     def mark(self, request: ServingRequest) -> None:
@@ -91,20 +51,13 @@ class _Line:
 
     def _tidy(self) -> None:
         """Take markers off the beginning; rebuild a line that is mostly markers."""
-        self.head = None
-        heap, ranked = self.heap, self.ranked
-        if self.markers > SPARSE and 2 * self.markers > len(self):
-            heap[:] = filter(_is_live, heap)
+        heap = self.heap
+        if self.markers > SPARSE and 2 * self.markers > len(heap):
+            heap[:] = self.live()
             heapq.heapify(heap)
-            stays = [at for at, entry in enumerate(ranked) if _is_live(entry)]
-            ranked[:], self.keys = [ranked[at] for at in stays], [self.keys[at] for at in stays]
             self.markers = 0
-        while self.markers and heap and not _is_live(heap[0]):
+        while self.markers and heap[0][3] != heap[0][4].serial:
             heapq.heappop(heap)
-            self.markers -= 1
-        while self.markers and ranked and not _is_live(ranked[-1]):
-            ranked.pop()
-            self.keys.pop()
             self.markers -= 1
 
 
@@ -133,7 +86,7 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[ServingRequest]:
         """Yield the waiting requests, the first to be served first."""
-        return (entry[4] for entry in sorted(entry for line in self._lines.values() for entry in line.entries()))
+        return (entry[4] for entry in sorted(entry for line in self._lines.values() for entry in line.live()))
 
     @property
     def times(self) -> ServiceTimes:
@@ -183,9 +136,9 @@ class RequestQueue:
             return None
         request = found[4]
         line = self._lines[_line_of(request)]
-        line.take(found)
+        line.take()
         del self._waiting[request.id]
-        if not len(line):
+        if not line.heap:
             del self._lines[_line_of(request)]
         return request
 
@@ -195,21 +148,19 @@ class RequestQueue:
         if request is not None:
             line = self._lines[_line_of(request)]
             line.mark(request)
-            if not len(line):
+            if not line.heap:
                 del self._lines[_line_of(request)]
         return request
 
     def retime(self, times: ServiceTimes) -> None:
-        """Order all waiting requests anew for instances of another speed.
-
-        Keys are computed as arrays: 10,000 requests take a few milliseconds (``./test --bench laxity``). Arrivals stay
-        in their order.
-        """
+        """Order all waiting requests anew for instances of another speed; arrivals stay in their order."""
         self._times = times
         if self.order is Order.FCFS:
             return
         for name, line in self._lines.items():
-            self._lines[name] = self._ranked(line.unranked())
+            self._lines[name] = _Line(
+                [(order_key_s(entry[4], self.order, times), *entry[1:]) for entry in line.live()]
+            )
 
     def _add(self, request: ServingRequest) -> None:
         if request.id in self._waiting:
@@ -219,59 +170,22 @@ class RequestQueue:
         entry = (key, request.arrival_s, request.id, request.serial, request)
         line = self._lines.get(_line_of(request))
         if line is None:
-            line = self._lines[_line_of(request)] = _Line([], [])
-        line.add(entry)
+            line = self._lines[_line_of(request)] = _Line([])
+        heapq.heappush(line.heap, entry)
         self._waiting[request.id] = request
 
     def _first(self, behind: Collection[str], without: Collection[frozenset[str]] = ()) -> _Entry | None:
         """Return the first entry of the tenants that are not behind, else of all; ``without`` as for ``peek``."""
         heads = [
-            (tenant in behind, line.head or line.first())
+            (tenant in behind, line.heap[0])
             for (tenant, excluded), line in self._lines.items()
             if excluded not in without
         ]
         return min(heads)[1] if heads else None
 
-    def _ranked(self, entries: list[_Entry]) -> _Line:
-        """Return entries as a line, ranked by what ``order_key_s`` is for arrays."""
-        times, requests = self._times, [entry[4] for entry in entries]
-        arrival_s = np.array([entry[1] for entry in entries], np.float64)
-        tokens = np.array([each.output_tokens for each in requests], np.float64)  # twice as fast as by attrgetter
-        done = np.array([each.tokens_done for each in requests], np.float64)
-        end_s = arrival_s + WINDOW_LATENCIES * (tokens * times.tbt_s + times.ttft_s)
-        left_s = np.maximum(tokens - done, np.minimum(tokens, 1.0)) * times.tbt_s + times.ttft_s
-        keys = {Order.EDF: end_s, Order.SRTF: left_s, Order.LLF: end_s - left_s}[self.order]
-        at = _ranks(keys, arrival_s, entries)[::-1]
-        return _Line([entries[each] for each in at.tolist()], keys[at].tolist())
-
-
-def _ranks(keys: np.ndarray, arrival_s: np.ndarray, entries: list[_Entry]) -> np.ndarray:
-    """Return the positions of entries, by key, arrival and id."""
-    at = np.argsort(keys)
-    ordered = keys[at]
-    if not np.any(ordered[1:] == ordered[:-1]):
-        return at
-    at = np.lexsort((arrival_s, keys))
-    alike = np.flatnonzero((keys[at][1:] == keys[at][:-1]) & (arrival_s[at][1:] == arrival_s[at][:-1]))
-    for begin, end in _runs(alike):
-        equal: list[int] = at[begin:end].tolist()
-        at[begin:end] = sorted(equal, key=lambda each: entries[each][2])
-    return at
-
-
-def _runs(alike: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each run of equals, from the positions that equal the next one."""
-    if len(alike):
-        for run in np.split(alike, np.flatnonzero(np.diff(alike) > 1) + 1):
-            yield int(run[0]), int(run[-1]) + 2
-
 
 def _line_of(request: ServingRequest) -> tuple[str, frozenset[str]]:
     return request.tenant, request.excluded
-
-
-def _is_live(entry: _Entry) -> bool:
-    return entry[3] == entry[4].serial
 
 
 def over_share(
