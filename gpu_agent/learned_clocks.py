@@ -18,8 +18,9 @@ from typing import Any
 import orjson
 
 from gpu_agent import files
+from services.core.domain.serving import LatencyLimits
 from services.core.policies.freesh.clock_model import MEMORY, ClockLearner, ClockSample
-from services.core.policies.freesh.miad import LatencyLimits, LatencyReport
+from services.core.policies.freesh.miad import LatencyReport
 from services.kit.logging import Log
 
 log = Log(__name__)

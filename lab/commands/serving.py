@@ -87,8 +87,8 @@ def serving(
     from lab.serving.site import papers_pools
     from services.contracts.serving import PoolSpec
     from services.core.domain.errors import DomainError
+    from services.core.domain.serving import MiadConfig
     from services.core.policies.freesh.laxity import Order
-    from services.core.policies.freesh.miad import MiadConfig
 
     if requests not in BUNDLED and not Path(requests).is_file():
         raise CliError(f"there is no trace {requests!r}: no such file; bundled: {', '.join(BUNDLED)}", EXIT_NOT_FOUND)

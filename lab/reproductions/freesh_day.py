@@ -26,8 +26,8 @@ import numpy as np
 from lab.reproductions.marked import fill
 from services.contracts.pools import PoolsRequest, PoolsResult, pools_result
 from services.core.domain.gpus import gpu_model
+from services.core.domain.solving import SolveStatus
 from services.core.policies.freesh.pool_planning import plan_pools
-from services.core.solvers.model import SolveStatus
 from services.simulator.report.charts import Line, picture
 
 HALF_HOURS, STEPS, STEP_S, BETA, HEAD_ROOM = 48, 6, 300, 2.0, 1.1

@@ -40,10 +40,11 @@ from lab.reproductions.freesh_day import (
 from lab.reproductions.marked import fill
 from services.contracts.pools import GCO2_PER_KWH_OF_LB_PER_MWH
 from services.core.domain.arrays import Floats
+from services.core.domain.serving import STEPS_AHEAD
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.core.policies.freesh.pools import Partition, PoolPlan, PoolProblem, energy_j, switches
-from services.core.profiles.traffic import STEPS_AHEAD, Traffic
+from services.core.profiles.traffic import Traffic
 from services.learning.demand import forecast_demand
 
 MINUTES = (30, 15, 10, 5)

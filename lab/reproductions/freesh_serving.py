@@ -33,11 +33,11 @@ from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolSpec
 from services.core.accounting.serving import fairness_of_classes, violation_rate
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.serving import MiadConfig
+from services.core.domain.solving import Backend, SolveStatus
 from services.core.policies.freesh.classes import PARTITIONS as THRESHOLDS
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, laxity_s
-from services.core.policies.freesh.miad import MiadConfig
 from services.core.policies.freesh.request_queue import RequestQueue
-from services.core.solvers.model import Backend, SolveStatus
 
 SLOTS, FIRST_HOUR = (23, 24), 11.5
 """Time slots 24 and 25, counted from 0."""

@@ -26,9 +26,8 @@ from services.contracts.serving import PoolSpec
 from services.core.accounting.serving import violation_rate
 from services.core.domain.arrays import Bools
 from services.core.domain.gpus import gpu_model
+from services.core.domain.serving import CLASSES, TABLE_7, MiadConfig
 from services.core.domain.units import J_PER_KWH
-from services.core.policies.freesh.classes import CLASSES
-from services.core.policies.freesh.miad import TABLE_7, MiadConfig
 
 TRACE = "azure-2023-conv"
 LOADS = (0.25, 0.5, 1.0, 2.0)

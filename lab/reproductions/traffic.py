@@ -25,10 +25,9 @@ import numpy as np
 
 from lab.reproductions.marked import fill
 from services.core.domain.arrays import Floats
-from services.core.policies.freesh.classes import CLASSES, PARTITIONS
+from services.core.domain.serving import CLASSES, STEP_S, STEPS_AHEAD
+from services.core.policies.freesh.classes import PARTITIONS
 from services.core.profiles.traffic import (
-    STEP_S,
-    STEPS_AHEAD,
     WINDOWS,
     Backtest,
     Choice,

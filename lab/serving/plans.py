@@ -13,8 +13,9 @@ from lab.serving.requests import RequestTrace
 from lab.serving.site import Site
 from services.contracts.pools import PoolsRequest, PoolsResult, pools_result
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.serving import STEPS_AHEAD, WINDOW_S
 from services.core.policies.freesh.pool_planning import plan_pools
-from services.core.profiles.traffic import STEPS_AHEAD, WINDOW_S, WINDOWS, Traffic
+from services.core.profiles.traffic import WINDOWS, Traffic
 from services.simulator.raw import TraceFormatError
 
 STEP_S = WINDOW_S * WINDOWS

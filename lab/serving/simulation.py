@@ -22,11 +22,12 @@ from lab.serving.site import ServerKind, Site
 from services.core.accounting.serving import ServedRequests
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.serving import MiadConfig
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.clock_model import ClockLearner, ClockSample, learned_clock
 from services.core.policies.freesh.dispatch import WeightedRoundRobin
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, preempted_by
-from services.core.policies.freesh.miad import MiadConfig, miad_clock
+from services.core.policies.freesh.miad import miad_clock
 from services.core.policies.freesh.request_queue import RequestQueue
 from services.core.profiles.model_server import kv_tokens
 from services.core.profiles.prefix_cache import PrefixCache

@@ -17,9 +17,10 @@ from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.domain.arrays import Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
-from services.core.policies.freesh.classes import CLASSES, Thresholds
+from services.core.domain.serving import CLASSES, LatencyLimits
+from services.core.policies.freesh.classes import Thresholds
 from services.core.policies.freesh.laxity import ServiceTimes
-from services.core.policies.freesh.miad import Clocks, LatencyLimits, clocks_between
+from services.core.policies.freesh.miad import Clocks, clocks_between
 from services.core.profiles.model_server import LOWEST_CLOCK_MHZ, ModelServer, profiled_server
 from services.simulator.raw import TraceFormatError
 

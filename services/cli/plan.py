@@ -60,9 +60,10 @@ def placement(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Place a distributed training job on free GPUs so that its iterations are short."""
+    from services.core.domain.solving import Method
     from services.core.parallel.graph import data_parallel
     from services.core.parallel.iteration import Network
-    from services.core.parallel.mapping import Mapper, Method
+    from services.core.parallel.mapping import Mapper
 
     free = _servers(servers)
     try:

@@ -107,7 +107,7 @@ def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
 
 def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_s: float | None = None) -> None:
     """Print a plan for so many hours; what starts and stops only where something runs already."""
-    from services.core.solvers.model import SolveStatus
+    from services.core.domain.solving import SolveStatus
 
     if result.instances:
         shown = table("location", "class", "mode", "instances", "power", right=("instances", "power"))

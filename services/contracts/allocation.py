@@ -16,12 +16,11 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import likeliest_gpu_model
 from services.core.domain.progress import Report, unreported
+from services.core.domain.solving import Method, SolveStatus, Wait
 from services.core.parallel.iteration import Network
-from services.core.parallel.mapping import Method
-from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, Wait, allocate
+from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, allocate
 from services.core.policies.powerflow.allocate import Greedy
 from services.core.policies.powerflow.choices import Choices
-from services.core.solvers.model import SolveStatus
 
 MAX_JOBS, MAX_NODES, MAX_NODE_GPUS, MAX_SIZES, MAX_VALUES = 2_000, 2_000, 1_024, 16, 32
 MAX_CELLS = 200_000

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from services.contracts.schema import Flag, Int, Message, Real
-from services.core.policies.freesh.miad import LatencyLimits, MiadConfig
+from services.core.domain.serving import LatencyLimits, MiadConfig
 
 
 class ClockPolicy(StrEnum):

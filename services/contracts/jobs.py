@@ -15,8 +15,8 @@ from services.contracts.parallel import MAX_GANG_GPUS, ParallelLayout
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
 from services.contracts.secrets import MAX_SECRETS_OF_A_JOB, EnvironmentName, SecretUse
 from services.contracts.sources import Source
-from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
 
 MAX_BATCH_JOBS = 1_000
 

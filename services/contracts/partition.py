@@ -12,6 +12,7 @@ from services.contracts.jobs import SliceName
 from services.contracts.schema import Int, Message, Name, Real
 from services.contracts.solver import SolveOutcome
 from services.core.domain.progress import Report, unreported
+from services.core.domain.solving import MAX_LEADING, Backend, SolveStatus
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.application import Application
@@ -19,8 +20,7 @@ from services.core.policies.clover.config_graph import ConfigGraph
 from services.core.policies.clover.evaluation import Outcome
 from services.core.policies.clover.layouts import LAYOUTS, SLICES
 from services.core.policies.clover.objective import delta_accuracy_pct
-from services.core.policies.clover.partition import MAX_LEADING, Demand, Fleet, Share, partition
-from services.core.solvers.model import Backend, SolveStatus
+from services.core.policies.clover.partition import Demand, Fleet, Share, partition
 
 SLICE_NAMES: tuple[SliceName, ...] = ("1g", "2g", "3g", "4g", "7g")
 MAX_GPUS, MAX_APPLICATIONS, MAX_VARIANTS = 64, 8, 12

@@ -12,11 +12,10 @@ from pydantic import Field, model_validator
 from services.contracts.schema import Int, Message, Name, Real
 from services.contracts.solver import SolveOptions, SolveOutcome
 from services.core.domain.arrays import Bools
+from services.core.domain.serving import MAX_REGIONS, TABLE_7, LatencyLimits, NegativeRates
+from services.core.domain.solving import SolveStatus
 from services.core.domain.units import J_PER_KWH
-from services.core.policies.freesh.coverage import MAX_REGIONS
-from services.core.policies.freesh.miad import TABLE_7, LatencyLimits
 from services.core.policies.freesh.pools import (
-    NegativeRates,
     NodeKind,
     Partition,
     PoolPlan,
@@ -27,7 +26,6 @@ from services.core.policies.freesh.pools import (
     switches,
     switching_j,
 )
-from services.core.solvers.model import SolveStatus
 
 MAX_LOCATIONS, MAX_MODES, MAX_PARTITIONS, MAX_CLASSES, MAX_STEPS = 1_000, 100, 20, 100, 2_016
 MAX_COLUMNS = 500_000

@@ -35,13 +35,19 @@ from services.contracts.routing import ModelName
 from services.contracts.schema import Flag, Instant, Int, Message, Name, Real, Text
 from services.contracts.secrets import EnvironmentName
 from services.contracts.solver import SolveOptions
+from services.core.domain.serving import (
+    CLASSES,
+    LEAST_SERVICE,
+    MAX_REGIONS,
+    MOST_SERVICE,
+    SERVICE,
+    STEP_S,
+    STEPS_AHEAD,
+    WINDOW_S,
+    LatencyLimits,
+    NegativeRates,
+)
 from services.core.domain.signal import Signal
-from services.core.policies.freesh.classes import CLASSES
-from services.core.policies.freesh.coverage import MAX_REGIONS
-from services.core.policies.freesh.miad import LatencyLimits
-from services.core.policies.freesh.pools import NegativeRates
-from services.core.profiles.traffic import STEP_S, STEPS_AHEAD, WINDOW_S
-from services.core.profiles.traffic_service import LEAST_SERVICE, MOST_SERVICE, SERVICE
 
 PLANNER = Identity(tenant_id="installation", role=Role.USER, key_id="serving")
 """The identity with which serving asks the optimizer to solve plans. No tenant has a key with this id."""

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.contracts.schema import Message, Real
-from services.core.solvers.model import Backend, SolveStatus
+from services.core.domain.solving import Backend, SolveStatus
 
 MAX_SOLVER_TIME_S = 600.0
 

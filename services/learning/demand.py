@@ -12,10 +12,10 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
+from services.core.domain.serving import SERVICE, STEPS_AHEAD
 from services.core.profiles.traffic import (
     DAY_STEPS,
     HEAD_ROOM,
-    STEPS_AHEAD,
     Backtest,
     Forecaster,
     LastPeak,
@@ -23,7 +23,7 @@ from services.core.profiles.traffic import (
     Traffic,
     choose,
 )
-from services.core.profiles.traffic_service import SERVICE, ServiceLevel
+from services.core.profiles.traffic_service import ServiceLevel
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
 

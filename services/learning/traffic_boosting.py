@@ -11,7 +11,8 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import DAY_STEPS, STEPS_AHEAD, Traffic
+from services.core.domain.serving import STEPS_AHEAD
+from services.core.profiles.traffic import DAY_STEPS, Traffic
 from services.core.profiles.traffic_features import LAGS, features, levels_qps, ratios
 from services.learning.estimators import Regressor
 from services.learning.one_thread import one_thread

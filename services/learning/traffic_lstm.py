@@ -19,7 +19,8 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import STEPS_AHEAD, WINDOW_S, WINDOWS, Traffic
+from services.core.domain.serving import STEPS_AHEAD, WINDOW_S
+from services.core.profiles.traffic import WINDOWS, Traffic
 
 LATEST_SAMPLES = 2_000
 """Learned from at most so many moments, the latest."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from services.core.accounting.serving import SLO_LATENCIES
+from services.core.domain.serving import SLO_LATENCIES
 from services.core.policies.freesh.cleanest import cleanest_in_time, emissions, predicted_s
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
 from services.core.policies.freesh.laxity import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from services.core.accounting.serving import SLO_LATENCIES
+from services.core.domain.serving import SLO_LATENCIES
 from services.router.expectations import Expectations
 from services.router.fleet import Server
 from services.router.latency import LatencyReporter

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from services.contracts.identity import Identity, Role
 from services.contracts.serving import MAX_WINDOW_REQUESTS, TrafficReport, TrafficWindow
-from services.core.profiles.traffic import WINDOW_S
+from services.core.domain.serving import WINDOW_S
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.core.cycle.plan import Reason
+from services.core.domain.reasons import Reason
 
 SENTENCES: dict[Reason, str] = {
     Reason.IN_ORDER: "First in the policy's order, and its GPUs are free.",

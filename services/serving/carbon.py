@@ -7,8 +7,8 @@ import asyncio
 from services.contracts.carbon import IntensityForecast, ZoneList
 from services.contracts.serving import PlaceIntensity, PoolPlace, PoolSpec
 from services.core.domain.errors import DomainError
+from services.core.domain.serving import STEP_S
 from services.core.domain.signal import Signal
-from services.core.profiles.traffic import STEP_S
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
 from services.kit.tokens import outgoing

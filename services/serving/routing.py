@@ -31,7 +31,7 @@ from services.contracts.routing import (
 )
 from services.contracts.schema import NAME_PATTERN
 from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, ServerMode
-from services.core.policies.freesh.miad import LatencyLimits
+from services.core.domain.serving import LatencyLimits
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.http import ServiceClient
 from services.kit.networks import is_within, read_networks

@@ -11,7 +11,8 @@ import numpy as np
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError, ProblemCode
 from services.contracts.serving import PoolPartition, TrafficReceipt, TrafficReport, TrafficWindow
-from services.core.policies.freesh.classes import CLASSES, Thresholds
+from services.core.domain.serving import CLASSES
+from services.core.policies.freesh.classes import Thresholds
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.repeating import repeat

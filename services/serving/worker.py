@@ -32,8 +32,8 @@ from services.contracts.pools import PoolsRequest, PoolsResult
 from services.contracts.schema import Message
 from services.contracts.serving import DemandForecast, PlanForecasts, PlanTrigger, PoolPlanResult, PoolSpec
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import STEP_S
-from services.core.solvers.model import SolveStatus
+from services.core.domain.serving import STEP_S
+from services.core.domain.solving import SolveStatus
 from services.db.engine import create_engine, is_connection_error
 from services.kit import traces
 from services.kit.background.worker import Worker

@@ -16,8 +16,9 @@ from lab.serving.servers import SimulatedInstance
 from lab.serving.site import ServerKind
 from services.contracts.clocks import ClockPolicy
 from services.contracts.routing import RoutingTable
+from services.core.domain.serving import LatencyLimits
 from services.core.policies.freesh.laxity import ServiceTimes
-from services.core.policies.freesh.miad import Clocks, LatencyLimits
+from services.core.policies.freesh.miad import Clocks
 from services.core.profiles.model_server import ModelServer
 from services.router.fleet import Fleet
 from services.router.lanes import LaneRules, Lanes

@@ -15,8 +15,9 @@ import pytest
 from gpu_agent.latency_clocks import LatencyClocks, Measured
 from gpu_agent.learned_clocks import MOST_KINDS, SAVE_EVERY, LearnedClocks, ServerKind
 from services.contracts.clocks import ClockPolicy
+from services.core.domain.serving import LatencyLimits
 from services.core.policies.freesh.clock_model import MEMORY, ClockSample
-from services.core.policies.freesh.miad import LatencyLimits, LatencyReport
+from services.core.policies.freesh.miad import LatencyReport
 from tests.agent.conftest import Node, eventually
 from tests.agent.test_latency_clocks import (
     CLOCKS,

@@ -19,8 +19,8 @@ from lab.experiments.bound import ALL_LEVERS, Slack, least_of_run
 from lab.experiments.cell import grid_of, workload_of
 from lab.experiments.plan import Trace
 from services.core.domain.carbon import CarbonCurve
+from services.core.domain.solving import SolveStatus
 from services.core.policies.bounds.carbon import CarbonBoundProblem, Work, carbon_bound
-from services.core.solvers.model import SolveStatus
 from services.simulator.engine import EngineOptions
 from services.simulator.workload import ClusterSpec
 

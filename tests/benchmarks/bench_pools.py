@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from services.contracts.pools import PoolsRequest
+from services.core.domain.serving import NegativeRates
 from services.core.policies.freesh.pool_planning import plan_pools
-from services.core.policies.freesh.pools import NegativeRates, Partition, PoolProblem
+from services.core.policies.freesh.pools import Partition, PoolProblem
 from tests.benchmarks.results import write_result
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pools" / "freesh-first.json"

@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 
 from services.contracts.engines import EngineJobState, EngineMode, EngineShare
-from services.core.cycle.plan import Preempt, Reason
+from services.core.cycle.plan import Preempt
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.scheduler.planning.apply import _preempt
 from tests.engines.bridge import SUBMITTED, Bridge, a_job, node, on
 from tests.scheduler.world import World

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineMode
-from services.core.cycle.plan import Hold, Preempt, Reason
+from services.core.cycle.plan import Hold, Preempt
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.engines.slurm.reading import HOLD, SlurmJob, read_jobs
 from services.engines.slurm.settings import SlurmSettings
 from services.engines.slurm.steering import Memory, changes_of, report_of

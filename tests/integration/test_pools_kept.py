@@ -19,7 +19,7 @@ import pytest
 
 from services.cli.client import CliError
 from services.contracts.pools import PlannedInstances, PoolsResult
-from services.core.solvers.model import Backend, SolveStatus
+from services.core.domain.solving import Backend, SolveStatus
 from services.db.database import connect
 from services.kit.ids import new_id
 from tests.integration.conftest import Installation

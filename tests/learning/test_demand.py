@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import HEAD_ROOM, STEPS_AHEAD, LastPeak, Traffic, backtest, choose
+from services.core.domain.serving import STEPS_AHEAD
+from services.core.profiles.traffic import HEAD_ROOM, LastPeak, Traffic, backtest, choose
 from services.learning.demand import LEAST_ORIGINS, candidates, forecast_demand
 from services.learning.traffic_boosting import Boosting
 

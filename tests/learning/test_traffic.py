@@ -5,7 +5,8 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import STEPS_AHEAD, Forecaster, LastPeak, Traffic, backtest, choose
+from services.core.domain.serving import STEPS_AHEAD
+from services.core.profiles.traffic import Forecaster, LastPeak, Traffic, backtest, choose
 from services.learning import traffic_lstm
 from services.learning.traffic import forecasters
 from services.learning.traffic_boosting import Boosting

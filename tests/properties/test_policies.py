@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import hosts_and_guests
 from services.core.cycle.snapshot import RUNNING, STARTING, JobTable, Phase, RoundHints, Snapshot, Trigger
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
+from services.core.domain.reasons import Reason
 from services.core.policies.registry import FAIR, POLICIES, build_policy, policy_entry
 from tests.support.builders import story
 from tests.support.strategies import snapshots

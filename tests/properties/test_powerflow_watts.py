@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from services.core.cycle.buddy import buddy
 from services.core.cycle.placing import FreeDevices
-from services.core.cycle.plan import Hold, Plan, Reason, Start
+from services.core.cycle.plan import Hold, Plan, Start
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import NodeId
+from services.core.domain.reasons import Reason
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.view import Tables
 from services.core.policies.powerflow.watts import set_within

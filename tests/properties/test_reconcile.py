@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from services.core.cycle import reconcile as reconciling
 from services.core.cycle.filling import Filler
-from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, Start
 from services.core.cycle.ranking import Preemption, Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.cycle.validate import check_plan
+from services.core.domain.reasons import Reason
 from tests.support.strategies import snapshots
 
 

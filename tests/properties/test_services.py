@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.services import place_services
 from services.core.cycle.snapshot import NodeTable, Phase, Snapshot
+from services.core.domain.reasons import Reason
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import with_services
 from tests.support.strategies import snapshots

@@ -7,8 +7,8 @@ import pytest
 from fastapi import FastAPI
 
 from services.contracts.identity import Identity, Role
-from services.core.cycle.plan import Reason
 from services.core.cycle.snapshot import Trigger
+from services.core.domain.reasons import Reason
 from services.kit.problems import install_problem_handlers
 from services.scheduler import endpoints
 from services.scheduler.power.hooks import build_hook

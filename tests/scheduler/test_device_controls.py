@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from services.contracts.commands import SetDevices, StartGang
-from services.core.cycle.plan import Plan, Reason, SetClock, SetPowerLimit
+from services.core.cycle.plan import Plan, SetClock, SetPowerLimit
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.scheduler import loop
 from services.scheduler.power.device_controls import NoSuchGangError, set_gangs

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from services.core.cycle.plan import Hold, Reason
+from services.core.cycle.plan import Hold
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.scheduler.planning.apply import Said
 from services.scheduler.repository.snapshots import JobRow
 

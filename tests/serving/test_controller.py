@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.core.cycle.plan import Reason
+from services.core.domain.reasons import Reason
 from tests.support.control_plane import eventually
 from tests.support.controlled_pools import PROBES, Controlled, controlled_pools
 

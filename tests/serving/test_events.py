@@ -11,7 +11,7 @@ from services.contracts.identity import Identity, Role
 from services.contracts.pools import PlannedInstances, PoolsResult, UnservedDemand
 from services.contracts.problems import ProblemCode
 from services.contracts.serving import DemandForecast, PlanForecasts, PlanMode, PlanTrigger, PoolPlanResult
-from services.core.solvers.model import Backend, SolveStatus
+from services.core.domain.solving import Backend, SolveStatus
 from services.kit.problems import ProblemError
 from services.serving.repository.plans import plan_repository
 from tests.serving.pools import a_spec, add_node, add_pool, add_traffic

@@ -10,7 +10,7 @@ import pytest
 from services.contracts.identity import Role
 from services.contracts.routing import Endpoint, RoutingTable, UpstreamKeys
 from services.contracts.serving import InstanceState
-from services.core.policies.freesh.miad import LatencyLimits, MiadConfig
+from services.core.domain.serving import LatencyLimits, MiadConfig
 from services.db.instance_keys import new_instance_key
 from services.db.sealing import Sealer
 from services.serving.controller.advance import Seen, advance

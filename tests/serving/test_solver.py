@@ -16,7 +16,7 @@ from services.contracts.optimize import Solve
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
 from services.contracts.problems import ProblemCode
 from services.contracts.serving import PLANNER
-from services.core.solvers.model import Backend, SolveStatus
+from services.core.domain.solving import Backend, SolveStatus
 from services.kit.credentials import Credential, roots_of
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError

@@ -15,7 +15,7 @@ from services.contracts.carbon import CurrentIntensity, IntensityPoint
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import PlanForecasts, PoolPlanResult
 from services.core.domain.signal import Signal
-from services.core.solvers.model import Backend, SolveStatus
+from services.core.domain.solving import Backend, SolveStatus
 from services.db.database import connect
 from services.db.engine import create_engine
 from services.serving.planning.planner import Planner

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Action, Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit
+from services.core.cycle.plan import Action, Plan, Preempt, ProfileControls, SetClock, SetPowerLimit
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.gpus import GPU_MODELS
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fifo import Fifo, FifoConfig
 from services.simulator.engine import EngineOptions, Simulation, SimulationResult
 from services.simulator.recipes.measured import profile

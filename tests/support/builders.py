@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, Start
 from services.core.cycle.snapshot import JobTable, NodeTable, Phase, ServiceInstance, Snapshot, Trigger
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.reasons import Reason
 
 NOON_S = 1_700_000_000.0
 """When the tests' snapshots are taken, UTC seconds."""

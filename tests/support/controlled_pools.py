@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.pools import PlannedInstances, PoolsResult
 from services.contracts.serving import PoolSpec
-from services.core.solvers.model import Backend, SolveStatus
+from services.core.domain.solving import Backend, SolveStatus
 from services.db.database import prepare
 from services.db.engine import create_engine
 from services.db.instance_keys import open_instance_key

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from lab.policies.baselines.packing import Packed, PackingMemory, look, pack, started
-from services.core.cycle.plan import Hold, Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Hold, Plan, Preempt, Start
 from services.core.cycle.ranking import (
     Preemption,
     contenders,
@@ -36,6 +36,7 @@ from services.core.cycle.sharing import guests_of, less_quota
 from services.core.cycle.snapshot import QUEUED, Phase, Snapshot, Trigger
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters
 

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Plan, Preempt, Start
 from services.core.cycle.sharing import may_share
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, JobTable, Snapshot
 from services.core.domain.arrays import Floats
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 
 
 @dataclass(frozen=True)

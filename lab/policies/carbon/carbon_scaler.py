@@ -36,7 +36,7 @@ import numpy as np
 
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.grids import eligible_curves
-from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.ranking import Preemption, Ranking, contenders, rank
 from services.core.cycle.reconcile import reconcile
@@ -44,6 +44,7 @@ from services.core.cycle.sizes import possible_sizes, powers_of_two
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve
+from services.core.domain.reasons import Reason
 from services.core.policies.batches import with_batches
 from services.core.policies.goodput_by_size import goodput_of
 from services.core.policies.greener_hours import left_and_due_s

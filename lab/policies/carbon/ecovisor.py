@@ -12,12 +12,13 @@ from typing import Annotated
 import numpy as np
 
 from services.core.cycle.grids import eligible_curves
-from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.ranking import Preemption, rank, waiting
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters
 

@@ -22,13 +22,14 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from services.core.cycle.grids import eligible_curves
-from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import Preemption, rank, waiting
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.domain.arrays import Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters
 

@@ -14,12 +14,13 @@ from typing import Annotated
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
 from services.core.cycle.ranking import Preemption, contenders, rank
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.reasons import Reason
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.greener_hours import expected_start_s, left_and_due_s, should_run
 from services.core.policies.parameters import Parameter, check_parameters

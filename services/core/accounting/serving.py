@@ -12,11 +12,8 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.serving import SLO_LATENCIES, WINDOW_LATENCIES
 
-SLO_LATENCIES = 5.0
-"""A request violates its SLO if it takes longer than this many times ``Lat``. Source: FREESH section 3.3."""
-WINDOW_LATENCIES = 1.4
-"""Tokens are in time within this many times ``Lat``, alpha_LLF. Source: FREESH appendix C.2."""
 LENGTH_GROUPS = 4
 
 

@@ -19,13 +19,14 @@ from typing import cast
 import numpy as np
 
 from services.core.cycle.placing import FreeDevices, block_among
-from services.core.cycle.plan import Action, Hold, Plan, Reason, Start
+from services.core.cycle.plan import Action, Hold, Plan, Start
 from services.core.cycle.ranking import stopping
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, JobTable, Snapshot
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import Placement
+from services.core.domain.reasons import Reason
 
 _SHORT = frozenset(
     {

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from services.core.cycle.plan import Reason
 from services.core.domain.dependencies import Condition, Ends, Verdict, verdict
+from services.core.domain.reasons import Reason
 
 WAITS_FOR = {
     Condition.OK: "It waits for {name} to succeed.",

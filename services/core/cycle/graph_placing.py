@@ -25,9 +25,10 @@ from services.core.cycle.placing import FreeDevices, consolidated
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.placement import Placement
+from services.core.domain.solving import Method
 from services.core.parallel.graph import JobGraph, data_parallel
 from services.core.parallel.iteration import Network
-from services.core.parallel.mapping import Mapper, Method, vertices_of
+from services.core.parallel.mapping import Mapper, vertices_of
 
 COMM_HEAVY = 1.5
 UNKNOWN_PARAMETER_BYTES = 4e8

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.core.cycle.plan import Hold, Plan, Reason, Start
+from services.core.cycle.plan import Hold, Plan, Start
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 
 UNRANKED = frozenset({Reason.GREENER_HOURS, Reason.SHORTER_FIRST})
 """Why jobs wait that a policy leaves out of its ranking for now."""

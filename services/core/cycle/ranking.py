@@ -13,12 +13,13 @@ from itertools import repeat
 
 import numpy as np
 
-from services.core.cycle.plan import Action, Hold, Reason
+from services.core.cycle.plan import Action, Hold
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RoundHints, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 from services.core.domain.plain_members import plain_members
+from services.core.domain.reasons import Reason
 
 FEW = 16
 """Fewer jobs are sorted sooner than sifted."""

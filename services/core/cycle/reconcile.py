@@ -24,7 +24,7 @@ from services.core.cycle.capacity import Capacity
 from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
-from services.core.cycle.plan import Action, Hold, Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
 from services.core.cycle.ranking import (
     Preemption,
     Ranking,
@@ -39,6 +39,7 @@ from services.core.cycle.shares import share_out
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 
 FEW = 16
 """Fewer jobs are visited one by one sooner than sifted."""

@@ -24,12 +24,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from services.core.cycle.placing import FreeDevices, block_among
-from services.core.cycle.plan import Action, Hold, Preempt, Reason, Start
+from services.core.cycle.plan import Action, Hold, Preempt, Start
 from services.core.cycle.ranking import with_holds, without_indices
 from services.core.cycle.snapshot import PREEMPTING, JobTable, NodeTable, ServiceInstance, Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.packing import pack
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.reasons import Reason
 
 Device = tuple[int, int]
 """Node and device, by their indices."""

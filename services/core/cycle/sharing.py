@@ -14,12 +14,13 @@ from dataclasses import replace
 import numpy as np
 
 from services.core.cycle.bound import is_bound_elsewhere
-from services.core.cycle.plan import Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Plan, Preempt, Start
 from services.core.cycle.policy import PacksJobs
 from services.core.cycle.ranking import without_indices
 from services.core.cycle.snapshot import PREEMPTING, RUNNING, STARTING, JobTable, Snapshot, Trigger
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 
 
 def hosts_and_guests(snapshot: Snapshot) -> list[tuple[JobId, JobId]]:

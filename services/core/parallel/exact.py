@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
+from services.core.domain.solving import Backend, SolveStatus
 from services.core.parallel.iteration import IterationModel
-from services.core.solvers.model import Backend, LinearModel, ModelBuilder, SolveStatus
+from services.core.solvers.model import LinearModel, ModelBuilder
 from services.core.solvers.solve import solve
 
 RELATIVE_GAP = 1e-6

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from services.core.domain.arrays import Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.solving import Backend, Method
 from services.core.parallel.edges import Edges, cut_bytes, edges_of
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.heavy_edge import heavy_edge
 from services.core.parallel.iteration import IterationModel, Network
 from services.core.parallel.refine import refine
-from services.core.solvers.model import Backend
-
-
-class Method(StrEnum):
-    """How a placement is found."""
-
-    HEAVY_EDGE = "heavy-edge"
-    """The paper's greedy cut."""
-    REFINED = "refined"
-    """The greedy cut, then exchanges while they shorten the iteration; never longer than it."""
-    ILP = "ilp"
-    """The least iteration time, by a mixed-integer programme; never longer than ``refined``."""
 
 
 @dataclass(frozen=True)

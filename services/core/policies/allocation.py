@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 
@@ -22,9 +21,9 @@ from services.core.cycle.graph_placing import mapper_of, seats, servers_for
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress, Report, part_of, unreported
+from services.core.domain.solving import Method, Wait
 from services.core.parallel.graph import JobGraph
 from services.core.parallel.iteration import Network
-from services.core.parallel.mapping import Method
 from services.core.policies.powerflow.allocate import Greedy, Room, allocate_gpus, known_work_s
 from services.core.policies.powerflow.choices import Choices
 from services.core.policies.powerflow.controls import allocate_controls
@@ -34,17 +33,6 @@ _W = 1e-6
 
 Shares = tuple[tuple[int, int], ...]
 """Where a gang sits: (node, how many of its GPUs), in the order of its ranks."""
-
-
-class Wait(StrEnum):
-    """Why a job gets no GPUs."""
-
-    GPUS = "gpus"
-    """There are too few for it and the jobs that come before it."""
-    POWER_LIMIT = "power_limit"
-    """The power limit leaves too little for it."""
-    TENSOR_GROUPS = "tensor_groups"
-    """Its tensor groups find no nodes with enough free GPUs."""
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, Preempt, ProfileControls, Reason, SetClock, SetPowerLimit, Start, set_to
+from services.core.cycle.plan import Plan, Preempt, ProfileControls, SetClock, SetPowerLimit, Start, set_to
 from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
+from services.core.domain.reasons import Reason
 
 LIMIT = ControlKind.POWER_LIMIT
 

@@ -26,11 +26,10 @@ from numpy.typing import ArrayLike
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.serving import STEP_S, STEPS_AHEAD, WINDOW_S
 
-WINDOW_S, STEP_S = 5.0, 300.0
 WINDOWS = 60
 """Windows in a step."""
-STEPS_AHEAD = 6
 DAY_STEPS = 288
 HEAD_ROOM = 1.1
 """Pools are planned for this many times the predicted peak."""

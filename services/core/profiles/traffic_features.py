@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
-from services.core.profiles.traffic import DAY_STEPS, STEPS_AHEAD, WINDOW_S, Traffic
+from services.core.domain.serving import STEPS_AHEAD, WINDOW_S
+from services.core.profiles.traffic import DAY_STEPS, Traffic
 
 LEVEL_STEPS, LAGS = 3, 6
 SPANS = (12, 36, DAY_STEPS)

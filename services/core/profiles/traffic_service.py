@@ -18,12 +18,9 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import HEAD_ROOM, STEPS_AHEAD, Backtest, Model, Traffic
+from services.core.domain.serving import LEAST_SERVICE, MOST_SERVICE, SERVICE, STEPS_AHEAD
+from services.core.profiles.traffic import HEAD_ROOM, Backtest, Model, Traffic
 
-SERVICE = 0.95
-"""A query short waits or is lost, one spare costs the power of an idle share of an instance: 0.95 says that the
-first is 19 times as bad. A higher level asks for more past than a new service has: 0.99 learns from 99 errors."""
-LEAST_SERVICE, MOST_SERVICE = 0.5, 0.99
 ROUNDING = 1e-12
 """Peaks are whole requests, so that capacity and peak often are the same number but for its last digit."""
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from services.core.domain.arrays import Floats
+from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import highs
-from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus, solution_of
+from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
 
 NOT_INSTALLED = "PuLP, which brings CBC, is not installed (the extra `solvers`), so HiGHS solved it"
 MISSING = "CBC is not there for this platform, so HiGHS solved it"

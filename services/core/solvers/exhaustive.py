@@ -6,7 +6,8 @@ import numpy as np
 
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.solvers.model import Backend, LinearModel, Solution, SolveStatus, solution_of
+from services.core.domain.solving import Backend, SolveStatus
+from services.core.solvers.model import LinearModel, Solution, solution_of
 
 MAX_POINTS = 5_000_000
 CHUNK_POINTS = 50_000

@@ -10,16 +10,9 @@ from typing import Any
 import numpy as np
 
 from services.core.domain.arrays import Floats
+from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import highs
-from services.core.solvers.model import (
-    CHECKS_A_WORK_UNIT,
-    Backend,
-    LinearModel,
-    Patience,
-    Solution,
-    SolveStatus,
-    solution_of,
-)
+from services.core.solvers.model import CHECKS_A_WORK_UNIT, LinearModel, Patience, Solution, solution_of
 
 NOT_INSTALLED = "Gurobi is not installed (the extra `solvers`), so HiGHS solved it"
 _NO_LICENSE, _SIZE_LIMIT = 10009, 10010  # GRB.Error.NO_LICENSE, .SIZE_LIMIT_EXCEEDED

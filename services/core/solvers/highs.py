@@ -11,7 +11,8 @@ import numpy as np
 
 from services.core.domain.arrays import Floats
 from services.core.domain.progress import Progress, Report, unreported
-from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus, solution_of
+from services.core.domain.solving import Backend, SolveStatus
+from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
 
 _FEASIBLE_POINT = 2  # HighsInfo.primal_solution_status
 _STATUS = highspy.HighsModelStatus

@@ -6,7 +6,6 @@ The model is arrays, so that a hundred thousand variables are made and handed ov
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
@@ -14,28 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
+from services.core.domain.solving import Backend, SolveStatus
 
 T = TypeVar("T", bound=np.generic)
-
-
-class Backend(StrEnum):
-    """The solvers."""
-
-    HIGHS = "highs"
-    CBC = "cbc"
-    GUROBI = "gurobi"
-    EXHAUSTIVE = "exhaustive"
-
-
-class SolveStatus(StrEnum):
-    """The outcome of a solve. None of these is an error."""
-
-    OPTIMAL = "optimal"  # proven, within the relative gap asked for
-    FEASIBLE = "feasible"  # stopped by its limit with a solution; the gap says how good it is at least
-    TIME_LIMIT = "time_limit"  # stopped by its limit without a solution; that says nothing about whether there is one
-    INFEASIBLE = "infeasible"  # proven to have no solution
-    UNBOUNDED = "unbounded"  # better solutions without end
-    FAILED = "failed"  # the solver gave up, numerically or otherwise; the note says how
 
 
 @dataclass(frozen=True)

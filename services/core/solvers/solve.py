@@ -7,8 +7,9 @@ import numpy as np
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Report, unreported
+from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import cbc, exhaustive, gurobi, highs
-from services.core.solvers.model import Backend, LinearModel, Patience, Solution, SolveStatus, solution_of
+from services.core.solvers.model import LinearModel, Patience, Solution, solution_of
 
 
 def solve(

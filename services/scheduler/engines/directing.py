@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from services.contracts.engines import QUEUEING, EngineAction, EngineMode
-from services.core.cycle.plan import Hold, Preempt, Reason, Start
+from services.core.cycle.plan import Hold, Preempt, Start
 from services.core.cycle.snapshot import Snapshot
+from services.core.domain.reasons import Reason
 from services.db.database import Connection
 from services.scheduler.engines.decisions import (
     decide,

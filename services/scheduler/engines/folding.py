@@ -12,8 +12,8 @@ from enum import StrEnum
 
 from services.contracts.engines import EngineAction, EngineJob, EngineJobState
 from services.core.cycle.gates import blocked_words
-from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
 from services.scheduler.ingest.gangs import EndReason, GangState
 
 Devices = Mapping[str, Sequence[int]]

@@ -22,10 +22,10 @@ from services.contracts.explanations import (
 from services.contracts.identity import Identity
 from services.contracts.jobs import JobFootprint, JobSpec
 from services.contracts.live import LiveState
-from services.core.cycle.plan import Reason
 from services.core.cycle.snapshot import Phase, Trigger
 from services.core.domain.ids import JobId
 from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
 from services.db.database import Database
 from services.kit.http import ServiceClient
 from services.kit.logging import Log

@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 from services.contracts.explanations import NextStep, RunningExplanation
 from services.contracts.jobs import JobSpec, Share
-from services.core.cycle.plan import Preempt, Reason
+from services.core.cycle.plan import Preempt
 from services.core.cycle.snapshot import QUEUED
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.registry import entry_of
 from services.scheduler.explaining.lengths import Remaining
 from services.scheduler.explaining.story import gpus_words, sentence

@@ -10,8 +10,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from services.core.cycle.gates import never_met
-from services.core.cycle.plan import Reason
 from services.core.domain.dependencies import Verdict
+from services.core.domain.reasons import Reason
 from services.db.database import Database
 from services.kit.logging import Log
 from services.scheduler.repository import gates

@@ -22,13 +22,13 @@ from services.core.cycle.plan import (
     PowerNode,
     Preempt,
     ProfileControls,
-    Reason,
     SetClock,
     SetPowerLimit,
     Start,
 )
 from services.core.cycle.snapshot import Snapshot, Trigger
 from services.core.domain.ids import JobId, NodeId, allocation_id
+from services.core.domain.reasons import Reason
 from services.db.database import Connection, Database
 from services.kit import traces
 from services.kit.logging import Log

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from services.core.cycle.plan import Reason
 from services.core.domain.mig import WHOLE, sevenths_of
+from services.core.domain.reasons import Reason
 from services.scheduler.planning.cluster import kind_of, takes_work
 from services.scheduler.planning.job_table import fits
 from services.scheduler.repository.snapshots import AwayRow, ClusterRows, JobRow, NodeRow

@@ -18,12 +18,13 @@ import numpy as np
 from services.contracts.estimates import EmissionEstimate, StartEstimate
 from services.contracts.jobs import JobSpec, Share
 from services.contracts.problems import ProblemCode
-from services.core.cycle.plan import Hold, Reason, Start
+from services.core.cycle.plan import Hold, Start
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.domain.arrays import Bools
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.ids import JobId
 from services.core.domain.mig import WHOLE, sevenths_of
+from services.core.domain.reasons import Reason
 from services.core.domain.units import J_PER_KWH
 from services.core.profiles.boards import board_of
 from services.core.profiles.priors import ANY_FAMILY, family_of

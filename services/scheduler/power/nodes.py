@@ -16,7 +16,7 @@ import asyncpg
 
 from services.contracts.nodes import PowerState
 from services.contracts.streams import command_stream
-from services.core.cycle.plan import Reason
+from services.core.domain.reasons import Reason
 from services.db.database import Connection, Database
 from services.db.driver import CONNECTION_ERRORS
 from services.kit.logging import Log

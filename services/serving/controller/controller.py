@@ -19,8 +19,8 @@ from typing import Any
 
 from services.contracts.nodes import Listener
 from services.contracts.serving import InstanceState, ServerProbes
-from services.core.cycle.plan import Reason
 from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
 from services.db.instance_keys import new_instance_key, open_instance_key
 from services.db.sealing import Sealer, SealError
 from services.kit.ids import new_id

@@ -20,7 +20,7 @@ from services.contracts.apps import Evaluation, FleetPlanState, FleetPlanTrigger
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.partition import PartitionRequest, PartitionResult
 from services.core.domain.gpus import can_be_sliced
-from services.core.solvers.model import SolveStatus
+from services.core.domain.solving import SolveStatus
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from services.contracts.serving import DemandForecast, PoolPartition
 from services.core.domain.arrays import Floats, Ints
-from services.core.profiles.traffic import DAY_STEPS, STEP_S, STEPS_AHEAD, WINDOW_S, WINDOWS, Traffic
-from services.core.profiles.traffic_service import SERVICE
+from services.core.domain.serving import SERVICE, STEP_S, STEPS_AHEAD, WINDOW_S
+from services.core.profiles.traffic import DAY_STEPS, WINDOWS, Traffic
 
 HISTORY_S = 14 * 86_400.0
 DAY_WINDOWS = DAY_STEPS * WINDOWS

@@ -31,7 +31,7 @@ from services.contracts.serving import (
 )
 from services.core.domain.errors import DomainError
 from services.core.domain.packing import divide_each_other
-from services.core.profiles.traffic import STEP_S, STEPS_AHEAD
+from services.core.domain.serving import STEP_S, STEPS_AHEAD
 from services.serving.instances import InstanceTerms, pool_blueprint
 from services.serving.planning.cluster import PlaceGpus
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from services.contracts.serving import RESCUES, PlanOutcome, PlanTrigger, PoolPlanResult, PoolSpec
-from services.core.profiles.traffic import WINDOW_S
+from services.core.domain.serving import WINDOW_S
 from services.serving.planning.events import Present, Standing, event_of, mean_qps
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.cluster import read_cluster

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolPartition, PoolSpec
-from services.core.profiles.traffic import WINDOW_S
+from services.core.domain.serving import WINDOW_S
 from services.db.database import connect
 from services.db.gpu_health import UNUSABLE
 from services.db.job_specs import PREEMPTIBLE

@@ -12,8 +12,8 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable
 from services.core.domain.placement import Placement
+from services.core.domain.solving import Method
 from services.core.parallel.iteration import Network
-from services.core.parallel.mapping import Method
 from services.simulator.engine.options import TUNING_SHARES, EngineOptions
 from services.simulator.workload import Behaviour, ClusterSpec, JobProfile, Workload
 

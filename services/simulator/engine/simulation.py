@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from services.core.cycle.plan import Control, Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Control, Plan, Preempt, Start
 from services.core.cycle.policy import PacksJobs, PlacesGangs, Policy, PowerLimited, RanksAhead
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import RoundHints, Snapshot, Trigger
@@ -23,6 +23,7 @@ from services.core.domain.arrays import Bools
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
+from services.core.domain.reasons import Reason
 from services.core.domain.units import J_PER_KWH
 from services.core.parallel.iteration import Network
 from services.core.policies.registry import build_policy, entry_of

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from lab.bounds.modes import LeastCarbon, Modes, ModesProblem, least_carbon
 from services.core.domain.errors import DomainError
-from services.core.solvers.model import ModelBuilder, SolveStatus
+from services.core.domain.solving import SolveStatus
+from services.core.solvers.model import ModelBuilder
 from services.core.solvers.solve import solve
 from tests.support.builders import hourly_curve
 

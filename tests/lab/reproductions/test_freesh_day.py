@@ -9,7 +9,7 @@ import pytest
 
 from lab.reproductions.freesh_day import BETA, Inputs, half_hour, solved, totals
 from services.contracts.pools import PoolsRequest
-from services.core.solvers.model import SolveStatus
+from services.core.domain.solving import SolveStatus
 
 EXAMPLE = json.loads((Path(__file__).parents[3] / "examples" / "pools" / "freesh-first.json").read_text())
 

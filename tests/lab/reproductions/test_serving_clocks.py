@@ -8,7 +8,7 @@ from lab.reproductions.serving_clocks import beyond_limits, with_idle_boards
 from lab.serving.simulation import Outcome
 from lab.serving.site import papers_pools
 from services.core.accounting.serving import ServedRequests
-from services.core.policies.freesh.classes import CLASSES
+from services.core.domain.serving import CLASSES
 
 
 def test_a_request_is_held_against_the_limits_of_its_class() -> None:

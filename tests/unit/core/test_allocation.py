@@ -10,9 +10,9 @@ import pytest
 
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress
+from services.core.domain.solving import Method, Wait
 from services.core.parallel.graph import JobGraph, Stage
-from services.core.parallel.mapping import Method
-from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, Wait, allocate
+from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, allocate
 from services.core.policies.powerflow.allocate import Greedy
 from services.core.policies.powerflow.choices import Choices
 from tests.support.powerflow import random_choices

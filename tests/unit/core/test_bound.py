@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.core.cycle.bound import Widening, show_bound
-from services.core.cycle.plan import Plan, Reason, Start
+from services.core.cycle.plan import Plan, Start
 from services.core.cycle.recording import snapshot_from_json, snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import may_share
@@ -16,6 +16,7 @@ from services.core.cycle.validate import check_plan
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.reasons import Reason
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, a_job, a_node, a_snapshot, story
 

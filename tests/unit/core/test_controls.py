@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Plan, ProfileControls, Reason, set_to
+from services.core.cycle.plan import Plan, ProfileControls, set_to
 from services.core.cycle.recording import plan_to_json, snapshot_from_json, snapshot_to_json
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from tests.support.builders import a_job, a_snapshot
 
 

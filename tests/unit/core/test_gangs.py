@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Plan, PowerNode, Reason
+from services.core.cycle.plan import Plan, PowerNode
 from services.core.cycle.recording import plan_to_json, snapshot_from_json, snapshot_to_json
 from services.core.domain.controls import ControlKind
 from services.core.domain.errors import DomainError
 from services.core.domain.gangs import GangTable, StackedTables
 from services.core.domain.ids import NodeId
+from services.core.domain.reasons import Reason
 from tests.support.builders import a_job, a_snapshot
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Preempt, Reason
+from services.core.cycle.plan import Preempt
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Snapshot
+from services.core.domain.reasons import Reason
 from services.core.policies.registry import build_policy
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot
 

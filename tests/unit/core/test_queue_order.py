@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Reason, Start
+from services.core.cycle.plan import Hold, Plan, Start
 from services.core.cycle.queue_order import queue_order
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.reasons import Reason
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, started
 

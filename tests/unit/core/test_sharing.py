@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.core.cycle.plan import Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Plan, Preempt, Start
 from services.core.cycle.recording import snapshot_from_json, snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sharing import without_guests
@@ -17,6 +17,7 @@ from services.core.cycle.validate import check_plan
 from services.core.domain.errors import DomainError, PlanError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.reasons import Reason
 from services.core.policies.registry import build_policy
 from services.core.profiles.sharing import SHARING_COST, shared_gpu
 from tests.support.builders import NOON_S, JobRow, a_job, a_node, a_snapshot, story

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core.cycle.plan import Hold, Plan, Reason, Start
+from services.core.cycle.plan import Hold, Plan, Start
 from services.core.cycle.recording import snapshot_from_json, snapshot_to_json
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import QUEUED, SliceJob, SliceUnit, Snapshot
@@ -19,6 +19,7 @@ from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.mig import slice_index
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.reasons import Reason
 from services.core.policies.registry import POLICIES, build_policy
 from tests.support.builders import a_job, a_node, a_snapshot, story
 from tests.support.strategies import snapshots

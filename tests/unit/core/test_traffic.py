@@ -11,17 +11,8 @@ from numpy.typing import NDArray
 
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import (
-    DAY_STEPS,
-    STEP_S,
-    STEPS_AHEAD,
-    LastPeak,
-    SeasonalNaive,
-    Traffic,
-    backtest,
-    choose,
-    observe,
-)
+from services.core.domain.serving import STEP_S, STEPS_AHEAD
+from services.core.profiles.traffic import DAY_STEPS, LastPeak, SeasonalNaive, Traffic, backtest, choose, observe
 from services.core.profiles.traffic_features import features, levels_qps, ratios
 
 

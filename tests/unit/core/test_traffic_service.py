@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from services.core.domain.errors import DomainError
-from services.core.profiles.traffic import STEPS_AHEAD, Backtest, LastPeak, Traffic, backtest, choose
+from services.core.domain.serving import STEPS_AHEAD
+from services.core.profiles.traffic import Backtest, LastPeak, Traffic, backtest, choose
 from services.core.profiles.traffic_service import ServiceLevel
 
 

@@ -14,7 +14,6 @@ from services.core.cycle.plan import (
     PowerNode,
     Preempt,
     ProfileControls,
-    Reason,
     SetClock,
     SetPowerLimit,
     Start,
@@ -26,6 +25,7 @@ from services.core.domain.controls import ControlKind
 from services.core.domain.errors import PlanError
 from services.core.domain.ids import JobId, NodeId
 from services.core.domain.placement import NodeShare, Placement
+from services.core.domain.reasons import Reason
 from tests.support.builders import a_job, a_node, a_snapshot
 
 NODES = [a_node("n0", gpus=4), a_node("n1", gpus=4, schedulable=False), a_node("v0", gpus=4, model="V100")]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from services.core.domain.errors import DomainError
-from services.core.policies.freesh.classes import CLASSES, PARTITIONS, Thresholds
+from services.core.domain.serving import CLASSES
+from services.core.policies.freesh.classes import PARTITIONS, Thresholds
 
 
 @pytest.mark.parametrize(

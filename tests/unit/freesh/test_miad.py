@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
+from services.core.domain.serving import TABLE_7, LatencyLimits, MiadConfig
 from services.core.policies.freesh.clock_model import (
     ENOUGH_SAMPLES,
     GOOD_ERROR,
@@ -21,16 +22,7 @@ from services.core.policies.freesh.clock_model import (
     learned_clock,
     mean_power_w,
 )
-from services.core.policies.freesh.miad import (
-    TABLE_7,
-    Clocks,
-    LatencyLimits,
-    LatencyReport,
-    MiadConfig,
-    clocks_between,
-    common_clocks,
-    miad_clock,
-)
+from services.core.policies.freesh.miad import Clocks, LatencyReport, clocks_between, common_clocks, miad_clock
 from services.core.profiles.model_server import ModelServer
 
 A100 = clocks_between(210, 1_410)

@@ -17,18 +17,12 @@ from hypothesis import strategies as st
 from services.contracts.pools import PoolsRequest, pools_result
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress
+from services.core.domain.serving import NegativeRates
+from services.core.domain.solving import Backend, SolveStatus
 from services.core.policies.freesh import pool_planning
 from services.core.policies.freesh.pool_planning import objective_of, plan_pools, without_needless
-from services.core.policies.freesh.pools import (
-    NegativeRates,
-    NodeKind,
-    Partition,
-    PoolPlan,
-    PoolProblem,
-    drawn_w,
-    switches,
-)
-from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Solution, SolveStatus
+from services.core.policies.freesh.pools import NodeKind, Partition, PoolPlan, PoolProblem, drawn_w, switches
+from services.core.solvers.model import LinearModel, ModelBuilder, Solution
 from services.core.solvers.solve import solve
 from tests.benchmarks.bench_pools import a_site
 

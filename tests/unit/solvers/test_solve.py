@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress
+from services.core.domain.solving import Backend, SolveStatus
 from services.core.solvers import highs
-from services.core.solvers.model import Backend, LinearModel, ModelBuilder, Patience, Solution, SolveStatus
+from services.core.solvers.model import LinearModel, ModelBuilder, Patience, Solution
 from services.core.solvers.solve import solve
 
 SOLVERS = (Backend.HIGHS, Backend.CBC, Backend.GUROBI)

@@ -41,7 +41,7 @@ from services.core.cycle.graph_placing import (
     seats,
 )
 from services.core.cycle.placing import FreeDevices
-from services.core.cycle.plan import Action, Hold, Plan, Reason, Start
+from services.core.cycle.plan import Action, Hold, Plan, Start
 from services.core.cycle.ranking import Preemption, Ranking, queue_changes, ranks_whole_queue
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import model_gpus
@@ -49,7 +49,9 @@ from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
-from services.core.parallel.mapping import Mapper, Method
+from services.core.domain.reasons import Reason
+from services.core.domain.solving import Method
+from services.core.parallel.mapping import Mapper
 from services.core.policies.asrpt.heap import Heap
 from services.core.policies.asrpt.virtual_machine import EndedJob, VirtualJob, VirtualMachine
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes

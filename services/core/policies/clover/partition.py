@@ -9,6 +9,7 @@ import numpy as np
 
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress, Report, part_of, unreported
+from services.core.domain.solving import MAX_LEADING
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
 from services.core.policies.clover.config_graph import ConfigGraph
@@ -19,8 +20,6 @@ from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.request_queue import Arrivals
 from services.core.policies.clover.screen import Screen, search_screened
 
-MAX_LEADING = 10
-"""Configurations that a share names beside the chosen one."""
 _SPLIT_INTERVALS = 8
 _LEAST_GAIN = 0.02
 """What a GPU must add to the objective to be a benefit, per cent: the least that a search goes on for."""

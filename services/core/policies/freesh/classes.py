@@ -9,9 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from services.core.domain.errors import DomainError
 
-CLASSES = ("SS", "SL", "LS", "LL")
-"""Input length first: ``SL`` is a short input with a long output."""
-
 
 @dataclass(frozen=True)
 class Thresholds:

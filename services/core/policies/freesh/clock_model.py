@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from services.core.domain.errors import DomainError
-from services.core.policies.freesh.miad import Clocks, LatencyLimits, LatencyReport, MiadConfig, miad_clock
+from services.core.domain.serving import LatencyLimits, MiadConfig
+from services.core.policies.freesh.miad import Clocks, LatencyReport, miad_clock
 
 MEMORY = 600
 """Samples that are remembered."""

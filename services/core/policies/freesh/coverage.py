@@ -18,9 +18,6 @@ import numpy as np
 from services.core.domain.arrays import Bools, Floats
 from services.core.policies.freesh.pools import PoolProblem
 
-MAX_REGIONS = 6
-"""More would be more than 63 rows for each class."""
-
 
 @dataclass(frozen=True)
 class Coverage:

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.core.accounting.serving import WINDOW_LATENCIES
 from services.core.domain.errors import DomainError
+from services.core.domain.serving import WINDOW_LATENCIES
 
 
 class Order(StrEnum):

@@ -10,28 +10,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.core.domain.errors import DomainError
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyLimits:
-    """The thresholds of a request class, seconds; None for none."""
-
-    ttft_s: float | None = None
-    tbt_s: float | None = None
-    e2e_s: float | None = None
-
-
-TABLE_7: Mapping[str, LatencyLimits] = {
-    "SS": LatencyLimits(0.300, 0.150, 7.0),
-    "SL": LatencyLimits(0.300, 0.150, 27.0),
-    "LS": LatencyLimits(0.600, 0.150, 10.0),
-    "LL": LatencyLimits(0.600, 0.150, 30.0),
-}
-"""Source: FREESH Table 7."""
+from services.core.domain.serving import LatencyLimits, MiadConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +58,6 @@ class LatencyReport:
         """
         pairs = ((self.ttft_s, limits.ttft_s), (self.tbt_s, limits.tbt_s), (self.e2e_s, limits.e2e_s))
         return any(seen is not None and limit is not None and seen > limit for seen, limit in pairs)
-
-
-@dataclass(frozen=True, slots=True)
-class MiadConfig:
-    """M and delta of equation 5; the defaults are the paper's choice (Table 10)."""
-
-    factor: float = 2.0
-    step_mhz: float = 100.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.factor) and self.factor > 1 and math.isfinite(self.step_mhz) and self.step_mhz > 0):
-            raise DomainError(f"MIAD needs a factor above 1 and a step above 0 MHz, not {self.factor} {self.step_mhz}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,9 @@ import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.packing import patterns
+from services.core.domain.serving import NegativeRates
 from services.core.policies.freesh.coverage import Coverage, coverages
-from services.core.policies.freesh.pools import NegativeRates, PoolProblem
+from services.core.policies.freesh.pools import PoolProblem
 from services.core.solvers.model import LinearModel, ModelBuilder
 
 STRICTLY = 1e-6

@@ -11,20 +11,13 @@ Source: FREESH section 3.1, equation 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.solvers.model import Backend, SolveStatus
-
-
-class NegativeRates(StrEnum):
-    """How negative rates are treated, with which drawing power counts as a gain."""
-
-    PAPER = "paper"  # taken literally: an optimum starts instances that the demand does not need
-    FRUGAL = "frugal"  # no instance whose requests the others of its class could serve
+from services.core.domain.serving import NegativeRates
+from services.core.domain.solving import Backend, SolveStatus
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,7 @@ class RequestQueue:
         if self.order is Order.FCFS:
             return
         for name, line in self._lines.items():
-            self._lines[name] = _Line(
-                [(order_key_s(entry[4], self.order, times), *entry[1:]) for entry in line.live()]
-            )
+            self._lines[name] = _Line([(order_key_s(entry[4], self.order, times), *entry[1:]) for entry in line.live()])
 
     def _add(self, request: ServingRequest) -> None:
         if request.id in self._waiting:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from services.core.cycle.grids import present_curves
-from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StandingOrder
 from services.core.cycle.ranking import (
     Preemption,
@@ -38,6 +38,7 @@ from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.green.carbon import high_power, lower_priority, mean_intensity, shifting
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.efficiency import (

@@ -19,13 +19,14 @@ import numpy as np
 from services.core.cycle.graph_placing import Servers, extremes_s, mapper_of, seats
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices
-from services.core.cycle.plan import Action, Hold, Plan, Reason
+from services.core.cycle.plan import Action, Hold, Plan
 from services.core.cycle.ranking import Preemption, Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement
-from services.core.parallel.mapping import Method
+from services.core.domain.reasons import Reason
+from services.core.domain.solving import Method
 from services.core.policies.joint.config import JointConfig
 
 MOST_PASSES = 8

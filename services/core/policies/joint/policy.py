@@ -16,7 +16,7 @@ import numpy as np
 from services.core.cycle.bound import Widening, bound_among
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.grids import eligible_curves
-from services.core.cycle.plan import Plan, Reason
+from services.core.cycle.plan import Plan
 from services.core.cycle.ranking import Preemption, Ranking, contenders, order_by, wishes_first
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import possible_sizes
@@ -25,6 +25,7 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.control_curves import ControlCurve
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.batches import with_batches
 from services.core.policies.joint.config import JointConfig
 from services.core.policies.joint.controls import limit_at, present_slowdowns, slowdowns

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from services.core.cycle.plan import Plan, PowerNode, Reason, Start
+from services.core.cycle.plan import Plan, PowerNode, Start
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.ids import NodeId
+from services.core.domain.reasons import Reason
 
 
 def sleeping(

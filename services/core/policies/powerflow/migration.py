@@ -21,9 +21,10 @@ import numpy as np
 
 from services.core.cycle.buddy import buddy
 from services.core.cycle.placing import FreeDevices
-from services.core.cycle.plan import Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Plan, Preempt, Start
 from services.core.cycle.ranking import Ranking
 from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.domain.reasons import Reason
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.view import View
 

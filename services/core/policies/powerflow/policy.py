@@ -24,13 +24,14 @@ import numpy as np
 
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.placers import PLACERS
-from services.core.cycle.plan import Plan, Preempt, Reason, Start
+from services.core.cycle.plan import Plan, Preempt, Start
 from services.core.cycle.ranking import Preemption, Ranking
 from services.core.cycle.reconcile import reconcile
 from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.powerflow.allocate import Room, allocate_gpus
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.feedback import correction

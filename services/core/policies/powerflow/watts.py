@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.core.cycle.plan import Action, Control, Hold, Plan, PowerNode, Preempt, Reason, Start, set_to
+from services.core.cycle.plan import Action, Control, Hold, Plan, PowerNode, Preempt, Start, set_to
 from services.core.cycle.ranking import with_holds
 from services.core.cycle.snapshot import PREEMPTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.core.policies.powerflow.allocate import known_work_s
 from services.core.policies.powerflow.config import PowerflowConfig
 from services.core.policies.powerflow.controls import allocate_controls
