@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A value in force over ``[start_s, end_s)``."""
+    """A value in force over ``[start_s, end_s)``; ``fetched_s`` is when it was fetched, if it was, or learned."""
 
     start_s: float
     end_s: float
@@ -35,6 +35,7 @@ class Step:
     is_estimated: bool = True
     p10: float | None = None
     p90: float | None = None
+    fetched_s: float | None = field(default=None, compare=False)
 
 
 def clipped(steps: Iterable[Step], start_s: float, end_s: float) -> list[Step]:
@@ -80,7 +81,8 @@ def filled(points: Sequence[Point], start_s: float, end_s: float, feed: Feed) ->
             steps += _bridge(points, reached_s, point.start_s, last.gco2_per_kwh, feed)
         if point.end_s > reached_s:
             begins_s, ends_s = max(point.start_s, reached_s), min(point.end_s, end_s)
-            steps.append(Step(begins_s, ends_s, point.gco2_per_kwh, Kind.MEASURED, point.is_estimated))
+            kind, estimated = Kind.MEASURED, point.is_estimated
+            steps.append(Step(begins_s, ends_s, point.gco2_per_kwh, kind, estimated, fetched_s=point.fetched_s))
             reached_s = ends_s
         last = point
     if last is not None and reached_s < end_s:

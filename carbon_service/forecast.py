@@ -58,7 +58,8 @@ def ahead(
     own = _over(persistence(points, start_s, end_s, feed), learned, start_s, end_s)
     if issue is None:
         return own
-    return _over(own, [Step(p.start_s, p.end_s, p.gco2_per_kwh, Kind.PROVIDER) for p in issue.points], start_s, end_s)
+    given = [Step(p.start_s, p.end_s, p.gco2_per_kwh, Kind.PROVIDER, fetched_s=p.fetched_s) for p in issue.points]
+    return _over(own, given, start_s, end_s)
 
 
 def _over(own: Sequence[Step], given: Sequence[Step], start_s: float, end_s: float) -> list[Step]:
@@ -97,7 +98,8 @@ def merged(
         held_until_s = max(known_until_s, min(last.start_s + feed.max_age_s, now_s + feed.step_s))
     past = filled(points, start_s, min(known_until_s, end_s), feed)
     if held_until_s > known_until_s:
-        past += clipped([Step(known_until_s, held_until_s, last.gco2_per_kwh, Kind.HELD)], start_s, end_s)
+        held = Step(known_until_s, held_until_s, last.gco2_per_kwh, Kind.HELD, fetched_s=last.fetched_s)
+        past += clipped([held], start_s, end_s)
     return joined(past + ahead(points, issue, max(held_until_s, start_s), end_s, feed, learned))
 
 

@@ -185,10 +185,7 @@ class Repository:
         if newest:
             rows.reverse()
         return StoredPoints(
-            tuple(
-                Point(row.start_at.timestamp(), row.end_at.timestamp(), row.gco2_per_kwh, row.is_estimated)
-                for row in rows
-            ),
+            tuple(map(_as_point, rows)),
             rows[-1].fetched_at.timestamp() if rows else None,
         )
 
@@ -215,7 +212,7 @@ class Repository:
     async def forecast(self, key: SourceKey, as_of_s: float) -> ForecastIssue | None:
         """Return the newest forecast made by ``as_of_s``."""
         query = (
-            select(forecasts.c.generated_at, forecasts.c.points)
+            select(forecasts.c.generated_at, forecasts.c.points, forecasts.c.fetched_at)
             .where(_of(key, forecasts), forecasts.c.generated_at <= at(as_of_s))
             .order_by(forecasts.c.generated_at.desc())
             .limit(1)
@@ -225,7 +222,9 @@ class Repository:
         if row is None:
             return None
         steps: list[list[float]] = row.points
-        return ForecastIssue(row.generated_at.timestamp(), tuple(Point(*step, is_estimated=True) for step in steps))
+        fetched_s = row.fetched_at.timestamp()
+        points = tuple(Point(*step, is_estimated=True, fetched_s=fetched_s) for step in steps)
+        return ForecastIssue(row.generated_at.timestamp(), points)
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[bool]:
@@ -280,6 +279,11 @@ class Repository:
                 result = await connection.execute(delete(table).where(_of(key, table), column <= bound))
                 gone += result.rowcount
         return gone
+
+
+def _as_point(row: Any) -> Point:
+    start_s, end_s, fetched_s = row.start_at.timestamp(), row.end_at.timestamp(), row.fetched_at.timestamp()
+    return Point(start_s, end_s, row.gco2_per_kwh, row.is_estimated, fetched_s)
 
 
 def _of(key: SourceKey, table: Any = points) -> ColumnElement[bool]:

@@ -62,8 +62,8 @@ class Knowledge:
         if self.learned is None or self.now_s - self.learned.generated_s > self.feed.day_s:
             return []
         return [
-            Step(point.start_s, point.end_s, point.gco2_per_kwh, Kind.LEARNED, p10=point.p10, p90=point.p90)
-            for point in self.learned.points
+            Step(p.start_s, p.end_s, p.gco2_per_kwh, Kind.LEARNED, True, p.p10, p.p90, self.learned.generated_s)
+            for p in self.learned.points
         ]
 
 
@@ -274,6 +274,7 @@ class CarbonService:
                     kind=step.kind.value,
                     p10=step.p10,
                     p90=step.p90,
+                    fetched_at=None if step.fetched_s is None else at(step.fetched_s),
                 )
                 for step in steps
             ],
@@ -360,11 +361,12 @@ def _measured(point: Point) -> IntensityPoint:
         end_at=at(point.end_s),
         gco2_per_kwh=point.gco2_per_kwh,
         is_estimated=point.is_estimated,
+        fetched_at=None if point.fetched_s is None else at(point.fetched_s),
     )
 
 
 def _point(step: Step) -> IntensityPoint:
-    return _measured(Point(step.start_s, step.end_s, step.gco2_per_kwh, step.is_estimated))
+    return _measured(Point(step.start_s, step.end_s, step.gco2_per_kwh, step.is_estimated, step.fetched_s))
 
 
 def _zone(zone: str, sources: list[Source]) -> Zone:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from gateway.examples import ANSWERS, BODIES, PARAMETERS
-from gateway.routes import EVENTS, JSON, METRICS, ROUTES, SUBMIT, SUBMIT_BATCH, TEXT, Route
+from gateway.routes import EVENTS, JSON, LINES, METRICS, ROUTES, SUBMIT, SUBMIT_BATCH, TEXT, Route
 from services.contracts.exec_sessions import ExecEvent
 from services.contracts.identity import IDEMPOTENCY_HEADER, REQUEST_ID_HEADER, Role
 from services.contracts.jobs import JobEvent
@@ -23,6 +23,7 @@ from services.contracts.nodes import (
     LOG_SIZE_HEADER,
 )
 from services.contracts.problems import MEDIA_TYPE, Problem
+from services.contracts.queries import LINE_MEDIA
 from services.contracts.serving import Pool
 from services.contracts.webhooks import (
     ID_HEADER,
@@ -170,7 +171,7 @@ class _Models:
         for route in routes:
             wanted.extend((model, "serialization") for model in _models_in(route.event))
             wanted.extend((model, "validation") for model in _models_in(route.body))
-            wanted.extend((model, "serialization") for model in _models_in(route.answer))
+            wanted.extend((model, "serialization") for model in _models_in(route.answer or route.lines))
         unique = list(dict.fromkeys(wanted))
         self._names, definitions = models_json_schema(unique, ref_template="#/components/schemas/{model}")
         self.schemas: Schema = definitions.get("$defs", {})
@@ -312,6 +313,13 @@ def _responses(route: Route, models: _Models) -> Schema:
         success["content"] = {EVENTS: _event_stream(route, models)}
     elif route.media == TEXT:
         success["content"] = {TEXT: {"schema": {"type": "string"}}}
+    elif route.lines is not None:
+        line = models.schema(route.lines, "serialization")
+        text: Schema = {"type": "string"}
+        success["content"] = {
+            LINES: {"schema": {**text, "x-columns": list(route.lines.model_fields)}},
+            LINE_MEDIA["jsonl"]: {"schema": {**text, "x-line": line}},
+        }
     elif route.answer is not None:
         content: Schema = {"schema": models.schema(route.answer, "serialization")}
         if example := ANSWERS.get(route.operation):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.core.domain.carbon import Signal
@@ -24,12 +24,16 @@ class ProviderError(WattshiftError):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An intensity in force over ``[start_s, end_s)``; ``is_estimated`` by the provider rather than measured."""
+    """An intensity in force over ``[start_s, end_s)``; ``is_estimated`` by the provider rather than measured.
+
+    ``fetched_s`` is when it was fetched, for points from the store.
+    """
 
     start_s: float
     end_s: float
     gco2_per_kwh: float
     is_estimated: bool = False
+    fetched_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from gateway.routes.inputs import INPUTS
 from gateway.routes.jobs import JOBS, SUBMIT, SUBMIT_BATCH
 from gateway.routes.metrics import METRICS
 from gateway.routes.pools import POOLS
-from gateway.routes.route import EVENTS, JSON, TEXT, Route, Status, Upstream
+from gateway.routes.route import EVENTS, JSON, LINES, TEXT, Route, Status, Upstream
 from gateway.routes.work import OPTIMIZER, SIMULATIONS
 
 __all__ = [
     "CARBON_AWARE",
     "EVENTS",
     "JSON",
+    "LINES",
     "METRICS",
     "ROUTES",
     "SUBMIT",

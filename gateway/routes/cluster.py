@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.routes.route import Route, Status, Upstream
+from gateway.routes.route import LINES, Route, Status, Upstream
 from services.contracts import engines, nodes, policies, predictions, queries, reports
 from services.contracts.identity import Role
 
@@ -200,6 +200,22 @@ REPORTS = (
         for_projects=True,
         query=queries.FootprintQuery,
         answer=reports.FootprintReport,
+    ),
+    Route(
+        "GET",
+        "/v1/reports/lines",
+        Role.USER,
+        Upstream.TELEMETRY,
+        "footprint",
+        "Export the lines of the ledger",
+        "Every line with its node, devices, meters, and the provider, fetch and kind of its carbon intensity, in order "
+        "of time, and of one instant. The columns are those of `LedgerLine`. A user sees its tenant's jobs; an "
+        "operator sees everything, idle energy included.",
+        operation="export_ledger_lines",
+        for_projects=True,
+        query=queries.LinesQuery,
+        lines=reports.LedgerLine,
+        media=LINES,
     ),
     Route(
         "GET",

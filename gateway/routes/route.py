@@ -13,6 +13,7 @@ from services.contracts.identity import Role
 JSON = "application/json"
 EVENTS = "text/event-stream"
 TEXT = "text/plain"
+LINES = "text/csv"
 
 
 class Upstream(StrEnum):
@@ -56,6 +57,7 @@ class Route:
         body: Model of the JSON body; None where the operation takes none.
         answer: Type of the JSON answer; None where ``media`` is not JSON or there is no body.
         event: Model of an event's data, where ``media`` is that of event streams.
+        lines: Model of a line, where ``media`` is that of lines: CSV, or JSON lines if the query asks for them.
         media: Media type of the answer.
         status: Of success.
         headers: Request headers the operation reads, besides the usual ones.
@@ -76,6 +78,7 @@ class Route:
     body: type[BaseModel] | None = None
     answer: AnswerType | None = None
     event: type[BaseModel] | None = None
+    lines: type[BaseModel] | None = None
     media: str = JSON
     status: int = 200
     headers: tuple[str, ...] = ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import typer
 from services.cli.client import EXIT_USAGE, CliError, Gateway
 from services.cli.output import errors, instant
 from services.contracts.reports import PastJob
+from services.kit.files import whole
 from services.kit.text import write_row
 
 COLUMNS = tuple(PastJob.model_fields)
@@ -78,20 +77,16 @@ def _sink(out: str) -> Iterator[Write]:
     path = Path(out)
     if path.suffix not in (".csv", ".parquet"):
         raise CliError(f"{out} ends in neither .csv nor .parquet", EXIT_USAGE)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        if path.suffix == ".csv":
-            with part.open("w", encoding="utf-8", newline="") as file:
-                yield _csv(file)
-        else:
-            with _parquet(part) as write:
-                yield write
-        part.replace(path)
+        with whole(path) as part:
+            if path.suffix == ".csv":
+                with part.open("w", encoding="utf-8", newline="") as file:
+                    yield _csv(file)
+            else:
+                with _parquet(part) as write:
+                    yield write
     except OSError as error:
         raise CliError(f"cannot write {out}: {error.strerror or error}", EXIT_USAGE) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def _csv(file: IO[str]) -> Write:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.contracts.queries import GroupBy, RequestGroup
 from services.core.accounting.carbon import relative_change
+from services.kit.files import whole
 from services.kit.text import write_row
 
 Report = dict[str, Any]
@@ -53,6 +53,10 @@ def report(
     html_file: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with every account and its plots.")
     ] = None,
+    lines: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write every line of the ledger: .csv, .jsonl or .parquet; - is CSV."),
+    ] = None,
     check: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Say whether a page is as --html made it, and do nothing else.")
     ] = None,
@@ -66,10 +70,15 @@ def report(
     by = by or ("model" if requests else "project")
     if by not in groups:
         raise CliError(f"--by {by}: must be one of {', '.join(groups)}", EXIT_USAGE)
-    if sum(given is not None for given in (csv_file, html_file)) + as_json > 1:
-        raise CliError("give one of --csv, --html and --json", EXIT_USAGE)
+    if sum(given is not None for given in (csv_file, html_file, lines)) + as_json > 1:
+        raise CliError("give one of --csv, --html, --lines and --json", EXIT_USAGE)
     period = period_of(start, end, month)
     gateway = Gateway()
+    if lines is not None:
+        from services.cli.ledger_lines import save_lines
+
+        save_lines(gateway, lines, period)
+        return
     if requests:
         if csv_file is not None or html_file is not None:
             raise CliError("--requests is printed as a table or, with --json, as JSON", EXIT_USAGE)
@@ -289,14 +298,11 @@ def _rows_to(file: IO[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def _write(path: Path, content: str | Callable[[IO[str]], None]) -> None:
     """Write a file; it is there only once it is whole."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8", newline="") as file:
+        with whole(path) as part, part.open("w", encoding="utf-8", newline="") as file:
             if isinstance(content, str):
                 file.write(content)
             else:
                 content(file)
-        part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise CliError(f"cannot write {path}: {error.strerror or error}", EXIT_USAGE) from error

@@ -28,6 +28,9 @@ class IntensityPoint(Message):
     end_at: Instant
     gco2_per_kwh: float
     is_estimated: bool = False
+    fetched_at: Instant | None = Field(
+        default=None, description="When the value was fetched, or learned; null for one derived from other values."
+    )
 
     @property
     def is_estimate(self) -> bool:

@@ -170,6 +170,18 @@ class FootprintQuery(LedgerQuery):
     end: Instant | None = Field(default=None, description="Only lines that begin before this time.")
 
 
+LINE_MEDIA = {"csv": "text/csv", "jsonl": "application/x-ndjson"}
+"""Of exports of the ledger's lines, by their format."""
+
+
+class LinesQuery(Message):
+    """Which lines of the ledger to export."""
+
+    start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
+    end: Instant | None = Field(default=None, description="Only lines that begin before this time.")
+    format: Literal["csv", "jsonl"] = Field(default="csv", description="CSV with a head, or an object a line.")
+
+
 class RequestQuery(Message):
     """Which requests to sum, and by which group."""
 

@@ -89,6 +89,52 @@ class FootprintReport(Message):
     next_cursor: str | None = None
 
 
+class LedgerLine(Message):
+    """One line of the ledger: the energy that one owner used on one node in one interval. Null: not known.
+
+    The fields are the columns of exports, in their order. Numbers are written as decimals that read back as the same
+    binary number.
+    """
+
+    start_at: Instant
+    end_at: Instant
+    node_id: str
+    boot_id: str | None = Field(description="The run of the node's agent; null on a daily sum of old lines.")
+    sequence: int | None = Field(description="The number of the interval in that run; null on a daily sum.")
+    allocation_id: str = Field(description="The gang that used it; empty: none did.")
+    job_id: str | None
+    tenant: str | None
+    project: str | None
+    user: str | None
+    model: str | None = Field(description="The model of the node's boards, if they are of one.")
+    devices: str | None = Field(description="Indexes of the GPUs on the node, separated by spaces.")
+    gpus: int | None
+    gpu_s: float
+    energy_j: float = Field(description="Of GPUs and hosts, without PUE.")
+    gpu_energy_j: float
+    cpu_energy_j: float | None
+    static_energy_j: float | None
+    gpu_source: str | None = Field(description="How the GPU energy is known: by `counter`, `sampled`, and so on.")
+    cpu_source: str | None = Field(description="How the CPU energy is known.")
+    basis: str | None = Field(description="Why the line is not booked as it was reported; null: it is.")
+    reported_energy_j: float | None = Field(description="What was reported, where that is not booked.")
+    estimated_energy_j: float = Field(description="The part of `energy_j` that was not measured.")
+    zone: str
+    signal: Signal
+    provider: str | None = Field(description="Who gave the carbon intensity.")
+    fetched_at: Instant | None = Field(description="When the newest value in it was fetched.")
+    intensity_kind: str | None = Field(
+        description="The least certain kind of value in it: `measured`, `estimated` by the provider, `held`, forecast "
+        "by the `provider`, `learned`, `persistence`, or the `last_used` of the ledger."
+    )
+    intensity_gco2_per_kwh: float = Field(description="The factor: the mean over the line, weighted by time.")
+    pue: float
+    facility_energy_j: float = Field(description="`energy_j` times `pue`.")
+    carbon_gco2: float
+    estimated_gco2: float = Field(description="The part of it for which energy or intensity was estimated.")
+    release: str | None = Field(description="The release whose method made the line.")
+
+
 class IntensityUse(Message):
     """Energy that a job used while one intensity applied."""
 

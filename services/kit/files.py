@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -19,6 +21,17 @@ def replace(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o6
     os.replace(draft, path)
     if durable:
         sync_folder(str(path.parent))
+
+
+@contextmanager
+def whole(path: Path) -> Generator[Path]:
+    """Yield the path to write a file at that is to be there only once it is whole: it takes its name at the end."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def sync_folder(folder: str) -> None:

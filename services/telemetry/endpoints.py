@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport
 from services.contracts.nodes import (
@@ -27,7 +28,15 @@ from services.contracts.nodes import (
     NodeRegistration,
 )
 from services.contracts.problems import FieldError, Problem, ProblemCode
-from services.contracts.queries import FootprintQuery, LedgerQuery, NodeQuery, PastJobsQuery, RequestQuery
+from services.contracts.queries import (
+    LINE_MEDIA,
+    FootprintQuery,
+    LedgerQuery,
+    LinesQuery,
+    NodeQuery,
+    PastJobsQuery,
+    RequestQuery,
+)
 from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs, RequestReport
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
@@ -39,6 +48,7 @@ from services.telemetry.invariants import check_invariants
 from services.telemetry.report_route import ReportRoute
 from services.telemetry.reports import Question, footprint_report, job_footprint
 from services.telemetry.repository.jobs import owner_of
+from services.telemetry.repository.reports import Subject
 from services.telemetry.requests import request_report
 from services.telemetry.service import Telemetry
 
@@ -216,6 +226,18 @@ async def read_footprint(
     tenant_id = None if caller.is_operator else caller.tenant_id
     question = Question(query.group_by, query.start, query.end, tenant_id, caller.project, query.cursor, query.limit)
     return await footprint_report(service.database, question, service.settings)
+
+
+@router.get("/reports/lines", tags=["reports"], responses={429: {"model": Problem}})
+async def export_lines(
+    query: Annotated[LinesQuery, Query()], caller: ProjectCaller, service: Service
+) -> StreamingResponse:
+    """Export the ledger's lines, each with what it follows from.
+
+    A tenant sees its own jobs', a key of a project that project's, an operator all, including idle energy."""
+    _check_period(query.start, query.end)
+    about = Subject(query.start, query.end, None if caller.is_operator else caller.tenant_id, caller.project)
+    return StreamingResponse(await service.exports.begin(about, query.format), media_type=LINE_MEDIA[query.format])
 
 
 @router.get("/reports/requests", tags=["reports"])

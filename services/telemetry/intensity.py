@@ -10,12 +10,14 @@ that, the node is asked to send the interval again later; where the carbon servi
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple
 
-from services.contracts.carbon import IntensityHistory, IntensityOutlook, IntensityPoint, curve_of
+from services.contracts.carbon import IntensityHistory, IntensityOutlook, IntensityPoint, OutlookPoint, curve_of
 from services.contracts.engines import ZoneOutlook, ZoneStep
 from services.contracts.problems import ProblemCode
 from services.core.domain.carbon import CarbonCurve, Signal
@@ -33,6 +35,27 @@ _A_DAY_EITHER_WAY: dict[str, str | int | float] = {"past_s": 86_400, "ahead_s": 
 """The forecast prices energy while the carbon service does not answer."""
 
 
+class Origin(NamedTuple):
+    """Where an intensity comes from; None: not known.
+
+    Attributes:
+        provider: Who gave it.
+        kind: The least certain of the values it is a mean of: one of ``KINDS``.
+        fetched_at: When the newest of those values was fetched, or learned.
+    """
+
+    provider: str | None = None
+    kind: str | None = None
+    fetched_at: datetime | None = None
+
+
+UNKNOWN_ORIGIN = Origin()
+
+KINDS = ("measured", "estimated", "held", "provider", "learned", "persistence", "last_used")
+"""From the most certain kind to the least: as in ``contracts.carbon.OutlookPoint``, ``estimated`` by the provider
+itself, and the last intensity that the ledger used."""
+
+
 @dataclass(frozen=True, slots=True)
 class Intensity:
     """An intensity that was in force over an interval.
@@ -41,11 +64,13 @@ class Intensity:
         gco2_per_kwh: Mean over the interval, weighted by time.
         signal: What it measures.
         estimated: Whether any part of it was forecast, held over, or estimated by the provider.
+        origin: Where it comes from.
     """
 
     gco2_per_kwh: float
     signal: Signal
     estimated: bool
+    origin: Origin = field(default_factory=lambda: UNKNOWN_ORIGIN, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +81,45 @@ class KnownCurve:
         curve: Measured steps, and estimates where nothing was measured.
         signal: What the values measure.
         made_for_s: Until when, UTC seconds, the curve was up to date.
+        origins: (n,) of each step; none are known where it is empty.
     """
 
     curve: CarbonCurve
     signal: Signal
     made_for_s: float
+    origins: Sequence[Origin] = ()
 
     def during(self, start_s: float, end_s: float) -> Intensity:
         """Return the mean over ``[start_s, end_s)``, UTC seconds."""
-        return Intensity(self.curve.mean(start_s, end_s), self.signal, self.curve.is_estimated(start_s, end_s))
+        curve = self.curve
+        origin = self._origin(start_s, end_s)
+        return Intensity(curve.mean(start_s, end_s), self.signal, curve.is_estimated(start_s, end_s), origin)
+
+    def _origin(self, start_s: float, end_s: float) -> Origin:
+        if not self.origins:
+            return UNKNOWN_ORIGIN
+        first = self.curve.step_at(start_s)
+        last = max(first, self.curve.step_at(math.nextafter(end_s, start_s)))
+        if first == last:
+            return self.origins[first]
+        used = self.origins[first : last + 1]
+        kind = max((each.kind or "" for each in used), key=KINDS.index)
+        fetched = [each.fetched_at for each in used if each.fetched_at is not None]
+        return Origin(used[0].provider, kind, max(fetched, default=None))
 
 
-def curve_of_history(points: Sequence[IntensityPoint]) -> CarbonCurve:
-    """Return measured steps, oldest first, as a curve; in a gap the value before it holds, as an estimate.
+def origins_of(provider: str, points: Sequence[IntensityPoint]) -> list[Origin]:
+    """Return where each of a provider's points comes from."""
+    return [Origin(provider, _kind(point), point.fetched_at) for point in points]
 
-    Raises:
-        DomainError: there are no points, or they are not in order of time.
-    """
+
+def _kind(point: IntensityPoint) -> str:
+    kind = point.kind if isinstance(point, OutlookPoint) else "measured"
+    return "estimated" if kind == "measured" and point.is_estimated else kind
+
+
+def bridged_history(points: Sequence[IntensityPoint]) -> list[IntensityPoint]:
+    """Return measured steps, oldest first, without gaps: in each the value before it holds, as an estimate."""
     bridged: list[IntensityPoint] = []
     for point in points:
         if bridged and point.start_at > bridged[-1].end_at:
@@ -80,7 +127,7 @@ def curve_of_history(points: Sequence[IntensityPoint]) -> CarbonCurve:
             held = {"start_at": before.end_at, "end_at": point.start_at, "is_estimated": True}
             bridged.append(before.model_copy(update=held))
         bridged.append(point)
-    return curve_of(bridged)
+    return bridged
 
 
 LastUsed = Callable[[str], Awaitable["Intensity | None"]]
@@ -114,7 +161,7 @@ class IntensitySource:
             found = await self._last_used(zone)
             if found is None:
                 raise self._nothing_known(zone)
-            return Intensity(found.gco2_per_kwh, found.signal, estimated=True)
+            return found
         if start_s < known.curve.start_s and (older := await self._older(zone, start_s, end_s, known)) is not None:
             return older.during(start_s, end_s)
         return known.during(start_s, end_s)
@@ -158,7 +205,8 @@ class IntensitySource:
                     self._unknown[zone] = error.detail
                 return known
             self._unknown.pop(zone, None)
-            self._known[zone] = KnownCurve(curve_of(outlook.points), outlook.signal, outlook.now.timestamp())
+            origins = origins_of(outlook.provider, outlook.points)
+            self._known[zone] = KnownCurve(curve_of(outlook.points), outlook.signal, outlook.now.timestamp(), origins)
             return self._known[zone]
 
     async def _older(self, zone: str, start_s: float, end_s: float, known: KnownCurve) -> KnownCurve | None:
@@ -169,6 +217,7 @@ class IntensitySource:
             "end": datetime.fromtimestamp(max(end_s, start_s + 1), UTC).isoformat(),
         }
         points: list[IntensityPoint] = []
+        provider = ""
         try:
             for _ in range(MAX_HISTORY_PAGES):
                 page = await self._carbon.call(
@@ -177,6 +226,7 @@ class IntensitySource:
                 if page.signal != known.signal:
                     return None
                 points += page.points
+                provider = page.provider
                 if page.next_cursor is None:
                     break
                 params["cursor"] = page.next_cursor
@@ -185,5 +235,6 @@ class IntensitySource:
                 raise
             log.warning("carbon.no_history", zone=zone, start_s=start_s, code=error.problem_code)
             return None
-        overlapping = [point for point in points if point.end_at.timestamp() > start_s]
-        return KnownCurve(curve_of_history(overlapping), known.signal, end_s) if overlapping else None
+        overlapping = bridged_history([point for point in points if point.end_at.timestamp() > start_s])
+        origins = origins_of(provider, overlapping)
+        return KnownCurve(curve_of(overlapping), known.signal, end_s, origins) if overlapping else None

@@ -12,8 +12,9 @@ from services.core.accounting.carbon import carbon_gco2
 from services.core.domain.carbon import Signal
 from services.db.database import Connection, Database
 from services.kit.logging import Log
+from services.kit.release import RELEASE
 from services.telemetry.figures import INTERVALS, note_line
-from services.telemetry.intensity import Intensity, IntensitySource
+from services.telemetry.intensity import Intensity, IntensitySource, Origin
 from services.telemetry.profiles import GangInterval, Profile, advance
 from services.telemetry.repository import energy
 from services.telemetry.repository.rules import LEDGER_TOLERANCE
@@ -56,7 +57,7 @@ class Line:
     interval: EnergyInterval
     owner: str
     job_id: str | None
-    gpus: int
+    devices: Sequence[int]
     gpu_energy_j: float
     cpu_energy_j: float
     static_energy_j: float
@@ -83,6 +84,11 @@ class Line:
     def zone(self) -> str:
         """Where the energy was used."""
         return self.reporter.zone_at(self.interval.start_at.timestamp())
+
+    @property
+    def gpus(self) -> int:
+        """How many devices the owner held."""
+        return len(self.devices)
 
     @property
     def gpu_s(self) -> float:
@@ -158,7 +164,7 @@ class Ledger:
             if fresh:
                 gangs = await _gangs_of(connection, fresh)
                 lines = [line for each in fresh for line in self._lines(*each, gangs)]
-                await energy.store_usages(connection, self._pue, [_usage_row(line) for line in lines])
+                await energy.store_usages(connection, self._pue, RELEASE, [_usage_row(line) for line in lines])
                 await _add_footprints(connection, [line for line in lines if line.job_id is not None])
                 await _advance_profiles(connection, lines, gangs)
         if fresh:
@@ -182,7 +188,7 @@ class Ledger:
                     interval=interval,
                     owner=owner,
                     job_id=gang.job_id if gang else None,
-                    gpus=len(set(usage.devices)),
+                    devices=sorted({*usage.devices}),
                     gpu_energy_j=usage.gpu_energy_j,
                     cpu_energy_j=usage.cpu_energy_j,
                     static_energy_j=usage.static_energy_j,
@@ -229,7 +235,10 @@ def _of_the_living(reporter: Reporter, interval: EnergyInterval, gangs: _Gangs) 
 async def last_used_intensity(database: Database, zone: str) -> Intensity | None:
     """Return the intensity of the newest ledger line of a zone."""
     row = await energy.last_used(database, zone)
-    return Intensity(row.gco2_per_kwh, Signal(row.signal), estimated=True) if row else None
+    if row is None:
+        return None
+    origin = Origin(row.provider, "last_used", row.fetched_at)
+    return Intensity(row.gco2_per_kwh, Signal(row.signal), estimated=True, origin=origin)
 
 
 def _check_sum(reporter: Reporter, interval: EnergyInterval) -> None:
@@ -280,6 +289,10 @@ def _usage_row(line: Line) -> energy.UsageRow:
         intensity_gco2_per_kwh=line.intensity.gco2_per_kwh,
         intensity_estimated=line.intensity.estimated,
         carbon_gco2=line.carbon_gco2,
+        devices=f"{{{','.join(map(str, line.devices))}}}",
+        provider=line.intensity.origin.provider,
+        intensity_kind=line.intensity.origin.kind,
+        fetched_at=line.intensity.origin.fetched_at,
     )
 
 

@@ -45,6 +45,7 @@ from services.telemetry.enrolment import Enrolment, known_as
 from services.telemetry.intensity import IntensitySource
 from services.telemetry.job_inputs import open_secrets
 from services.telemetry.ledger import Ledger, Reporter
+from services.telemetry.line_export import LineExports
 from services.telemetry.measured import by_holder
 from services.telemetry.repository import engines, gpu_health, heartbeats, nodes
 from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
@@ -99,6 +100,7 @@ class Telemetry:
                 raise UNKNOWN_NODE
             return receipt
 
+        self.exports = LineExports(self.database)
         self._beats = Batches(renew, renew_one)
         self._energy = Batches(store, store_one)
 

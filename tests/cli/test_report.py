@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,11 +15,19 @@ from typer.testing import CliRunner
 
 from services.cli import report as module
 from services.cli.client import CliError
+from services.cli.ledger_lines import save_lines
 from services.cli.main import app
 from services.cli.report import change, fetch, notes, period_of
 from services.cli.report_page import render
 from services.contracts.jobs import JobFootprint
-from services.contracts.reports import CarbonAccounts, FootprintLine, FootprintReport, FunctionalUnit, ZoneIntensity
+from services.contracts.reports import (
+    CarbonAccounts,
+    FootprintLine,
+    FootprintReport,
+    FunctionalUnit,
+    LedgerLine,
+    ZoneIntensity,
+)
 
 KNOWN = CarbonAccounts(
     facility_energy_j=3.6e6, market_gco2=0.0, embodied_gco2=7_000.0, baseline_gco2=2_000.0, estimated_gco2=250.0
@@ -226,3 +236,64 @@ def test_requests_are_shown_with_the_part_that_is_nobodys(
 def test_requests_are_grouped_by_what_requests_have() -> None:
     with pytest.raises(CliError, match="--by zone: must be one of model, key, class, tenant, day"):
         module.report(by="zone", requests=True)
+
+
+LINES = (
+    ",".join(LedgerLine.model_fields)
+    + "\n2026-11-01T00:00:00.5+00:00,2026-11-01T00:00:02+00:00,n0,boot,7,,,,,,A100,0 1,2,4.0,"
+    + "3.5,3,0.5,0,counter,modelled,,,"
+    + "0.5,DE,average_direct,uk,2026-11-01T00:00:00+00:00,measured,360.0,1.0,3.5,0.00035,5e-05,0.1.0\n"
+)
+
+
+class StreamingGateway:
+    """Answers with lines, piece by piece, and then breaks off if it should."""
+
+    def __init__(self, *, breaks: bool = False) -> None:
+        self.asked: dict[str, Any] = {}
+        self._breaks = breaks
+
+    @contextmanager
+    def stream(self, path: str, **params: Any) -> Iterator[Any]:
+        assert path == "/v1/reports/lines"
+        self.asked = params
+        yield self
+
+    def iter_bytes(self) -> Iterator[bytes]:
+        for at in range(0, len(LINES), 7):
+            yield LINES[at : at + 7].encode()
+        if self._breaks:
+            raise CliError("the control plane does not answer", 5)
+
+
+def test_lines_are_written_as_they_come_in_the_format_of_the_files_name(tmp_path: Path) -> None:
+    gateway = StreamingGateway()
+    for name, form in (("lines.csv", "csv"), ("lines.jsonl", "jsonl")):
+        save_lines(gateway, str(tmp_path / name), {"start": "2026-11-01", "end": None})  # type: ignore[arg-type]
+        assert gateway.asked == {"format": form, "start": "2026-11-01"}
+        assert (tmp_path / name).read_text() == LINES
+
+
+def test_lines_are_written_as_parquet_with_their_types(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    save_lines(StreamingGateway(), str(tmp_path / "lines.parquet"), {})  # type: ignore[arg-type]
+    table = parquet.read_table(tmp_path / "lines.parquet")
+    (row,) = table.to_pylist()
+    line = LedgerLine.model_validate({**row, "allocation_id": ""})
+    assert (line.gpu_s, line.sequence, line.job_id, line.gpus) == (4.0, 7, None, 2)
+    assert line.start_at == datetime(2026, 11, 1, 0, 0, 0, 500_000, tzinfo=UTC)
+    assert table.column_names == list(LedgerLine.model_fields)
+
+
+@pytest.mark.parametrize("name", ["lines.csv", "lines.parquet"])
+def test_an_export_that_breaks_off_leaves_no_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CliError, match="does not answer"):
+        save_lines(StreamingGateway(breaks=True), str(tmp_path / name), {})  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_go_to_files_of_known_kinds(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match=r"must end in \.csv, \.jsonl or \.parquet, or be -"):
+        save_lines(StreamingGateway(), str(tmp_path / "lines.txt"), {})  # type: ignore[arg-type]
+    done = CliRunner().invoke(app, ["report", "--lines", "a.csv", "--json"])
+    assert "give one of --csv, --html, --lines and --json" in str(done.exception)

@@ -9,7 +9,7 @@ import pytest
 from services.contracts.carbon import IntensityPoint, OutlookPoint, curve_of
 from services.core.domain.carbon import Signal
 from services.core.domain.errors import DomainError
-from services.telemetry.intensity import Intensity, KnownCurve, curve_of_history
+from services.telemetry.intensity import Intensity, KnownCurve, Origin, bridged_history, origins_of
 
 
 def at(time_s: float) -> datetime:
@@ -27,7 +27,9 @@ def an_outlook_point(start_s: float, end_s: float, value: float, kind: str) -> O
 
 
 def test_in_a_gap_of_the_history_the_value_before_it_holds_as_an_estimate() -> None:
-    curve = curve_of_history([a_point(0, 10, 100), a_point(30, 40, 400), a_point(40, 50, 70, is_estimated=True)])
+    curve = curve_of(
+        bridged_history([a_point(0, 10, 100), a_point(30, 40, 400), a_point(40, 50, 70, is_estimated=True)])
+    )
 
     assert curve.edges_s.tolist() == [0, 10, 30, 40, 50]
     assert curve.intensity_gco2_per_kwh.tolist() == [100, 100, 400, 70]
@@ -36,7 +38,7 @@ def test_in_a_gap_of_the_history_the_value_before_it_holds_as_an_estimate() -> N
 
 def test_a_history_of_nothing_is_no_curve() -> None:
     with pytest.raises(DomainError):
-        curve_of_history([])
+        curve_of(bridged_history([]))
 
 
 def test_only_measured_steps_of_an_outlook_are_known() -> None:
@@ -49,9 +51,29 @@ def test_only_measured_steps_of_an_outlook_are_known() -> None:
 
 def test_energy_from_before_the_curve_is_priced_by_its_first_value_as_an_estimate() -> None:
     """Half of the interval lies before the curve: the first value counts for it with its full weight."""
-    known = KnownCurve(curve_of_history([a_point(0, 10, 100), a_point(10, 20, 400)]), Signal.MARGINAL, 20.0)
+    known = KnownCurve(curve_of(bridged_history([a_point(0, 10, 100), a_point(10, 20, 400)])), Signal.MARGINAL, 20.0)
 
     assert known.during(-10, 20) == Intensity((20 * 100 + 10 * 400) / 30, Signal.MARGINAL, estimated=True)
     assert known.during(10, 30) == Intensity(400, Signal.MARGINAL, estimated=True)
     assert known.during(5, 15) == Intensity(250, Signal.MARGINAL, estimated=False)
     assert known.during(15, 15) == Intensity(400, Signal.MARGINAL, estimated=False)
+
+
+def test_an_intensity_names_the_least_certain_value_in_it_and_the_newest_fetch() -> None:
+    points = [
+        an_outlook_point(0, 10, 100.0, "measured").model_copy(update={"fetched_at": at(12)}),
+        an_outlook_point(10, 20, 300.0, "measured").model_copy(update={"fetched_at": at(22), "is_estimated": True}),
+        an_outlook_point(20, 30, 500.0, "provider").model_copy(update={"fetched_at": at(5)}),
+    ]
+    known = KnownCurve(curve_of(points), Signal.MARGINAL, 20.0, origins_of("uk", points))
+
+    assert known.during(0, 10).origin == Origin("uk", "measured", at(12))  # what begins at its end is no part of it
+    assert known.during(5, 15).origin == Origin("uk", "estimated", at(22))
+    assert known.during(15, 25).origin == Origin("uk", "provider", at(22))
+    assert known.during(20, 20).origin == Origin("uk", "provider", at(5))
+
+
+def test_a_gap_of_the_history_is_no_measured_value() -> None:
+    points = bridged_history([a_point(0, 10, 100), a_point(30, 40, 400)])
+    known = KnownCurve(curve_of(points), Signal.MARGINAL, 40.0, origins_of("uk", points))
+    assert [known.during(at_s, at_s + 5).origin.kind for at_s in (0, 15, 30)] == ["measured", "estimated", "measured"]

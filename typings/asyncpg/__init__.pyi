@@ -20,7 +20,15 @@ class Connection:
     async def execute(self, query: str, *args: object, timeout: float | None = None) -> str: ...
     async def executemany(self, command: str, args: Iterable[Sequence[object]]) -> None: ...
     async def copy_from_query(
-        self, query: str, *args: object, output: Callable[[bytes], Awaitable[None]], format: Literal["binary"]
+        self,
+        query: str,
+        *args: object,
+        output: Callable[[bytes], Awaitable[None]],
+        format: Literal["binary", "csv"],
+        timeout: float | None = None,
+        header: bool | None = None,
+        delimiter: str | None = None,
+        quote: str | None = None,
     ) -> str: ...
     def cursor(self, query: str, *args: object, prefetch: int | None = None) -> Any: ...
     def transaction(

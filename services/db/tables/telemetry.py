@@ -265,13 +265,21 @@ energy_usages = Table(
     Column("carbon_gco2", Float, nullable=False),
     Column("basis", Text),
     Column("reported_energy_j", Float),
+    Column("devices", ARRAY(Integer), nullable=False, server_default=text("'{}'")),
+    Column("provider", Text),
+    Column("intensity_kind", Text),
+    Column("fetched_at", Timestamp),
+    Column("release", Text),
     Index("energy_usages_by_job", "job_id", "start_at"),
     Index("energy_usages_by_time", "start_at"),
 )
 """The ledger: one line per node, interval and owner (``owner`` is an allocation id, or empty for idle), with the
 intensity used: the mean over the interval, weighted by time. ``source`` says how the GPU energy was determined,
 ``cpu_source`` how the CPU energy was; the static share is always configured. ``basis`` says why a line is not booked as
-it was reported (``contracts.nodes.Basis``), ``reported_energy_j`` what was reported of it where that differs."""
+it was reported (``contracts.nodes.Basis``), ``reported_energy_j`` what was reported of it where that differs.
+``devices`` are the GPUs by their index on the node. ``provider`` gave the intensity, ``fetched_at`` is when the newest
+value of it was fetched, ``intensity_kind`` the least certain kind of value in it, and ``release`` that of the method;
+NULL in lines from before these were kept."""
 
 job_footprints = Table(
     "job_footprints",

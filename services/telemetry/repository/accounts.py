@@ -22,9 +22,8 @@ boards AS (
 
 PARTS = """
 WITH {ledger}, {boards}
-SELECT {group} AS name, l.job_id IS NULL AS idle, l.zone, b.model, sum(l.energy_j * l.pue) AS facility_energy_j,
-    sum(l.gpu_s) AS gpu_s, coalesce(sum(CASE WHEN l.estimated THEN l.carbon_gco2
-        ELSE l.carbon_gco2 * l.estimated_energy_j / nullif(l.energy_j, 0) END), 0) AS estimated_gco2, l.signal
+SELECT {group} AS name, l.job_id IS NULL AS idle, l.zone, b.model, sum(l.facility_energy_j) AS facility_energy_j,
+    sum(l.gpu_s) AS gpu_s, sum(l.estimated_gco2) AS estimated_gco2, l.signal
 FROM ledger l LEFT JOIN {jobs} j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
 WHERE {period} AND {owned}
 GROUP BY 1, 2, 3, 4, l.signal ORDER BY 1, 2, 3, 4, l.signal

@@ -26,10 +26,12 @@ WITH late AS (
 ), given AS (
     INSERT INTO energy_usages (
         node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, cpu_energy_j, static_energy_j,
-        source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2)
+        source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2, devices,
+        provider, intensity_kind, fetched_at, release)
     SELECT node_id, '{RETURNED}' || late.owner || ':' || boot_id, sequence, p.owner, p.job_id, start_at, end_at,
         p.sign * gpus, p.sign * gpu_energy_j, p.sign * cpu_energy_j, p.sign * static_energy_j,
-        source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, p.sign * carbon_gco2
+        source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, p.sign * carbon_gco2,
+        devices, provider, intensity_kind, fetched_at, release
     FROM late CROSS JOIN LATERAL (VALUES (late.owner, late.job_id, -1), ('', NULL, 1)) AS p (owner, job_id, sign)
     RETURNING *
 ), figures AS (

@@ -31,14 +31,16 @@ WHERE a.shares @> jsonb_build_array(jsonb_build_object('node_id', w.node_id))
 STORE_USAGES = """
 INSERT INTO energy_usages (
     node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, cpu_energy_j, static_energy_j,
-    source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2)
+    source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2, devices, provider,
+    intensity_kind, fetched_at, release)
 SELECT u.node_id, u.boot_id, u.sequence, u.owner, u.job_id, u.start_at, u.end_at, u.gpus, u.gpu_j, u.cpu_j, u.static_j,
-    u.source, u.cpu_source, u.zone, u.signal, u.intensity, u.estimated, $1, u.carbon
-FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::timestamptz[],
-    $10::timestamptz[], $11::int[], $12::float8[], $13::float8[], $14::float8[], $15::text[], $16::text[],
-    $17::float8[], $18::bool[], $19::float8[])
+    u.source, u.cpu_source, u.zone, u.signal, u.intensity, u.estimated, $1, u.carbon, u.devices::int[], u.provider,
+    u.kind, u.fetched_at, $2
+FROM unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::text[], $10::timestamptz[],
+    $11::timestamptz[], $12::int[], $13::float8[], $14::float8[], $15::float8[], $16::text[], $17::text[],
+    $18::float8[], $19::bool[], $20::float8[], $21::text[], $22::text[], $23::text[], $24::timestamptz[])
     AS u (node_id, cpu_source, zone, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_j, cpu_j, static_j,
-          source, signal, intensity, estimated, carbon)
+          source, signal, intensity, estimated, carbon, devices, provider, kind, fetched_at)
 """
 
 ADD_FOOTPRINTS = """
@@ -69,7 +71,8 @@ ON CONFLICT (job_id, gpus) DO UPDATE SET
 """
 
 LAST_USED = """
-SELECT intensity_gco2_per_kwh AS gco2_per_kwh, signal FROM energy_usages WHERE zone = $1 ORDER BY start_at DESC LIMIT 1
+SELECT intensity_gco2_per_kwh AS gco2_per_kwh, signal, provider, fetched_at
+FROM energy_usages WHERE zone = $1 ORDER BY start_at DESC LIMIT 1
 """
 
 UNBOOKED = """
@@ -125,7 +128,7 @@ class GangRow(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A line of the ledger, without the PUE, which all lines share."""
+    """A line of the ledger, without PUE and release, which all lines share; ``devices`` are as ``{0,1}``."""
 
     node_id: str
     cpu_source: str
@@ -145,6 +148,10 @@ class UsageRow(NamedTuple):
     intensity_gco2_per_kwh: float
     intensity_estimated: bool
     carbon_gco2: float
+    devices: str
+    provider: str | None
+    intensity_kind: str | None
+    fetched_at: datetime | None
 
 
 class FootprintRow(NamedTuple):
@@ -177,6 +184,8 @@ class LastUsedRow(NamedTuple):
 
     gco2_per_kwh: float
     signal: str
+    provider: str | None
+    fetched_at: datetime | None
 
 
 class SleepRow(NamedTuple):
@@ -204,9 +213,9 @@ async def gangs_on(connection: Connection, named: Collection[tuple[str, str]]) -
     return {(row.node_id, row.id): row for row in rows}
 
 
-async def store_usages(connection: Connection, pue: float, usages: Sequence[UsageRow]) -> None:
-    """Store lines of the ledger."""
-    await connection.execute(STORE_USAGES, pue, *_columns(UsageRow, usages))
+async def store_usages(connection: Connection, pue: float, release: str, usages: Sequence[UsageRow]) -> None:
+    """Store lines of the ledger, priced with a PUE by the method of a release."""
+    await connection.execute(STORE_USAGES, pue, release, *_columns(UsageRow, usages))
 
 
 async def add_footprints(connection: Connection, footprints: Sequence[FootprintRow]) -> None:

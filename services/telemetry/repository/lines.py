@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-RAW_LINES = """
-    SELECT node_id, owner, job_id, start_at, end_at, zone, signal, intensity_gco2_per_kwh, pue,
-        gpu_energy_j + cpu_energy_j + static_energy_j AS energy_j, gpu_energy_j,
-        CASE WHEN source IN ('counter', 'sampled') THEN 0 ELSE gpu_energy_j END
-            + CASE WHEN cpu_source IN ('counter', 'sampled') THEN 0 ELSE cpu_energy_j END
-            + static_energy_j AS estimated_energy_j,
-        carbon_gco2,
-        gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s,
-        intensity_estimated OR source NOT IN ('counter', 'sampled') AS estimated
-    FROM {raw}
+_FOLLOWING = """
+    energy_j * pue AS facility_energy_j, CASE WHEN estimated THEN carbon_gco2
+        ELSE coalesce(carbon_gco2 * estimated_energy_j / nullif(energy_j, 0), 0) END AS estimated_gco2
 """
-"""Rows of ``energy_usages`` as the figures that reports sum; static watts are configured, never measured."""
+
+FIGURES_OF_LINES = f"""
+    SELECT *, {_FOLLOWING} FROM (
+        SELECT node_id, owner, job_id, start_at, end_at, zone, signal, intensity_gco2_per_kwh, pue,
+            gpu_energy_j + cpu_energy_j + static_energy_j AS energy_j, gpu_energy_j,
+            CASE WHEN source IN ('counter', 'sampled') THEN 0 ELSE gpu_energy_j END
+                + CASE WHEN cpu_source IN ('counter', 'sampled') THEN 0 ELSE cpu_energy_j END
+                + static_energy_j AS estimated_energy_j,
+            carbon_gco2,
+            gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s,
+            intensity_estimated OR source NOT IN ('counter', 'sampled') AS estimated {{more}}
+        FROM {{raw}}
+    ) AS lines
+"""
+"""Rows of ``energy_usages`` as the figures that reports sum, with ``more`` columns; static watts are configured, never
+measured."""
+
+RAW_LINES = FIGURES_OF_LINES.replace("{more}", "")
+
+DAY_LINES = f"""
+    SELECT *, {_FOLLOWING} FROM (
+        SELECT node_id, owner, job_id, start_at, end_at, zone, signal,
+            coalesce(carbon_gco2 / nullif(energy_j / 3.6e6 * pue, 0), 0) AS intensity_gco2_per_kwh, pue,
+            energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s, estimated
+        FROM energy_days
+    ) AS days
+"""
+"""Rows of ``energy_days`` in the same columns; the intensity is the mean over the line."""
 
 GANG_END = "coalesce(r.ended_at, a.ended_at)"
 """When the gang ``a`` ended on the node whose last report is ``r``: by the node's own clock, as its lines are, if the
@@ -50,10 +70,7 @@ LEDGER = f"""
 ledger AS (
     {RAW_LINES.format(raw="energy_usages")}
     UNION ALL
-    SELECT node_id, owner, job_id, start_at, end_at, zone, signal,
-        coalesce(carbon_gco2 / nullif(energy_j / 3.6e6 * pue, 0), 0), pue,
-        energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s, estimated
-    FROM energy_days
+    {DAY_LINES}
 )
 """
 """A common table expression: energies in joules, ``intensity_gco2_per_kwh`` the mean over the line."""

@@ -300,6 +300,7 @@ class ForecastPoint:
     """A forecast intensity.
 
     Attributes:
+        fetched_at: When the value was fetched, or learned; null for one derived from other values.
         p10: 10th percentile, from the errors in the backtest; null without a backtest.
         p90: 90th percentile, from the errors in the backtest; null without a backtest.
     """
@@ -308,6 +309,7 @@ class ForecastPoint:
     end_at: datetime
     gco2_per_kwh: float
     is_estimated: bool = False
+    fetched_at: datetime | None = None
     p10: float | None = None
     p90: float | None = None
 
@@ -450,12 +452,17 @@ class IntensityForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class IntensityPoint:
-    """An intensity that applies from `start_at` until `end_at`."""
+    """An intensity that applies from `start_at` until `end_at`.
+
+    Attributes:
+        fetched_at: When the value was fetched, or learned; null for one derived from other values.
+    """
 
     start_at: datetime
     end_at: datetime
     gco2_per_kwh: float
     is_estimated: bool = False
+    fetched_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,66 @@
+"""Exports of the ledger's lines: as PostgreSQL writes them, as fast as the client reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Literal
+
+from services.contracts.problems import ProblemCode
+from services.db.database import Database
+from services.kit.problems import ProblemError
+from services.kit.tasks import end_tasks
+from services.telemetry.repository.line_export import write_lines
+from services.telemetry.repository.reports import Subject
+
+AT_ONCE = 2
+"""Exports hold a connection for as long as their clients read; the others are the ledger's."""
+PIECES_AHEAD = 2
+
+
+class LineExports:
+    """Writes exports, a few at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._under_way = 0
+
+    async def begin(self, about: Subject, form: Literal["csv", "jsonl"]) -> AsyncGenerator[bytes]:
+        """Return the lines of a period, of one instant, piece by piece, once the first piece is there.
+
+        Raises:
+            ProblemError: 429, there are as many exports as there may be.
+        """
+        if self._under_way >= AT_ONCE:
+            detail = f"{AT_ONCE} exports are being read; ask again when one has ended."
+            raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers={"Retry-After": "10"})
+        pieces = self._pieces(about, form)
+        await anext(pieces)
+        return pieces
+
+    async def _pieces(self, about: Subject, form: Literal["csv", "jsonl"]) -> AsyncGenerator[bytes]:
+        """Yield nothing once the first piece is there, and then the pieces."""
+        pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(PIECES_AHEAD)
+
+        async def write() -> None:
+            try:
+                await write_lines(self._database, about, form, pieces.put)
+                await pieces.put(None)
+            except Exception as error:  # raised where the pieces are read
+                await pieces.put(error)
+
+        self._under_way += 1
+        writing = asyncio.create_task(write())
+        try:
+            piece = await pieces.get()
+            if isinstance(piece, Exception):
+                raise piece
+            yield b""
+            while piece is not None:
+                if isinstance(piece, Exception):
+                    raise piece
+                yield bytes(piece)
+                piece = await pieces.get()
+        finally:
+            self._under_way -= 1
+            await end_tasks([writing])
