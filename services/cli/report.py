@@ -212,6 +212,8 @@ def _print_requests(by: str, found: Report) -> None:
         shown.add_row("[bold]servers[/]", "", "", "", *whole, "-")
     console.print(shown)
     console.print("[dim]A part of the energy of the servers' jobs, by the requests' shares of their time.[/]")
+    if estimated := sum(line.get("estimated_requests", 0) for line in found["lines"]):
+        console.print(f"[dim]Tokens of {estimated} requests are estimates: their servers did not state them.[/]")
 
 
 def title(line: Report) -> str:

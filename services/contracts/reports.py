@@ -196,6 +196,9 @@ class RequestLine(Message):
     requests: int
     input_tokens: int
     output_tokens: int
+    estimated_requests: int = Field(
+        default=0, description="Requests whose server did not state their tokens: an estimate of these is in the sums."
+    )
     energy_j: float = Field(description="Their part of the ledger's lines of the servers, by time.")
     carbon_gco2: float = Field(description="Their part of the emissions of those lines.")
     outside_energy_j: float = Field(

@@ -235,6 +235,13 @@ class RequestUsage(Message):
     requests: Int = Field(ge=0, description="Requests that ended in the window.")
     input_tokens: Int = Field(ge=0)
     output_tokens: Int = Field(ge=0)
+    # left out while it is 0, as telemetry of an older release refuses fields that it does not know
+    estimated_requests: Int = Field(
+        default=0,
+        ge=0,
+        exclude_if=lambda count: count == 0,
+        description="Requests whose server did not state their tokens, which are estimates then.",
+    )
     share_s: Real = Field(ge=0, description="Seconds of the server, divided equally among the requests it held.")
     energy_j: Real = Field(ge=0, description="The router's own estimate.")
     carbon_gco2: Real = Field(description="The router's own estimate.")

@@ -99,6 +99,14 @@ class SharedSettings(BaseSettings):
     zone: str = Field(
         "US-CAL-CISO", validation_alias="WATTSHIFT_ZONE", description="Grid zone of nodes that name none."
     )
+    pue: float = Field(
+        1.0,
+        ge=1,
+        le=10,
+        allow_inf_nan=False,
+        validation_alias="TELEMETRY_PUE",
+        description="Energy of the facility per energy of its devices.",
+    )
     database_dir: Path | None = Field(
         None,
         validation_alias="WATTSHIFT_DATABASE_DIR",

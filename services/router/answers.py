@@ -8,20 +8,24 @@ from typing import Any, cast
 
 import orjson
 
-from services.kit.edge.exchange import Header
+from services.kit.edge.exchange import Exchange, Header
 from services.kit.logging import Log
 from services.router import openai
 from services.router.fleet import Server
 from services.router.lanes import Ticket
 from services.router.openai import JSON
 from services.router.outcomes import Outcomes
+from services.router.settings import RouterSettings
 from services.router.streams import Footprint, StreamReader
-from services.router.turn import Expected, Turn
+from services.router.turn import Expected, Tokens, Turn
 from services.router.upstream import Connection, UpstreamError
 
 log = Log(__name__)
 
 PASSED_OUT = frozenset({b"content-type", b"content-encoding", b"retry-after", b"openai-processing-ms"})
+UNBUFFERED: Header = (b"x-accel-buffering", b"no")
+"""Has nginx pass a stream on as it comes."""
+NO_TOKENS = Tokens(0, 0, are_stated=True)
 LARGEST_USAGE_BYTES = 256 * 1024
 """The usage of a larger answer is looked for in its last bytes only."""
 
@@ -29,10 +33,9 @@ LARGEST_USAGE_BYTES = 256 * 1024
 class AnswerPasser:
     """Passes answers on."""
 
-    def __init__(self, outcomes: Outcomes, most_bytes: int) -> None:
-        """Take the largest answer that is no stream."""
+    def __init__(self, outcomes: Outcomes, settings: RouterSettings) -> None:
         self._outcomes = outcomes
-        self._most_bytes = most_bytes
+        self._settings = settings
 
     async def whole(self, turn: Turn, server: Server, connection: Connection, give_back: Callable[[], float]) -> None:
         """Pass on an answer that is not a stream.
@@ -46,16 +49,16 @@ class AnswerPasser:
         Raises:
             UpstreamError: The answer broke off; nothing was sent to the client.
         """
-        content = await connection.whole(self._most_bytes)
+        content = await connection.whole(self._settings.max_answer_bytes)
         now_s, share_s = time.monotonic(), give_back()
         footprint = _footprint(server, share_s)
         usage = _usage(content) if connection.status == 200 else None
-        input_tokens, output_tokens = _tokens(usage, turn.expected)
+        tokens = _tokens(usage, turn.expected) if connection.status == 200 else NO_TOKENS
         if connection.status == 200:
-            self._outcomes.learn(turn, server, now_s, input_tokens, output_tokens, usage is not None)
-            tokens = 0 if turn.received.kind == "embedding" else _stated(usage, "completion_tokens")
-            if tokens is not None:
-                self._outcomes.came_at_once(turn, server, now_s, tokens)
+            self._outcomes.learn(turn, server, now_s, tokens)
+            stated = 0 if turn.received.kind == "embedding" else _stated(usage, "completion_tokens")
+            if stated is not None:
+                self._outcomes.came_at_once(turn, server, now_s, stated)
         if connection.status >= 400 and not _is_json(connection.headers):
             detail = content[:500].decode(errors="replace").strip() or "The model server refused the request."
             content = openai.error_body(connection.status, "upstream_error", detail)
@@ -67,7 +70,7 @@ class AnswerPasser:
             headers += footprint.headers()
         if turn.model != turn.received.asked.model:
             headers.append((b"x-wattshift-model", turn.model.encode()))
-        self._outcomes.end(turn, server, connection.status, share_s, input_tokens, output_tokens, footprint)
+        self._outcomes.end(turn, server, connection.status, share_s, tokens, footprint)
         await turn.received.exchange.answer(connection.status, headers, content)
 
     async def stream(
@@ -80,14 +83,20 @@ class AnswerPasser:
         """
         received, exchange = turn.received, turn.received.exchange
         headers = [each for each in connection.headers if each[0] in PASSED_OUT]
-        headers += [(b"cache-control", b"no-cache"), *_location(server)]
+        headers += [(b"cache-control", b"no-cache"), UNBUFFERED, *_location(server)]
         if turn.model != received.asked.model:
             headers.append((b"x-wattshift-model", turn.model.encode()))
 
         def so_far() -> Footprint:
             return _footprint(server, server.so_far(ticket.share_began_s))
 
-        reader = StreamReader(so_far, wants_usage=received.asked.wants_usage)
+        is_plain = is_identity(connection.headers)
+        reader = StreamReader(
+            so_far,
+            wants_usage=received.asked.wants_usage,
+            hides_usage=turn.asks_usage,
+            has_comment=wants_comment(exchange, self._settings),
+        )
         status = connection.status
         piece = await connection.piece()  # what fails until here was no answer: another server may be asked
         try:
@@ -95,7 +104,7 @@ class AnswerPasser:
             send, latency, request_class = exchange.send, self._outcomes.latency, turn.expected.request_class
             events, event_s = 0, received.at_s
             while piece:
-                out = reader.feed(piece)
+                out = reader.feed(piece) if is_plain else piece
                 if reader.events > events:
                     now_s = time.monotonic()
                     if events:
@@ -116,22 +125,30 @@ class AnswerPasser:
             await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
             raise
         else:
-            end = reader.close()
+            end = reader.close() if is_plain else b""
             await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
         finally:
             now_s = time.monotonic()
             share_s = give_back()
-            output_tokens = reader.output_tokens if reader.output_tokens is not None else reader.events
-            input_tokens = reader.input_tokens or turn.expected.input_tokens
+            tokens = _of_stream(reader, turn.expected, is_plain)
             if status == 200 and reader.is_complete:
-                self._outcomes.learn(turn, server, now_s, input_tokens, output_tokens, reader.input_tokens is not None)
-            footprint = _footprint(server, share_s)
-            self._outcomes.end(turn, server, status, share_s, input_tokens, output_tokens, footprint)
+                self._outcomes.learn(turn, server, now_s, tokens)
+            self._outcomes.end(turn, server, status, share_s, tokens, _footprint(server, share_s))
 
 
 def is_stream(headers: list[Header]) -> bool:
     """Whether an answer is a stream of events."""
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+
+
+def is_identity(headers: list[Header]) -> bool:
+    """Whether a body is as it is written, so that something can be appended to it."""
+    return all(value in (b"", b"identity") for name, value in headers if name == b"content-encoding")
+
+
+def wants_comment(exchange: Exchange, settings: RouterSettings) -> bool:
+    """Whether a stream to this client ends with a comment line of its footprint."""
+    return settings.stream_comment and exchange.headers.get(b"x-wattshift-comment") != b"off"
 
 
 def _is_json(headers: list[Header]) -> bool:
@@ -160,13 +177,26 @@ def _usage(content: bytes) -> Mapping[str, Any] | None:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
-def _tokens(usage: Mapping[str, Any] | None, expected: Expected) -> tuple[int, int]:
+def _tokens(usage: Mapping[str, Any] | None, expected: Expected) -> Tokens:
     """Return tokens of prompt and answer as the server stated them; what is not a number there is not believed."""
-
     prompt, output = _stated(usage, "prompt_tokens"), _stated(usage, "completion_tokens")
-    if output is None:
-        output = 0 if not expected.contexts else round(expected.output_tokens)
-    return expected.input_tokens if prompt is None else prompt, output
+    if output is None and not expected.contexts:
+        output = 0  # vectors are no tokens
+    return _or_expected(prompt, output, expected)
+
+
+def _of_stream(reader: StreamReader, expected: Expected, is_plain: bool) -> Tokens:
+    """Return the tokens of a stream as the server stated them; else as many as it had events, if they were read."""
+    tokens = _or_expected(reader.input_tokens, reader.output_tokens, expected)
+    return tokens._replace(output=reader.events) if is_plain and reader.output_tokens is None else tokens
+
+
+def _or_expected(prompt: int | None, output: int | None, expected: Expected) -> Tokens:
+    return Tokens(
+        expected.input_tokens if prompt is None else prompt,
+        round(expected.output_tokens) if output is None else output,
+        are_stated=prompt is not None and output is not None,
+    )
 
 
 def _stated(usage: Mapping[str, Any] | None, name: str) -> int | None:

@@ -66,7 +66,7 @@ from services.router.shared_metrics import MetricsFolder
 from services.router.streams import Footprint
 from services.router.table import TableReader
 from services.router.traffic import TrafficReporter
-from services.router.turn import Turn
+from services.router.turn import Tokens, Turn
 from services.router.upstream import CHECK_S, Limits
 from services.router.upstream_keys import UpstreamKeys
 from services.router.usage import UsageReporter
@@ -143,7 +143,7 @@ class Router:
             self.expectations,
             self.upstream_keys,
             RequestWriter(settings.order, self.upstream_keys),
-            AnswerPasser(outcomes, settings.max_answer_bytes),
+            AnswerPasser(outcomes, settings),
             self.metrics,
             self.traffic.arrived,
             self.limits,
@@ -253,9 +253,7 @@ class Router:
             await asyncio.sleep(1.0)
             await self.latency.send()
 
-    def _ended(
-        self, turn: Turn, server: Server, share_s: float, input_tokens: int, output_tokens: int, footprint: Footprint
-    ) -> None:
+    def _ended(self, turn: Turn, server: Server, share_s: float, tokens: Tokens, footprint: Footprint) -> None:
         identity = turn.received.key.identity
         self.usage.add(
             (
@@ -266,8 +264,9 @@ class Router:
                 turn.expected.request_class or "any",
             ),
             share_s=share_s,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
+            input_tokens=tokens.input,
+            output_tokens=tokens.output,
+            is_estimated=not tokens.are_stated,
             energy_j=footprint.energy_j,
             carbon_gco2=footprint.carbon_gco2,
         )

@@ -24,6 +24,8 @@ log = Log(__name__)
 
 BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server that has not worked on the request: another server is asked."""
+REFUSED = frozenset({400, 422})
+"""Statuses of a request that a server does not take as it is."""
 REGION = b"x-wattshift-region"
 
 
@@ -157,12 +159,25 @@ class Dispatcher:
         try:
             if self._keys.is_wanted(server):
                 await self._keys.renew((server,))
-            connection = await server.origin.connection(self._limits)
-            ticket.connection = connection
-            if ticket.is_preempted:
-                raise UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True)
-            connection.send(self._writer.write(turn, ticket, server))
-            await connection.head()
+            refused_ours = False
+            while True:
+                connection = await server.origin.connection(self._limits)
+                ticket.connection = connection
+                if ticket.is_preempted:
+                    raise UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True)
+                connection.send(self._writer.write(turn, ticket, server))
+                await connection.head()
+                if connection.status not in REFUSED or not turn.asks_usage:
+                    break
+                # Perhaps it refuses what the router added: it is asked in the client's own words.
+                refused_ours = True
+                server.refused_usage(time.monotonic())
+                await connection.whole(self._settings.max_answer_bytes)
+                ticket.connection = None
+                connection.release()
+                connection = None
+            if refused_ours and connection.status in REFUSED:
+                server.takes_usage()
             if connection.status in BUSY:
                 reason = "rate_limited" if connection.status == 429 else "busy"
                 raise UpstreamError(reason, f"The server answered {connection.status}.", may_repeat=True)

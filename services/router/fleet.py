@@ -19,6 +19,8 @@ USUAL_TBT_S = 0.03
 """Assumed of a server that has neither a profile nor answers yet."""
 NEW_SHARE = 0.1
 """Weight of the newest answer in a server's mean times."""
+USAGE_AGAIN_S = 3_600.0
+"""After this, a server that refused to state the usage of streams is asked again: it may be a newer one."""
 IDLE_SHARE = 0.4
 """Idle power as a share of full power, where the mode does not state it."""
 
@@ -33,6 +35,7 @@ class Server(SharedTime):
     """
 
     __slots__ = (
+        "_asks_usage_at_s",
         "_has_answered",
         "breaker",
         "id",
@@ -53,6 +56,7 @@ class Server(SharedTime):
         self.breaker = Breaker()
         self.ttft_s, self.tbt_s = _usual_s(spec)
         self._has_answered = False
+        self._asks_usage_at_s = 0.0
         self.lanes: list[str] = []
         self.limit = spec.capacity
         self.spec: RoutedServer = spec
@@ -64,6 +68,7 @@ class Server(SharedTime):
             self.origin.close()
             self.origin = Origin(spec.url, self.origin.networks)
             self.breaker = Breaker()
+            self._asks_usage_at_s = 0.0
         self.spec = spec
         self.location = spec.location
         self.limit = max(1, -(-spec.capacity // processes))
@@ -108,6 +113,18 @@ class Server(SharedTime):
         self.ttft_s += NEW_SHARE * (ttft_s - self.ttft_s)
         if tokens > 1 and e2e_s > ttft_s:
             self.tbt_s += NEW_SHARE * ((e2e_s - ttft_s) / (tokens - 1) - self.tbt_s)
+
+    def may_ask_usage(self, now_s: float) -> bool:
+        """Whether its streams are asked for their usage: it has not refused that lately."""
+        return now_s >= self._asks_usage_at_s
+
+    def refused_usage(self, now_s: float) -> None:
+        """Note that it takes no requests that ask streams for their usage."""
+        self._asks_usage_at_s = now_s + USAGE_AGAIN_S
+
+    def takes_usage(self) -> None:
+        """Note that what it refused was not that."""
+        self._asks_usage_at_s = 0.0
 
     def fade(self) -> None:
         """Believe less of what was observed if nothing was since the last call: one that was slow is tried again."""

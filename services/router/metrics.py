@@ -134,6 +134,11 @@ class Metrics:
             "wattshift_router_tbt_seconds", "Mean time between the tokens of an answer.", by_class, TOKENS_MS
         )
         self.tokens = Counter("wattshift_router_tokens_total", "Tokens of prompts and answers.", (*by_class, "kind"))
+        self.estimated = Counter(
+            "wattshift_router_estimated_tokens_requests_total",
+            "Answers whose server did not state its tokens.",
+            by_class,
+        )
         self.energy = Counter("wattshift_router_energy_joules_total", "Estimated energy of answers.", by_class)
         self.carbon = Counter("wattshift_router_carbon_grams_total", "Estimated emissions of answers.", by_class)
         self.violations = Counter(

@@ -10,7 +10,7 @@ from services.router.fleet import Server
 from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
 from services.router.streams import Footprint
-from services.router.turn import Ended, Turn
+from services.router.turn import Ended, Tokens, Turn
 
 
 class Outcomes:
@@ -22,11 +22,9 @@ class Outcomes:
         self._metrics = metrics
         self._ended = ended
 
-    def learn(
-        self, turn: Turn, server: Server, now_s: float, input_tokens: int, output_tokens: int, is_stated: bool
-    ) -> None:
+    def learn(self, turn: Turn, server: Server, now_s: float, tokens: Tokens) -> None:
         """Learn from a complete answer."""
-        expected = turn.expected
+        expected, output_tokens = turn.expected, tokens.output
         e2e_s = now_s - turn.received.at_s
         served_s = e2e_s - turn.wait_s
         self.latency.end(server.id, expected.request_class, e2e_s, output_tokens)
@@ -34,8 +32,10 @@ class Outcomes:
         server.answered(ttft_s, served_s, output_tokens)
         turn.lane.served_s += 0.05 * (served_s - turn.lane.served_s)
         answer_tokens = max(1, output_tokens // turn.received.asked.choices) if output_tokens else 0
-        self._expectations.learn(turn.pool.spec.name, expected, input_tokens if is_stated else None, answer_tokens)
-        turn.window[0], turn.window[1] = input_tokens, output_tokens
+        self._expectations.learn(
+            turn.pool.spec.name, expected, tokens.input if tokens.are_stated else None, answer_tokens
+        )
+        turn.window[0], turn.window[1] = tokens.input, output_tokens
         lat_s = turn.lane.times.latency_s(output_tokens)
         labels = (turn.model, expected.request_class)
         if e2e_s > SLO_LATENCIES * lat_s:
@@ -58,14 +58,7 @@ class Outcomes:
             self.latency.first(server.id, request_class, e2e_s, turn.wait_s)
 
     def end(
-        self,
-        turn: Turn,
-        server: Server,
-        status: int,
-        share_s: float,
-        input_tokens: int,
-        output_tokens: int,
-        footprint: Footprint,
+        self, turn: Turn, server: Server, status: int, share_s: float, tokens: Tokens, footprint: Footprint
     ) -> None:
         metrics, labels = self._metrics, (turn.model, turn.expected.request_class)
         metrics.requests.add((*labels, str(status)))
@@ -73,10 +66,13 @@ class Outcomes:
         metrics.e2e.observe(labels, e2e_s)
         metrics.wait.observe(labels, turn.wait_s)
         if status == 200:
-            metrics.tokens.add((*labels, "input"), input_tokens)
-            metrics.tokens.add((*labels, "output"), output_tokens)
+            metrics.tokens.add((*labels, "input"), tokens.input)
+            metrics.tokens.add((*labels, "output"), tokens.output)
+            metrics.estimated.add(labels, not tokens.are_stated)
+        else:
+            tokens = tokens._replace(input=0)
         if footprint.energy_j is not None:
             metrics.energy.add(labels, footprint.energy_j)
         if footprint.carbon_gco2 is not None:
             metrics.carbon.add(labels, footprint.carbon_gco2)
-        self._ended(turn, server, share_s, input_tokens if status == 200 else 0, output_tokens, footprint)
+        self._ended(turn, server, share_s, tokens, footprint)

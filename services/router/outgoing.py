@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+import time
+from typing import Any, cast
 
 from services.core.policies.freesh.laxity import Order
 from services.router.fleet import Server
@@ -14,6 +15,7 @@ from services.router.upstream_keys import UpstreamKeys
 UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 """A request id that every model server takes: ``llama_cpp.server`` refuses requests with any other."""
 MOST_HEADS = 10_000
+ASK_USAGE = b'"stream_options":{"include_usage":true},'
 
 
 class RequestWriter:
@@ -26,7 +28,7 @@ class RequestWriter:
         self._heads: dict[tuple[str, str], bytes] = {}
 
     def write(self, turn: Turn, ticket: Ticket, server: Server) -> bytes:
-        """Return the request as it is sent to the server.
+        """Return the request as it is sent to the server; a stream is to state its usage, whoever asked for that.
 
         Raises:
             UpstreamError: The server's key is not known.
@@ -41,7 +43,21 @@ class RequestWriter:
             if self._order is not Order.SRTF:
                 order_s += received.at_utc_s
             changes["priority"] = round(order_s * 1e3)
+        options = asked.fields.get("stream_options")
+        turn.asks_usage = (
+            asked.is_stream
+            and not asked.wants_usage
+            and received.kind != "embedding"
+            and (options is None or isinstance(options, dict))  # the server refuses anything else
+            and server.may_ask_usage(time.monotonic())
+        )
+        if turn.asks_usage and (changes or "stream_options" in asked.fields):
+            given = cast("dict[str, Any]", options or {}).items()
+            changes["stream_options"] = {name: value for name, value in given if name != "continuous_usage_stats"}
+            changes["stream_options"]["include_usage"] = True
         body = asked.with_fields(**changes) if changes else asked.content
+        if turn.asks_usage and not changes:
+            body = b"{" + ASK_USAGE + body.lstrip()[1:]
         head, request_id = self._head(server, received.path), received.exchange.request_id
         if len(request_id) >= 32 and UUID.fullmatch(request_id):
             head += b"x-request-id: %s\r\n" % request_id

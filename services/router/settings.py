@@ -23,6 +23,10 @@ class RouterSettings(EdgeSettings):
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024, description="Of a request.")
     max_answer_bytes: int = Field(default=64 * 1024 * 1024, ge=1024, description="Of an answer that is no stream.")
 
+    stream_comment: bool = Field(
+        default=True, description="Whether streams end with a comment line of their energy and grams."
+    )
+
     order: Order = Field(default=Order.LLF, description="Of waiting requests: llf, fcfs, edf or srtf.")
     placement: Literal["carbon", "weights"] = Field(
         default="carbon", description="The cleanest server in time, or shares by weight as in the paper."

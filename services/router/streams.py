@@ -1,7 +1,7 @@
 """Streams of server-sent events on their way through: counted, and completed with what they emitted.
 
 Bytes pass as they came, whole events at a time. Only the chunk that states the usage, or the end of the stream, gets
-something added.
+something added; and the usage that the router asked for is taken out where the client did not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ LONGEST_EVENT = 4 * 1024 * 1024
 """Bytes that are held back for the end of an event; a longer one is passed on in parts, unread."""
 DONE = b"data: [DONE]"
 _ENDS = (b"\n\n", b"\r\n\r\n")
+_NO_USAGE = (b',"usage":null', b', "usage": null', b'"usage":null,', b'"usage": null, ')
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,18 @@ class StreamReader:
         is_complete: Whether it came to its end.
     """
 
-    def __init__(self, footprint: Callable[[], Footprint], *, wants_usage: bool) -> None:
+    def __init__(
+        self,
+        footprint: Callable[[], Footprint],
+        *,
+        wants_usage: bool,
+        hides_usage: bool = False,
+        has_comment: bool = True,
+    ) -> None:
         self._footprint = footprint
         self._wants_usage = wants_usage
+        self._hides_usage = hides_usage
+        self._has_comment = has_comment
         self._held = bytearray()
         self._is_stated = False
         self.events = 0
@@ -87,6 +97,9 @@ class StreamReader:
                 return bytes(held)
             piece = bytes(held[:cut])
             del held[:cut]
+        if self._hides_usage and b'"usage"' in piece:
+            for null in _NO_USAGE:  # in a text of the answer, its quotes would be escaped
+                piece = piece.replace(null, b"")
         if DONE not in piece and not _may_state_usage(piece):
             self.events += piece.count(b"\ndata:") + piece.startswith(b"data:")
             return piece
@@ -103,7 +116,10 @@ class StreamReader:
         self._is_stated = True
         if left and not left.endswith((b"\n\n", b"\r\n\r\n")):
             left += b"\n\n"
-        return left + self._footprint().comment()
+        return left + self._comment()
+
+    def _comment(self) -> bytes:
+        return self._footprint().comment() if self._has_comment else b""
 
     def _event(self, event: bytes) -> bytes:
         if not event.startswith(b"data:"):
@@ -113,7 +129,7 @@ class StreamReader:
             if self._is_stated:
                 return event
             self._is_stated = True
-            return self._footprint().comment() + event
+            return self._comment() + event
         self.events += 1
         if b'"usage"' not in event:
             return event
@@ -128,9 +144,14 @@ class StreamReader:
         counts = cast("dict[str, Any]", usage)
         self.input_tokens = _count(counts.get("prompt_tokens"), self.input_tokens)
         self.output_tokens = _count(counts.get("completion_tokens"), self.output_tokens)
-        if not self._wants_usage or cast("dict[str, Any]", found).get("choices") or not body.endswith(b"}"):
+        document = cast("dict[str, Any]", found)
+        has_choices = bool(document.get("choices"))
+        self.events -= not has_choices
+        if self._hides_usage and "choices" in document:
+            del document["usage"]
+            return b"data: " + orjson.dumps(document) + b"\n\n" if has_choices else b""
+        if not self._wants_usage or has_choices:
             return event
-        self.events -= 1
         self._is_stated = True
         at = event.rindex(b"}")
         return event[:at] + b"," + self._footprint().member() + event[at:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.contracts.identity import ResolvedKey
 from services.kit.edge.exchange import Exchange
@@ -57,6 +57,7 @@ class Turn:
 
     Attributes:
         window: What the traffic report has of it; the numbers become the lengths of prompt and answer.
+        asks_usage: Whether the router had its server state the usage, which the client did not ask for.
         wait_s: From its arrival until it was sent to a server.
         first_s: From its arrival to the first token of a stream; 0 before.
     """
@@ -67,9 +68,22 @@ class Turn:
     lane: Lane
     expected: Expected
     window: list[int]
+    asks_usage: bool = False
     wait_s: float = 0.0
     first_s: float = 0.0
 
 
-Ended = Callable[[Turn, Server, float, int, int, Footprint], None]
-"""Takes in a request that ended: its turn, server, share of the server's time, tokens in and out, footprint."""
+class Tokens(NamedTuple):
+    """Tokens of a prompt and its answer.
+
+    Attributes:
+        are_stated: Whether the server stated both; else one is an estimate.
+    """
+
+    input: int
+    output: int
+    are_stated: bool
+
+
+Ended = Callable[[Turn, Server, float, Tokens, Footprint], None]
+"""Takes in a request that ended: its turn, server, share of the server's time, tokens, footprint."""

@@ -40,11 +40,12 @@ class UsageReporter:
         share_s: float,
         input_tokens: int,
         output_tokens: int,
+        is_estimated: bool = False,
         energy_j: float | None,
         carbon_gco2: float | None,
         now_s: float | None = None,
     ) -> None:
-        """Add a request that ended now."""
+        """Add a request that ended now; ``is_estimated``: its server did not state its tokens."""
         now_s = time.time() if now_s is None else now_s
         start_s = int(now_s // WINDOW_S * WINDOW_S)
         window = self._windows.get(start_s)
@@ -55,8 +56,9 @@ class UsageReporter:
                 log.error("usage.lost", start_s=lost_s, lines=len(lost))
         sums = window.get(key)
         if sums is None:
-            sums = window[key] = [0.0] * 6
-        for at, amount in enumerate((1.0, input_tokens, output_tokens, share_s, energy_j or 0.0, carbon_gco2 or 0.0)):
+            sums = window[key] = [0.0] * 7
+        amounts = (1.0, input_tokens, output_tokens, is_estimated, share_s, energy_j or 0.0, carbon_gco2 or 0.0)
+        for at, amount in enumerate(amounts):
             sums[at] += amount
 
     async def send(self, now_s: float | None = None, *, all_windows: bool = False) -> None:
@@ -87,7 +89,7 @@ class UsageReporter:
 
 
 def _usage(key: Key, sums: list[float]) -> RequestUsage:
-    requests, input_tokens, output_tokens, share_s, energy_j, carbon_gco2 = sums
+    requests, input_tokens, output_tokens, estimated, share_s, energy_j, carbon_gco2 = sums
     return RequestUsage(
         job_id=key[0],
         tenant_id=key[1],
@@ -97,6 +99,7 @@ def _usage(key: Key, sums: list[float]) -> RequestUsage:
         requests=int(requests),
         input_tokens=int(input_tokens),
         output_tokens=int(output_tokens),
+        estimated_requests=int(estimated),
         share_s=share_s,
         energy_j=energy_j,
         carbon_gco2=carbon_gco2,

@@ -138,21 +138,22 @@ class Routing:
         zones |= {(each.spec.zone, None) for each in endpoints if each.spec.zone}
         zones |= {_grid(fleet) for fleet in fleets.values()}
         known = await self._intensities.of(zones)
+        pue = self._settings.pue  # the ledger's, and what it has of an instance may be of before a change
 
         def intensity(zone: str | None, signal: str | None) -> CurrentIntensity | None:
             return None if zone is None else known.get((zone, signal))
 
         servers = [
-            _server(row, specs[row.pool], intensity(row.zone, signals.get((row.pool, row.place)))) for row in rows
+            _server(row, specs[row.pool], intensity(row.zone, signals.get((row.pool, row.place))), pue) for row in rows
         ]
-        servers += [_foreign(each, keys.get(each.name), intensity(each.spec.zone, None)) for each in endpoints]
+        servers += [_foreign(each, keys.get(each.name), intensity(each.spec.zone, None), pue) for each in endpoints]
         return RoutingTable(
             made_at=now,
             pools=[_pool(row, specs[row.name]) for row in pools],
             servers=servers,
             apps=[_app(app) for app in apps.values()],
             app_servers=[
-                _app_server(row, apps[row.pool], fleet, known.get(_grid(fleet)))
+                _app_server(row, apps[row.pool], fleet, known.get(_grid(fleet)), pue)
                 for row in of_apps
                 for fleet in [fleets[apps[row.pool].fleet]]
             ],
@@ -201,7 +202,7 @@ def _app(app: AppRecord) -> RoutedApp:
 
 
 def _app_server(
-    row: ServerRow, app: AppRecord, fleet: FleetSpec, intensity: CurrentIntensity | None
+    row: ServerRow, app: AppRecord, fleet: FleetSpec, intensity: CurrentIntensity | None, pue: float
 ) -> RoutedAppServer:
     """Return an instance; of one whose variant or profile is gone from the spec less is known."""
     name, size = variant_and_slice(row.mode)
@@ -221,14 +222,14 @@ def _app_server(
         idle_w=None if idle_w is None else idle_w * int(size[0]) / 7,
         gco2_per_kwh=intensity.point.gco2_per_kwh if intensity else row.intensity_gco2_per_kwh,
         is_intensity_estimated=intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
-        pue=row.pue or 1,
+        pue=row.pue or pue,
         job_id=row.job_id,
         node_id=row.node_id,
         location=row.place,
     )
 
 
-def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None) -> RoutedServer:
+def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, pue: float) -> RoutedServer:
     terms, _ = read_terms(row.terms)
     mode = next((mode for mode in spec.modes if mode.name == row.mode), terms.mode)
     profile = _profile(spec.partitions, row.partition, row.request_class, row.mode)
@@ -258,7 +259,7 @@ def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None) 
         max_qps=profile and profile.max_qps,
         gco2_per_kwh=gco2,
         is_intensity_estimated=intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
-        pue=row.pue or 1,
+        pue=row.pue or pue,
         clocks=_clocks(spec, row, mode),
         load_path=None if spec.clocks.policy is ClockPolicy.DEFAULT else terms.probes.load_path,
     )
@@ -300,7 +301,9 @@ def server_id(endpoint: str) -> str:
     return f"endpoint:{endpoint}"
 
 
-def _foreign(each: Endpoint, secret_set_at: datetime | None, intensity: CurrentIntensity | None) -> RoutedServer:
+def _foreign(
+    each: Endpoint, secret_set_at: datetime | None, intensity: CurrentIntensity | None, pue: float
+) -> RoutedServer:
     spec = each.spec
     return RoutedServer(
         id=server_id(each.name),
@@ -320,6 +323,7 @@ def _foreign(each: Endpoint, secret_set_at: datetime | None, intensity: CurrentI
         power_w=spec.power_w,
         gco2_per_kwh=intensity.point.gco2_per_kwh if intensity else None,
         is_intensity_estimated=intensity is None or intensity.point.is_estimated,
+        pue=pue,
     )
 
 

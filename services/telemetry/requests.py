@@ -37,6 +37,7 @@ async def request_report(database: Database, query: RequestQuery, tenant_id: str
                 requests=row.requests,
                 input_tokens=row.input_tokens,
                 output_tokens=row.output_tokens,
+                estimated_requests=row.estimated_requests,
                 energy_j=row.energy_j,
                 carbon_gco2=row.carbon_gco2,
                 outside_energy_j=row.outside_energy_j,

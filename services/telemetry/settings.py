@@ -45,9 +45,6 @@ class TelemetrySettings(SealingSettings):
     heartbeat_interval_s: float = Field(2.0, gt=0, le=600, description="How often nodes are asked to report.")
     lease_ttl_s: float = Field(20.0, gt=0, le=3_600, description="How long a node may run its gangs without contact.")
 
-    pue: float = Field(
-        1.0, ge=1, le=10, allow_inf_nan=False, description="Energy of the facility per energy of its devices."
-    )
     market_gco2_per_kwh: dict[str, NonNegative] = Field(
         default={},
         description="For reports: factor of the contracts, or the residual mix, of each zone, gCO2/kWh, as JSON: "

@@ -216,6 +216,7 @@ class RequestsGateway:
     def get(self, path: str, **params: Any) -> Any:
         assert (path, params["group_by"]) == ("/v1/reports/requests", "key")
         line = {"group": "key_1", "requests": 7, "input_tokens": 70, "output_tokens": 700}
+        line["estimated_requests"] = 3
         amounts = {"energy_j": 3_600.0, "carbon_gco2": 2.0, "outside_energy_j": 0.0, "outside_carbon_gco2": 0.0}
         return {"lines": [line | amounts], "servers": self.servers}
 
@@ -227,7 +228,9 @@ def test_requests_are_shown_with_the_part_that_is_nobodys(
     servers |= {"unattributed_energy_j": 3_600.0, "unattributed_carbon_gco2": 3.0}
     monkeypatch.setattr(module, "Gateway", lambda: RequestsGateway(servers))
     module.report(by="key", requests=True)
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    out = capsys.readouterr().out
+    assert "Tokens of 3 requests are estimates" in out
+    rows = [line.split() for line in out.splitlines()]
     assert ["key_1", "7", "70", "700", "1.00", "Wh", "2.00", "g", "-"] in rows
     assert any(row[:2] == ["(no", "request's)"] and "3.00" in row for row in rows)
     assert any(row[:1] == ["servers"] and "2.00" in row for row in rows)

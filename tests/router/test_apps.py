@@ -154,6 +154,16 @@ async def test_a_stream_of_events_passes_and_ends_with_its_footprint(apps: Apps)
     assert (first, second, nothing) == ("data: one", "data: two", "")
     assert last.startswith(": x-wattshift-gco2=")
     assert answer.headers["x-wattshift-variant"] == "b1"
+    assert answer.headers.get_list("x-accel-buffering") == ["no"]
+    quiet = await apps.router.http.get(f"/apps/{APP}/events", headers={"x-wattshift-comment": "off"})
+    assert quiet.text == "data: one\n\ndata: two\n\n"
+
+
+async def test_an_encoded_stream_of_events_passes_as_it_is(apps: Apps) -> None:
+    apps.one.is_stream, apps.one.encoding = True, "x-own"
+    async with apps.router.http.stream("GET", f"/apps/{APP}/events") as answer:
+        raw = b"".join([piece async for piece in answer.aiter_raw()])
+    assert raw == b"data: one\n\ndata: two\n\n"
 
 
 async def test_the_queue_is_first_come_first_served_and_an_instance_gets_one_at_a_time(apps: Apps) -> None:

@@ -14,8 +14,10 @@ from services.core.domain.serving import LatencyLimits, MiadConfig
 from services.db.instance_keys import new_instance_key
 from services.db.sealing import Sealer
 from services.serving.controller.advance import Seen, advance
+from services.serving.settings import ServingSettings
 from tests.serving.test_advance import DRAINING, NOW, PROBES
 from tests.support.pools import SECRETS_KEY, PoolApi, a_partition, pool_api
+from tests.support.services import TOKEN
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,21 @@ async def test_power_and_intensity_come_from_the_newest_lines_of_the_ledger(api:
 
     assert server.power_w == pytest.approx(300, rel=1e-3)
     assert (server.is_power_measured, server.pue, server.gco2_per_kwh) == (True, 1.2, 321)
+
+
+async def test_all_servers_have_the_pue_of_the_site_also_before_their_first_line(
+    api: PoolApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await api.made("unmetered", tenant="acme", models=["unmetered-model"])
+    await add_instance(api, "unmetered", "instance_u")
+    await api.call("PUT", "/v1/endpoints/elsewhere", json=an_endpoint(zone="DE"), tenant="acme")
+    monkeypatch.setenv("TELEMETRY_PUE", "1.5")
+    pue = ServingSettings.model_validate({"database_url": "postgresql://nowhere", "service_token": TOKEN}).pue
+    monkeypatch.setattr(api.routing, "_settings", api.routing._settings.model_copy(update={"pue": pue}))
+
+    found = {each.id: each.pue for each in (await table(api)).servers}
+
+    assert (found["instance_u"], found["endpoint:elsewhere"]) == (1.5, 1.5)
 
 
 async def test_servers_whose_clocks_follow_latency_carry_the_limits_of_their_class(api: PoolApi) -> None:

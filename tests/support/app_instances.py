@@ -50,6 +50,7 @@ class InstanceServer:
     status: int = 200
     dies: bool = False
     is_stream: bool = False
+    encoding: str = ""
     cancelled: int = 0
     held: int = 0
     most_held: int = 0
@@ -72,7 +73,8 @@ class InstanceServer:
                 assert request.transport is not None
                 request.transport.abort()
             if self.is_stream:
-                answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+                own = {"content-encoding": self.encoding} if self.encoding else {}
+                answer = web.StreamResponse(headers={"content-type": "text/event-stream", **own})
                 await answer.prepare(request)
                 await answer.write(b"data: one\n\ndata: two\n\n")
                 return answer

@@ -72,6 +72,18 @@ async def test_a_servers_energy_is_divided_by_shares_of_its_time_and_the_rest_is
     assert found.servers.unattributed_carbon_gco2 == pytest.approx(500)
 
 
+async def test_requests_of_estimated_tokens_are_counted_and_stay_when_days_are_folded(plane: Plane) -> None:
+    await report(plane, HOUR, a_usage(requests=5, estimated_requests=3), a_usage(key_id="key_2"))
+    await report(plane, HOUR, a_usage(requests=1, estimated_requests=1), router="r2")
+
+    for _ in range(2):
+        found = await summed(plane)
+        assert [(line.group, line.requests, line.estimated_requests) for line in found.lines] == [
+            *(("key_1", 6, 4), ("key_2", 2, 0))
+        ]
+        await fold_requests(plane.database, -2 * DAY_S)
+
+
 async def test_shares_beyond_the_time_of_the_lines_divide_no_more_than_there_is(plane: Plane) -> None:
     await spend(plane, "job_1", HOUR)
     await report(plane, HOUR, a_usage(share_s=900))

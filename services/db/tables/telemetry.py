@@ -347,6 +347,7 @@ request_usages = Table(
     Column("requests", BigInteger, nullable=False),
     Column("input_tokens", BigInteger, nullable=False),
     Column("output_tokens", BigInteger, nullable=False),
+    Column("estimated_requests", BigInteger, nullable=False, server_default="0"),
     Column("share_s", Float, nullable=False),
     Column("energy_j", Float, nullable=False),
     Column("carbon_gco2", Float, nullable=False),

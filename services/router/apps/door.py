@@ -15,7 +15,7 @@ from services.kit.edge.exchange import ClientGoneError, Exchange, Header, while_
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.release import RELEASE
-from services.router.answers import is_stream
+from services.router.answers import UNBUFFERED, is_identity, is_stream, wants_comment
 from services.router.apps.asked import OPEN_INFERENCE, Asked, read
 from services.router.apps.coordination import Coordinator
 from services.router.apps.errors import AppError, no_app, not_assigned, of_problem, of_upstream
@@ -257,7 +257,8 @@ class AppDoor:
         """Pass on a stream of events as they arrive; a comment at its end says what it emitted."""
         send = turn.exchange.send
         piece = await connection.piece()
-        await turn.exchange.begin(connection.status, [*_passed_out(connection.headers), *instance.headers])
+        headers = [each for each in _passed_out(connection.headers) if each[0] != UNBUFFERED[0]]
+        await turn.exchange.begin(connection.status, [*headers, UNBUFFERED, *instance.headers])
         try:
             while piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -268,7 +269,9 @@ class AppDoor:
         share_s = give_back()
         footprint = instance.footprint(share_s)
         self._end(turn, instance, connection.status, sent_s, share_s, footprint)
-        await send({"type": "http.response.body", "body": footprint.comment(), "more_body": False})
+        has_comment = is_identity(connection.headers) and wants_comment(turn.exchange, self._settings)
+        end = footprint.comment() if has_comment else b""
+        await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _end(
         self, turn: AppTurn, instance: Instance, status: int, sent_s: float, share_s: float, footprint: Footprint

@@ -14,10 +14,10 @@ FORGET = "DELETE FROM request_usages WHERE router = $1 AND start_at = $2"
 
 ADD = """
 INSERT INTO request_usages
-    (router, start_at, job_id, tenant_id, key_id, model, request_class, requests, input_tokens, output_tokens, share_s,
-     energy_j, carbon_gco2)
+    (router, start_at, job_id, tenant_id, key_id, model, request_class, requests, input_tokens, output_tokens,
+     estimated_requests, share_s, energy_j, carbon_gco2)
 SELECT $1, $2, * FROM unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::bigint[],
-    $10::bigint[], $11::float8[], $12::float8[], $13::float8[])
+    $10::bigint[], $11::bigint[], $12::float8[], $13::float8[], $14::float8[])
 ON CONFLICT (router, start_at, job_id, tenant_id, key_id, model, request_class) DO NOTHING
 """
 
@@ -27,14 +27,16 @@ WITH gone AS (
      WHERE start_at < date_trunc('day', now() - make_interval(secs => $1), 'UTC') AND router <> '' RETURNING *
 )
 INSERT INTO request_usages AS known
-    (router, start_at, job_id, tenant_id, key_id, model, request_class, requests, input_tokens, output_tokens, share_s,
-     energy_j, carbon_gco2)
+    (router, start_at, job_id, tenant_id, key_id, model, request_class, requests, input_tokens, output_tokens,
+     estimated_requests, share_s, energy_j, carbon_gco2)
 SELECT '', date_trunc('day', start_at, 'UTC'), job_id, tenant_id, key_id, model, request_class, sum(requests),
-    sum(input_tokens), sum(output_tokens), sum(share_s), sum(energy_j), sum(carbon_gco2)
+    sum(input_tokens), sum(output_tokens), sum(estimated_requests), sum(share_s), sum(energy_j), sum(carbon_gco2)
 FROM gone GROUP BY 2, 3, 4, 5, 6, 7
 ON CONFLICT (router, start_at, job_id, tenant_id, key_id, model, request_class) DO UPDATE SET
     requests = known.requests + excluded.requests, input_tokens = known.input_tokens + excluded.input_tokens,
-    output_tokens = known.output_tokens + excluded.output_tokens, share_s = known.share_s + excluded.share_s,
+    output_tokens = known.output_tokens + excluded.output_tokens,
+    estimated_requests = known.estimated_requests + excluded.estimated_requests,
+    share_s = known.share_s + excluded.share_s,
     energy_j = known.energy_j + excluded.energy_j, carbon_gco2 = known.carbon_gco2 + excluded.carbon_gco2
 """
 
@@ -80,7 +82,7 @@ LINES = (
     DIVIDED
     + """
 SELECT {group} AS name, sum(requests)::bigint AS requests, sum(input_tokens)::bigint AS input_tokens,
-    sum(output_tokens)::bigint AS output_tokens,
+    sum(output_tokens)::bigint AS output_tokens, sum(estimated_requests)::bigint AS estimated_requests,
     coalesce(sum(spent_j * share_s / nullif(whole_s, 0)), 0)::float8 AS energy_j,
     coalesce(sum(spent_gco2 * share_s / nullif(whole_s, 0)), 0)::float8 AS carbon_gco2,
     coalesce(sum(energy_j) FILTER (WHERE spent_j IS NULL), 0)::float8 AS outside_energy_j,
@@ -105,6 +107,7 @@ class RequestRow(NamedTuple):
     requests: int
     input_tokens: int
     output_tokens: int
+    estimated_requests: int
     energy_j: float
     carbon_gco2: float
     outside_energy_j: float
@@ -126,7 +129,15 @@ async def replace_usages(database: Database, report: UsageReport) -> None:
     ]
     amounts = [
         [getattr(usage, name) for usage in report.usages]
-        for name in ("requests", "input_tokens", "output_tokens", "share_s", "energy_j", "carbon_gco2")
+        for name in (
+            "requests",
+            "input_tokens",
+            "output_tokens",
+            "estimated_requests",
+            "share_s",
+            "energy_j",
+            "carbon_gco2",
+        )
     ]
     async with database.transaction() as connection:
         await connection.execute(FORGET, report.router, report.start_at)

@@ -66,7 +66,8 @@ function showRest(report, requests) {
   fill(by("requests"), requests?.lines.length ? table("Requests by model", [["Model"], ["Requests", "number"], ["Input tokens", "number"], ["Output tokens", "number"], ["Energy", "number"], ["Carbon", "number"], ["Per 1,000 tokens", "number"]], requests.lines.map((each) => {
     const grams = each.carbon_gco2 + each.outside_carbon_gco2;
     const tokens = each.input_tokens + each.output_tokens;
-    return h("tr", {}, h("td", { class: "name" }, each.group), h("td", { class: "number" }, count(each.requests)), h("td", { class: "number" }, count(each.input_tokens)), h("td", { class: "number" }, count(each.output_tokens)),
+    const estimated = each.estimated_requests ? " (partly estimated)" : "";
+    return h("tr", {}, h("td", { class: "name" }, each.group), h("td", { class: "number" }, count(each.requests)), h("td", { class: "number" }, count(each.input_tokens) + estimated), h("td", { class: "number" }, count(each.output_tokens) + estimated),
       h("td", { class: "number" }, energy(each.energy_j + each.outside_energy_j)), h("td", { class: "number" }, carbon(grams)), h("td", { class: "number" }, tokens ? carbon((grams / tokens) * 1000) : unknown()));
   })) : h("p", { class: "empty" }, "No requests in this period."));
 }
