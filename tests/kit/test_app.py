@@ -7,6 +7,7 @@ from typing import Annotated
 import httpx
 import pytest
 from fastapi import FastAPI, Query
+from starlette.types import ASGIApp
 
 from services.contracts.problems import MEDIA_TYPE, Problem, ProblemCode
 from services.contracts.schema import Message
@@ -67,7 +68,7 @@ def from_the_gateway(audience: str = "carbon") -> str:
     return signed(audience, root=TOKEN)
 
 
-def client(app: FastAPI, make_token: Callable[[], str] | None = from_the_gateway) -> httpx.AsyncClient:
+def client(app: ASGIApp, make_token: Callable[[], str] | None = from_the_gateway) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {make_token()}"} if make_token else {}
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://service", headers=headers)
@@ -164,17 +165,17 @@ def test_a_problem_error_is_its_document() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "headers", "is_known"),
+    ("path", "make_token", "is_known"),
     [
-        ("/v1/fail/missing", {"authorization": f"Bearer {signed('carbon', root=TOKEN)}"}, True),
-        ("/v1/fail/missing", {"authorization": "Bearer made-up"}, False),
-        ("/healthz", {}, False),
-        ("/own/right", {}, True),
-        ("/own/wrong", {}, False),
+        ("/v1/fail/missing", from_the_gateway, True),
+        ("/v1/fail/missing", lambda: "made-up", False),
+        ("/healthz", None, False),
+        ("/own/right", None, True),
+        ("/own/wrong", None, False),
     ],
 )
 async def test_a_connection_is_known_by_a_valid_token_or_by_the_answer_of_a_path_that_asks_itself(
-    path: str, headers: dict[str, str], is_known: bool
+    path: str, make_token: Callable[[], str] | None, is_known: bool
 ) -> None:
     async def readiness() -> None: ...
 
@@ -193,7 +194,6 @@ async def test_a_connection_is_known_by_a_valid_token_or_by_the_answer_of_a_path
             raise not_found("right word")
 
     with a_guest() as guest:
-        transport = httpx.ASGITransport(asked_by(guest, app))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            await client.get(path, headers=headers)
+        async with client(asked_by(guest, app), make_token) as caller:
+            await caller.get(path)
         assert guest.is_known is is_known
