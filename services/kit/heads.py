@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any
@@ -31,34 +31,8 @@ LEAST_BODY_BYTES_PER_S = 500
 """Of a known client that has a body to send; looked at every ``BODY_S``. Answers take as long as they take."""
 LAST_LOOK_S = 0.1
 """What came while this process was held up is read before a connection is closed: uvloop looks at its clocks first."""
-USUAL_BYTES = 16_384
-"""Of a request that is not looked at piece by piece."""
 _END = re.compile(rb"\n\r?\n")
 """Heads end so, and bodies in chunks."""
-
-
-class _Begun:
-    """A coroutine that has gone as far as it could at once.
-
-    TLS takes over a transport at its first step. uvloop begins to read when ``connection_made`` returns, whatever that
-    has paused: what a client sent by then would be taken for HTTP, and its handshake never ends.
-    """
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
-        self._awaited = coroutine.send(None)
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        try:
-            while True:
-                try:
-                    yield self._awaited
-                except BaseException as error:  # a cancellation, too
-                    self._awaited = self._coroutine.throw(error)
-                else:
-                    self._awaited = self._coroutine.send(None)
-        except StopIteration as done:
-            return done.value
 
 
 class _Bounded(asyncio.Protocol):
@@ -92,23 +66,28 @@ class _Bounded(asyncio.Protocol):
         if self.config.tls is None:
             super().connection_made(transport)
         else:
-            shaken = self.loop.start_tls(
+            handshake = self.loop.start_tls(
                 transport, self, self.config.tls, server_side=True, ssl_handshake_timeout=HEAD_S
             )
-            self._shaking = self.loop.create_task(self._shake_hands(_Begun(shaken)))
+            # TLS takes over the transport at its first step, which a task would put off: uvloop begins to read when
+            # this returns, whatever was paused, and what has come by then would be taken for HTTP.
+            self._shaking = self.loop.create_task(self._shake_hands(handshake, handshake.send(None)))
         self._look()
 
-    async def _shake_hands(self, shaken: _Begun) -> None:
-        """Begin TLS here, so that a connection has its place and its time before it has done so."""
+    async def _shake_hands(self, handshake: Coroutine[Any, Any, Any], awaited: asyncio.Future[Any]) -> None:
+        """Begin HTTP behind the handshake, during which the connection has its place and its time already."""
         try:
-            transport = await shaken
+            await asyncio.wait([awaited])
+            handshake.send(None)
+        except StopIteration as done:
+            if done.value is not None and not self._is_lost:
+                super().connection_made(done.value)
+                self._begin()
         except (OSError, RuntimeError):  # no TLS, or closed in the meantime
             self._accepted.abort()
             self._leave()
-            return
-        if transport is not None and not self._is_lost:
-            super().connection_made(transport)
-            self._begin()
+        finally:
+            handshake.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
@@ -263,42 +242,18 @@ if find_spec("httptools") is not None:
             self._held = bytearray()
             self._searched = 0  # bytes of it in which there is no end
             self._left = 0  # bytes of a body with a length
-            self._behind = 0  # bytes behind a head that the parser was given with it
             self._unfinished = 0  # bytes since the parser came to the end of a head or a message, or to a body
             self._has_finished = False
             self._awaits_head = True
 
         def data_received(self, data: bytes) -> None:
-            if self._is_known and not self._is_answering and not self._is_owing and self._is_one_request(data):
-                super().data_received(data)
-                if self.cycle.more_body or self._unfinished:
-                    self._look()
-                return
             self._note(len(data))
             self._unset_keepalive_if_required()
             self._held += data
             if self.transport is not None:  # pyright: ignore[reportUnnecessaryComparison]
                 self._begin()
 
-        @property
-        def _is_owing(self) -> bool:
-            return bool(self._owed or self._held or self._unfinished or not self._awaits_head)
-
-        def _is_one_request(self, data: bytes) -> bool:
-            """Whether no second head ends in what has come, as is usual; then note what is left of it behind the head.
-
-            It is parsed at once, which takes half the time.
-            """
-            head = _END.search(data) if len(data) <= USUAL_BYTES else None
-            if head is None or head.start() < 4 or _END.search(data, head.end()):  # empty lines are no head
-                return False
-            self._behind = len(data) - head.end()
-            return True
-
         def on_response_complete(self) -> None:
-            if self._is_known and not self._is_owing:
-                HttpToolsProtocol.on_response_complete(self)
-                return
             super().on_response_complete()
             if self._held:
                 self._begin()
@@ -352,9 +307,6 @@ if find_spec("httptools") is not None:
                 if name == b"content-length":
                     self._left = int(value)
                     break
-            # Of the body, or of the next head.
-            self._left, self._unfinished = max(0, self._left - self._behind), max(0, self._behind - self._left)
-            self._behind = 0
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
