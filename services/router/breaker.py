@@ -24,12 +24,17 @@ class BreakerState(StrEnum):
 
 @dataclass(slots=True)
 class Breaker:
-    """Counts the failures of one server; ``now_s`` is any clock that does not go back."""
+    """Counts the failures of one server; ``now_s`` is any clock that does not go back.
+
+    Attributes:
+        trial: The request that tries the server while it is ejected. What becomes of those that were sent before says
+            nothing of it.
+    """
 
     failures: int = 0
     ejections: int = 0
     opened_s: float | None = None
-    is_trying: bool = False
+    trial: object | None = None
 
     def state(self, now_s: float) -> BreakerState:
         """Return the state at a moment."""
@@ -48,42 +53,45 @@ class Breaker:
         """Whether a request may be sent now."""
         if self.opened_s is None:
             return True
-        return not self.is_trying and now_s - self.opened_s >= self.pause_s
+        return self.trial is None and now_s - self.opened_s >= self.pause_s
 
     def reachable(self, now_s: float) -> None:
         """Note that an ejected server answers a probe: the next request may try it."""
         if self.opened_s is not None:
             self.opened_s = min(self.opened_s, now_s - self.pause_s)
 
-    def sent(self) -> None:
+    def sent(self, request: object) -> None:
         """Note that a request was sent; to an ejected server it is the trial."""
-        self.is_trying = self.opened_s is not None
+        if self.opened_s is not None:
+            self.trial = request
 
     def succeeded(self) -> None:
         """Note an answer."""
         self.failures = 0
         self.ejections = 0
         self.opened_s = None
-        self.is_trying = False
+        self.trial = None
 
-    def abandoned(self) -> None:
+    def abandoned(self, request: object) -> None:
         """Note that a request ended without a verdict, because its client left."""
-        self.is_trying = False
+        if self.trial is request:
+            self.trial = None
 
-    def failed(self, now_s: float, *, is_certain: bool = False) -> bool:
+    def failed(self, now_s: float, request: object | None = None, *, is_certain: bool = False) -> bool:
         """Note a failure, and return whether it ejects the server.
 
         Args:
             now_s: The moment.
+            request: That failed; None for a probe.
             is_certain: Whether one such failure is enough, as when no connection can be made.
         """
         self.failures += 1
         was_open = self.opened_s is not None
-        if was_open and not self.is_trying:
+        if was_open and (request is None or self.trial is not request):
             return False  # a request that was sent before the ejection
         if not is_certain and not was_open and self.failures < FAILURES:
             return False
         self.ejections += 1
         self.opened_s = now_s
-        self.is_trying = False
+        self.trial = None
         return True

@@ -190,27 +190,28 @@ class Dispatcher:
             else:
                 await self._answers.whole(turn, server, connection, give_back)
             if connection.status >= 500:
-                server.breaker.failed(time.monotonic())
+                server.breaker.failed(time.monotonic(), ticket)
             else:
                 server.breaker.succeeded()
         except UpstreamError as error:
-            self._note_failure(server, error)
+            self._note_failure(ticket, server, error)
             raise
         finally:
             if share_s is None:
                 lane.leave(ticket, server)
             if connection is not None:
                 connection.release()
-            server.breaker.abandoned()
+            server.breaker.abandoned(ticket)
             self._lanes.room_at(server)
 
-    def _note_failure(self, server: Server, error: UpstreamError) -> None:
+    def _note_failure(self, ticket: Ticket, server: Server, error: UpstreamError) -> None:
         if error.reason in ("preempted", "no_key"):
             return
         self._metrics.upstream.add((error.reason,))
         if error.reason == "rate_limited":
             return  # it works, and has enough to do
-        if server.breaker.failed(time.monotonic(), is_certain=error.reason in ("connect", "refused_address")):
+        is_certain = error.reason in ("connect", "refused_address")
+        if server.breaker.failed(time.monotonic(), ticket, is_certain=is_certain):
             log.warning("server.ejected", server=server.id, url=server.spec.url, reason=error.reason, error=str(error))
 
 

@@ -102,11 +102,6 @@ class Server(SharedTime):
         """How many more requests this process may give it."""
         return self.limit - self.held
 
-    def begin(self) -> float:
-        """As of its base, and to an ejected server this is the trial."""
-        self.breaker.sent()
-        return super().begin()
-
     def answered(self, ttft_s: float, e2e_s: float, tokens: int) -> None:
         """Learn from an answer that was complete."""
         self._has_answered = True

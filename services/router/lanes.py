@@ -242,12 +242,13 @@ class Lane:
         server = ticket.server
         if server is not None:
             self.leave(ticket, server)
-            server.breaker.abandoned()
+            server.breaker.abandoned(ticket)
             self._room_at(server)
 
     def _begin(self, ticket: Ticket, server: Server) -> None:
         ticket.server = server
         ticket.is_preempted = False
+        server.breaker.sent(ticket)
         ticket.share_began_s = server.begin()
         tenant = ticket.request.tenant
         self.in_service[tenant] = self.in_service.get(tenant, 0) + 1

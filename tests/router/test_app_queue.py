@@ -105,6 +105,20 @@ def test_an_instance_that_cannot_be_reached_is_left_alone_for_a_while_and_the_re
     assert stage.given[1:] == [(ticket, "one")]
 
 
+def test_an_instance_on_trial_gets_one_request_until_that_one_ends() -> None:
+    stage = Stage()
+    stage.instances("one", limit=4)
+    before, *others = (stage.arrive() for _ in range(3))
+    for each in others:
+        stage.leave(each, Outcome.UNREACHABLE)
+    stage.now_s = 1.1
+    trial, other = stage.arrive(), stage.arrive()
+    stage.leave(before, Outcome.NOT_ASKED)
+    assert stage.given[3:] == [(trial, "one")]
+    stage.leave(trial, Outcome.NOT_ASKED)
+    assert stage.given[4:] == [(other, "one")]
+
+
 def test_requests_wait_for_an_instance_that_was_there_a_moment_ago_and_for_no_other() -> None:
     stage = Stage()
     with pytest.raises(NotAssignedError, match="no_instance"):

@@ -1,5 +1,7 @@
 """When a server is given requests, and when not."""
 
+import pytest
+
 from services.router.breaker import FAILURES, LONGEST_PAUSE_S, Breaker, BreakerState
 
 
@@ -23,7 +25,7 @@ def test_after_the_pause_one_request_tries_it_and_only_one() -> None:
     breaker.failed(10.0, is_certain=True)
     assert (breaker.state(10.5), breaker.passes(10.5)) == (BreakerState.OPEN, False)
     assert (breaker.state(11.0), breaker.passes(11.0)) == (BreakerState.HALF_OPEN, True)
-    breaker.sent()
+    breaker.sent("trial")
     assert not breaker.passes(11.0)
     breaker.succeeded()
     assert breaker.passes(11.0)
@@ -37,23 +39,30 @@ def test_each_trial_that_fails_doubles_the_pause_up_to_the_longest() -> None:
         pauses.append(breaker.pause_s)
         now_s += breaker.pause_s
         assert breaker.passes(now_s)
-        breaker.sent()
-        assert breaker.failed(now_s)
+        breaker.sent("trial")
+        assert breaker.failed(now_s, "trial")
     assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
 
 
-def test_what_was_sent_before_the_ejection_does_not_count_as_the_trial() -> None:
+@pytest.mark.parametrize("is_tried", [False, True])
+def test_what_was_sent_before_the_ejection_does_not_count_as_the_trial(is_tried: bool) -> None:
     breaker = Breaker()
+    breaker.sent("before")
     breaker.failed(0.0, is_certain=True)
+    if is_tried:
+        breaker.sent("trial")
+    breaker.abandoned("before")
+    assert not breaker.failed(0.5, "before")
     assert not breaker.failed(0.5)
     assert breaker.pause_s == 1.0
+    assert breaker.passes(1.0) is not is_tried
 
 
 def test_a_trial_whose_client_left_may_be_repeated() -> None:
     breaker = Breaker()
     breaker.failed(0.0, is_certain=True)
-    breaker.sent()
-    breaker.abandoned()
+    breaker.sent("trial")
+    breaker.abandoned("trial")
     assert breaker.passes(1.0)
 
 

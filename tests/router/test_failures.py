@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -272,3 +273,21 @@ async def test_servers_are_probed_and_taken_back(router: Running, stage: Stage) 
         assert state_of(router, "third") is BreakerState.HALF_OPEN
         assert (await router.ask()).status_code == 200
         assert state_of(router, "third") is BreakerState.CLOSED
+
+
+async def test_a_server_on_trial_gets_one_request_until_that_one_ends(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, "first")]
+    await router.adopted()
+    stage.one.gate = asyncio.Event()
+    breaker = router.router.fleet.servers["first"].breaker
+    before = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: len(stage.one.seen) == 1)
+    breaker.failed(time.monotonic(), is_certain=True)
+    breaker.reachable(time.monotonic())
+    trial = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: len(stage.one.seen) == 2)
+    for leaving, passes in ((before, False), (trial, True)):
+        cancelled = stage.one.cancelled
+        leaving.cancel()
+        await stage.one.until(lambda cancelled=cancelled: stage.one.cancelled > cancelled)
+        assert breaker.passes(time.monotonic()) is passes

@@ -74,7 +74,7 @@ class World:
         finally:
             del self.inside[name]
             self.lane.leave(ticket, server)
-            server.breaker.abandoned()
+            server.breaker.abandoned(ticket)
             self.lanes.room_at(server)
 
     def end(self, name: str) -> None:

@@ -178,7 +178,7 @@ class AppQueue:
             self.in_service[ticket.tenant] = left
         else:
             del self.in_service[ticket.tenant]
-        is_ejected = _note(seat.breaker, outcome, now_s)
+        is_ejected = _note(seat.breaker, ticket, outcome, now_s)
         if seat.has_room:
             self._free.setdefault(seat.id, seat)
         self.pump(now_s)
@@ -264,7 +264,7 @@ class AppQueue:
 
     def _give(self, ticket: Ticket, seat: Seat, *, is_told: bool = True) -> None:
         seat.held += 1
-        seat.breaker.sent()
+        seat.breaker.sent(ticket)
         self._free.pop(seat.id, None)
         if seat.has_room:
             self._free[seat.id] = seat
@@ -279,12 +279,12 @@ def _place_of(ticket: Ticket) -> int:
     return ticket.place
 
 
-def _note(breaker: Breaker, outcome: Outcome, now_s: float) -> bool:
+def _note(breaker: Breaker, ticket: Ticket, outcome: Outcome, now_s: float) -> bool:
     match outcome:
         case Outcome.ANSWERED:
             breaker.succeeded()
         case Outcome.FAILED | Outcome.UNREACHABLE:
-            return breaker.failed(now_s, is_certain=outcome is Outcome.UNREACHABLE)
+            return breaker.failed(now_s, ticket, is_certain=outcome is Outcome.UNREACHABLE)
         case Outcome.BUSY | Outcome.NOT_ASKED:
-            breaker.abandoned()
+            breaker.abandoned(ticket)
     return False
