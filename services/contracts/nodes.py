@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, ConfigDict, Field, StringConstraints, model_validator
 
 from services.contracts.clocks import ClockPolicy
 from services.contracts.jobs import LabelKey, LabelValue
@@ -41,6 +41,7 @@ Amount = Annotated[float, Field(ge=-1e15, le=1e15)]
 Reading = Annotated[float, Field(ge=-1e15, le=1e15)]
 """What a device is said to show, in its unit, whatever that is: sums over nodes stay finite."""
 Count = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+BootId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][ -~]{0,63}$")]
 DeviceIndex = Annotated[int, Field(ge=0, le=16_383)]
 
 
@@ -559,7 +560,7 @@ class GpuFault(NodeMessage):
 class Heartbeat(NodeMessage):
     """Sent every `heartbeat_interval_s`, and at once when a rank changes state."""
 
-    boot_id: Text = Field(max_length=64, description="Identifies this start of the agent.")
+    boot_id: BootId = Field(description="Identifies this start of the agent.")
     ranks: list[RankStatus] = Field(max_length=10_000)
     devices: list[DeviceReading] = Field(max_length=1_024)
     partitions: list[PartitionStatus] | None = Field(
@@ -620,7 +621,7 @@ class EnergyInterval(NodeMessage):
     It is sent until it is acknowledged; `sequence` makes repeats harmless.
     """
 
-    boot_id: Text = Field(max_length=64)
+    boot_id: BootId
     sequence: int = Field(ge=0, lt=2**63)
     start_at: Instant
     end_at: Instant

@@ -29,6 +29,7 @@ from services.telemetry.redis_users import LOOK_S, RedisUsers
 from services.telemetry.repository.corrections import return_late
 from services.telemetry.repository.requests import fold_requests
 from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
+from services.telemetry.seals import CLOSE_EVERY_S, Signer, close_days
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
 from services.telemetry.sleeps import BOOK_EVERY_S, book
@@ -53,18 +54,19 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         ledger = Ledger(database, intensities, settings.pue)
         users = RedisUsers(database, redis) if settings.node_redis == "own" else None
         enrolment = Enrolment(settings, database, users)
-        app.state.telemetry = Telemetry(
-            settings, database, redis, ledger, Sealer(settings.secrets_key), enrolment, intensities
-        )
+        sealer = Sealer(settings.secrets_key)
+        app.state.telemetry = Telemetry(settings, database, redis, ledger, sealer, enrolment, intensities)
+        signer = Signer(database, sealer)
         show_figures(app.state.metrics, database)
         loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         every_s, keep_days = settings.retention_interval_s, settings.clocks_keep_days
         loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))
         if users is not None:
             loops.append(repeat(users.apply, LOOK_S, failed="redis.users_not_read"))
-        loops.append(repeat(lambda: return_late(database), every_s, failed="ledger.not_given_back"))
+        loops.append(repeat(lambda: signer.use(close_days), CLOSE_EVERY_S, failed="ledger.not_signed"))
+        loops.append(repeat(lambda: signer.use(return_late), every_s, failed="ledger.not_given_back"))
         if keep_s := settings.retention_s:
-            loops.append(repeat(lambda: fold(database, keep_s), every_s, failed="ledger.not_folded"))
+            loops.append(repeat(lambda: signer.use(fold, keep_s), every_s, failed="ledger.not_folded"))
             loops.append(repeat(lambda: fold_requests(database, keep_s), every_s, failed="requests.not_folded"))
             loops.append(repeat(lambda: forget_settings(database, keep_s), every_s, failed="settings.not_forgotten"))
         tasks = [asyncio.create_task(loop) for loop in loops]

@@ -19,8 +19,8 @@ import asyncpg
 from services.admission.retention import DAY_S, Kept, Retention
 from services.db.database import Database
 from services.db.engine import create_engine
-from services.telemetry.repository.retention import fold
 from tests.benchmarks.results import write_result
+from tests.support.ledger import empty_ledger, fold_now
 from tests.support.servers import fresh_database, postgres_server
 
 JOBS, GANG_HOURS, AGE_DAYS = 10_000, 100, 100
@@ -125,11 +125,13 @@ async def measure(postgres_url: str) -> dict[str, float]:
     for statement in JOBS_MADE[1:]:
         await connection.execute(statement)
     jobs = await size_bytes(connection)
+    await connection.execute("SET session_replication_role = replica")  # so many lines are no one batch
     await connection.execute(LINES_MADE[0], GANG_HOURS, LINES_PER_GANG_HOUR)
+    await connection.execute("SET session_replication_role = origin")
     await connection.execute(LINES_MADE[1])
     lines = await size_bytes(connection)
-    await fold(database, 62 * DAY_S)
-    await connection.execute("TRUNCATE energy_days, metered_days")
+    await fold_now(database, 62 * DAY_S)
+    await empty_ledger(database, "metered_days")
     await connection.execute(DAYS_MADE)
     folded = await size_bytes(connection)
     forgotten = await Retention(engine, Kept(90 * DAY_S, 30 * DAY_S, 730 * DAY_S)).forget()

@@ -40,6 +40,14 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         f"device_claims: device_claims_alone_or_packed {MORE}": "refuses what the key before refused",
     },
     "0042": {f"jobs: jobs_of_an_engine {MORE}": "of a new column, which the release before leaves null"},
+    "0053": {
+        f"energy_days: energy_days_pkey {MORE}": "the release before cannot combine lines, and tries again each hour",
+        f"energy_days: ledger_keep {MORE}": "refuses what only that would do",
+        f"energy_days: ledger_keep_all {MORE}": "no release truncates tables",
+        f"energy_usages: ledger_keep {MORE}": "refuses what only that would do",
+        f"energy_usages: ledger_open {MORE}": "refuses nothing",
+        f"energy_usages: ledger_close {MORE}": "refuses nothing",
+    },
 }
 """What a migration changes although the release before may rely on it, by revision, and why that does no harm."""
 

@@ -9,10 +9,10 @@ from itertools import count
 import httpx
 import pytest
 
-from services.db import locks
 from services.db.database import Database
 from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import FakeAgent, running_telemetry, telemetry_settings
+from tests.support.ledger import empty_ledger
 
 _zones = count(1)
 
@@ -46,7 +46,7 @@ async def module_plane(database_url: str, redis_url: str) -> AsyncIterator[Plane
 
 TABLES = (
     "node_power, node_power_periods, node_zones, "
-    "energy_usages, energy_intervals, energy_days, metered_days, folded_intervals, job_footprints, job_profiles, "
+    "energy_intervals, metered_days, folded_intervals, job_footprints, job_profiles, "
     "job_progress, server_clocks, rank_statuses, rank_ends, nodes, node_credentials, node_enrolments, "
     "gpu_partitions, engines, engine_jobs, device_claims, allocations, jobs, audit_log"
 )
@@ -54,9 +54,7 @@ TABLES = (
 
 @pytest.fixture
 async def plane(module_plane: Plane) -> Plane:
-    async with module_plane.database.transaction() as connection:  # not while telemetry looks after the ledger
-        await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
-        await connection.execute(f"TRUNCATE {TABLES} CASCADE")
+    await empty_ledger(module_plane.database, TABLES)
     module_plane.carbon.flat(360.0)
     module_plane.carbon.is_down = False
     module_plane.carbon.has_zone = True

@@ -10,7 +10,6 @@ import pytest
 
 from services.db.database import Database
 from services.kit.ids import utc_now
-from services.telemetry.repository.retention import fold
 from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import (
     OPERATOR,
@@ -22,6 +21,7 @@ from tests.support.control_plane import (
     telemetry_settings,
     usage,
 )
+from tests.support.ledger import fold_now
 from tests.telemetry.conftest import Plane
 
 KWH_J = 3.6e6
@@ -103,7 +103,7 @@ async def test_daily_sums_have_no_mean_intensity(plane: Plane) -> None:
     agent = await plane.agent(zone="DE")
     t = now_s() - 4 * 86_400
     await agent.report(agent.interval(t - 10, t, usage(None, KWH_J)))
-    assert await fold(plane.database, 2 * 86_400) == 1
+    assert await fold_now(plane.database, 2 * 86_400) == 2
 
     accounts = (await report(plane))["total_accounts"]
 

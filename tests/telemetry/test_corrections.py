@@ -10,7 +10,6 @@ import pytest
 from services.kit.ids import utc_now
 from services.telemetry.repository import corrections
 from services.telemetry.repository.corrections import return_late
-from services.telemetry.repository.retention import fold
 from tests.support.control_plane import (
     OPERATOR,
     FakeAgent,
@@ -20,6 +19,7 @@ from tests.support.control_plane import (
     service_headers,
     usage,
 )
+from tests.support.ledger import fold_now, unsigned
 
 DAY_S = 86_400.0
 RULE = "no_line_after_its_gang"
@@ -119,7 +119,7 @@ async def test_what_was_charged_after_the_end_is_given_back_by_new_lines(plane) 
     assert found[RULE].count(f"{job}: 1140.0 J on n0 from ") == 3
     assert gang in found[RULE]
 
-    assert await return_late(plane.database, at_once=2) == 1
+    assert await return_late(plane.database, unsigned, at_once=2) == 1
 
     assert await broken(plane) == {}
     assert await totals(plane) == {"n0": pytest.approx(before["n0"])}
@@ -133,7 +133,7 @@ async def test_what_was_charged_after_the_end_is_given_back_by_new_lines(plane) 
     assert datetime.fromisoformat(uses[-1]["end_at"]) == written[0]["end_at"]
 
     after = await lines(plane)
-    assert await return_late(plane.database) == 0
+    assert await return_late(plane.database, unsigned) == 0
     assert await lines(plane) == after
 
 
@@ -148,7 +148,7 @@ async def test_the_moment_until_an_agent_knows_of_an_end_breaks_no_rule_and_is_g
     await ends(plane, agent, gang, since_s + 9)
     assert await broken(plane) == {}
 
-    await return_late(plane.database)
+    await return_late(plane.database, unsigned)
 
     assert await broken(plane) == {}
     assert (await figures(plane, job))["gpu_energy_j"] == before["gpu_energy_j"] - 100
@@ -164,11 +164,11 @@ async def test_a_correction_that_is_cut_off_leaves_nothing_half_done(plane, monk
     with monkeypatch.context() as patched:
         patched.setattr(corrections, "add_footprints", dies)
         with pytest.raises(ConnectionError):
-            await return_late(plane.database)
+            await return_late(plane.database, unsigned)
     assert await lines(plane) == written
     assert await figures(plane, job) == before
 
-    await return_late(plane.database)
+    await return_late(plane.database, unsigned)
     assert (await figures(plane, job))["energy_j"] == pytest.approx(1_140)
 
 
@@ -181,7 +181,7 @@ async def test_days_that_were_combined_are_right_too(plane, fold_first: bool) ->
         await connection.execute("UPDATE allocations SET ended_at = NULL, state = 'running'")
     await agent.report(*(ten_seconds(agent, gang, midnight + 10 * number) for number in range(3)))
     if fold_first:
-        assert await fold(plane.database, 2 * DAY_S) == 2
+        assert await fold_now(plane.database, 2 * DAY_S) == 3
     async with plane.database.connection() as connection:
         end = datetime.fromtimestamp(midnight - 15, UTC)
         await connection.execute("UPDATE rank_statuses SET ended_at = $1", end)
@@ -189,10 +189,10 @@ async def test_days_that_were_combined_are_right_too(plane, fold_first: bool) ->
     report = await ask(plane, "/v1/reports/footprint")
     assert list(await broken(plane)) == [RULE]
 
-    assert await return_late(plane.database) == 1
+    assert await return_late(plane.database, unsigned) == 1
     if not fold_first:
-        assert await fold(plane.database, 2 * DAY_S) == 2
-    await return_late(plane.database)
+        assert await fold_now(plane.database, 2 * DAY_S) == 3
+    await return_late(plane.database, unsigned)
 
     assert await broken(plane) == {}
     assert (await figures(plane, job))["energy_j"] == pytest.approx(1_140)
@@ -212,13 +212,13 @@ async def test_what_was_measured_while_a_clock_was_ahead_is_not_late(plane) -> N
     await ends(plane, agent, gang, t + 35)
 
     assert await broken(plane) == {}
-    assert await return_late(plane.database) == 0
+    assert await return_late(plane.database, unsigned) == 0
 
 
 async def test_a_mean_intensity_counts_a_corrected_interval_once(plane) -> None:
     t = utc_now().timestamp() - 100
     plane.carbon.steps = [(0, t + 10, 100, "measured"), (t + 10, 4e9, 400, "measured")]
     await charged_for_long(plane, since_s=t, lines_after=1)
-    await return_late(plane.database)
+    await return_late(plane.database, unsigned)
     (zone,) = (await ask(plane, "/v1/reports/footprint"))["zones"]
     assert zone["mean_gco2_per_kwh"] == pytest.approx(250)

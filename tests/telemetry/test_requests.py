@@ -11,8 +11,8 @@ from services.contracts.identity import Identity, Role
 from services.contracts.reports import RequestReport
 from services.contracts.routing import RequestUsage, UsageReport
 from services.telemetry.repository.requests import fold_requests
-from services.telemetry.repository.retention import fold
 from tests.support.control_plane import service_headers
+from tests.support.ledger import fold_now
 from tests.telemetry.conftest import Plane
 
 HOUR = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
@@ -142,7 +142,7 @@ async def test_old_days_are_combined_without_changing_a_sum(plane: Plane) -> Non
         await report(plane, at, a_usage(share_s=300), a_usage(key_id="key_2", share_s=300))
     before = await summed(plane)
 
-    await fold(plane.database, DAY_S)
+    await fold_now(plane.database, DAY_S)
     await fold_requests(plane.database, DAY_S)
     await fold_requests(plane.database, DAY_S)
 

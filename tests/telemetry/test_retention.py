@@ -5,8 +5,9 @@ import pytest
 from services.admission.repository.retention import forget_jobs
 from services.db.engine import create_engine
 from services.kit.ids import utc_now
-from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
+from services.telemetry.repository.retention import forget_clocks, forget_settings
 from tests.support.control_plane import OPERATOR, USER, accept_job, allocate, service_headers, usage
+from tests.support.ledger import end_day, fold_now
 
 DAY_S = 86_400.0
 KWH_J = 3.6e6
@@ -34,12 +35,14 @@ async def test_folding_keeps_every_sum_and_knows_what_is_sent_again(plane) -> No
     intervals = [
         agent.interval(t, t + 10, usage(gang, KWH_J, cpu_energy_j=KWH_J / 2), usage(None, KWH_J)) for t in times
     ]
-    assert (await agent.report(*intervals)).json()["accepted"] == 4
+    assert (await agent.report(*intervals[:3])).json()["accepted"] == 3
+    await end_day(plane.database)
+    assert (await agent.report(*intervals[3:])).json()["accepted"] == 1
     before = [await ask(plane, "/v1/reports/footprint", group_by=group) for group in ("job", "node", "tenant")]
     assert await counts(plane) == (8, 4, 0)
 
-    assert await fold(plane.database, 2 * DAY_S) == 2
-    assert await fold(plane.database, 2 * DAY_S) == 0
+    assert await fold_now(plane.database, 2 * DAY_S) == 3, "a day of lines, two of intervals"
+    assert await fold_now(plane.database, 2 * DAY_S) == 0
 
     assert await counts(plane) == (2, 1, 4)
     for then, group in zip(before, ("job", "node", "tenant"), strict=True):
@@ -54,15 +57,15 @@ async def test_folding_keeps_every_sum_and_knows_what_is_sent_again(plane) -> No
     assert [use["intensity_gco2_per_kwh"] for use in uses] == [pytest.approx(100), pytest.approx(300)]
 
 
-async def test_a_very_late_line_joins_its_day(plane) -> None:
+async def test_a_very_late_line_gets_a_sum_of_its_own(plane) -> None:
     agent, other = await plane.agent("n1"), await plane.agent("n2")
     t = (utc_now().timestamp() // DAY_S - 5) * DAY_S + 100
     for node in (agent, other):
         await node.report(node.interval(t, t + 10, usage(None, KWH_J)))
-        await fold(plane.database, 2 * DAY_S)
+        await fold_now(plane.database, 2 * DAY_S)
         await node.report(node.interval(t + 10, t + 20, usage(None, KWH_J)))
-        await fold(plane.database, 2 * DAY_S)
-    assert await counts(plane) == (0, 0, 2)
+        await fold_now(plane.database, 2 * DAY_S)
+    assert await counts(plane) == (0, 0, 4)
     report = await ask(plane, "/v1/reports/footprint")
     assert report["idle"]["gpu_energy_j"] == pytest.approx(4 * KWH_J) == report["metered_gpu_energy_j"]
     assert (await ask(plane, "/v1/invariants"))["holds"] is True
@@ -115,7 +118,7 @@ async def test_forgetting_jobs_keeps_every_sum_of_reports(plane, database_url: s
         )
         await connection.execute("UPDATE allocations SET state = 'ended' WHERE job_id = $1", job)
         await connection.execute("DELETE FROM device_claims")
-    await fold(plane.database, 62 * DAY_S)
+    await fold_now(plane.database, 62 * DAY_S)
     groups = ("job", "user", "project", "tenant", "zone", "month")
     before = [await ask(plane, "/v1/reports/footprint", group_by=group) for group in groups]
     footprint = await ask(plane, f"/v1/jobs/{job}/footprint", USER)

@@ -7,12 +7,14 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    Date,
     Float,
     Index,
     Integer,
     LargeBinary,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
@@ -270,8 +272,10 @@ energy_usages = Table(
     Column("intensity_kind", Text),
     Column("fetched_at", Timestamp),
     Column("release", Text),
+    Column("batch", BigInteger, nullable=False, server_default=text("0")),
     Index("energy_usages_by_job", "job_id", "start_at"),
     Index("energy_usages_by_time", "start_at"),
+    Index("energy_usages_by_batch", "batch", postgresql_using="brin"),
 )
 """The ledger: one line per node, interval and owner (``owner`` is an allocation id, or empty for idle), with the
 intensity used: the mean over the interval, weighted by time. ``source`` says how the GPU energy was determined,
@@ -279,7 +283,80 @@ intensity used: the mean over the interval, weighted by time. ``source`` says ho
 it was reported (``contracts.nodes.Basis``), ``reported_energy_j`` what was reported of it where that differs.
 ``devices`` are the GPUs by their index on the node. ``provider`` gave the intensity, ``fetched_at`` is when the newest
 value of it was fetched, ``intensity_kind`` the least certain kind of value in it, and ``release`` that of the method;
-NULL in lines from before these were kept."""
+NULL in lines from before these were kept. ``batch`` is that of the
+statement which added the line; 0: before there were batches. Triggers refuse every change and hash each batch
+(docs/ledger.md)."""
+
+ledger_lanes = Table(
+    "ledger_lanes",
+    metadata,
+    Column("lane", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+)
+"""The newest batch of each lane. A transaction that adds lines takes a lane which no other has."""
+
+ledger_batches = Table(
+    "ledger_batches",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("lane", Integer, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("at", Timestamp, nullable=False),
+    Column("lines", Integer, nullable=False),
+    Column("first_at", Timestamp, nullable=False),
+    Column("last_at", Timestamp, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+    UniqueConstraint("lane", "number", name="ledger_batches_of_a_lane"),
+)
+"""What was added together: the number of its lines, when the first and the last of them begin, and the SHA-256 of their
+columns of ``version``. The running hash of a lane follows from these rows; its newest value is in ``ledger_lanes``."""
+
+ledger_keys = Table(
+    "ledger_keys",
+    metadata,
+    Column("public_key", LargeBinary, primary_key=True),
+    Column("sealed", LargeBinary, nullable=False),
+    Column("made_at", Timestamp, nullable=False, server_default=text("now()")),
+)
+"""The Ed25519 keys of the installation, of which the newest that opens signs."""
+
+ledger_days = Table(
+    "ledger_days",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("day", Date, nullable=False, unique=True),
+    Column("text", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("public_key", LargeBinary),
+    Column("signature", LargeBinary),
+    Column("first_at", Timestamp),
+    Column("last_at", Timestamp),
+)
+"""The statement of each day: ``text`` names the heads of all lanes and the statement before, and is what is signed."""
+
+ledger_heads = Table(
+    "ledger_heads",
+    metadata,
+    Column("day_number", BigInteger, primary_key=True, autoincrement=False),
+    Column("lane", Integer, primary_key=True, autoincrement=False),
+    Column("after_number", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+)
+"""Which batches of a lane a day has: those after ``after_number`` up to ``number``."""
+
+ledger_sums = Table(
+    "ledger_sums",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("day_number", BigInteger, unique=True),
+    Column("text", Text, nullable=False),
+    Column("hash", LargeBinary, nullable=False),
+    Column("public_key", LargeBinary),
+    Column("signature", LargeBinary),
+)
+"""Sums in ``energy_days`` that replaced the lines of a day, whose hash their ``text`` names, or correct such ones."""
 
 job_footprints = Table(
     "job_footprints",
@@ -311,9 +388,11 @@ energy_days = Table(
     Column("carbon_gco2", Float, nullable=False),
     Column("gpu_s", Float, nullable=False),
     Column("estimated", Boolean, nullable=False),
+    Column("sum_number", BigInteger, primary_key=True, server_default=text("0")),
     Index("energy_days_by_job", "job_id", "start_at"),
 )
-"""Ledger lines past their retention, summed by UTC day; the mean intensity follows from carbon and energy."""
+"""Ledger lines past their retention, summed by UTC day; the mean intensity follows from carbon and energy. Those of
+one ``sum_number`` are signed together; 0: before there were batches."""
 
 metered_days = Table(
     "metered_days",

@@ -9,6 +9,7 @@ from services.kit.logging import Log
 from services.telemetry.repository.energy import FootprintRow, add_footprints
 from services.telemetry.repository.lines import LATE_DAYS, LATE_LINES, RAW_LINES, RETURNED
 from services.telemetry.repository.retention import ADD_TO_DAYS
+from services.telemetry.repository.seals import Sign, next_sum, state_sum
 
 log = Log(__name__)
 
@@ -44,17 +45,18 @@ _RETURN_DAYS = f"""
 WITH found AS (
     {LATE_DAYS}
 ), late AS (
-    DELETE FROM energy_days d USING found f
-    WHERE (d.day, d.node_id, d.owner, d.zone, d.signal, d.pue)
-        = (f.day, f.node_id, f.owner, f.zone, f.signal, f.pue) RETURNING d.*
+    SELECT node_id, p.owner, p.job_id, start_at, end_at, zone, signal, pue, p.sign * energy_j AS energy_j,
+        p.sign * gpu_energy_j AS gpu_energy_j, p.sign * estimated_energy_j AS estimated_energy_j,
+        p.sign * carbon_gco2 AS carbon_gco2, p.sign * gpu_s AS gpu_s, estimated
+    FROM found CROSS JOIN LATERAL (VALUES (found.owner, found.job_id, -1), ('', NULL, 1)) AS p (owner, job_id, sign)
 ), given AS (
-    {ADD_TO_DAYS.format(owner="''", job_id="NULL", lines="late")}
+    {ADD_TO_DAYS.format(lines="late")}
 )
-{_SUMS.format(sign="-1", table="late")}
+{_SUMS.format(sign="1", table="late")}
 """
 
 
-async def return_late(database: Database, at_once: int = 1_000) -> int:
+async def return_late(database: Database, sign: Sign, at_once: int = 1_000) -> int:
     """Give back what is there to give back, ``at_once`` lines per transaction; return the number of jobs it was of.
 
     What was given back is not found again, so a call that is cut off or repeated does no harm.
@@ -64,9 +66,11 @@ async def return_late(database: Database, at_once: int = 1_000) -> int:
         async with database.transaction() as connection:
             await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
             rows = await fetch_rows(connection, FootprintRow, _RETURN_LINES, at_once)
-            rows = rows or await fetch_rows(connection, FootprintRow, _RETURN_DAYS)
             if not rows:
-                return len(jobs)
+                number = await next_sum(connection)
+                if not (rows := await fetch_rows(connection, FootprintRow, _RETURN_DAYS, number)):
+                    return len(jobs)
+                await state_sum(connection, number, None, sign)
             await add_footprints(connection, rows)
         jobs.update(row.job_id for row in rows)
         log.warning("ledger.given_back", jobs=[row.job_id for row in rows][:5], energy_j=-sum(r.energy_j for r in rows))

@@ -60,11 +60,18 @@ it. What was measured while a clock was ahead is not late: lines that follow beg
 
 LATE_DAYS = f"""
     SELECT d.*, a.id AS allocation, {GANG_END} AS gang_end
-    FROM energy_days d JOIN allocations a ON a.id = d.owner AND a.job_id = d.job_id
+    FROM (
+        SELECT day, node_id, owner, zone, signal, pue, job_id, min(start_at) AS start_at, max(end_at) AS end_at,
+            sum(energy_j) AS energy_j, sum(gpu_energy_j) AS gpu_energy_j, sum(estimated_energy_j) AS estimated_energy_j,
+            sum(carbon_gco2) AS carbon_gco2, sum(gpu_s) AS gpu_s, bool_or(estimated) AS estimated
+        FROM energy_days GROUP BY day, node_id, owner, zone, signal, pue, job_id
+        HAVING abs(sum(energy_j)) > 1e-9 * sum(abs(energy_j)) OR abs(sum(gpu_s)) > 1e-9 * sum(abs(gpu_s))
+    ) d JOIN allocations a ON a.id = d.owner AND a.job_id = d.job_id
     LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = d.node_id
     WHERE d.start_at >= {GANG_END}
 """
-"""Daily sums of jobs that begin after their gang's end. What of the day of the end came later is not known any more."""
+"""Daily sums of jobs that begin after their gang's end, less what was given back. What of the day of the end came later
+is not known any more."""
 
 LEDGER = f"""
 ledger AS (

@@ -7,6 +7,7 @@ from services.db import locks
 from services.db.database import Database
 from services.kit.logging import Log
 from services.telemetry.repository.lines import RAW_LINES
+from services.telemetry.repository.seals import Sign, foldable_day, next_sum, state_sum
 
 log = Log(__name__)
 
@@ -15,35 +16,32 @@ _BEFORE = "date_trunc('day', now() - make_interval(secs => $1), 'UTC')"
 
 _OLDEST = f"""
 SELECT min(start_at) FROM (
-    SELECT min(start_at) AS start_at FROM energy_usages UNION ALL SELECT min(start_at) FROM energy_intervals
+    SELECT start_at FROM energy_usages WHERE batch = 0 UNION ALL SELECT start_at FROM energy_intervals
 ) AS known WHERE start_at < {_BEFORE}
 """
 
 ADD_TO_DAYS = """
-INSERT INTO energy_days AS known
+INSERT INTO energy_days
     (day, node_id, owner, zone, signal, pue, job_id, start_at, end_at, energy_j, gpu_energy_j, estimated_energy_j,
-     carbon_gco2, gpu_s, estimated)
-SELECT date_trunc('day', start_at, 'UTC'), node_id, {owner}, zone, signal, pue, min({job_id}), min(start_at),
+     carbon_gco2, gpu_s, estimated, sum_number)
+SELECT date_trunc('day', start_at, 'UTC'), node_id, owner, zone, signal, pue, min(job_id), min(start_at),
     max(end_at), sum(energy_j), sum(gpu_energy_j), sum(estimated_energy_j), sum(carbon_gco2), sum(gpu_s),
-    bool_or(estimated)
+    bool_or(estimated), $1
 FROM {lines} GROUP BY 1, 2, 3, 4, 5, 6
-ON CONFLICT (day, node_id, owner, zone, signal, pue) DO UPDATE SET
-    start_at = least(known.start_at, excluded.start_at), end_at = greatest(known.end_at, excluded.end_at),
-    energy_j = known.energy_j + excluded.energy_j, gpu_energy_j = known.gpu_energy_j + excluded.gpu_energy_j,
-    estimated_energy_j = known.estimated_energy_j + excluded.estimated_energy_j,
-    carbon_gco2 = known.carbon_gco2 + excluded.carbon_gco2, gpu_s = known.gpu_s + excluded.gpu_s,
-    estimated = known.estimated OR excluded.estimated
 """
-"""Adds ``lines`` to the sums of their days."""
+"""Adds the sums of ``lines`` by day, under a number of their own."""
 
 _FOLD_LINES = f"""
 WITH gone AS (
-    DELETE FROM energy_usages WHERE start_at < $1 RETURNING *
+    SELECT * FROM take_folded_lines($2, $3)
 ), ledger AS (
     {RAW_LINES.format(raw="gone")}
 )
-{ADD_TO_DAYS.format(owner="owner", job_id="job_id", lines="ledger")}
+{ADD_TO_DAYS.format(lines="ledger")}
 """
+"""Only that function of the database may delete lines."""
+
+_HAS_OLD_LINES = "SELECT EXISTS (SELECT FROM energy_usages WHERE batch = 0 AND start_at < $1)"
 
 _FOLD_INTERVALS = """
 WITH gone AS (
@@ -84,21 +82,30 @@ async def forget_clocks(database: Database, keep_days: float) -> None:
         await connection.execute(_FORGET_CLOCKS, keep_days * 86_400.0)
 
 
-async def fold(database: Database, retention_s: float) -> int:
-    """Combine the lines of every whole day older than ``retention_s``, one day per transaction; return the number of
-    days.
+async def fold(database: Database, sign: Sign, retention_s: float) -> int:
+    """Combine lines that are older than ``retention_s``, by whole days; return the number of transactions it took.
 
-    Nodes deliver their intervals in order, so everything up to the highest combined one was stored before.
+    The lines that a statement of the ledger has are replaced together, once all of them are that old, by a sum that
+    names the statement's hash. Lines of the time before there were statements, and intervals, go by their days. Nodes
+    deliver their intervals in order, so everything up to the highest combined one was stored before.
     """
-    days = 0
+    done = 0
     while True:
         async with database.transaction() as connection:
             await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
-            oldest = await connection.fetchval(_OLDEST, retention_s)
-            if oldest is None:
-                return days
-            until = await connection.fetchval(_NEXT_DAY, retention_s, oldest)
-            await connection.execute(_FOLD_LINES, until)
-            await connection.execute(_FOLD_INTERVALS, until)
-        days += 1
-        log.info("ledger.folded", until=until.isoformat())
+            before = await connection.fetchval(f"SELECT {_BEFORE}", retention_s)
+            number = await next_sum(connection)
+            if (day := await foldable_day(connection, before)) is not None:
+                await connection.execute(_FOLD_LINES, number, day.number, None)
+                await state_sum(connection, number, day, sign)
+                log.info("ledger.folded", day=day.number)
+            elif (oldest := await connection.fetchval(_OLDEST, retention_s)) is not None:
+                until = await connection.fetchval(_NEXT_DAY, retention_s, oldest)
+                if await connection.fetchval(_HAS_OLD_LINES, until):
+                    await connection.execute(_FOLD_LINES, number, None, until)
+                    await state_sum(connection, number, None, sign)
+                await connection.execute(_FOLD_INTERVALS, until)
+                log.info("ledger.folded", until=until.isoformat())
+            else:
+                return done
+        done += 1

@@ -1,0 +1,199 @@
+"""What makes changes of the ledger evident: its lanes of batches, and the signed statements of days and of sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime
+from typing import NamedTuple
+
+from services.db import locks
+from services.db.database import Connection, Database
+from services.db.rows import fetch_row, fetch_rows
+
+NOTHING = bytes(32)
+"""Stands for the hash before the first."""
+
+Sign = Callable[[str], tuple[bytes | None, bytes | None]]
+"""Returns the public key and the signature of a text; None both: the installation has no key."""
+
+_LAST_DAY = """
+SELECT number, day, hash, substring(text FROM 'since ([^\n]+)') AS since FROM ledger_days ORDER BY number DESC LIMIT 1
+"""
+_SINCE = "SELECT to_json(min(at)) #>> '{}' FROM ledger_batches"
+_LAST_SUM = "SELECT number, hash FROM ledger_sums ORDER BY number DESC LIMIT 1"
+
+_HEADS = """
+SELECT l.lane, coalesce(h.number, 0) AS after_number, l.number, encode(l.hash, 'hex') AS hash
+FROM ledger_lanes l LEFT JOIN ledger_heads h ON h.lane = l.lane AND h.day_number = $1 ORDER BY l.lane
+"""
+
+_SPAN = """
+SELECT coalesce(sum(b.lines), 0)::bigint AS lines, min(b.first_at) AS first_at, max(b.last_at) AS last_at
+FROM ledger_batches b JOIN ledger_heads h USING (lane)
+WHERE h.day_number = $1 AND b.number > h.after_number AND b.number <= h.number
+"""
+
+_ADD_HEADS = """
+INSERT INTO ledger_heads (day_number, lane, after_number, number)
+SELECT $1, * FROM unnest($2::int[], $3::bigint[], $4::bigint[])
+"""
+
+_ADD_DAY = "INSERT INTO ledger_days (number, day, text, hash, public_key, signature, first_at, last_at) "
+_ADD_DAY += "VALUES ($1, $2, $3, sha256(convert_to($3, 'UTF8')), $4, $5, $6, $7)"
+
+_ADD_SUM = "INSERT INTO ledger_sums (number, day_number, text, hash, public_key, signature) "
+_ADD_SUM += "VALUES ($1, $2, $3, sha256(convert_to($3, 'UTF8')), $4, $5)"
+
+_OF_SUM = """
+SELECT count(*) AS lines, min(start_at) AS first_at, max(start_at) AS last_at,
+    encode(sha256(convert_to(coalesce(string_agg(line, '' ORDER BY line COLLATE "C"), ''), 'UTF8')), 'hex') AS digest
+FROM (
+    SELECT start_at, concat_ws(E'\\t', node_id, owner, coalesce(job_id, ''), to_json(start_at) #>> '{}',
+        to_json(end_at) #>> '{}', zone, signal, pue, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s,
+        estimated::text) || E'\\n' AS line
+    FROM energy_days WHERE sum_number = $1
+) AS lines
+"""
+
+_FOLDABLE = """
+SELECT d.number, encode(d.hash, 'hex') AS hash FROM ledger_days d
+WHERE coalesce(least(d.last_at, (d.day + 1)::timestamp AT TIME ZONE 'UTC'), '-infinity') < $1
+    AND NOT EXISTS (SELECT FROM ledger_sums s WHERE s.day_number = d.number)
+ORDER BY d.number LIMIT 1
+"""
+
+
+class Known(NamedTuple):
+    """The newest statement of a kind."""
+
+    number: int
+    hash: bytes
+
+
+class KnownDay(NamedTuple):
+    """The newest statement of a day, and since when there are batches."""
+
+    number: int
+    day: date
+    hash: bytes
+    since: str
+
+
+class Head(NamedTuple):
+    """The newest batch of a lane, and the last that the day before had."""
+
+    lane: int
+    after_number: int
+    number: int
+    hash: str
+
+
+class Span(NamedTuple):
+    """How many lines, and when the first and the last of them begin; None: there are none."""
+
+    lines: int
+    first_at: datetime | None
+    last_at: datetime | None
+
+
+class SumSpan(NamedTuple):
+    """The same of a sum, with the SHA-256 of its lines."""
+
+    lines: int
+    first_at: datetime | None
+    last_at: datetime | None
+    digest: str
+
+
+class FoldableDay(NamedTuple):
+    """A day of which all lines are old, and the hash of its statement."""
+
+    number: int
+    hash: str
+
+
+def _instant(at: datetime | None) -> str:
+    return "-" if at is None else at.isoformat()
+
+
+async def close_day(database: Database, sign: Sign, day: date) -> bool:
+    """State which batches the ledger has at the end of a day, and sign it; return whether it was not stated before.
+
+    The batches of a day are those that were committed since the statement before. Heads are read as they are committed,
+    so what commits meanwhile is the next day's.
+    """
+    async with database.transaction() as connection:
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
+        before = await fetch_row(connection, KnownDay, _LAST_DAY) or KnownDay(
+            0, date.min, NOTHING, await connection.fetchval(_SINCE)
+        )
+        if before.day >= day:
+            return False
+        number = before.number + 1
+        heads = await fetch_rows(connection, Head, _HEADS, before.number)
+        if not heads:
+            return False
+        columns = zip(*(head[:3] for head in heads), strict=True)
+        await connection.execute(_ADD_HEADS, number, *map(list, columns))
+        span = await fetch_row(connection, Span, _SPAN, number)
+        last_sum = await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)
+        assert span is not None
+        text = "\n".join(
+            [
+                "wattshift ledger day 1",
+                f"number {number}",
+                f"day {day}",
+                f"before {before.hash.hex()}",
+                f"since {before.since}",
+                f"sums {last_sum.number} {last_sum.hash.hex()}",
+                f"lines {span.lines} {_instant(span.first_at)} {_instant(span.last_at)}",
+                *(f"lane {head.lane} {head.number} {head.hash}" for head in heads),
+            ]
+        )
+        await connection.execute(_ADD_DAY, number, day, text, *sign(text), span.first_at, span.last_at)
+    return True
+
+
+async def foldable_day(connection: Connection, before: datetime) -> FoldableDay | None:
+    """Return the first stated day whose lines all begin before a time and were not replaced by a sum."""
+    return await fetch_row(connection, FoldableDay, _FOLDABLE, before)
+
+
+async def next_sum(connection: Connection) -> int:
+    """Return the number of the sum to come."""
+    return (await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)).number + 1
+
+
+async def state_sum(connection: Connection, number: int, replaced: FoldableDay | None, sign: Sign) -> None:
+    """Sign the lines of a sum; ``replaced`` is the day whose lines it stands for, None where it corrects such sums."""
+    before = await fetch_row(connection, Known, _LAST_SUM) or Known(0, NOTHING)
+    span = await fetch_row(connection, SumSpan, _OF_SUM, number)
+    assert span is not None
+    text = "\n".join(
+        [
+            "wattshift ledger sum 1",
+            f"number {number}",
+            f"before {before.hash.hex()}",
+            f"replaces {replaced.number} {replaced.hash}" if replaced else "adds",
+            f"lines {span.lines} {_instant(span.first_at)} {_instant(span.last_at)}",
+            f"digest {span.digest}",
+        ]
+    )
+    await connection.execute(_ADD_SUM, number, replaced.number if replaced else None, text, *sign(text))
+
+
+class SealedKey(NamedTuple):
+    """A key that signs, sealed."""
+
+    public_key: bytes
+    sealed: bytes
+
+
+async def newest_keys(connection: Connection) -> list[SealedKey]:
+    """Return the keys that sign, the newest first."""
+    return await fetch_rows(connection, SealedKey, "SELECT public_key, sealed FROM ledger_keys ORDER BY made_at DESC")
+
+
+async def add_key(connection: Connection, key: SealedKey) -> None:
+    """Keep a key."""
+    await connection.execute("INSERT INTO ledger_keys (public_key, sealed) VALUES ($1, $2)", *key)

@@ -1,0 +1,71 @@
+"""The installation's Ed25519 key, which signs each day of the ledger, and when it does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from services.db import locks
+from services.db.database import Connection, Database
+from services.db.sealing import Sealer, SealError
+from services.kit.ids import utc_now
+from services.kit.logging import Log
+from services.telemetry.repository import seals
+
+log = Log(__name__)
+
+CLOSE_EVERY_S = 60.0
+_PLACE = "ledger key"
+
+
+class Signer:
+    """Signs statements with the installation's key, which the database has sealed by ``WATTSHIFT_SECRETS_KEY``."""
+
+    def __init__(self, database: Database, sealer: Sealer) -> None:
+        self._database, self._sealer = database, sealer
+        self._key: Ed25519PrivateKey | None = None
+        self._public = b""
+
+    async def use(self, work: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        """Call ``work`` with the database, ``sign`` and ``arguments`` once there is a key."""
+        await self._load()
+        await work(self._database, self.sign, *arguments)
+
+    async def _load(self) -> None:
+        """Read the key; make one if there is none that opens. Without a secrets key nothing is signed."""
+        if self._key is not None or not self._sealer.has_key:
+            return
+        async with self._database.transaction() as connection:
+            await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
+            self._key = await self._known(connection) or await self._made(connection)
+            self._public = self._key.public_key().public_bytes_raw()
+
+    async def _known(self, connection: Connection) -> Ed25519PrivateKey | None:
+        for key in await seals.newest_keys(connection):
+            try:
+                private = self._sealer.open(key.sealed, _PLACE, key.public_key.hex())
+            except SealError:
+                continue
+            return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
+        return None
+
+    async def _made(self, connection: Connection) -> Ed25519PrivateKey:
+        key = Ed25519PrivateKey.generate()
+        public = key.public_key().public_bytes_raw()
+        sealed = self._sealer.seal(key.private_bytes_raw().hex(), _PLACE, public.hex())
+        await seals.add_key(connection, seals.SealedKey(public, sealed))
+        log.info("ledger.key_made", public_key=public.hex())
+        return key
+
+    def sign(self, text: str) -> tuple[bytes | None, bytes | None]:
+        """Return the public key and the signature of a text; None both without a key."""
+        return (None, None) if self._key is None else (self._public, self._key.sign(text.encode()))
+
+
+async def close_days(database: Database, sign: seals.Sign) -> None:
+    """State and sign the ledger of yesterday, UTC, unless that was done; of days without statements, all together."""
+    yesterday = (utc_now() - timedelta(days=1)).date()
+    if await seals.close_day(database, sign, yesterday):
+        log.info("ledger.day_closed", day=str(yesterday))

@@ -1,0 +1,41 @@
+"""The ledger's days and their end, when a test wants it."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+
+from services.db import locks
+from services.db.database import Database
+from services.kit.ids import utc_now
+from services.telemetry.repository.retention import fold
+from services.telemetry.repository.seals import Sign, close_day
+
+TABLES = "energy_usages, energy_days, ledger_lanes, ledger_batches, ledger_days, ledger_heads, ledger_sums"
+
+
+def unsigned(text: str) -> tuple[None, None]:
+    """Sign nothing, as where there is no key."""
+    return None, None
+
+
+async def end_day(database: Database, sign: Sign = unsigned) -> date:
+    """State what the ledger has now, as the next day."""
+    async with database.connection() as connection:
+        last = await connection.fetchval("SELECT max(day) FROM ledger_days")
+    day = max(utc_now().date(), (last or date.min) + timedelta(days=1))
+    await close_day(database, sign, day)
+    return day
+
+
+async def fold_now(database: Database, keep_s: float, sign: Sign = unsigned) -> int:
+    """End the day, and combine what is older than ``keep_s``."""
+    await end_day(database, sign)
+    return await fold(database, sign, keep_s)
+
+
+async def empty_ledger(database: Database, *more: str) -> None:
+    """Remove all lines, and all rows of ``more`` tables, which nothing else may do; not while the ledger is kept up."""
+    async with database.transaction() as connection:
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", locks.LEDGER_UPKEEP)
+        await connection.execute("SET LOCAL session_replication_role = replica")
+        await connection.execute(f"TRUNCATE {', '.join((TABLES, *more))} CASCADE")
