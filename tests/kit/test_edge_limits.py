@@ -54,6 +54,14 @@ def test_what_other_processes_let_through_is_charged_and_paid_off() -> None:
     assert limiter.taken(60) == {}
 
 
+def test_a_tenant_whose_limit_changes_keeps_what_it_has_saved() -> None:
+    clock = Clock()
+    limiter = RateLimiter(clock)
+    assert _taken(limiter, TenantLimits(requests_per_s=10, burst=20), 100) == 20
+    clock.now_s += 1.0
+    assert _taken(limiter, TenantLimits(requests_per_s=100, burst=200), 100) == 10
+
+
 def test_what_is_open_elsewhere_counts_too() -> None:
     limiter = ConcurrencyLimiter(3, "requests")
     limiter.elsewhere = {"t": 2}

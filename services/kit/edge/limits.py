@@ -101,7 +101,7 @@ class RateLimiter:
         return _Bucket(
             rate=rate,
             burst=burst,
-            tokens=burst if old is None else min(old.tokens, burst),
+            tokens=burst if old is None else min(burst, old.tokens + (now_s - old.at_s) * old.rate),
             at_s=now_s,
             policy=(b"ratelimit-policy", b'"tenant";q=%d;w=%d' % (burst, window_s)),
             taken=0 if old is None else old.taken,
