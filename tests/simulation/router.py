@@ -273,7 +273,7 @@ def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
         expectations,
         router.upstream_keys,
         RequestWriter(settings.order, router.upstream_keys),
-        AnswerPasser(Outcomes(expectations, router.metrics, nothing, lambda *_: None), settings.max_answer_bytes),
+        AnswerPasser(Outcomes(expectations, router.metrics, nothing, lambda *_: None), settings),
         router.metrics,
         lambda *_: [0, 0],
         made.limits,
