@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import OrderedDict
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, cast
+from unittest.mock import patch
 
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
+from services.contracts.problems import ProblemCode
+from services.kit.edge import limits
 from services.kit.edge.edge import Edge
 from services.kit.edge.exchange import ClientGoneError, Exchange, while_connected
-from services.kit.edge.keys import KeyCache
-from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
-from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
+from services.kit.edge.keys import ASK_AGAIN_S, KeyCache, resolve_at
+from services.kit.edge.limits import AddressLimiter, ConcurrencyLimiter, RateLimiter
+from services.kit.edge.shared_limits import ALIVE_S, FORGOTTEN_S, LIMITS_S, SharedLimits
+from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
 from tests.simulation.loop import EPOCH_S, Simulation
 from tests.simulation.valkey import Client, Store
 
 RATE, BURST, AT_ONCE = 2.0, 3, 2
+OTHER_RATE, OTHER_BURST = 1.0, 2
+"""What the tenant may send after a change: less."""
+ADDRESSES, ADDRESSES_KEPT = 3, 2
 MAX_AGE_S, GRACE_S = 1.0, 3.0
 LATE_S = 1.0
 """What an exchange of counts, or an answer about a key, may be late."""
@@ -37,6 +47,7 @@ class _World:
     Attributes:
         let_in_s: When requests were let in, by their process.
         revoked_s: When the key was revoked.
+        receiving: How many clients are listened to.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -44,14 +55,71 @@ class _World:
         self.let_in_s: list[float] = []
         self.working = 0
         self.revoked_s: float | None = None
+        self.is_away = False
+        self.has_changed = False
+        self.has_failed = False
+        self.receiving = 0
+        self.expires_at = utc_now() + timedelta(days=1)
 
-    async def resolve(self, digest: str) -> ResolvedKey | None:
+    async def resolve(self, gateway: _Gateway) -> ResolvedKey:
         """Answer as admission does."""
-        identity = Identity(tenant_id="acme", role=Role.USER, key_id=digest[:8])
-        key = ResolvedKey(identity=identity, limits=TenantLimits(requests_per_s=RATE, burst=BURST))
-        return await self.simulation.boundary(
-            lambda: key if self.revoked_s is None else None, unavailable("Admission"), may_repeat=True
-        )
+        identity = Identity(tenant_id="acme", role=Role.USER, key_id="key")
+        rate, burst = (OTHER_RATE, OTHER_BURST) if self.has_changed else (RATE, BURST)
+        own = TenantLimits(requests_per_s=rate, burst=burst)
+        key = ResolvedKey(identity=identity, limits=own, expires_at=self.expires_at)
+        asked_s = self.simulation.loop.time()
+        try:
+            is_known = await self.simulation.boundary(self._is_known, unavailable("Admission"), may_repeat=True)
+        except ProblemError:
+            self.has_failed = True
+            raise
+        if not is_known:
+            raise ProblemError(404, ProblemCode.NOT_FOUND, "There is no such key.")
+        gateway.confirmed_s = max(gateway.confirmed_s, asked_s)
+        return key
+
+    def _is_known(self) -> bool:
+        if self.is_away:
+            raise unavailable("Admission")
+        return self.revoked_s is None
+
+
+class _Limiter(RateLimiter):
+    """The limits of one process, and beside them a second count by which it is judged."""
+
+    def __init__(self, world: _World, gateway: _Gateway) -> None:
+        super().__init__(world.simulation.loop.time)
+        self._world, self._gateway = world, gateway
+        self._left, self._at_s = math.nan, 0.0
+        self.charged = 0
+
+    def take(self, tenant_id: str, limits: TenantLimits) -> Any:
+        """As of its base."""
+        rate, burst = limits.requests_per_s, limits.burst
+        now_s = self._world.simulation.loop.time()
+        left = burst if math.isnan(self._left) else min(burst, self._left + (now_s - self._at_s) * self._rate)
+        self._left, self._at_s, self._rate, self._burst = left, now_s, rate, burst
+        may = left >= 1 - 1e-9
+        self._left -= may
+        try:
+            told = super().take(tenant_id, limits)
+        except ProblemError:
+            self._world.simulation.check("nobody is refused for nothing", not may or left < 1 + 1e-9, f"{left} left")
+            self._left = left
+            raise
+        self._world.simulation.check("no tenant is let in oftener than it may be", may, f"{left} left")
+        return told
+
+    def charge(self, tenant_id: str, requests: int) -> None:
+        """As of its base."""
+        self.charged += requests
+        is_true = requests > 0 and self.charged <= len(self._world.let_in_s) - self._gateway.let_in
+        self._world.simulation.check("what others let in is charged once", is_true, f"{requests}, {self.charged}")
+        if not math.isnan(self._left):
+            now_s = self._world.simulation.loop.time()
+            self._left = min(self._burst, self._left + (now_s - self._at_s) * self._rate) - requests
+            self._at_s = now_s
+        super().charge(tenant_id, requests)
 
 
 class _Gateway:
@@ -60,17 +128,29 @@ class _Gateway:
     def __init__(self, world: _World, name: str, valkey: Client) -> None:
         clock_s = world.simulation.loop.time
         self._world = world
-        self.keys = KeyCache(world.resolve, max_age_s=MAX_AGE_S, grace_s=GRACE_S, size=8, clock_s=clock_s)
-        self.limiter = RateLimiter(clock_s)
+        self.name = name
+        self.let_in = 0
+        self.confirmed_s = float("-inf")
+        self.keys = KeyCache(resolve_at(cast(Any, self)), max_age_s=MAX_AGE_S, grace_s=GRACE_S, size=8, clock_s=clock_s)
+        self.limiter = _Limiter(world, self)
         self.at_once = ConcurrencyLimiter(AT_ONCE, "streams")
         self.edge = Edge([_Route()], self.keys, self.limiter, self._answer)
         self.shared = SharedLimits(
             cast(Any, valkey), "limits", self.limiter, self.at_once, name, EPOCH_S, lambda: EPOCH_S + clock_s()
         )
 
+    async def call(self, *_: Any, **__: Any) -> ResolvedKey:
+        """Ask admission, as ``ServiceClient.call``."""
+        return await self._world.resolve(self)
+
     async def _answer(self, exchange: Exchange, route: _Route, path: str, key: ResolvedKey) -> None:
         world = self._world
-        world.let_in_s.append(world.simulation.loop.time())
+        now_s = world.simulation.loop.time()
+        world.let_in_s.append(now_s)
+        self.let_in += 1
+        may_until_s = self.confirmed_s + max(MAX_AGE_S, GRACE_S) + ASK_AGAIN_S + LATE_S
+        world.simulation.check("who is let in was confirmed not long ago", now_s <= may_until_s)
+        world.simulation.check("an expired key lets nobody in", utc_now() < world.expires_at)
         with self.at_once.one_more(key.identity.tenant_id):
             await while_connected(exchange, self._work(exchange))
 
@@ -78,7 +158,11 @@ class _Gateway:
         self._world.working += 1
         try:
             await asyncio.sleep(0.1 * self._world.simulation.choices.below(12))
-            await exchange.answer(200, [], b"")
+            if self._world.simulation.choices.below(3) == 1:  # an app that reads no request ids
+                await exchange.send_named({"type": "http.response.start", "status": 200, "headers": []})
+                await exchange.send_named({"type": "http.response.body", "body": b""})
+            else:
+                await exchange.answer(200, [], b"")
         finally:
             self._world.working -= 1
 
@@ -88,7 +172,8 @@ async def play(simulation: Simulation) -> None:
     draw = simulation.choices.below
     world = _World(simulation)
     fails = draw(2) == 1
-    valkey = Client(simulation, Store(), fails=fails)
+    store = Store()
+    valkey = Client(simulation, store, fails=fails)
     gateways = [_Gateway(world, f"g{number}", valkey) for number in range(1 + draw(3))]
     simulation.holds("what is open has somebody at work", lambda: _open(gateways, world))
     sharing = [simulation.loop.create_task(_share(each)) for each in gateways]
@@ -96,15 +181,63 @@ async def play(simulation: Simulation) -> None:
         simulation.start(_client(world, gateways[draw(len(gateways))]), may_be_cancelled=True)
         for _ in range(4 + draw(30))
     ]
-    if draw(2):
-        simulation.loop.call_later(0.25 * draw(16), _revoke, world)
+    simulation.start(_strangers(simulation))
+    match draw(6):
+        case 1 | 2:
+            simulation.loop.call_later(0.25 * draw(16), _revoke, world)
+        case 3:
+            simulation.loop.call_later(0.25 * draw(16), setattr, world, "is_away", True)
+        case 4:
+            simulation.loop.call_later(0.25 * draw(16), setattr, world, "has_changed", True)
+        case 5:
+            world.expires_at = utc_now() + timedelta(seconds=0.5 * draw(16))
+        case _:
+            pass
     await asyncio.wait(clients)
+    simulation.check("whoever shares limits knows who answers", fails or not any(x.shared._is_away for x in gateways))
+    if draw(6) == 1:  # the first ends, without a word
+        sharing.pop(0).cancel()
+        await asyncio.sleep(ALIVE_S + 4 * LIMITS_S + (FORGOTTEN_S if draw(2) else 0.0))
+        _check_gone(simulation, gateways, store, fails)
     for each in sharing:
         each.cancel()
     await simulation.quiet()
     _check_limits(simulation, world, len(gateways), fails)
     simulation.check("nothing is open for nobody", not any(each.at_once.open for each in gateways))
     simulation.check("nothing is asked for nobody", not any(each.keys._asking for each in gateways))
+    simulation.check("nobody is listened to for nobody", not world.receiving, str(world.receiving))
+
+
+def _check_gone(simulation: Simulation, gateways: list[_Gateway], store: Store, fails: bool) -> None:
+    elsewhere = [dict(each.at_once.elsewhere) for each in gateways[1:]]
+    simulation.check("who is gone has nothing open", fails or not any(elsewhere), str(elsewhere))
+    is_known = gateways[0].name in store.hgetall("limits")
+    is_over = simulation.loop.time() > FORGOTTEN_S + 10 and len(gateways) > 1 and not fails
+    simulation.check("who is gone is forgotten", not (is_known and is_over))
+
+
+async def _strangers(simulation: Simulation) -> None:
+    """Clients without keys come from some addresses, more of them than are kept in mind."""
+    draw, now_s = simulation.choices.below, simulation.loop.time
+    limiter = AddressLimiter(RATE, BURST, now_s)
+    known: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    with patch.object(limits, "MOST_ADDRESSES", ADDRESSES_KEPT):
+        for _ in range(draw(20)):
+            await asyncio.sleep(0.1 * draw(4))
+            who = f"10.0.0.{draw(ADDRESSES)}"
+            left, at_s = known.pop(who, (BURST, now_s()))
+            left = min(BURST, left + (now_s() - at_s) * RATE)
+            known[who] = (left - (left >= 1), now_s())
+            while len(known) > ADDRESSES_KEPT:
+                known.popitem(last=False)
+            try:
+                limiter.take(who)
+                is_let_in = True
+            except ProblemError:
+                is_let_in = False
+            is_right = is_let_in is (left >= 1) or abs(left - 1) < 1e-9
+            simulation.check("an address is let in as often as it may be", is_right, f"{who}: {left}")
+            simulation.check("no more addresses are kept than may be", len(limiter._tokens) <= ADDRESSES_KEPT)
 
 
 def _check_limits(simulation: Simulation, world: _World, processes: int, fails: bool) -> None:
@@ -132,37 +265,51 @@ async def _share(gateway: _Gateway) -> None:
 
 
 async def _client(world: _World, gateway: _Gateway) -> None:
-    draw = world.simulation.choices.below
+    draw, check = world.simulation.choices.below, world.simulation.check
     await asyncio.sleep(0.1 * draw(60))
     answers: list[int] = []
+    bodies: list[bytes] = []
 
     async def receive() -> Any:
-        if draw(3) != 1:
-            await asyncio.Event().wait()
-        await asyncio.sleep(0.1 * draw(10))
+        world.receiving += 1
+        try:
+            if draw(3) != 1:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.1 * draw(10))
+        finally:
+            world.receiving -= 1
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         await asyncio.sleep(0)
         if message["type"] == "http.response.start":
+            check("an answer names its request", any(name == b"x-request-id" for name, _ in message["headers"]))
             answers.append(message["status"])
+        else:
+            check("an answer begins with its head", len(answers) == 1)
+            bodies.append(message["body"])
 
+    given = (b"Bearer ws_" + b"x" * 43, None, b"Basic abc")[draw(3, often=0.1)]
     scope = {
         "type": "http",
         "method": "GET",
         "path": "/v1/jobs",
         "query_string": b"",
-        "headers": [(b"authorization", b"Bearer ws_" + b"x" * 43)],
+        "headers": [(b"authorization", given)] if given else [],
     }
     exchange = Exchange.open(scope, receive, send)
     try:
         await gateway.edge.handle(exchange)
+        check("nobody is let in without a key", given is not None and given.startswith(b"Bearer"))
     except ClientGoneError:
         return
     except ProblemError as problem:
-        world.simulation.check("whoever is refused is told why", problem.status in (401, 429, 503), str(problem))
+        is_known = world.revoked_s is None and utc_now() < world.expires_at and given and b"ws_" in given
+        check("whoever is refused is told why", problem.status in (401, 429, 503), str(problem))
+        check("a key that is valid is let in", problem.status != 401 or not is_known, str(problem))
+        check("who answers is not away", problem.status != 503 or world.has_failed, str(problem))
         await exchange.refuse(problem)
-    world.simulation.check("a request has one answer", len(answers) == 1, str(answers))
+    check("a request has one answer", len(answers) == len(bodies) == 1, str(answers))
 
 
 def _open(gateways: list[_Gateway], world: _World) -> str | None:

@@ -404,6 +404,10 @@ class Simulation:
         """Check after every step that ``wrong`` has nothing to say."""
         self._invariants.append((name, wrong))
 
+    def rests(self, name: str, wrong: Callable[[], str | None]) -> None:
+        """As ``holds``, whenever nothing is ready: all has been done that waits for no time and for nobody else."""
+        self.holds(name, lambda: None if self.loop._ready else wrong())  # type: ignore[attr-defined]
+
     def check(self, name: str, is_so: bool, detail: str = "") -> None:
         """Check once.
 
@@ -427,6 +431,7 @@ class Simulation:
         self._all.discard(task)
         if task in self._may_be_cancelled:
             self._may_be_cancelled.remove(task)
+            self.check("nobody is cancelled whom nobody cancels", not task.cancelled())
 
     async def everything(self) -> None:
         """Wait until all tasks that were started have ended, whatever their outcome."""
@@ -510,7 +515,7 @@ class Simulation:
             raise BreachError("everything ends", f"not over after {self.most_steps} steps")
         victims = self._may_be_cancelled
         if victims and (victim := self.choices.below(1 + len(victims), often=self._cancels)):
-            victims.pop(victim - 1).cancel()
+            victims.pop(victim - 1).cancel()  # and is no longer one of them when it ends
 
     def _look(self) -> None:
         for name, wrong in self._invariants:

@@ -13,27 +13,66 @@ from services.telemetry import batches
 from tests.simulation.loop import Simulation
 
 
-async def play(simulation: Simulation) -> None:
-    """Nodes report, some leave before they are answered; whoever is answered is stored, in his own order."""
-    draw = simulation.choices.below
-    stored: list[tuple[str, int]] = []
+class _Telemetry:
+    """The transactions that store reports.
 
-    async def store(reports: Mapping[str, int]) -> Mapping[str, tuple[str, int]]:
+    Attributes:
+        stored: Reports, as often as they were stored.
+        begun: How many transactions have begun and not ended.
+        lost: Reports that may be stored although their transaction failed.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.stored: list[tuple[str, int]] = []
+        self.begun = 0
+        self.lost: set[tuple[str, int]] = set()
+        self.gathering = batches.Batches[int, tuple[str, int]](self._store, self._store_one)
+        self._gathers_until_s = float("-inf")
+
+    async def _store(self, reports: Mapping[str, int]) -> Mapping[str, tuple[str, int]]:
+        draw, now_s = self._simulation.choices.below, self._simulation.loop.time
         left_out = {node for node in reports if draw(6) == 1}
+        waiting = self.gathering._waiting
+        is_early = now_s() < self._gathers_until_s and len(reports) + len(waiting) < batches.ENOUGH
+        self._simulation.check("few reports gather for a while", not is_early, f"{len(reports)} at {now_s()}")
 
         def take() -> dict[str, tuple[str, int]]:
             done = {node: (node, item) for node, item in reports.items() if node not in left_out}
-            stored.extend(done.values())
+            self.stored.extend(done.values())
             return done
 
-        return await simulation.boundary(take, ConnectionError("lost"))
+        self.begun += 1
+        try:
+            return await self._simulation.boundary(take, ConnectionError("lost"))
+        except ConnectionError:
+            self.lost |= set(reports.items())
+            raise
+        finally:
+            self.begun -= 1
+            is_few = 0 < len(waiting) < batches.ENOUGH
+            self._gathers_until_s = now_s() + batches.GATHER_S if is_few else float("-inf")
 
-    async def store_one(node: str, item: int) -> tuple[str, int]:
+    async def _store_one(self, node: str, item: int) -> tuple[str, int]:
         await asyncio.sleep(0)
-        stored.append((node, item))
+        self.stored.append((node, item))
         return node, item
 
-    gathering = batches.Batches[int, tuple[str, int]](store, store_one)
+    def waits(self) -> str | None:
+        """Say who waits though nothing is under way, and there is enough to begin."""
+        waiting = len(self.gathering._waiting)
+        if self.begun or 0 < waiting < batches.ENOUGH:
+            return None
+        return f"{waiting} reports" if waiting or self.gathering._running is not None else None
+
+
+async def play(simulation: Simulation) -> None:
+    """Nodes report, some leave before they are answered; whoever is answered is stored, in his own order."""
+    draw = simulation.choices.below
+    telemetry = _Telemetry(simulation)
+    stored, gathering = telemetry.stored, telemetry.gathering
+    simulation.holds("one transaction at a time", lambda: str(telemetry.begun) if telemetry.begun > 1 else None)
+    simulation.rests("nobody waits for nothing", telemetry.waits)
 
     async def node(name: str) -> None:
         for item in range(1 + draw(3)):
@@ -42,11 +81,14 @@ async def play(simulation: Simulation) -> None:
             simulation.check("an answer is its own report's", answer == (name, item), f"{name} {item}: {answer}")
             simulation.check("accepted is kept", (name, item) in stored, f"{name} {item}")
 
-    for number in range(1 + draw(20)):
-        simulation.start(node(f"n{number % 12}"), may_be_cancelled=True)
+    nodes = 1 + draw(20 + 20 * draw(2))
+    for number in range(nodes):
+        simulation.start(node(f"n{number}"), may_be_cancelled=True)
     await simulation.everything()
     await simulation.quiet()
     simulation.check("nothing is under way for nobody", gathering._running is None and not gathering._waiting)
+    for each in set(stored) - telemetry.lost:
+        simulation.check("nothing is stored twice", stored.count(each) == 1, str(each))
 
 
 async def keys(simulation: Simulation) -> None:

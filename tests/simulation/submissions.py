@@ -11,14 +11,16 @@ import aiohttp
 import asyncpg
 import orjson
 
-from gateway.gather import Entry, Gatherer
+from gateway.gather import ATTEMPTS, Entry, Gatherer
 from services.admission.commits import Committer
 from services.admission.submissions import Draft, DraftJob
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from services.kit.problems import ProblemError
 from tests.simulation.loop import Simulation
 
-GROUPS = 2
+GROUPS, GROUP_BYTES = 2, 1_000
+PATIENCE_S = 0.4
+LONG = "x" * 600
 
 
 class _Database:
@@ -28,15 +30,35 @@ class _Database:
         self._simulation = simulation
         self.jobs: dict[str, str] = {}
         self.keyed: dict[str, str] = {}
-        self._draw = simulation.choices.below
+        self.told = 0
+        self.has_failed = False
+        self._asked_s: dict[str, float] = {}
+        self._is_refused = False
 
     async def commit(self, drafts: list[Draft]) -> list[SubmissionAnswer]:
         """Store drafts, all or none; the connection may end before or after that."""
+        self._is_refused = False
+        for draft in drafts:
+            self._asked_s.setdefault(draft.jobs[0].id, self._simulation.loop.time())
         if any(draft.entry.body == "bad" for draft in drafts):
             await asyncio.sleep(0)
+            self._is_refused = True
             raise asyncpg.DataError("a value that cannot be held")
-        lost = asyncpg.ConnectionDoesNotExistError("connection was closed")
-        return await self._simulation.boundary(lambda: [self._store(draft) for draft in drafts], lost)
+        lost = asyncpg.ConnectionDoesNotExistError("connection was closed")  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            return await self._simulation.boundary(
+                lambda: [self._store(draft) for draft in drafts], lost, RuntimeError("a fault of ours")
+            )
+        except Exception as error:
+            self.has_failed = True
+            self._is_refused = error is not lost
+            raise
+
+    def tell(self) -> None:
+        """Say that something was accepted."""
+        is_new = len(self.jobs) > self.told or self.has_failed
+        self._simulation.check("only what is new is told", is_new)
+        self.told = len(self.jobs)
 
     def _store(self, draft: Draft) -> SubmissionAnswer:
         job_id, key = draft.jobs[0].id, draft.entry.idempotency_key
@@ -45,7 +67,11 @@ class _Database:
         self.jobs[job_id] = draft.entry.body
         return SubmissionAnswer(status=201, body=job_id)
 
-    def forget(self, drafts: Any) -> None: ...
+    def forget(self, drafts: list[Draft]) -> None:
+        """Take in that drafts are given up."""
+        waited_s = self._simulation.loop.time() - min(self._asked_s[draft.jobs[0].id] for draft in drafts)
+        is_right = self._is_refused or waited_s >= PATIENCE_S - 1e-6
+        self._simulation.check("a lost connection is waited for", is_right, f"{waited_s:.2f} s")
 
     async def close(self) -> None:
         await asyncio.sleep(0)
@@ -54,10 +80,20 @@ class _Database:
 class _Admission:
     """Admission as the gateway's session reaches it."""
 
-    def __init__(self, simulation: Simulation, committer: Committer) -> None:
+    def __init__(self, simulation: Simulation, database: _Database, committer: Committer) -> None:
         self._simulation, self._committer = simulation, committer
+        self.database = database
         self._numbers = 0
         self.has_ended = False
+        self.sent: dict[str, list[str]] = {}
+        self.open = 0
+        self.has_failed = False
+
+    def note(self, entries: list[Entry], outcome: str) -> None:
+        """Keep what became of a request with these entries."""
+        self.has_failed |= outcome != "answered"
+        for each in entries:
+            self.sent.setdefault(each["key_id"], []).append(outcome)
 
     def end(self, running: asyncio.Task[None]) -> None:
         """End the process: nobody reaches it any more."""
@@ -82,29 +118,52 @@ class _Admission:
 
 
 class _Post:
-    status = 200
-
     def __init__(self, simulation: Simulation, admission: _Admission, entries: list[Entry]) -> None:
+        check = simulation.check
+        size = sum(len(each["body"]) for each in entries)
+        check("a group is as large as it may be", len(entries) > 0 and (len(entries) == 1 or size <= GROUP_BYTES))
+        for each in entries:
+            before = admission.sent.get(each["key_id"], ())
+            check("nothing is sent again that may be under way", "late" not in before, str(before))
+        self.status = 200
         self._simulation, self._admission, self._entries = simulation, admission, entries
         self._body = b""
 
     async def __aenter__(self) -> _Post:
+        self._admission.open += 1
+        try:
+            return await self._send()
+        finally:
+            self._admission.open -= 1
+
+    async def _send(self) -> _Post:
         draw = self._simulation.choices.below
         await asyncio.sleep(0.01 * draw(4, often=0.3))
-        outcome = draw(4, often=0.3)
+        outcome = draw(5, often=0.3)
         if outcome == 1 or self._admission.has_ended:
+            self._admission.note(self._entries, "refused")
             raise aiohttp.ClientConnectorError(
                 cast(Any, SimpleNamespace(host="", port=1, ssl=None)), OSError("refused")
             )
+        if outcome == 4:
+            self._admission.note(self._entries, "failed")
+            self.status, self._body = 500, b'{"code": "internal"}'
+            return self
         work = self._simulation.start(self._admission.answer(self._entries))
+        if outcome in (2, 3) and draw(2):  # admission sees that its caller has left
+            self._simulation.loop.call_later(0.01 * draw(4), work.cancel)
         if outcome == 2:  # it arrived, and its answer is lost
+            self._admission.note(self._entries, "lost")
             raise aiohttp.ServerDisconnectedError
         if outcome == 3:
+            self._admission.note(self._entries, "late")
             await asyncio.sleep(1)
             raise TimeoutError
         await asyncio.wait([work])
         if work.cancelled():  # admission ended, and its connections with it
+            self._admission.note(self._entries, "lost")
             raise aiohttp.ServerDisconnectedError
+        self._admission.note(self._entries, "answered")
         self._body = work.result()
         return self
 
@@ -119,26 +178,26 @@ async def play(simulation: Simulation) -> None:
     """Clients submit, some with keys and again, some leave; accepted is stored, once, and everybody is answered."""
     draw = simulation.choices.below
     database = _Database(simulation)
-    committer = Committer(cast(Any, database), lambda: None, max_jobs=1 + draw(4), patience_s=0.4)
+    committer = Committer(cast(Any, database), database.tell, max_jobs=1 + draw(4), patience_s=PATIENCE_S)
     running = simulation.loop.create_task(committer.run())
-    admission = _Admission(simulation, committer)
+    admission = _Admission(simulation, database, committer)
     gatherer = Gatherer(
         cast(Any, admission),
         "http://admission",
         tokens=cast(Any, SimpleNamespace(headers=dict)),
         group_entries=1 + draw(4),
-        group_bytes=1_000,
+        group_bytes=GROUP_BYTES,
         groups_in_flight=GROUPS,
         timeout_s=5,
     )
     accepted: dict[str, set[str]] = {}
-    bodies: list[str] = []
     clients = 1 + draw(8)
     for number in range(clients):
-        simulation.start(_client(simulation, gatherer, number, accepted, bodies), may_be_cancelled=True)
+        simulation.start(_client(simulation, gatherer, admission, number, accepted), may_be_cancelled=True)
     if draw(4) == 1:  # admission ends, in whatever it is at
         simulation.loop.call_later(0.01 * draw(12), admission.end, running)
     simulation.holds("no more groups are under way than may be", lambda: _too_many(gatherer))
+    simulation.rests("what may be sent is sent", lambda: _unsent(gatherer, admission))
     await simulation.everything()
     await simulation.quiet()
     simulation.check("every place of a group is given back", gatherer._free == GROUPS, str(gatherer._free))
@@ -146,6 +205,8 @@ async def play(simulation: Simulation) -> None:
         simulation.check("accepted is kept", jobs <= set(database.jobs), f"{body}: {jobs}")
         if body.startswith("keyed"):
             simulation.check("a key is one job", len(jobs) == 1, f"{body}: {jobs}")
+    is_told = database.told == len(database.jobs) or database.has_failed
+    simulation.check("what is new is told", is_told or admission.has_ended, f"{database.told} of {database.jobs}")
     stored = list(database.jobs.values())
     for body in set(stored):
         simulation.check("nothing is stored twice", stored.count(body) == 1, f"{body}: {stored.count(body)} jobs")
@@ -154,12 +215,11 @@ async def play(simulation: Simulation) -> None:
 
 
 async def _client(
-    simulation: Simulation, gatherer: Gatherer, number: int, accepted: dict[str, set[str]], bodies: list[str]
+    simulation: Simulation, gatherer: Gatherer, admission: _Admission, number: int, accepted: dict[str, set[str]]
 ) -> None:
     draw = simulation.choices.below
     kind = ("plain", "keyed", "bad")[draw(3)]
-    body = "bad" if kind == "bad" else f"{kind}{number}"
-    bodies.append(body)
+    body = "bad" if kind == "bad" else f"{kind}{number}{LONG if draw(3) == 1 else ''}"
     entry = Entry(
         tenant_id="acme",
         key_id="key",
@@ -170,11 +230,18 @@ async def _client(
         project=None,
     )
     await asyncio.sleep(0.01 * draw(6))
-    for _ in range(3 if kind == "keyed" else 1):
+    for attempt in range(3 if kind == "keyed" else 1):
+        entry["key_id"] = f"{number}.{attempt}"
         try:
             answer = await gatherer.submit(entry.copy())
         except ProblemError:
+            sent = admission.sent.get(entry["key_id"], [])
+            is_final = sent[-1:] in (["failed"], ["late"]) or (kind != "keyed" and sent[-1:] == ["lost"])
+            simulation.check("who is refused was not answered", is_final or len(sent) == ATTEMPTS, f"{number}: {sent}")
             continue
+        has_failed = answer["status"] == 503 and admission.database.has_failed
+        right = answer["status"] == (422 if kind == "bad" else 201) or has_failed
+        simulation.check("an answer is a true one", right, f"{kind}: {answer}")
         if answer["status"] == 201:
             accepted.setdefault(body, set()).add(answer["body"])
             if draw(2):
@@ -183,3 +250,12 @@ async def _client(
 
 def _too_many(gatherer: Gatherer) -> str | None:
     return None if 0 <= gatherer._free <= GROUPS else str(gatherer._free)
+
+
+def _unsent(gatherer: Gatherer, admission: _Admission) -> str | None:
+    under_way = GROUPS - gatherer._free
+    if gatherer._waiting and gatherer._free:
+        return f"{len(gatherer._waiting)} wait"
+    if not admission.has_failed and under_way != admission.open:
+        return f"{under_way} groups are under way, and {admission.open} requests"
+    return None

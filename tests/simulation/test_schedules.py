@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from services.router.lanes import Lane, Ticket
+from tests.simulation import faults
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.search import play_once, search, unpack
 from tests.support.servers import ROOT
@@ -108,3 +109,25 @@ def test_a_planted_fault_is_found_and_its_token_repeats_it(
     assert breach is not None
     assert (breach.name, simulation.loop.steps) == (found.breach.name, found.steps)
     assert found.steps < 200, "shortened"
+
+
+@pytest.mark.parametrize("at", range(len(faults.KNOWN)), ids=lambda at: faults.KNOWN[at][0])
+def test_a_fault_that_no_campaign_of_chaos_found_is_found(at: int) -> None:
+    mutant, source = list(faults.known(ROOT))[at]
+    lines = {name: faults.Lines() for name in SCENARIOS}
+    assert faults.look_for(mutant, source, lines, 60.0).breach is not None
+
+
+def test_any_number_of_drawn_faults_has_each_rooms_share() -> None:
+    path = "services/kit"
+    drawn = [mutant for mutant, _ in faults.in_order(ROOT, path, 5)]
+    assert {faults.ROOM_OF[each.path] for each in drawn[: len(drawn) // 3]} == {"agent", "edge"}
+    assert len({each.name for each in drawn}) == len(drawn)
+    assert [each.name for each in drawn] != [mutant.name for mutant, _ in faults.in_order(ROOT, path, 6)]
+
+
+def test_what_is_judged_equivalent_is_still_there() -> None:
+    for each in faults.JUDGED:
+        lines = map(str.strip, (ROOT / each["path"]).read_text().splitlines())
+        assert each["what"] in lines, each
+        assert each["path"] in faults.SCENARIOS_OF

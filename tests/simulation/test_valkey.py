@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from redis.exceptions import ResponseError
+from redis.exceptions import DataError, ResponseError
 
 from services.kit.redis import connect
 from tests.simulation.valkey import Store
@@ -25,7 +25,7 @@ async def conversation(server: Any) -> list[Any]:
         try:
             answer = getattr(server, command)(*arguments, **options)
             answer = await answer if inspect.isawaitable(answer) else answer
-        except ResponseError as error:
+        except (DataError, ResponseError) as error:
             answer = str(error).partition(" ")[0]
         answers.append((command, named(answer)))
         return answer
@@ -42,6 +42,9 @@ async def conversation(server: Any) -> list[Any]:
     await ask("hset", HASH, "b", "3")
     await ask("hgetall", HASH)
     await ask("hdel", HASH, "a", "c")
+    await ask("hdel", HASH)
+    await ask("hset", HASH, "d", None)
+    await ask("xadd", STREAM, {"n": None})
     await ask("hgetall", HASH)
     await ask("xgroup_create", STREAM, GROUP, id="0")
     await ask("xgroup_create", STREAM, GROUP, id="0", mkstream=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import DataError, ResponseError
 
 from tests.simulation.loop import Simulation
 
@@ -32,6 +32,7 @@ class Store:
         self._hashes, self._streams, self._groups = {}, {}, {}
 
     def hset(self, name: str, key: str, value: str) -> int:
+        _refuse_nothing(value)
         found = self._hashes.setdefault(name, {})
         is_new = key not in found
         found[key] = str(value)
@@ -41,10 +42,13 @@ class Store:
         return dict(self._hashes.get(name, {}))
 
     def hdel(self, name: str, *keys: str) -> int:
+        if not keys:
+            raise ResponseError("wrong number of arguments for 'hdel' command")
         found = self._hashes.get(name, {})
         return sum(found.pop(key, None) is not None for key in keys)
 
     def xadd(self, name: str, fields: Mapping[str, str], maxlen: int | None = None, approximate: bool = True) -> str:
+        _refuse_nothing(*fields.values())
         self._last += 1
         stream = self._streams.setdefault(name, {})
         stream[self._last] = dict(fields)
@@ -114,6 +118,16 @@ class _Group:
 
 def _number(entry_id: str) -> int:
     return int(entry_id.partition("-")[0])
+
+
+def _refuse_nothing(*values: Any) -> None:
+    """Refuse what redis-py does not send.
+
+    Raises:
+        DataError: A value is None.
+    """
+    if None in values:
+        raise DataError("Invalid input of type: 'NoneType'. Convert to a bytes, string, int or float first.")
 
 
 LOST = RedisConnectionError("Connection closed by server.")
