@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 
 from optimizer_service.sources import Sources
-from services.contracts.carbon import IntensityForecast, IntensityPoint
+from services.contracts.carbon import IntensityForecast, IntensityPoint, curve_of
 from services.contracts.optimize import (
     MAX_CELLS,
     CarbonBoundProblem,
@@ -118,7 +118,7 @@ def _step(points: Sequence[IntensityPoint]) -> timedelta:
 def _in_core(problem: CarbonBoundProblem) -> carbon.CarbonBoundProblem:
     capacity = problem.capacity_gpus if problem.capacity_gpus_by_step is None else problem.capacity_gpus_by_step
     return carbon.CarbonBoundProblem(
-        curve=problem.intensity.as_curve(),
+        curve=curve_of(problem.intensity.points),
         capacity_gpus=np.array(capacity, dtype=np.float64),
         work=[
             carbon.Work(

@@ -1,4 +1,4 @@
-"""Every kind of solve. A new kind is a module with its three functions, and one entry here."""
+"""Every kind of solve. A new kind is a function of its problem, and one entry here."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from optimizer_service import allocation, carbon_bound, partition, pools
+from optimizer_service import carbon_bound
 from optimizer_service.sources import Sources
 from services.contracts.allocation import AllocationProblem, AllocationRequest, AllocationResult
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest, CarbonBoundResult
 from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
+from services.contracts.problems import ProblemCode
 from services.contracts.schema import Message
 from services.contracts.solver import SolveOutcome
+from services.core.domain.errors import DomainError
 from services.core.domain.progress import Report
+from services.core.policies.clover.partition import checked
+from services.kit.problems import ProblemError
+from services.solving.allocation import given, solve_allocation
+from services.solving.partition import demands_of, solve_partition
+from services.solving.pools import pool_problem, solve_pools
 
 RequestT = TypeVar("RequestT", bound=Message)
 ProblemT = TypeVar("ProblemT", bound=Message)
@@ -45,6 +52,22 @@ class SolveKind(Generic[RequestT, ProblemT, ResultT]):
     solve: Callable[[ProblemT, Report], ResultT]
 
 
+def _whole(
+    kind: type[ProblemT], check: Callable[[ProblemT], object]
+) -> Callable[[Message, Sources], Awaitable[ProblemT]]:
+    """Return what makes a problem of a request that contains everything, and refuses one that makes no sense."""
+
+    async def resolve(request: Message, sources: Sources) -> ProblemT:
+        problem = kind.model_validate(request.model_dump())
+        try:
+            check(problem)
+        except DomainError as error:
+            raise ProblemError(422, ProblemCode.INVALID_REQUEST, str(error)) from error
+        return problem
+
+    return resolve
+
+
 KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
     kind.name: kind
     for kind in (
@@ -63,8 +86,8 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             request=PoolsRequest,
             problem=PoolsProblem,
             result=PoolsResult,
-            resolve=pools.resolve,
-            solve=pools.solve,
+            resolve=_whole(PoolsProblem, pool_problem),
+            solve=solve_pools,
         ),
         SolveKind(
             name="partition",
@@ -72,8 +95,8 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             request=PartitionRequest,
             problem=PartitionProblem,
             result=PartitionResult,
-            resolve=partition.resolve,
-            solve=partition.solve,
+            resolve=_whole(PartitionProblem, lambda problem: checked(*demands_of(problem))),
+            solve=solve_partition,
         ),
         SolveKind(
             name="allocation",
@@ -81,8 +104,8 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             request=AllocationRequest,
             problem=AllocationProblem,
             result=AllocationResult,
-            resolve=allocation.resolve,
-            solve=allocation.solve,
+            resolve=_whole(AllocationProblem, given),
+            solve=solve_allocation,
         ),
     )
 }

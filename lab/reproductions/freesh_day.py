@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 
 from lab.reproductions.marked import fill
-from services.contracts.pools import PoolsRequest, PoolsResult, pools_result
+from services.contracts.pools import PoolsRequest, PoolsResult
 from services.core.domain.gpus import gpu_model
 from services.core.domain.solving import SolveStatus
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.simulator.report.charts import Line, picture
+from services.solving.pools import pool_problem, pools_result
 
 HALF_HOURS, STEPS, STEP_S, BETA, HEAD_ROOM = 48, 6, 300, 2.0, 1.1
 CLASSES, PARTITIONS = ("SS", "SL", "LS", "LL"), ("a", "b")
@@ -121,7 +122,7 @@ def half_hour(
 
 def solved(request: PoolsRequest) -> PoolsResult:
     """Return the plan of a half hour."""
-    problem = request.in_core()
+    problem = pool_problem(request)
     return pools_result(request, problem, plan_pools(problem, relative_gap=request.gap))
 
 
@@ -221,7 +222,7 @@ def below_full_load(inputs: Inputs) -> str:
                 for mode in request.modes
             ]
             real = request.model_copy(update={"modes": modes})
-            problem, known = real.in_core(), (real if is_known else request).in_core()
+            problem, known = pool_problem(real), pool_problem(real if is_known else request)
             found = pools_result(real, problem, plan_pools(known, relative_gap=GAP))
             carbon_kg, energy_kwh = carbon_kg + (found.emissions_kg or 0), energy_kwh + (found.energy_kwh or 0)
         base = base or (carbon_kg, energy_kwh)

@@ -46,6 +46,7 @@ from services.core.policies.freesh.pool_planning import plan_pools
 from services.core.policies.freesh.pools import Partition, PoolPlan, PoolProblem, energy_j, switches
 from services.core.profiles.traffic import Traffic
 from services.learning.demand import forecast_demand
+from services.solving.pools import pool_problem
 
 MINUTES = (30, 15, 10, 5)
 START_S = 120.0
@@ -146,7 +147,7 @@ def _short(came: PoolProblem, plan: PoolPlan, partition: int) -> tuple[float, fl
 def the_authors_day(inputs: Inputs) -> Day:
     """Return the authors' day, whose marginal rates nobody forecasts."""
     halves = [half_hour(inputs, index) for index in range(HALF_HOURS)]
-    problems = [each.in_core() for each in halves]
+    problems = [pool_problem(each) for each in halves]
     rates = GCO2_PER_KWH_OF_LB_PER_MWH * np.concatenate([each.rates for each in problems], axis=1)
     power_w = np.max([part.power_w.max(axis=0) for part in problems[0].partitions], axis=0)
     demand = tuple(

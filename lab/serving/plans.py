@@ -11,12 +11,13 @@ import numpy as np
 from lab.serving.rates import PlaceRates
 from lab.serving.requests import RequestTrace
 from lab.serving.site import Site
-from services.contracts.pools import PoolsRequest, PoolsResult, pools_result
+from services.contracts.pools import PoolsRequest, PoolsResult
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.serving import STEPS_AHEAD, WINDOW_S
 from services.core.policies.freesh.pool_planning import plan_pools
 from services.core.profiles.traffic import WINDOWS, Traffic
 from services.simulator.raw import TraceFormatError
+from services.solving.pools import pool_problem, pools_result
 
 STEP_S = WINDOW_S * WINDOWS
 PERIOD_S = STEP_S * STEPS_AHEAD
@@ -90,7 +91,7 @@ def make_plans(
     for first in range(0, periods * steps, steps):
         demand = {name: _predicted(each, first, steps, forecast) for name, each in peaks.items()}
         request = _problem(site, _step_rates(rates, first, steps), demand, found[-1].result if found else None)
-        problem = request.in_core()
+        problem = pool_problem(request)
         plan = plan_pools(problem, request.solver, time_limit_s=request.time_limit_s, relative_gap=request.gap)
         result = pools_result(request, problem, plan)
         if result.partition is None or not result.instances:

@@ -34,7 +34,8 @@ def allocation(
     """Give jobs GPUs, power limits or clocks, and places on nodes, within a power limit."""
     from pydantic import ValidationError
 
-    from services.contracts.allocation import AllocationProblem, AllocationRequest, solve_allocation
+    from services.contracts.allocation import AllocationProblem, AllocationRequest
+    from services.solving.allocation import solve_allocation
 
     try:
         request = AllocationRequest.model_validate(json_document(file))

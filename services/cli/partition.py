@@ -30,7 +30,8 @@ def partition(
     """Choose model variants and the slices of GPUs they run on, for little carbon at high accuracy within an SLA."""
     from pydantic import ValidationError
 
-    from services.contracts.partition import PartitionProblem, PartitionRequest, solve_partition
+    from services.contracts.partition import PartitionProblem, PartitionRequest
+    from services.solving.partition import solve_partition
 
     if graph is not None:
         from services.cli.graphs import check_graph_file

@@ -111,6 +111,7 @@ def _graph(job: Path | None, model: str | None, gpus: int | None, batch: int | N
     from pydantic import ValidationError
 
     from services.contracts.parallel import placement_job
+    from services.solving.layouts import graph_of
 
     if (job is None) == (model is None):
         raise CliError("give a JOB.json, or a --model with its --gpus", EXIT_USAGE)
@@ -123,7 +124,7 @@ def _graph(job: Path | None, model: str | None, gpus: int | None, batch: int | N
             raise CliError("--gpus and --batch need --model; a file contains them already", EXIT_USAGE)
         document = json_document(job)
     try:
-        return placement_job(document).graph()
+        return graph_of(placement_job(document))
     except ValidationError as error:
         raise CliError(f"{job or '--model'}: {first_error(error, whole='the job')}", EXIT_USAGE) from None
 

@@ -50,8 +50,7 @@ def pools(
 
     Options take precedence over the file.
     """
-    from services.contracts.pools import pools_result
-    from services.core.policies.freesh.pool_planning import plan_pools
+    from services.solving.pools import solve_pools
 
     given = {
         "objective": objective,
@@ -67,20 +66,11 @@ def pools(
     request = _request(file, given)
     began_s = time.perf_counter()
     try:
-        problem = request.in_core()
         with solving_bar(quiet=as_json) as report:
-            plan = plan_pools(
-                problem,
-                request.solver,
-                time_limit_s=request.time_limit_s,
-                relative_gap=request.gap,
-                incumbent=request.incumbent_in_core(),
-                report=report,
-            )
+            result = solve_pools(request, report)
     except DomainError as error:
         raise CliError(f"{file}: {error}", EXIT_USAGE) from None
     solve_s = time.perf_counter() - began_s
-    result = pools_result(request, problem, plan)
     if as_json:
         print_json(result.model_dump(mode="json", exclude={"kind"}) | {"solve_s": round(solve_s, 4)})
     else:

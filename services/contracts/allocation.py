@@ -6,21 +6,14 @@ from collections import Counter
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from services.contracts.parallel import ParallelLayout
 from services.contracts.schema import Flag, Int, Message, Name, Real
 from services.contracts.solver import SolveOutcome
 from services.core.domain.controls import ControlKind
-from services.core.domain.errors import DomainError
 from services.core.domain.gpus import likeliest_gpu_model
-from services.core.domain.progress import Report, unreported
-from services.core.domain.solving import Method, SolveStatus, Wait
-from services.core.parallel.iteration import Network
-from services.core.policies.allocation import Allocation, GivenJobs, GivenNodes, Shares, allocate
-from services.core.policies.powerflow.allocate import Greedy
-from services.core.policies.powerflow.choices import Choices
+from services.core.domain.solving import Method, Wait
 
 MAX_JOBS, MAX_NODES, MAX_NODE_GPUS, MAX_SIZES, MAX_VALUES = 2_000, 2_000, 1_024, 16, 32
 MAX_CELLS = 200_000
@@ -173,52 +166,6 @@ class AllocationProblem(AllocationRequest):
 
     kind: Literal["allocation"] = "allocation"
 
-    def in_core(self) -> tuple[GivenJobs, GivenNodes]:
-        """Return jobs and nodes as the core's.
-
-        Raises:
-            DomainError: A layout makes no sense.
-        """
-        models = self.gpu_models
-        nodes = GivenNodes(
-            gpus=np.array([node.gpus for node in self.nodes], dtype=np.int64),
-            gpu_model=np.array([models.index(node.gpu_model) for node in self.nodes], dtype=np.int64),
-            idle_w=np.array([self._idle_w(model) for model in models]),
-            limit_w=np.inf if self.power_limit_w is None else self.power_limit_w,
-            other_w=self.other_w,
-            power_down=self.power_down,
-            network=Network(self.inter_gbps * 1e9 / 8, self.intra_gbytes * 1e9, max(node.gpus for node in self.nodes)),
-        )
-        where = {node.name: index for index, node in enumerate(self.nodes)}
-        jobs = GivenJobs(
-            choices=self._choices(),
-            gpu_model=np.array([models.index(job.gpu_model or models[0]) for job in self.jobs], dtype=np.int64),
-            work_s=np.array([np.nan if job.work_s is None else job.work_s for job in self.jobs]),
-            graphs=tuple(None if job.layout is None else job.layout.graph() for job in self.jobs),
-            held=tuple(tuple((where[share.node], share.gpus) for share in job.held) for job in self.jobs),
-        )
-        return jobs, nodes
-
-    def _choices(self) -> Choices:
-        sizes = max(len(job.sizes) for job in self.jobs)
-        values = max(len(size.controls) for job in self.jobs for size in job.sizes)
-        gpus = np.zeros((len(self.jobs), sizes), dtype=np.int64)
-        speed, power_w = np.zeros((*gpus.shape, values)), np.zeros((*gpus.shape, values))
-        for row, job in enumerate(self.jobs):
-            for column, size in enumerate(job.sizes):
-                gpus[row, column] = size.gpus
-                speed[row, column, : len(size.controls)] = [choice.speed for choice in size.controls]
-                power_w[row, column, : len(size.controls)] = [choice.power_w for choice in size.controls]
-        return Choices(gpus, speed, power_w)
-
-    def _idle_w(self, model: str) -> float:
-        if model in self.idle_w:
-            return self.idle_w[model]
-        known = likeliest_gpu_model(model)
-        if known is None:
-            raise DomainError(f"idle_w needs the power of a free GPU of model {model}")
-        return known.idle_w
-
 
 class JobAllocation(Message):
     """What a job gets."""
@@ -245,46 +192,3 @@ class AllocationResult(SolveOutcome):
     power_w: float = Field(description="Jobs, free GPUs and `other_w` together.")
     idle_w: float = Field(description="Free GPUs.")
     free_gpus: int
-
-
-def solve_allocation(problem: AllocationProblem, report: Report = unreported) -> AllocationResult:
-    """Return the answer to a problem; it was checked against it.
-
-    Raises:
-        DomainError: The problem makes no sense as a whole.
-    """
-    jobs, nodes = problem.in_core()
-    greedy = Greedy(problem.marginal, problem.queue, problem.at_limit)
-    found = allocate(jobs, nodes, greedy, Method(problem.placement), report)
-    found.check(jobs, nodes)
-    kept = found.keeps_limit(nodes)
-    return AllocationResult(
-        status=SolveStatus.FEASIBLE if kept else SolveStatus.INFEASIBLE,
-        solver="greedy",
-        objective=float(found.speed.sum()),
-        note="" if kept else "what runs already exceeds the power limit at the lowest control values",
-        jobs=[_job(problem, jobs, found, row) for row in range(len(problem.jobs))],
-        power_w=found.total_w,
-        idle_w=found.idle_w,
-        free_gpus=int(nodes.gpus.sum() - found.gpus.sum()),
-    )
-
-
-def _job(problem: AllocationProblem, jobs: GivenJobs, found: Allocation, row: int) -> JobAllocation:
-    job, gpus, iteration_s = problem.jobs[row], int(found.gpus[row]), float(found.iteration_s[row])
-    choice = next((size.controls[int(found.control[row])] for size in job.sizes if size.gpus == gpus), None)
-    return JobAllocation(
-        name=job.name,
-        gpus=gpus,
-        control=job.control,
-        value=None if choice is None else choice.value,
-        speed=float(found.speed[row]),
-        power_w=float(found.power_w[row]),
-        nodes=_shares(problem, found.places[row]),
-        iteration_s=None if np.isnan(iteration_s) else iteration_s,
-        waits=found.waits[row],
-    )
-
-
-def _shares(problem: AllocationProblem, shares: Shares) -> list[GpuShare]:
-    return [GpuShare(node=problem.nodes[node].name, gpus=count) for node, count in shares]

@@ -9,13 +9,13 @@ from pydantic import Field, field_validator, model_validator
 
 from services.contracts.allocation import AllocationProblem, AllocationResult
 from services.contracts.background import WorkFailure, WorkState
-from services.contracts.carbon import Clock, IntensityPoint, curve_of
+from services.contracts.carbon import Clock, IntensityPoint
 from services.contracts.partition import PartitionProblem, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Instant, Message, Name, Real
 from services.contracts.solver import SolveOptions, SolveOutcome, SolveProgress
-from services.core.domain.carbon import CarbonCurve, Signal
+from services.core.domain.signal import Signal
 
 MAX_STEPS = 20_000
 MAX_WORK = 20_000
@@ -67,10 +67,6 @@ class IntensitySeries(Message):
             if abs(point.gco2_per_kwh) > 1e6:
                 raise ValueError(f"point {index} has an intensity beyond 1000000 gCO2/kWh")
         return points
-
-    def as_curve(self) -> CarbonCurve:
-        """Return the steps in UTC seconds."""
-        return curve_of(self.points)
 
 
 class _CarbonBoundTerms(SolveOptions):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from services.contracts.schema import Int, Message, Real
-
-if TYPE_CHECKING:  # the core needs NumPy, which processes that only pass layouts on do not have
-    from services.core.parallel.graph import JobGraph
 
 MAX_GANG_GPUS = 65_536
 
@@ -46,16 +43,6 @@ class ParallelLayout(Message):
     stages: list[Stage] = Field(min_length=1, max_length=512)
     all_reduce: Literal["ring", "tree"] = "ring"
 
-    def graph(self) -> JobGraph:
-        """Return the layout as a graph for the core."""
-        from services.core.parallel.graph import AllReduce, JobGraph, Stage
-
-        stages = (
-            Stage(**{name: value for name, value in stage.model_dump().items() if value is not None})
-            for stage in self.stages
-        )
-        return JobGraph(tuple(stages), AllReduce(self.all_reduce))
-
 
 class ModelLayout(Message):
     """A common model by name, for which the planner finds a layout."""
@@ -68,18 +55,6 @@ class ModelLayout(Message):
     tensor_parallel: Int | None = Field(default=None, ge=1, le=1024)
     all_reduce: Literal["ring", "tree"] = "ring"
 
-    def graph(self) -> JobGraph:
-        """Return the planner's layout.
-
-        Raises:
-            DomainError: The model is not known, or the sizes are inconsistent.
-        """
-        from services.core.parallel.graph import AllReduce
-        from services.core.parallel.planner import plan_layout
-
-        kind = AllReduce(self.all_reduce)
-        return plan_layout(self.model, self.gpus, self.batch, tensor_parallel=self.tensor_parallel, all_reduce=kind)
-
 
 class DataParallelLayout(Message):
     """Pure data parallelism of a model that is known only by its size."""
@@ -87,12 +62,6 @@ class DataParallelLayout(Message):
     gpus: Int = Field(ge=1, le=MAX_GANG_GPUS)
     parameter_bytes: Real = Field(ge=0)
     computation_s: Real = Field(default=0, ge=0, description="Forward and backward computation of one replica.")
-
-    def graph(self) -> JobGraph:
-        """Return the one stage."""
-        from services.core.parallel.graph import data_parallel
-
-        return data_parallel(self.gpus, self.parameter_bytes, self.computation_s)
 
 
 PlacementJob = ParallelLayout | ModelLayout | DataParallelLayout

@@ -6,26 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from services.contracts.schema import Int, Message, Name, Real
 from services.contracts.solver import SolveOptions, SolveOutcome
-from services.core.domain.arrays import Bools
 from services.core.domain.serving import MAX_REGIONS, TABLE_7, LatencyLimits, NegativeRates
-from services.core.domain.solving import SolveStatus
-from services.core.domain.units import J_PER_KWH
-from services.core.policies.freesh.pools import (
-    NodeKind,
-    Partition,
-    PoolPlan,
-    PoolProblem,
-    Shortfall,
-    drawn_w,
-    energy_j,
-    switches,
-    switching_j,
-)
 
 MAX_LOCATIONS, MAX_MODES, MAX_PARTITIONS, MAX_CLASSES, MAX_STEPS = 1_000, 100, 20, 100, 2_016
 MAX_COLUMNS = 500_000
@@ -284,119 +269,6 @@ class PoolsRequest(SolveOptions):
         """The partitions to choose from."""
         return [part for part in self.partitions if self.partition in (None, part.name)]
 
-    def in_core(self) -> PoolProblem:
-        """Return the problem for the core.
-
-        Raises:
-            DomainError: The instances that may not be stopped need more GPUs than there are.
-        """
-        types = sorted({name for each in (*self.locations, *self.modes) for name in each.gpus})
-        running, locked = self._running()
-        return PoolProblem(
-            step_s=self.step_s,
-            rates=self._rates(),
-            gpus=_counts([each.gpus for each in self.locations], types),
-            mode_gpus=_counts([each.gpus for each in self.modes], types),
-            partitions=tuple(self._partition(part) for part in self.chosen),
-            head_room=self.head_room,
-            running=running,
-            locked=locked,
-            idle_w=np.array([self._idle_w(mode) for mode in self.modes]),
-            start_j=np.array([3_600 * mode.start_wh for mode in self.modes]),
-            stop_j=np.array([3_600 * mode.stop_wh for mode in self.modes]),
-            negative_rates=self.negative_rates,
-            region_shares=self._region_shares(),
-            follows_load=np.array([mode.idle_w is not None for mode in self.modes]),
-            node_kinds=tuple(
-                NodeKind(at, types.index(kind.gpu_type), kind.nodes, kind.gpus)
-                for at, location in enumerate(self.locations)
-                for kind in location.nodes
-                if kind.gpu_type in types
-            ),
-        )
-
-    def incumbent_in_core(self) -> PoolPlan | None:
-        """Return the incumbent for the core; None if there is none or it does not fit the problem."""
-        plan = self.incumbent
-        part = next((each for each in self.chosen if plan is not None and each.name == plan.partition), None)
-        if plan is None or part is None:
-            return None
-        locations, modes, classes = (
-            {each.name: index for index, each in enumerate(names)}
-            for names in (self.locations, self.modes, part.classes)
-        )
-        instances = np.zeros((len(locations), len(classes), len(modes)), np.int64)
-        kept = np.zeros((len(locations), len(modes)), np.int64)
-        for each in plan.instances:
-            if each.location not in locations or each.mode not in modes:
-                return None
-            place, mode = locations[each.location], modes[each.mode]
-            if each.request_class is None:
-                kept[place, mode] += each.count
-            elif each.request_class in classes:
-                instances[place, classes[each.request_class], mode] += each.count
-            else:
-                return None
-        return PoolPlan(SolveStatus.FEASIBLE, self.solver, self.chosen.index(part), instances, kept)
-
-    def intensities(self) -> np.ndarray:
-        """Return the intensities in gCO2/kWh: (n_locations, n_steps)."""
-        scale = GCO2_PER_KWH_OF_LB_PER_MWH if self.intensity_unit == "lb_per_mwh" else 1.0
-        return scale * np.array([location.intensity for location in self.locations])
-
-    def _rates(self) -> np.ndarray:
-        match self.objective:
-            case "carbon":
-                return np.array([location.intensity for location in self.locations])
-            case "energy":
-                # A mode draws the same power everywhere, so that many plans have the least energy.
-                intensity = np.array([location.intensity for location in self.locations])
-                return 1 + TIE_SHARE * intensity / max(float(np.abs(intensity).max()), 1e-9)
-            case "cost":
-                return np.array([location.price_per_kwh for location in self.locations], dtype=np.float64)
-
-    def _running(self) -> tuple[np.ndarray, np.ndarray]:
-        shape = (len(self.locations), len(self.modes))
-        running, locked = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        at_location = {each.name: index for index, each in enumerate(self.locations)}
-        at_mode = {each.name: index for index, each in enumerate(self.modes)}
-        for each in self.running:
-            place = at_location[each.location], at_mode[each.mode]
-            running[place] += each.instances
-            if each.up_s is not None and each.up_s < self.min_up_s:
-                locked[place] += each.instances
-        return running, locked
-
-    def _region_shares(self) -> np.ndarray:
-        shares = np.array([region.share for region in self.regions] or [1.0])
-        return shares / shares.sum()
-
-    def _partition(self, part: RequestPartition) -> Partition:
-        at_mode = {mode.name: index for index, mode in enumerate(self.modes)}
-        shape = (len(part.classes), len(self.modes))
-        max_qps, power_w, eligible = np.zeros(shape), np.zeros(shape), np.zeros(shape, np.bool_)
-        network_ms = np.array(
-            [[region.network_ms.get(place.name, 0.0) for place in self.locations] for region in self.regions]
-        )
-        reach = np.ones((*network_ms.shape, *shape), np.bool_) if self.regions else None
-        for index, each in enumerate(part.classes):
-            for profile in each.profiles:
-                place = index, at_mode[profile.mode]
-                max_qps[place], power_w[place], eligible[place] = profile.max_qps, profile.power_w, each.admits(profile)
-                if reach is not None:
-                    within = [[each.admits(profile, far_ms) for far_ms in row] for row in network_ms.tolist()]
-                    reach[:, :, *place] = np.array(within)
-        means = [each.mean_qps or each.demand_qps for each in part.classes]
-        demand = np.array([each.demand_qps for each in part.classes])
-        return Partition(demand, max_qps, power_w, eligible, reach, np.array(means))
-
-    def _idle_w(self, mode: PoolMode) -> float:
-        if mode.idle_w is not None:
-            return mode.idle_w
-        classes = (each for part in self.partitions for each in part.classes)
-        powers = [found.power_w for each in classes for found in each.profiles if found.mode == mode.name]
-        return min(powers, default=0.0)
-
 
 class PoolsProblem(PoolsRequest):
     """The problem that is solved."""
@@ -448,105 +320,6 @@ class PoolsResult(SolveOutcome):
     stops: list[InstanceChange] = Field(default_factory=list[InstanceChange])
     shortfall: list[UnservedDemand] = Field(default_factory=list[UnservedDemand])
     full: list[FullGpus] = Field(default_factory=list[FullGpus])
-
-
-def pools_result(request: PoolsRequest, problem: PoolProblem, plan: PoolPlan) -> PoolsResult:
-    """Return a plan with the names used in the request."""
-    outcome = {
-        "status": plan.status,
-        "solver": plan.solver,
-        "objective": plan.objective,
-        "bound": plan.bound,
-        "gap": plan.gap,
-        "note": plan.note,
-    }
-    if plan.partition is None:
-        return PoolsResult.model_validate(outcome)
-    part = request.chosen[plan.partition]
-    starts, stops = switches(problem, plan)
-    prices = [location.price_per_kwh for location in request.locations]
-    return PoolsResult.model_validate(
-        outcome
-        | {
-            "partition": part.name,
-            "instances": _instances(request, part, problem, plan),
-            "emissions_kg": _weighed(problem, plan, request.intensities()) / 1_000,
-            "energy_kwh": _weighed(problem, plan, np.ones_like(problem.rates)),
-            "cost": None if None in prices else _weighed(problem, plan, np.array(prices, dtype=np.float64)),
-            "starts": _changes(request, starts),
-            "stops": _changes(request, stops),
-            "shortfall": [] if plan.shortfall is None else _unserved(part, problem, plan, plan.shortfall),
-            "full": [] if plan.shortfall is None else _full(request, plan.shortfall),
-        }
-    )
-
-
-def _weighed(problem: PoolProblem, plan: PoolPlan, rates: np.ndarray) -> float:
-    """Return the plan's energy in kWh, each location's and step's weighed with its rate (n_locations, n_steps)."""
-    drawn, switched = energy_j(problem, plan), switching_j(problem, plan)
-    return float(drawn @ rates.sum(axis=1) + switched @ rates.mean(axis=1)) / J_PER_KWH
-
-
-def _instances(
-    request: PoolsRequest, part: RequestPartition, problem: PoolProblem, plan: PoolPlan
-) -> list[PlannedInstances]:
-    power_w = drawn_w(problem, plan)
-    serving = [
-        PlannedInstances(
-            location=request.locations[location].name,
-            request_class=part.classes[pool].name,
-            mode=request.modes[mode].name,
-            count=int(plan.instances[location, pool, mode]),
-            power_w=float(power_w[location, pool, mode]),
-        )
-        for location, pool, mode in np.argwhere(plan.instances).tolist()
-    ]
-    kept = [
-        PlannedInstances(
-            location=request.locations[location].name,
-            request_class=None,
-            mode=request.modes[mode].name,
-            count=int(plan.kept[location, mode]),
-            power_w=float(problem.idle_w[mode]),
-        )
-        for location, mode in np.argwhere(plan.kept).tolist()
-    ]
-    return serving + kept
-
-
-def _changes(request: PoolsRequest, counts: np.ndarray) -> list[InstanceChange]:
-    return [
-        InstanceChange(
-            location=request.locations[location].name, mode=request.modes[mode].name, count=int(counts[location, mode])
-        )
-        for location, mode in np.argwhere(counts).tolist()
-    ]
-
-
-def _unserved(part: RequestPartition, problem: PoolProblem, plan: PoolPlan, found: Shortfall) -> list[UnservedDemand]:
-    assert plan.partition is not None
-    reach = problem.reach_of(plan.partition) & problem.partitions[plan.partition].usable
-    servable: Bools = np.all(reach.any(axis=(1, 3)), axis=0)
-    return [
-        UnservedDemand(
-            request_class=part.classes[index].name,
-            qps=float(found.qps[index]),
-            reason="no_mode" if not servable[index] else "gpus" if found.unserved_alone[index] else "gpus_shared",
-        )
-        for index in np.flatnonzero(found.qps).tolist()
-    ]
-
-
-def _full(request: PoolsRequest, found: Shortfall) -> list[FullGpus]:
-    types = sorted({name for each in (*request.locations, *request.modes) for name in each.gpus})
-    return [
-        FullGpus(location=request.locations[location].name, gpu_type=types[gpu_type])
-        for location, gpu_type in np.argwhere(found.full).tolist()
-    ]
-
-
-def _counts(gpus: list[dict[str, int]], types: list[str]) -> np.ndarray:
-    return np.array([[each.get(name, 0) for name in types] for each in gpus], dtype=np.int64)
 
 
 def _once(what: str, names: Iterable[str]) -> None:

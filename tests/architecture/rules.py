@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 LIBRARIES = {
     "services.core": {"services.core"},
-    "services.contracts": {"services.core", "services.contracts"},
+    "services.core.domain": {"services.core.domain"},
+    "services.contracts": {"services.core.domain", "services.contracts"},
     "services.kit": {"services.core", "services.contracts", "services.kit"},
     "services.db": {"services.core", "services.contracts", "services.db"},
     "services.learning": {"services.core", "services.learning"},
+    "services.solving": {"services.core", "services.contracts", "services.solving"},
 }
 PROCESSES = (
     "gateway",
@@ -42,6 +44,7 @@ FRONT_DOORS = {
         "services.contracts",
         "services.kit",
         "services.learning",
+        "services.solving",
         "services.standalone",
         "services.simulator",
     },

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.contracts.apps import AppObservation, AppObservations, AppServerObservation, AppSpec, FleetSpec
 from services.contracts.identity import Identity, Role
-from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult, solve_partition
+from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult
 from services.core.domain.mig import parent_of, placed, slice_index
 from services.db.database import connect
 from services.db.engine import create_engine
@@ -27,6 +27,7 @@ from services.serving.fleets.search import Answer
 from services.serving.fleets.service import Apps, Fleets
 from services.serving.repository import ServingRepository
 from services.serving.settings import ServingSettings
+from services.solving.partition import solve_partition
 from tests.serving.world import Grid
 
 OPERATOR = Identity(tenant_id="ops", role=Role.OPERATOR, key_id="key_ops")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from services.contracts.apps import AppEvaluation, FleetEvaluation
-from services.contracts.partition import PartitionProblem, VariantInstances, solve_partition
+from services.contracts.partition import PartitionProblem, VariantInstances
 from services.contracts.serving import InstanceState
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.measured import MeasuredSearch
@@ -15,6 +15,7 @@ from services.serving.fleets.assignment import GpuState, Placed
 from services.serving.fleets.measuring import Window, held_gpus, measured_of, searches_of, without_room
 from services.serving.fleets.observations import bucket_of
 from services.serving.repository.apps import Seen
+from services.solving.partition import solve_partition
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 BIG = [VariantInstances(variant="big", slice="7g", count=2)]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from optimizer_service.pools import solve
 from services.contracts.carbon import ForecastPoint, IntensityForecast
 from services.contracts.pools import PoolsProblem, PoolsResult
 from services.contracts.serving import DemandForecast, PlaceIntensity, PlanForecasts, PoolPartition, PoolSpec
@@ -17,6 +16,7 @@ from services.core.domain.errors import DomainError
 from services.serving.instances import InstanceTerms
 from services.serving.planning.cluster import Need, Node, gpus_by_place, misfits, without_needs
 from services.serving.planning.problem import Running, check_signals, intensity_of, problem_of, result_of
+from services.solving.pools import incumbent_plan, solve_pools
 from tests.serving.pools import ZONE, a_spec
 
 
@@ -99,9 +99,9 @@ def test_what_other_pools_wait_for_is_theirs() -> None:
 def test_an_instance_needs_its_gpus_on_one_node() -> None:
     spec = a_spec()
     problem = asked(spec, [a_node(3), a_node(3)], qps=12.0)
-    result = solve(problem)
+    result = solve_pools(problem)
     assert {each.mode: each.count for each in result.instances} == {"large": 2, "small": 2}
-    on_one_node = solve(asked(spec, [a_node(6)], qps=12.0))
+    on_one_node = solve_pools(asked(spec, [a_node(6)], qps=12.0))
     assert {each.mode: each.count for each in on_one_node.instances} == {"large": 3}
     shown = result_of(problem, result, forecasts_of(spec))
     assert {each.gpu_type for each in shown.full} <= {"A100"}
@@ -119,7 +119,7 @@ def test_modes_that_share_a_node_fit_on_it_together() -> None:
     mixed = spec.model_copy(update={"modes": [*spec.modes[1:], four], "partitions": [part]})
     nodes = [a_node(5), a_node(5)]
     problem = asked(mixed, nodes, qps=24.0)  # two of four and one of two, by the number of GPUs
-    result = solve(problem)
+    result = solve_pools(problem)
     assert {each.mode: each.count for each in result.instances} == {"four": 2}
     assert misfits(mixed, result, nodes) == []
     assert [each.qps for each in result.shortfall] == [pytest.approx(24 * 1.1 - 22)]
@@ -134,10 +134,10 @@ def test_modes_whose_sizes_do_not_divide_each_other_fit_on_whole_nodes() -> None
     part = PoolPartition.model_validate({"name": "one", "classes": [{"name": "all", "profiles": [small, large]}]})
     spec = spec.model_copy(update={"modes": modes, "partitions": [part], "head_room": 1.0})
     nodes = [a_node(6)] * 3
-    result = solve(asked(spec, nodes, qps=14.0))
+    result = solve_pools(asked(spec, nodes, qps=14.0))
     assert {each.mode: each.count for each in result.instances} == {"large": 2, "small": 2}
     assert misfits(spec, result, nodes) == []
-    crowded = solve(asked(spec, nodes, qps=17.0))
+    crowded = solve_pools(asked(spec, nodes, qps=17.0))
     assert {each.mode: each.count for each in crowded.instances} == {"small": 6}, (
         "two of 4 and three of 3 would be less"
     )
@@ -149,7 +149,7 @@ def test_without_intensities_a_plan_of_least_energy_is_made() -> None:
     gpus = gpus_by_place(spec, [a_node(4)])
     problem = problem_of(spec, demand_of(spec, 1.0), {}, gpus, [], 5.0)
     forecasts = PlanForecasts(step_s=300, demand={}, intensity={}, gpus={})
-    shown = result_of(problem, solve(PoolsProblem.model_validate(problem.model_dump())), forecasts)
+    shown = result_of(problem, solve_pools(PoolsProblem.model_validate(problem.model_dump())), forecasts)
     assert (shown.emissions_kg, shown.energy_kwh) == (None, pytest.approx(0.15 + 0.3 * 120 / 3_600)), "and a start"
 
 
@@ -172,7 +172,7 @@ def test_a_shortfall_says_whether_gpus_are_too_few_or_held_or_unknown(
     available = min(2, installed.get("A100", 0))
     problem = asked(spec, [a_node(available)], qps=12.0)
     forecasts = forecasts_of(spec, installed=installed, available={"A100": available})
-    shown = result_of(problem, solve(problem), forecasts)
+    shown = result_of(problem, solve_pools(problem), forecasts)
     assert [(each.reason, shown.note) for each in shown.shortfall] == [(reason, note)]
 
 
@@ -196,7 +196,7 @@ def test_young_instances_whose_gpus_are_gone_do_not_break_the_plan() -> None:
     spec = a_spec(min_up_s=600)
     problem = asked(spec, [a_node(3)], [an_instance(spec, "large"), an_instance(spec, "large"), an_instance(spec)])
     assert [each.up_s for each in problem.running] == [10, None, 10]
-    plan = solve(problem)
+    plan = solve_pools(problem)
     assert sum(each.count for each in plan.instances) == 2
 
 
@@ -227,7 +227,7 @@ def test_different_signals_are_never_compared() -> None:
     by_energy = a_spec(places=places, objective="energy")
     check_signals(by_energy, intensities_of(by_energy, *mixed))
     problem = asked(by_energy, [a_node(4)])
-    shown = result_of(problem, solve(problem), forecasts_of(by_energy, *mixed))
+    shown = result_of(problem, solve_pools(problem), forecasts_of(by_energy, *mixed))
     assert shown.emissions_kg is None, "nor added up"
 
 
@@ -238,25 +238,25 @@ def test_the_greener_place_is_planned_and_prices_hold_for_all_steps() -> None:
     ]
     nodes = [a_node(8), a_node(8, zone="DE")]
     green = a_spec(places=places[::-1])  # intensities rise in the order of places
-    assert {each.location for each in solve(asked(green, nodes)).instances} == {"clean"}
+    assert {each.location for each in solve_pools(asked(green, nodes)).instances} == {"clean"}
     cheap = a_spec(places=places[::-1], objective="cost")
-    assert {each.location for each in solve(asked(cheap, nodes)).instances} == {"dirty"}
+    assert {each.location for each in solve_pools(asked(cheap, nodes)).instances} == {"dirty"}
 
 
 def test_the_plan_in_force_is_where_the_search_begins_while_it_fits() -> None:
     spec = a_spec()
     nodes = [a_node(8)]
-    plan = solve(asked(spec, nodes))
+    plan = solve_pools(asked(spec, nodes))
     problem = asked(spec, nodes, in_force=plan)
-    start = problem.incumbent_in_core()
+    start = incumbent_plan(problem)
     assert start is not None
     assert start.totals().sum() == sum(each.count for each in plan.instances)
-    again = solve(problem)
+    again = solve_pools(problem)
     assert (again.objective, again.instances) == (plan.objective, plan.instances)
     gone = plan.model_copy(update={"instances": [plan.instances[0].model_copy(update={"mode": "gone"})]})
-    assert asked(spec, nodes, in_force=gone).incumbent_in_core() is None
-    assert asked(spec, nodes, in_force=plan.model_copy(update={"partition": "gone"})).incumbent_in_core() is None
-    assert asked(spec, nodes).incumbent_in_core() is None
+    assert incumbent_plan(asked(spec, nodes, in_force=gone)) is None
+    assert incumbent_plan(asked(spec, nodes, in_force=plan.model_copy(update={"partition": "gone"}))) is None
+    assert incumbent_plan(asked(spec, nodes)) is None
 
 
 def test_a_plan_is_for_the_steps_until_the_next() -> None:
@@ -287,7 +287,7 @@ PLACES = [{"name": "west", "zone": ZONE}, {"name": "east", "zone": "DE"}]
 
 def placed(regions: list[dict[str, Any]], qps: float = 4.0) -> PoolsResult:
     """Plan for two places, the first the cleaner, with a TTFT of 100 ms of 200 ms allowed."""
-    return solve(asked(a_spec(places=PLACES, regions=regions), [a_node(), a_node(zone="DE")], qps=qps))
+    return solve_pools(asked(a_spec(places=PLACES, regions=regions), [a_node(), a_node(zone="DE")], qps=qps))
 
 
 def test_requests_are_planned_for_where_the_network_leaves_them_time() -> None:
@@ -324,7 +324,7 @@ def test_the_power_of_a_mode_with_idle_power_follows_the_mean_load() -> None:
     spec = spec.model_copy(update={"modes": modes, "partitions": [part]})
     demand = {"one": demand_of(spec, 1.0)["one"].model_copy(update={"mean_shares": {"all": 0.5}})}
     request = problem_of(spec, demand, intensities_of(spec), gpus_by_place(spec, [a_node()]), [], 5.0)
-    (planned,) = solve(PoolsProblem.model_validate(request.model_dump())).instances
+    (planned,) = solve_pools(PoolsProblem.model_validate(request.model_dump())).instances
     assert planned.power_w == pytest.approx(100 + 200 * 0.5 / 2), "half a request a second of two"
 
 
@@ -337,8 +337,8 @@ def test_an_interval_or_quantile_out_of_bounds_is_refused(field: str, value: flo
 
 def test_without_demand_or_nodes_there_is_a_plan_without_instances() -> None:
     for nodes in ([a_node(8)], []):
-        plan = solve(asked(a_spec(), nodes, qps=0.0))
+        plan = solve_pools(asked(a_spec(), nodes, qps=0.0))
         assert (plan.status, plan.instances) == ("optimal", [])
-    nowhere = solve(asked(a_spec(), []))
+    nowhere = solve_pools(asked(a_spec(), []))
     assert (nowhere.status, nowhere.instances) == ("infeasible", [])
     assert [(each.request_class, each.reason) for each in nowhere.shortfall] == [("all", "gpus")]

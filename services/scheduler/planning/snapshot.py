@@ -43,6 +43,7 @@ from services.scheduler.repository.kept_jobs import JobRows, KeptJobs
 from services.scheduler.repository.predictions import Predictions
 from services.scheduler.repository.snapshots import ClusterRows, JobRow, QuotaRow
 from services.scheduler.settings import SchedulerSettings
+from services.solving.layouts import graph_of
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _quota_left(quotas: Sequence[QuotaRow], instances: Sequence[JobRow]) -> dict
 def _graph(layout: str) -> JobGraph | None:
     """Return the graph of a layout; None of one that was accepted under older rules and holds no longer."""
     try:
-        return ParallelLayout.model_validate_json(layout).graph()
+        return graph_of(ParallelLayout.model_validate_json(layout))
     except ValidationError:
         return None
 

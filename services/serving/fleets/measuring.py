@@ -26,7 +26,6 @@ from services.contracts.partition import (
     PartitionProblem,
     PartitionResult,
     VariantInstances,
-    instances_of,
 )
 from services.core.policies.clover.anneal import AnnealingConfig
 from services.core.policies.clover.application import Application
@@ -40,6 +39,7 @@ from services.serving.fleets.assignment import WHOLE, GpuState, Kind, Placed
 from services.serving.fleets.observations import bucket_of, percentile_ms
 from services.serving.fleets.problem import slice_name
 from services.serving.repository.apps import Seen
+from services.solving.partition import demands_of, instances_of
 
 Configuration = Mapping[str, list[VariantInstances]]
 """The instances of each application."""
@@ -79,7 +79,7 @@ def searches_of(
     problem: PartitionProblem, found: PartitionResult, config: AnnealingConfig
 ) -> dict[str, MeasuredSearch]:
     """Return the search of each application, from what the optimizer was asked and what it found."""
-    demands, fleet = problem.in_core()
+    demands, fleet = demands_of(problem)
     plans = {plan.name: plan for plan in found.applications}
     searches: dict[str, MeasuredSearch] = {}
     for at, demand in enumerate(demands):

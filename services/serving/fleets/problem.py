@@ -23,6 +23,7 @@ from services.core.policies.clover.application import Application
 from services.core.policies.clover.layouts import can_be_cut, counts_of, realise
 from services.core.policies.clover.prediction import predict
 from services.serving.fleets.assignment import Gpu, GpuState, Kind, Sizes, layout_of, sizes_of
+from services.solving.partition import demand_of
 
 INSTANCE_COST = 2.0
 """How many GPUs are rather cut than an instance stopped."""
@@ -56,7 +57,7 @@ def idle_w_of(fleet: FleetSpec) -> float | None:
 
 def in_core(app: PlannedApp, idle_w: float) -> Application:
     """Return an application's variants as the core's."""
-    return _application(app, Counter()).demand(idle_w).application
+    return demand_of(_application(app, Counter()), idle_w).application
 
 
 def partition_request(

@@ -10,6 +10,7 @@ import pytest
 from lab.reproductions.freesh_day import BETA, Inputs, half_hour, solved, totals
 from services.contracts.pools import PoolsRequest
 from services.core.domain.solving import SolveStatus
+from services.solving.pools import pool_problem
 
 EXAMPLE = json.loads((Path(__file__).parents[3] / "examples" / "pools" / "freesh-first.json").read_text())
 
@@ -48,8 +49,8 @@ def inputs() -> Inputs:
 
 
 def test_a_half_hour_of_the_files_is_the_published_problem(inputs: Inputs) -> None:
-    ours = half_hour(inputs, 0, partition="a", negative_rates="paper", gap=None).in_core()
-    theirs = PoolsRequest.model_validate(EXAMPLE).in_core()
+    ours = pool_problem(half_hour(inputs, 0, partition="a", negative_rates="paper", gap=None))
+    theirs = pool_problem(PoolsRequest.model_validate(EXAMPLE))
     assert ours.rates.tolist() == theirs.rates.tolist()
     assert ours.gpus.tolist() == theirs.gpus.tolist()
     for name in ("demand_qps", "max_qps", "power_w", "eligible"):

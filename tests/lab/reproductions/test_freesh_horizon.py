@@ -11,6 +11,7 @@ import pytest
 
 from lab.reproductions.freesh_horizon import DAY_STEPS, Day, planned_day
 from services.contracts.pools import PoolsRequest
+from services.solving.pools import pool_problem
 
 EXAMPLE = json.loads((Path(__file__).parents[3] / "examples" / "pools" / "freesh-first.json").read_text())
 
@@ -18,7 +19,7 @@ EXAMPLE = json.loads((Path(__file__).parents[3] / "examples" / "pools" / "freesh
 @pytest.fixture
 def day() -> Day:
     """The same five minutes all day long, foreseen as they come."""
-    site = PoolsRequest.model_validate(EXAMPLE | {"partition": None, "negative_rates": "frugal"}).in_core()
+    site = pool_problem(PoolsRequest.model_validate(EXAMPLE | {"partition": None, "negative_rates": "frugal"}))
     demand = tuple(np.repeat(part.demand_qps[:, :1], DAY_STEPS, axis=1) for part in site.partitions)
     rates = np.repeat(np.array([[100.0], [200.0], [300.0]]), DAY_STEPS, axis=1)
     return Day(

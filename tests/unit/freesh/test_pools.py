@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.contracts.pools import PoolsRequest, pools_result
+from services.contracts.pools import PoolsRequest
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Progress
 from services.core.domain.serving import NegativeRates
@@ -24,6 +24,7 @@ from services.core.policies.freesh.pool_planning import objective_of, plan_pools
 from services.core.policies.freesh.pools import NodeKind, Partition, PoolPlan, PoolProblem, drawn_w, switches
 from services.core.solvers.model import LinearModel, ModelBuilder, Solution
 from services.core.solvers.solve import solve
+from services.solving.pools import pool_problem, pools_result
 from tests.benchmarks.bench_pools import a_site
 
 EXAMPLE = json.loads((Path(__file__).parents[3] / "examples" / "pools" / "freesh-first.json").read_text())
@@ -42,7 +43,7 @@ def published(index: int, **changes: Any) -> PoolsRequest:
 
 
 def planned(request: PoolsRequest, solver: str = "highs") -> PoolPlan:
-    return plan_pools(request.in_core(), solver)
+    return plan_pools(pool_problem(request), solver)
 
 
 def test_the_example_is_the_first_published_problem() -> None:
@@ -132,7 +133,7 @@ def test_what_cannot_be_served_is_named_and_the_rest_is_planned(changes: dict[st
     document = published(1).model_dump(mode="json")
     document["partitions"][0]["classes"][2] |= changes  # long inputs with short outputs
     request = PoolsRequest.model_validate(document)
-    problem = request.in_core()
+    problem = pool_problem(request)
     result = pools_result(request, problem, plan_pools(problem))
     assert result.status is SolveStatus.INFEASIBLE
     assert [(each.request_class, each.reason) for each in result.shortfall] == [("LS", reason)]
@@ -453,6 +454,6 @@ def test_of_plans_of_equal_energy_the_cleanest_is_made() -> None:
     }
     for order in itertools.permutations(places):
         request = PoolsRequest.model_validate(document | {"locations": order, "objective": "energy"})
-        result = pools_result(request, request.in_core(), planned(request))
+        result = pools_result(request, pool_problem(request), planned(request))
         assert {each.location: each.count for each in result.instances} == {"clean": 4, "middling": 1}
         assert result.energy_kwh == pytest.approx(5 * 0.3 * 300 / 3_600)
