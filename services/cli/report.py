@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Annotated, Any, get_args
 
@@ -21,7 +22,9 @@ from services.kit.files import whole
 from services.kit.text import write_row
 
 Report = dict[str, Any]
-PAGE_LINES = 1_000
+PAGE_LINES = 10_000
+LATE_S = 60.0
+"""How long lines of the ledger come late, usually."""
 GROUPS: tuple[str, ...] = get_args(GroupBy)
 REQUEST_GROUPS: tuple[str, ...] = get_args(RequestGroup)
 COLUMNS = (
@@ -86,11 +89,9 @@ def report(
         output.print_json(sums) if as_json else _print_requests(by, sums)
         return
     if html_file is not None:
-        from services.cli.report_page import GROUPS as PARTS
-        from services.cli.report_page import render
+        from services.cli.report_page import OTHERS, render
 
-        reports = {group: fetch(gateway, group, period) for group in PARTS}
-        _write(html_file, render(reports, datetime.now(UTC)))
+        _write(html_file, render(fetch(gateway, "job", period, OTHERS), datetime.now(UTC)))
         console.print(f"wrote {html_file}", soft_wrap=True)
         return
     found = fetch(gateway, by, period)
@@ -115,13 +116,30 @@ def _check(path: Path) -> None:
     console.print(f"{path} is as it was made; SHA-256 {checksum}", soft_wrap=True)
 
 
-def fetch(gateway: Gateway, by: str, period: dict[str, str | None]) -> Report:
-    """Return a report with the lines of all pages."""
-    found = gateway.get("/v1/reports/footprint", group_by=by, limit=PAGE_LINES, **period)
-    while (cursor := found["next_cursor"]) is not None:
-        page = gateway.get("/v1/reports/footprint", group_by=by, limit=PAGE_LINES, cursor=cursor, **period)
-        found = {**found, "lines": found["lines"] + page["lines"], "next_cursor": page["next_cursor"]}
-    return found
+def fetch(gateway: Gateway, by: str, period: dict[str, str | None], also: Sequence[str] = ()) -> Report:
+    """Return a report with the lines of all pages, as they were at one moment.
+
+    Raises:
+        CliError: The ledger of the period changed while the pages were read, time and again.
+    """
+    asked: dict[str, Any] = {"group_by": by, "limit": PAGE_LINES, **period}
+    for _ in range(5):
+        found = gateway.get("/v1/reports/footprint", also=list(also), **asked)
+        asked["end"] = found["end_at"]
+        while (cursor := found["next_cursor"]) is not None:
+            page = gateway.get("/v1/reports/footprint", cursor=cursor, **asked)
+            if not _is_same(page["total"], found["total"]):
+                break
+            found = {**found, "lines": found["lines"] + page["lines"], "next_cursor": page["next_cursor"]}
+        else:
+            return found
+        asked["end"] = (datetime.fromisoformat(found["end_at"]) - timedelta(seconds=LATE_S)).isoformat()
+    raise CliError("the ledger of this period still changes: name an earlier --end", EXIT_FAILED)
+
+
+def _is_same(total: dict[str, float], other: dict[str, float]) -> bool:
+    """Whether two sums are of the same lines, in whatever order they were added up."""
+    return all(math.isclose(total[name], other[name], rel_tol=1e-12) for name in total)
 
 
 def period_of(start: str | None, end: str | None, month: str | None) -> dict[str, str | None]:

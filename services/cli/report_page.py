@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from html import escape
 from typing import Any
@@ -16,8 +16,8 @@ from services.kit.release import RELEASE
 from services.simulator.report.charts import bars
 from services.simulator.report.look import STYLE
 
-GROUPS = ("day", "project", "user", "zone", "model", "job")
-"""What the page is made of."""
+OTHERS = ("day", "project", "user", "zone", "model")
+"""What the page is made of, besides the jobs."""
 
 HEAD = ("jobs", "energy", "location-based", "market-based", "embodied", "baseline", "to baseline")
 MOST_LINES = 25
@@ -47,14 +47,14 @@ td:first-child{min-width:11rem}th{white-space:normal}tr,figure,.cards,.sign{brea
 """
 
 
-def render(reports: Mapping[str, Report], made_at: datetime) -> str:
+def render(whole: Report, made_at: datetime) -> str:
     """Return the page.
 
     Args:
-        reports: The report of one period by each of ``GROUPS``.
+        whole: The report of a period by job, and also by each of ``OTHERS``.
         made_at: When it was made.
     """
-    whole = reports["project"]
+    reports = {table["group_by"]: {**whole, "lines": table["lines"]} for table in whole["also"]}
     name = f"Energy and emissions of GPU work, {_period(whole)}"
     parts = [("Summary", _cards(whole) + _summary(whole))] if _has_energy(whole) else [("Summary", NOTHING)]
     if _has_energy(whole):
@@ -64,7 +64,7 @@ def render(reports: Mapping[str, Report], made_at: datetime) -> str:
             ("By user", _table("user", reports["user"])),
             ("By grid zone", _table("zone", reports["zone"]) + _intensities(reports["zone"])),
             ("By GPU model", _table("model", reports["model"])),
-            ("The jobs that emitted most", _jobs(reports["job"])),
+            ("The jobs that emitted most", _jobs(whole)),
             ("Emissions per unit of work (SCI)", _units(whole)),
             ("Data quality", _quality(whole)),
         ]
@@ -123,21 +123,21 @@ def _has_energy(found: Report) -> bool:
 
 
 def _period(found: Report) -> str:
-    start, end = output.instant(found["start_at"]), output.instant(found["end_at"])
-    if start and end and start.day == end.day == 1 and (end - start).days in (28, 29, 30, 31):
+    start, end = output.instant(found["start_at"]), datetime.fromisoformat(found["end_at"])
+    if start and start.day == end.day == 1 and (end - start).days in (28, 29, 30, 31):
         return f"{start:%B %Y}"
     first = f"from {start:%Y-%m-%d %H:%M} UTC" if start else "from the first record"
-    return f"{first} to {f'{end:%Y-%m-%d %H:%M} UTC' if end else 'now'}"
+    return f"{first} to {end:%Y-%m-%d %H:%M} UTC"
 
 
 def _meta(found: Report, made_at: datetime) -> str:
-    start, end = output.instant(found["start_at"]), output.instant(found["end_at"])
+    start, end = output.instant(found["start_at"]), datetime.fromisoformat(found["end_at"])
     first = f"{start:%Y-%m-%d %H:%M}" if start else "the first record"
-    last = f"{end:%Y-%m-%d %H:%M}" if end else "now"
+    last = f"{end:%Y-%m-%d %H:%M:%S}"
     signals = ", ".join(signal.replace("_", " ") for signal in found.get("signals", []))
     facts = [f"Period: {first} to {last} UTC.", f"Made {made_at:%Y-%m-%d %H:%M} UTC by Wattshift {RELEASE}."]
-    if end and made_at < end + timedelta(hours=1):
-        facts.append("The period had not ended, or only just: figures may still change.")
+    if made_at < end + timedelta(hours=1):
+        facts.append("All tables are of that moment; what nodes report late may still be added to the period.")
     if signals:
         facts.append(f"Carbon intensity: {signals}.")
     return f'<p class="meta">{escape(" ".join(facts))}</p>'

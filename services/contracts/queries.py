@@ -21,6 +21,9 @@ Search = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
 GroupBy = Literal["job", "user", "project", "tenant", "model", "zone", "node", "day", "week", "month"]
 """What a footprint report can be summed by."""
 
+OtherGroup = Literal["user", "project", "tenant", "model", "zone", "node", "day", "week", "month"]
+"""Of these there are few enough for one answer."""
+
 RequestGroup = Literal["model", "key", "class", "tenant", "day"]
 """What requests can be summed by."""
 
@@ -165,9 +168,18 @@ class LedgerQuery(Message):
 class FootprintQuery(LedgerQuery):
     """Which part of the ledger to sum, and by which group."""
 
+    limit: int = Field(default=100, ge=1, le=10_000)
     group_by: GroupBy = "project"
+    also: list[OtherGroup] = Field(
+        default_factory=list[OtherGroup],
+        max_length=9,
+        description="Sum the same lines by these groups, too; repeatable.",
+    )
     start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
-    end: Instant | None = Field(default=None, description="Only lines that begin before this time.")
+    end: Instant | None = Field(
+        default=None,
+        description="Only lines that begin before this time; a period that has not ended yet ends now.",
+    )
 
 
 LINE_MEDIA = {"csv": "text/csv", "jsonl": "application/x-ndjson"}
@@ -187,7 +199,10 @@ class RequestQuery(Message):
 
     group_by: RequestGroup = "model"
     start: Instant | None = Field(default=None, description="Only requests that ended at or after this time.")
-    end: Instant | None = Field(default=None, description="Only requests that ended before this time.")
+    end: Instant | None = Field(
+        default=None,
+        description="Only requests that ended before this time; a period that has not ended yet ends now.",
+    )
 
 
 class PastJobsQuery(LedgerQuery):

@@ -66,13 +66,21 @@ class FunctionalUnit(Message):
     )
 
 
-class FootprintReport(Message):
-    """The sums of the ledger over a period."""
+class FootprintTable(Message):
+    """The lines of a report, summed by another group."""
 
-    start_at: Instant | None
-    end_at: Instant | None
     group_by: GroupBy
     lines: list[FootprintLine]
+
+
+class FootprintReport(Message):
+    """The sums of the ledger over a period, all of one moment."""
+
+    start_at: Instant | None
+    end_at: Instant = Field(description="The end of the period; the moment of the report if that came first.")
+    group_by: GroupBy
+    lines: list[FootprintLine]
+    also: list[FootprintTable] = Field(default_factory=list[FootprintTable], description="All lines by other groups.")
     idle: JobFootprint
     total: JobFootprint
     metered_gpu_energy_j: float = Field(
@@ -222,7 +230,7 @@ class RequestReport(Message):
     """Requests of a period. They divide the energy of the servers' jobs and add nothing to it."""
 
     start_at: Instant | None
-    end_at: Instant | None
+    end_at: Instant = Field(description="The end of the period; the moment of the report if that came first.")
     group_by: RequestGroup
     lines: list[RequestLine]
     servers: ServersFootprint | None = Field(default=None, description="Null for users.")

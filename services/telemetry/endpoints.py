@@ -46,7 +46,7 @@ from services.kit.problems import ProblemError, not_found
 from services.telemetry.history import past_jobs
 from services.telemetry.invariants import check_invariants
 from services.telemetry.report_route import ReportRoute
-from services.telemetry.reports import Question, footprint_report, job_footprint
+from services.telemetry.reports import footprint_report, job_footprint
 from services.telemetry.repository.jobs import owner_of
 from services.telemetry.repository.reports import Subject
 from services.telemetry.requests import request_report
@@ -224,8 +224,7 @@ async def read_footprint(
     operator all, including idle energy."""
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
-    question = Question(query.group_by, query.start, query.end, tenant_id, caller.project, query.cursor, query.limit)
-    return await footprint_report(service.database, question, service.settings)
+    return await footprint_report(service.database, query, tenant_id, caller.project, service.settings)
 
 
 @router.get("/reports/lines", tags=["reports"], responses={429: {"model": Problem}})

@@ -3,67 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 
 from services.contracts.jobs import JobFootprint
-from services.contracts.queries import GroupBy
-from services.contracts.reports import FootprintLine, FootprintReport, IntensityUse, JobFootprintReport
+from services.contracts.queries import FootprintQuery, GroupBy
+from services.contracts.reports import (
+    FootprintLine,
+    FootprintReport,
+    FootprintTable,
+    IntensityUse,
+    JobFootprintReport,
+)
 from services.core.domain.signal import Signal
 from services.db.database import Database
 from services.kit.cursors import read_cursor, write_cursor
 from services.telemetry.accounts import Inputs, accounts_of, functional_units, known_means, zone_intensities
 from services.telemetry.repository import accounts, reports
+from services.telemetry.repository.accounts import PartRow
 from services.telemetry.repository.reports import Amounts, GroupRow, Subject, TotalRow
 from services.telemetry.settings import TelemetrySettings
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """The subject of a footprint report; None as ``tenant_id`` or ``project``: all of them."""
-
-    group_by: GroupBy
-    start_at: datetime | None
-    end_at: datetime | None
-    tenant_id: str | None
-    project: str | None
-    cursor: str | None
-    limit: int
-
-
-async def footprint_report(database: Database, question: Question, settings: TelemetrySettings) -> FootprintReport:
+async def footprint_report(
+    database: Database, query: FootprintQuery, tenant_id: str | None, project: str | None, settings: TelemetrySettings
+) -> FootprintReport:
     """Return sums over a period, a page of groups at a time; idle and total are those of the whole period.
 
     A line belongs to the period in which it begins (a folded one, with its whole day). A tenant or a project sees
     its own jobs, no idle share, and the sum of its lines as metered energy.
+
+    Args:
+        database: With the ledger.
+        query: Period, groups and page.
+        tenant_id, project: Whose jobs; None: those of all tenants or projects.
+        settings: What the operator states about the installation.
     """
-    after = read_cursor(question.cursor, r"[^\x00]{1,200}")
-    about = Subject(question.start_at, question.end_at, question.tenant_id, question.project)
+    after = read_cursor(query.cursor, r"[^\x00]{1,200}")
     async with database.transaction("repeatable_read", readonly=True) as connection:  # all figures of one moment
-        found = await reports.sums(connection, question.group_by, about, after=after, limit=question.limit + 1)
-        rows = await accounts.account_rows(connection, question.group_by, about)
+        end_at = await reports.period_end(connection, query.start, query.end)
+        about = Subject(query.start, end_at, tenant_id, project)
+        found = await reports.sums(connection, query.group_by, about, after=after, limit=query.limit + 1)
+        rows = await accounts.account_rows(connection, query.group_by, about)
+        others: dict[GroupBy, tuple[list[GroupRow], list[PartRow]]] = {
+            group: (
+                await reports.group_rows(connection, group, about),
+                await accounts.part_rows(connection, group, about),
+            )
+            for group in query.also
+        }
     totals = {row.idle: row for row in found.totals}
     idle, used = _footprint(totals.get(True)), _footprint(totals.get(False))
     total = _sum([idle, used])
-    page = found.groups[: question.limit]
+    page = found.groups[: query.limit]
     inputs = Inputs(
         settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s, known_means(rows.means)
     )
-    parts = accounts.groups_named(rows.parts, [row.name for row in page])
     units = functional_units(rows.spent, rows.done, inputs)
     return FootprintReport(
-        start_at=question.start_at,
-        end_at=question.end_at,
-        group_by=question.group_by,
-        lines=[
-            FootprintLine(
-                group=row.name,
-                name=row.label if question.group_by == "job" else None,
-                footprint=_footprint(row),
-                jobs=row.jobs,
-                accounts=accounts_of(parts[row.name], inputs),
-            )
-            for row in page
+        start_at=query.start,
+        end_at=end_at,
+        group_by=query.group_by,
+        lines=_lines(query.group_by, page, rows.parts, inputs),
+        also=[
+            FootprintTable(group_by=group, lines=_lines(group, groups, parts, inputs))
+            for group, (groups, parts) in others.items()
         ],
         idle=idle,
         total=total,
@@ -72,9 +74,23 @@ async def footprint_report(database: Database, question: Question, settings: Tel
         signals=sorted({Signal(part.signal) for part in rows.parts}),
         zones=zone_intensities(rows.parts, inputs),
         units=units,
-        metered_gpu_energy_j=found.metered_gpu_energy_j if question.tenant_id is None else total.gpu_energy_j,
-        next_cursor=write_cursor(page[-1].name) if len(found.groups) > question.limit else None,
+        metered_gpu_energy_j=found.metered_gpu_energy_j if tenant_id is None else total.gpu_energy_j,
+        next_cursor=write_cursor(page[-1].name) if len(found.groups) > query.limit else None,
     )
+
+
+def _lines(by: GroupBy, rows: Sequence[GroupRow], parts: Sequence[PartRow], inputs: Inputs) -> list[FootprintLine]:
+    of_group = accounts.groups_named(parts, [row.name for row in rows])
+    return [
+        FootprintLine(
+            group=row.name,
+            name=row.label if by == "job" else None,
+            footprint=_footprint(row),
+            jobs=row.jobs,
+            accounts=accounts_of(of_group[row.name], inputs),
+        )
+        for row in rows
+    ]
 
 
 async def job_footprint(database: Database, job_id: str, cursor: str | None, limit: int) -> JobFootprintReport:

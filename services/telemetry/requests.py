@@ -10,6 +10,7 @@ from __future__ import annotations
 from services.contracts.queries import RequestQuery
 from services.contracts.reports import RequestLine, RequestReport, ServersFootprint
 from services.db.database import Database
+from services.telemetry.repository.reports import period_end
 from services.telemetry.repository.requests import request_rows, servers_row
 
 
@@ -22,14 +23,13 @@ async def request_report(database: Database, query: RequestQuery, tenant_id: str
         tenant_id: Whose requests; None: all, for operators.
     """
     async with database.transaction("repeatable_read", readonly=True) as connection:
-        rows = await request_rows(
-            connection, query.group_by, start_at=query.start, end_at=query.end, tenant_id=tenant_id
-        )
-        servers = await servers_row(connection, query.start, query.end) if tenant_id is None else None
+        end_at = await period_end(connection, query.start, query.end)
+        rows = await request_rows(connection, query.group_by, start_at=query.start, end_at=end_at, tenant_id=tenant_id)
+        servers = await servers_row(connection, query.start, end_at) if tenant_id is None else None
     divided_j, divided_gco2 = sum(row.energy_j for row in rows), sum(row.carbon_gco2 for row in rows)
     return RequestReport(
         start_at=query.start,
-        end_at=query.end,
+        end_at=end_at,
         group_by=query.group_by,
         lines=[
             RequestLine(

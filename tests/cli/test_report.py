@@ -73,7 +73,8 @@ class FakeGateway:
         assert path == "/v1/reports/footprint"
         self.asked.append(params)
         found = a_report(self._accounts, params["group_by"])
-        return {**found, "next_cursor": None if "cursor" in params else "more"}
+        also = [{"group_by": group, "lines": found["lines"]} for group in params.get("also", ())]
+        return {**found, "also": also, "next_cursor": None if "cursor" in params else "more"}
 
 
 def test_a_month_is_a_calendar_month_in_utc() -> None:
@@ -109,6 +110,42 @@ def test_all_pages_are_read() -> None:
     found = fetch(gateway, "zone", {"start": None, "end": None})  # type: ignore[arg-type]
     assert len(found["lines"]) == 2
     assert [params.get("cursor") for params in gateway.asked] == [None, "more"]
+    assert gateway.asked[1]["end"] == found["end_at"], "all pages end at the moment of the first"
+
+
+class GrowingGateway(FakeGateway):
+    """A line comes late between the first page and the second, as often as that is asked for."""
+
+    def __init__(self, late: int) -> None:
+        super().__init__()
+        self._late = late
+
+    def get(self, path: str, **params: Any) -> dict[str, Any]:
+        found = super().get(path, **params)
+        found["end_at"] = params.get("end") or found["end_at"]
+        if "cursor" in params and self._late:
+            self._late -= 1
+            found["total"] = {**found["total"], "energy_j": found["total"]["energy_j"] * 1.001}
+        return found
+
+
+def test_pages_of_two_moments_are_not_put_together() -> None:
+    gateway = GrowingGateway(late=2)
+    found = fetch(gateway, "job", {"start": None, "end": None})  # type: ignore[arg-type]
+    assert len(found["lines"]) == 2
+    assert [params.get("cursor") for params in gateway.asked] == [None, "more"] * 3
+    ends = [datetime.fromisoformat(params["end"]) for params in gateway.asked[2::2]]
+    assert ends == [datetime(2026, 11, 30, 23, 59, tzinfo=UTC), datetime(2026, 11, 30, 23, 58, tzinfo=UTC)]
+    assert found["end_at"] == ends[1].isoformat(), "a period that has settled is taken instead"
+    with pytest.raises(CliError, match="still changes: name an earlier --end"):
+        fetch(GrowingGateway(late=99), "job", {"start": None, "end": None})  # type: ignore[arg-type]
+
+
+def test_the_page_is_of_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = FakeGateway()
+    monkeypatch.setattr(module, "Gateway", lambda: gateway)
+    CliRunner().invoke(app, ["report", "--html", str(tmp_path / "now.html")], catch_exceptions=False)
+    assert [params.get("also") for params in gateway.asked] == [[*("day", "project", "user", "zone", "model")], None]
 
 
 def test_csv_has_figures_with_units_and_empty_cells_for_what_is_unknown(
@@ -161,10 +198,10 @@ class Reader(HTMLParser):
 
 @pytest.mark.parametrize("accounts", [KNOWN, UNKNOWN])
 def test_the_page_stands_alone_and_shows_every_account(accounts: CarbonAccounts) -> None:
-    groups = ("day", "project", "user", "zone", "model", "job")
-    page = render(
-        {group: a_report(accounts, group, lines=30) for group in groups}, datetime(2026, 12, 2, 8, tzinfo=UTC)
-    )
+    groups = ("day", "project", "user", "zone", "model")
+    tables = [{"group_by": group, "lines": a_report(accounts, group, lines=30)["lines"]} for group in groups]
+    whole = a_report(accounts, "job", lines=30) | {"also": tables}
+    page = render(whole, datetime(2026, 12, 2, 8, tzinfo=UTC))
     read = Reader()
     read.feed(page)
     assert "Energy and emissions of GPU work, November 2026" in read.text

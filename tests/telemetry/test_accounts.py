@@ -10,6 +10,7 @@ import pytest
 
 from services.db.database import Database
 from services.kit.ids import utc_now
+from services.telemetry.repository import reports as ledger_sums
 from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import (
     OPERATOR,
@@ -168,3 +169,49 @@ async def test_a_report_is_grouped_by(plane: Plane, group_by: str, groups: list[
     assert [line["group"] for line in found["lines"]] == groups
     assert sum(line["accounts"]["facility_energy_j"] for line in found["lines"]) == pytest.approx(3 * KWH_J)
     assert sum(line["jobs"] for line in found["lines"]) == 2
+
+
+async def test_all_tables_of_a_report_are_of_one_moment_while_the_ledger_grows(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = await plane.agent(zone="DE")
+    gang = await allocate(plane.database, await accept_job(plane.database), {"n0": [0]})
+    t, sent = now_s(), 0
+
+    async def use(joules: float) -> None:
+        nonlocal sent
+        sent += 1
+        await agent.report(agent.interval(t - 100 + sent, t - 99 + sent, usage(gang, joules), usage(None, joules / 3)))
+
+    await use(KWH_J / 7)
+    rows = ledger_sums.group_rows
+
+    async def meanwhile(*arguments: Any, **options: Any) -> Any:
+        await use(KWH_J / 11)
+        return await rows(*arguments, **options)
+
+    monkeypatch.setattr(ledger_sums, "group_rows", meanwhile)
+    found = await report(plane, group_by="job", also=["day", "project", "user", "zone", "model", "node"])
+    monkeypatch.undo()
+
+    assert sent == 8
+    assert [table["group_by"] for table in found["also"]] == ["day", "project", "user", "zone", "model", "node"]
+    for name, whole in (("energy_j", KWH_J / 7), ("carbon_gco2", None)):
+        sums = [sum(line["footprint"][name] for line in table["lines"]) for table in [found, *found["also"]]]
+        assert sums == [sums[0]] * 7
+        assert found["total"][name] == sums[0] + found["idle"][name]
+        assert whole is None or sums[0] == whole
+    assert (await report(plane, end=found["end_at"]))["total"]["energy_j"] > found["total"]["energy_j"]
+
+
+async def test_a_period_ends_at_the_moment_of_its_report_at_the_latest(plane: Plane) -> None:
+    before = utc_now()
+    for params in ({}, {"end": "2999-01-01T00:00:00Z"}):
+        found = await report(plane, **params)
+        assert before <= datetime.fromisoformat(found["end_at"]) <= utc_now()
+        answer = await plane.http.get("/v1/reports/requests", params=params, headers=service_headers(OPERATOR))
+        assert before <= datetime.fromisoformat(answer.json()["end_at"]) <= utc_now()
+    past = await report(plane, start="2026-01-01T00:00:00Z", end="2026-02-01T00:00:00Z")
+    assert past["end_at"] == "2026-02-01T00:00:00Z"
+    coming = await report(plane, start="2998-01-01T00:00:00Z")
+    assert (coming["end_at"], coming["total"]["energy_j"]) == ("2998-01-01T00:00:00Z", 0)

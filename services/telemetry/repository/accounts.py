@@ -54,6 +54,9 @@ spent AS (
 """
 """Jobs that succeeded and whose energy lies wholly in the period: only their work is known to belong to it."""
 
+_LINES = {"period": PERIOD, "owned": OWNED, "jobs": REPORTED_JOBS}
+_TEXTS = {"ledger": LEDGER, "boards": _BOARDS, "whole": _WHOLE.format(**_LINES), **_LINES}
+
 SPENT_BY_UNIT = """
 WITH {ledger}, {boards}, {whole}
 SELECT CASE WHEN j.work_done > 0 THEN j.work_unit END AS unit, s.model, sum(s.carbon_gco2) AS carbon_gco2,
@@ -126,15 +129,17 @@ async def account_rows(
 
     There are no means if daily sums of old lines are part of the period: a sum does not tell when the energy was used.
     """
-    lines = {"period": PERIOD, "owned": OWNED, "jobs": REPORTED_JOBS}
-    texts = {"ledger": LEDGER, "boards": _BOARDS, "whole": _WHOLE.format(**lines), **lines}
-    group = GROUPS[group_by]
     return AccountRows(
-        parts=await fetch_rows(connection, PartRow, PARTS.format(group=group, **texts), *about),
-        means=await fetch_rows(connection, MeanRow, MEANS.format(**lines, returned=RETURNED), *about[:2]),
-        spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**texts), *about),
-        done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**texts), *about),
+        parts=await part_rows(connection, group_by, about),
+        means=await fetch_rows(connection, MeanRow, MEANS.format(**_LINES, returned=RETURNED), *about[:2]),
+        spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**_TEXTS), *about),
+        done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**_TEXTS), *about),
     )
+
+
+async def part_rows(connection: Connection, group_by: GroupBy, about: Subject) -> list[PartRow]:
+    """Return the energy of each group by zone and board."""
+    return await fetch_rows(connection, PartRow, PARTS.format(group=GROUPS[group_by], **_TEXTS), *about)
 
 
 def groups_named(rows: Sequence[PartRow], names: Sequence[str]) -> dict[str, list[PartRow]]:

@@ -66,6 +66,16 @@ WITH {metered}
 SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}
 """
 
+PARTS = {
+    "ledger": LEDGER,
+    "jobs": REPORTED_JOBS,
+    "amounts": AMOUNTS,
+    "period": PERIOD,
+    "owned": OWNED,
+    "metered": METERED,
+}
+"""What the queries above are made of."""
+
 # Consecutive lines under one intensity are one use; a job's lines are numbered by where the intensity changes. A line
 # that was given back to idle is none of them: it and its opposite leave nothing.
 USES = """
@@ -85,6 +95,11 @@ SELECT number, min(start_at) AS start_at, max(end_at) AS end_at, sum(energy_j) A
     bool_or(estimated) AS estimated
 FROM numbered WHERE number > $2 GROUP BY number ORDER BY number LIMIT $3
 """
+
+PERIOD_END = """
+SELECT greatest(least($2::timestamptz, now()), $1::timestamptz)
+"""
+"""Least and greatest leave out what is not given."""
 
 LAST_TERMS = """
 WITH {ledger} SELECT zone, signal, pue FROM ledger WHERE job_id = $1 ORDER BY start_at DESC LIMIT 1
@@ -178,6 +193,11 @@ class Sums:
     metered_gpu_energy_j: float
 
 
+async def period_end(connection: Connection, start_at: datetime | None, end_at: datetime | None) -> datetime:
+    """Return where a period ends of which all is to be told as it is now: at the latest, now."""
+    return await connection.fetchval(PERIOD_END, start_at, end_at)
+
+
 async def sums(
     connection: Connection,
     group_by: GroupBy,
@@ -194,20 +214,19 @@ async def sums(
         about: Which lines.
         after, limit: The page.
     """
-    parts = {
-        "ledger": LEDGER,
-        "jobs": REPORTED_JOBS,
-        "amounts": AMOUNTS,
-        "period": PERIOD,
-        "owned": OWNED,
-        "metered": METERED,
-        "group": GROUPS[group_by],
-    }
     return Sums(
-        groups=await fetch_rows(connection, GroupRow, LINES.format(**parts), *about, after, limit),
-        totals=await fetch_rows(connection, TotalRow, TOTALS.format(**parts), *about),
-        metered_gpu_energy_j=await connection.fetchval(METERED_SUM.format(**parts), *about[:2]),
+        groups=await group_rows(connection, group_by, about, after=after, limit=limit),
+        totals=await fetch_rows(connection, TotalRow, TOTALS.format(**PARTS), *about),
+        metered_gpu_energy_j=await connection.fetchval(METERED_SUM.format(**PARTS), *about[:2]),
     )
+
+
+async def group_rows(
+    connection: Connection, group_by: GroupBy, about: Subject, *, after: str | None = None, limit: int | None = None
+) -> list[GroupRow]:
+    """Return the sums of each group, by name."""
+    query = LINES.format(**PARTS, group=GROUPS[group_by])
+    return await fetch_rows(connection, GroupRow, query, *about, after, limit)
 
 
 async def uses_of(

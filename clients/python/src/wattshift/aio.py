@@ -385,10 +385,10 @@ class AsyncClient:
         pages: list[models.FootprintReport] = []
         cursor: str | None = None
         while not pages or cursor:
-            params = {"group_by": by, "start": start, "end": end, "cursor": cursor, "limit": 1_000}
+            params = {"group_by": by, "start": start, "end": end, "cursor": cursor, "limit": 10_000}
             answer = await self.request("GET", "/v1/reports/footprint", params=params)
             pages.append(read(models.FootprintReport, answer.json()))
-            cursor = pages[-1].next_cursor
+            cursor, end = pages[-1].next_cursor, pages[-1].end_at
         return merged(pages)
 
     async def prediction(self, job: AnyJob) -> models.JobPrediction:

@@ -272,18 +272,21 @@ class FootprintLine:
 
 @dataclass(frozen=True, kw_only=True)
 class FootprintReport:
-    """The sums of the ledger over a period.
+    """The sums of the ledger over a period, all of one moment.
 
     Attributes:
+        end_at: The end of the period; the moment of the report if that came first.
+        also: All lines by other groups.
         metered_gpu_energy_j: Total by the devices' own counters; `total.gpu_energy_j` must agree with it to 0.1
             %.
         signals: The carbon signals that priced the period. Scope 2 of the GHG Protocol wants an average one.
     """
 
     start_at: datetime | None
-    end_at: datetime | None
+    end_at: datetime
     group_by: str
     lines: list[FootprintLine]
+    also: list[FootprintTable] = field(default_factory=list["FootprintTable"])
     idle: JobFootprint
     total: JobFootprint
     metered_gpu_energy_j: float
@@ -293,6 +296,14 @@ class FootprintReport:
     zones: list[ZoneIntensity] = field(default_factory=list["ZoneIntensity"])
     units: list[FunctionalUnit] = field(default_factory=list["FunctionalUnit"])
     next_cursor: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FootprintTable:
+    """The lines of a report, summed by another group."""
+
+    group_by: str
+    lines: list[FootprintLine]
 
 
 @dataclass(frozen=True, kw_only=True)

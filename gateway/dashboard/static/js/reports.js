@@ -7,6 +7,8 @@ import { busy } from "./forms.js";
 import { notice, trying } from "./shell.js";
 
 const PAGE = 100;
+const MOST = 10_000;
+let limit = PAGE;
 const form = by("filters");
 let lines = [];
 let cursor = null;
@@ -55,7 +57,7 @@ function showGroups() {
     h("td", { class: "number" }, figure(each.footprint.carbon_gco2, carbon)), h("td", { class: "share" }, meter(each.footprint.carbon_gco2, most, percent(most ? each.footprint.carbon_gco2 / most : 0))),
     h("td", { class: "number" }, figure(each.accounts.baseline_gco2, carbon)), h("td", { class: "number" }, figure(each.footprint.energy_j, energy)),
     h("td", { class: "number" }, figure(each.footprint.gpu_s, gpuHours)), h("td", { class: "number" }, count(each.jobs))))) : h("p", { class: "empty" }, "Nothing was used in this period."));
-  by("more").hidden = !cursor;
+  by("more").hidden = !cursor || limit === MOST;
   by("csv").disabled = !lines.length;
 }
 
@@ -74,19 +76,13 @@ function showRest(report, requests) {
 
 async function show() {
   for (const each of form.querySelectorAll(".custom")) each.hidden = form.elements.period.value !== "custom";
-  asked = { ...period(), group_by: form.elements.group.value, limit: PAGE };
-  const [report, requests] = await Promise.all([get("/v1/reports/footprint", asked), trying(() => get("/v1/reports/requests", { group_by: "model", start: asked.start, end: asked.end }))]);
+  asked = { ...period(), group_by: form.elements.group.value, limit };
+  const report = await get("/v1/reports/footprint", asked); // all of one moment, at which the requests end too
+  const requests = await trying(() => get("/v1/reports/requests", { group_by: "model", start: asked.start, end: report.end_at }));
   ({ lines, next_cursor: cursor } = report);
   showTotal(report);
   showGroups();
   showRest(report, requests);
-}
-
-async function more() {
-  const page = await get("/v1/reports/footprint", { ...asked, cursor });
-  lines = [...lines, ...page.lines];
-  cursor = page.next_cursor;
-  showGroups();
 }
 
 function download() {
@@ -103,7 +99,7 @@ function download() {
 }
 
 form.addEventListener("submit", (event) => event.preventDefault());
-form.addEventListener("change", () => trying(show));
-by("more").addEventListener("click", (event) => busy(event.target, () => trying(more)));
+form.addEventListener("change", () => { limit = PAGE; return trying(show); });
+by("more").addEventListener("click", (event) => { limit = Math.min(2 * limit, MOST); return busy(event.target, () => trying(show)); });
 by("csv").addEventListener("click", download);
 trying(show);
