@@ -8,10 +8,10 @@ import random
 import sys
 import time
 
-from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.scenarios import ALL
 from tests.simulation.search import Found, Tally, play_once, search, unpack
 
-ROUND_SEEDS = 500
+ROUND_SEEDS, ROUND_CPU_S = 500, 20.0
 
 
 def main(arguments: list[str]) -> int:
@@ -19,22 +19,22 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="test --simulate", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="of CPU time, shared by the scenarios (1)")
     parser.add_argument("--seed", type=int, default=None, help="of the first schedule (drawn if not given)")
-    parser.add_argument("--only", choices=sorted(SCENARIOS), help="search one scenario")
+    parser.add_argument("--only", choices=sorted(ALL), help="search one scenario")
     parser.add_argument("--token", help="repeat one schedule, as a failure printed it")
     asked = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)
     if asked.token:
         return _repeat(parser, asked.token)
     first = random.SystemRandom().randrange(1 << 40) if asked.seed is None else asked.seed
-    names = [asked.only] if asked.only else sorted(SCENARIOS)
+    names = [asked.only] if asked.only else sorted(ALL)
     tallies = {name: Tally() for name in names}
     found: list[Found] = []
     end_s, round_ = time.process_time() + 60 * asked.minutes, 0
     while not found and time.process_time() < end_s:
         for name in names:
             at = first + round_ * ROUND_SEEDS
-            left_s = end_s - time.process_time()
-            result = search(name, SCENARIOS[name], range(at, at + ROUND_SEEDS), tallies[name], cpu_s=left_s)
+            left_s = min(end_s - time.process_time(), ROUND_CPU_S)
+            result = search(name, ALL[name], range(at, at + ROUND_SEEDS), tallies[name], cpu_s=left_s)
             found += [result] if result else []
         round_ += 1
     for name, tally in tallies.items():
@@ -49,13 +49,13 @@ def main(arguments: list[str]) -> int:
 
 def _repeat(parser: argparse.ArgumentParser, token: str) -> int:
     name, _, packed = token.partition(":")
-    if name not in SCENARIOS:
-        parser.error(f"a token begins with one of {', '.join(sorted(SCENARIOS))} and a colon")
+    if name not in ALL:
+        parser.error(f"a token begins with one of {', '.join(sorted(ALL))} and a colon")
     try:
         choices = unpack(packed)
     except ValueError as error:
         parser.error(str(error))
-    simulation, breach = play_once(SCENARIOS[name], choices)
+    simulation, breach = play_once(ALL[name], choices)
     print(f"{name}: {simulation.loop.steps} steps, {breach or 'no breach'}")
     return 1 if breach else 0
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 EPOCH_S = 1_700_000_000.0
@@ -33,6 +34,8 @@ OWN_STEPS = 2
 """Steps of a task that only sleeps."""
 ENTROPIES = 64
 """What a program draws for itself, such as a jitter, differs in so many ways; it is no choice, and is not shortened."""
+MOST_DISPOSED = 20_000
+"""Steps in which what a run has left may end, cancelled as it is."""
 SILENT_S = 600.0
 """A boundary that does not answer is silent for so long, which outlives every time limit."""
 
@@ -79,11 +82,28 @@ class Choices:
         return made
 
 
-class Process:
-    """A process of a simulation: the tasks that it started, and theirs. One that is killed does nothing more."""
+@dataclass
+class Clock:
+    """The clock of a host, which anybody may set; a steady one nobody may.
 
-    def __init__(self, loop: SimulatedLoop) -> None:
+    Attributes:
+        ahead_s: Of virtual time.
+    """
+
+    ahead_s: float = 0.0
+
+
+class Process:
+    """A process of a simulation: the tasks that it started, and theirs. One that is killed does nothing more.
+
+    Attributes:
+        clock: Of its host, which is that of who started it.
+    """
+
+    def __init__(self, loop: SimulatedLoop, clock: Clock | None = None) -> None:
         self._loop = loop
+        parent = _PROCESS.get()
+        self.clock = clock or (parent.clock if parent is not None else Clock())
 
     @property
     def is_alive(self) -> bool:
@@ -110,6 +130,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         steps: Callbacks run so far.
         dead: Processes that were killed.
         lacks_threads: How often a thread cannot be started.
+        sockets: What connects to each Unix socket, by its path.
     """
 
     def __init__(self, choices: Choices, *, disorder: float, haste: float, cuts: float) -> None:
@@ -129,12 +150,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.before_step: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         self.listening: dict[int, SimulatedServer] = {}
+        self.sockets: dict[str, Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]]] = {}
         self.numbers = itertools.count()
         self.set_exception_handler(self._note)
 
     def time(self) -> float:
         """Return virtual seconds."""
         return self._now_s
+
+    def sleep(self, length_s: float) -> None:
+        """Have a step take time, in the place of ``time.sleep``: everything else waits."""
+        self._now_s += length_s
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -231,6 +257,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         there.connection_made(theirs)
         here.connection_made(ours)
         return ours, here
+
+    async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **_: Any) -> Any:  # type: ignore[override]
+        """Connect to a Unix socket of the simulated host."""
+        if path not in self.sockets:
+            raise FileNotFoundError(path)
+        return await self.sockets[path](protocol_factory)
+
+    def process_now(self) -> Process | None:
+        """Return the process of which a step runs; None: none of them."""
+        return _PROCESS.get()
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """Run what would run in a thread in one go, on the loop: later, and its end is known later still.
@@ -451,9 +487,9 @@ class Simulation:
         self.is_calm = True
         self._cancels = self.loop._cuts = self.loop.lacks_threads = 0.0
 
-    def process(self) -> Process:
-        """Return a process of its own, for what may be killed."""
-        return Process(self.loop)
+    def process(self, clock: Clock | None = None) -> Process:
+        """Return a process of its own, for what may be killed; on a host with a clock of its own if one is given."""
+        return Process(self.loop, clock)
 
     async def boundary(
         self,
@@ -529,7 +565,8 @@ def _virtual_world(loop: SimulatedLoop, entropy: int) -> Iterator[None]:
     """Have clocks tell the loop's time, and what is drawn at random follow from the run; garbage waits for its end."""
 
     def utc_s() -> float:
-        return EPOCH_S + loop.time()
+        process = _PROCESS.get()
+        return EPOCH_S + loop.time() + (process.clock.ahead_s if process is not None else 0.0)
 
     def in_ns(clock_s: Callable[[], float]) -> Callable[[], int]:
         return lambda: round(clock_s() * 1e9)
@@ -539,6 +576,7 @@ def _virtual_world(loop: SimulatedLoop, entropy: int) -> Iterator[None]:
         (time, "monotonic", loop.time),
         (time, "perf_counter", loop.time),
         (time, "time", utc_s),
+        (time, "sleep", loop.sleep),
         (time, "clock_gettime", lambda _: loop.time()),
         (time, "monotonic_ns", in_ns(loop.time)),
         (time, "time_ns", in_ns(utc_s)),
@@ -573,11 +611,12 @@ def _dispose(loop: SimulatedLoop) -> None:
         work = task.get_coro()
         if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
             work.close()  # its process was killed before it began
-    loop._tasks.clear()
-    for _ in range(1_000):
-        if not loop._ready:  # type: ignore[attr-defined]
+    ready: Any = loop._ready  # type: ignore[attr-defined]
+    timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
+    for _ in range(MOST_DISPOSED):
+        if not ready and not timers:
             break
-        handle = loop._ready.popleft()  # type: ignore[attr-defined]
+        handle = ready.popleft() if ready else heapq.heappop(timers)
         if not handle._cancelled:
             asyncio.events._set_running_loop(loop)
             try:
@@ -586,4 +625,5 @@ def _dispose(loop: SimulatedLoop) -> None:
                 pass
             finally:
                 asyncio.events._set_running_loop(None)
+    loop._tasks.clear()
     loop.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import apps, edge, node, reports, router, serving, submissions
+from tests.simulation import apps, edge, node, reports, router, serving, submissions, system
 from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
@@ -15,3 +15,6 @@ SCENARIOS: dict[str, Play] = {
     "node": node.play,
     "serving": serving.play,
 }
+
+ALL: dict[str, Play] = SCENARIOS | {"system": system.play}
+"""Also the one that needs a PostgreSQL; ``test_system.py`` runs it."""

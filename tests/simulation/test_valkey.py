@@ -51,6 +51,9 @@ async def conversation(server: Any) -> list[Any]:
     await ask("xgroup_create", STREAM, GROUP, id="0", mkstream=True)
     await ask("xreadgroup", GROUP, "me", {STREAM: ">"}, count=10)
     entries = [await ask("xadd", STREAM, {"n": str(number)}) for number in range(5)]
+    await ask("xread", {STREAM: "0-0"}, count=3)
+    await ask("xread", {STREAM: entries[3], "no-such-stream": "0-0"})
+    await ask("xread", {STREAM: entries[4]})
     await ask("xreadgroup", GROUP, "me", {STREAM: ">"}, count=2)
     await ask("xreadgroup", GROUP, "me", {STREAM: ">"}, count=10)
     await ask("xreadgroup", GROUP, "me", {STREAM: ">"}, count=10)

@@ -7,6 +7,7 @@ under simulation, whose commands may be refused, answered late, or carried out i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,12 +50,20 @@ class Store:
 
     def xadd(self, name: str, fields: Mapping[str, str], maxlen: int | None = None, approximate: bool = True) -> str:
         _refuse_nothing(*fields.values())
-        self._last += 1
+        self._last = max(self._last + 1, time.time_ns() // 1_000_000)
         stream = self._streams.setdefault(name, {})
         stream[self._last] = dict(fields)
         while maxlen is not None and not approximate and len(stream) > maxlen:
             del stream[next(iter(stream))]
         return f"{self._last}-0"
+
+    def xread(self, streams: Mapping[str, str], count: int | None = None) -> Any:
+        found: list[list[Any]] = []
+        for name, last in streams.items():
+            new = [number for number in self._streams.get(name, {}) if number > _number(last)][:count]
+            if new:
+                found.append([name, [self._entry(name, number) for number in new]])
+        return found
 
     def xlen(self, name: str) -> int:
         return len(self._streams.get(name, {}))
@@ -149,9 +158,15 @@ class Client:
         self, groupname: str, consumername: str, streams: Mapping[str, str], count: int | None, block: int
     ) -> Any:
         """Return new entries; wait for ``block`` milliseconds while there are none."""
+        return await self._until_found(lambda: self._store.xreadgroup(groupname, consumername, streams, count), block)
+
+    async def xread(self, streams: Mapping[str, str], count: int | None = None, block: int = 0) -> Any:
+        """Return entries after those named; wait for ``block`` milliseconds while there are none."""
+        return await self._until_found(lambda: self._store.xread(streams, count), block)
+
+    async def _until_found(self, read: Callable[[], Any], block: int) -> Any:
         for _ in range(10):
-            found = await self.do(lambda: self._store.xreadgroup(groupname, consumername, streams, count))
-            if found:
+            if found := await self.do(read):
                 return found
             await asyncio.sleep(block / 10_000)
         return []

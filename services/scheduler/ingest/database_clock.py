@@ -29,16 +29,16 @@ class DatabaseClock:
     """
 
     def __init__(
-        self, margin_s: float, steady_s: Callable[[], float] = time.monotonic, *, begins_unsure: bool = True
+        self, margin_s: float, steady_s: Callable[[], float] | None = None, *, begins_unsure: bool = True
     ) -> None:
         """Begin without knowledge.
 
         Args:
             margin_s: By which leases are over before nodes are given up.
-            steady_s: A clock that cannot be set.
+            steady_s: A clock that cannot be set; by default the machine's.
             begins_unsure: Whether it may have been set before the first reading.
         """
-        self._margin_s, self._steady_s = margin_s, steady_s
+        self._margin_s, self._steady_s = margin_s, steady_s or time.monotonic
         self._least_jump_s = max(LEAST_JUMP_S, MARGIN_SHARE * margin_s)
         self._most_ahead_s = math.inf
         self._begins_unsure = begins_unsure
