@@ -9,6 +9,8 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from services.kit.text import decoded
+
 LOCAL = "local"
 """The name of this machine's own installation, which needs no login."""
 
@@ -75,7 +77,7 @@ def read_logins() -> Logins:
     """
     file = logins_file()
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(decoded(file.read_bytes()))
         clusters = {
             str(name): Login(str(each["url"]), str(each["key"])) for name, each in document.get("clusters", {}).items()
         }

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import time
-import zlib
 from array import array
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -291,13 +289,15 @@ def report(
 
 def _read_log(file: Path, since: str | None) -> Windows:
     """Return the requests of each window between the first and the last."""
+    from services.simulator.readers.text import TraceFormatError, open_text
+
     found: Windows = {}
     try:
         since_s = moment_s(since) if since else float("-inf")
     except ValueError:
         raise CliError(f"--since takes an ISO 8601 date and time, or seconds, not {since!r}", EXIT_USAGE) from None
     try:
-        with _opened(file) as opened:
+        with open_text(file) as opened:
             rows = csv.DictReader(opened, strict=True)
             if missing := [column for column in LOG_COLUMNS if column not in (rows.fieldnames or ())]:
                 raise CliError(f"{file} has no column {missing[0]}", EXIT_USAGE)
@@ -313,22 +313,15 @@ def _read_log(file: Path, since: str | None) -> Windows:
                     ) from None
                 if arrived_s >= since_s:
                     found.setdefault(start_s, array("q")).extend(lengths)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise CliError(f"{file} is not a whole gzip file: {error}", EXIT_USAGE) from None
+    except TraceFormatError as error:
+        raise CliError(str(error), EXIT_USAGE if file.exists() else EXIT_NOT_FOUND) from None
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:
         raise CliError(f"{file} is not CSV: {error}", EXIT_USAGE) from None
     if not found:
         raise CliError(f"{file} has no requests" + (f" since {since}" if since else ""), EXIT_USAGE)
     return found
-
-
-def _opened(file: Path) -> TextIO:
-    """Open a CSV file, compressed by gzip if it is named so."""
-    if file.suffix == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
-    return file.open(encoding="utf-8-sig", newline="")
 
 
 def _batches(windows: Windows) -> Iterator[list[dict[str, Any]]]:

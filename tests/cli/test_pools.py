@@ -228,8 +228,8 @@ def test_a_log_is_reported_and_again_it_counts_once(wattshift: Any, database_url
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (gzip.compress(b"arrived_at,input_tokens,output_tokens\n")[:-9], "not a whole gzip file"),
-        (b"arrived_at,input_tokens,output_tokens\n", "not a whole gzip file"),
+        (gzip.compress(b"arrived_at,input_tokens,output_tokens\n")[:-9], "is not readable text"),
+        (b"arrived_at,input_tokens,output_tokens\n", "has no requests"),
         (gzip.compress(b"arrived_at,input_tokens,output_tokens\n1,1,x\n"), "line 2"),
     ],
     ids=["cut short", "not compressed", "no number"],
@@ -275,7 +275,7 @@ def test_refusals_have_exit_codes(wattshift: Any, tmp_path: Path) -> None:
         (("set", "x", str(wrong)), EXIT_REFUSED, "/places"),
         (("set", "x", str(tmp_path / "absent.json")), EXIT_NOT_FOUND, "cannot be read"),
         (("mode", "nobody", "sometimes"), EXIT_REFUSED, "/mode"),
-        (("report", "nobody", str(tmp_path / "absent.csv")), EXIT_NOT_FOUND, "cannot be read"),
+        (("report", "nobody", str(tmp_path / "absent.csv")), EXIT_NOT_FOUND, "there is no file"),
     ):
         with pytest.raises(CliError, match=says) as refused:
             wattshift(*words)

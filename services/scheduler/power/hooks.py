@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from services.contracts.invalid import first_error
 from services.core.domain.errors import DomainError
 from services.kit.settings import SECRET_VARIABLES
+from services.kit.text import decoded
 from services.scheduler.settings import SchedulerSettings
 
 PLACEHOLDERS = frozenset({"node", "address"})
@@ -214,7 +215,7 @@ def read_controllers(path: Path) -> dict[str, Controller]:
         DomainError: the file cannot be read, or is not valid.
     """
     try:
-        listed = _Controllers.model_validate(tomllib.loads(path.read_text()))
+        listed = _Controllers.model_validate(tomllib.loads(decoded(path.read_bytes())))
         return {name: Controller.model_validate(listed.defaults | entry) for name, entry in listed.nodes.items()}
     except OSError as error:
         raise DomainError(f"{path}: {error.strerror}") from None

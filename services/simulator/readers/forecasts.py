@@ -12,7 +12,7 @@ import numpy as np
 
 from services.core.domain.signal import Signal, impossible
 from services.simulator.raw import ReadReport, TraceFormatError
-from services.simulator.readers.text import moment_s, number, open_text, table
+from services.simulator.readers.text import date_s, number, open_text, table
 from services.simulator.workload import IssuedForecasts
 
 COLUMNS = ("Datetime (UTC)", "Carbon Intensity Forecast")
@@ -29,7 +29,7 @@ def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
     with open_text(path) as lines:
         for line, row in table(lines, COLUMNS, report):
             try:
-                time_s, value = moment_s(row[COLUMNS[0]]), number(row[COLUMNS[1]], COLUMNS[1])
+                time_s, value = date_s(row[COLUMNS[0]]), number(row[COLUMNS[1]], COLUMNS[1])
             except ValueError as error:
                 report.drop(line, str(error))
                 continue  # a gap, which costs the issue

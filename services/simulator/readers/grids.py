@@ -13,7 +13,16 @@ from services.core.domain.carbon import Signal
 from services.core.domain.signal import impossible
 from services.core.domain.units import G_PER_KWH_PER_LB_PER_MWH
 from services.simulator.raw import RawSeries, ReadReport, TraceFormatError
-from services.simulator.readers.text import first_lines, header_of, moment_s, number, open_text, table
+from services.simulator.readers.text import (
+    NO_ZONE,
+    date_s,
+    first_lines,
+    has_zone,
+    header_of,
+    number,
+    open_text,
+    table,
+)
 from services.simulator.readers.units import scale_of
 
 SIGNALS = {
@@ -138,8 +147,10 @@ def _series(
             if zone is not None and named and named != zone:
                 report.drop(line, "of another zone")
                 continue
+            if columns.format == "plain" and "utc" not in columns.time.lower() and not has_zone(row[columns.time]):
+                report.note(NO_ZONE)
             try:
-                time_s, value = moment_s(row[columns.time]), number(row[columns.value], columns.value)
+                time_s, value = date_s(row[columns.time]), number(row[columns.value], columns.value)
             except ValueError as error:
                 report.drop(line, str(error))
                 continue

@@ -13,7 +13,7 @@ from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
 from services.simulator.raw import ReadReport
 from services.simulator.readers.grids import Columns, columns_of, read_grid
-from services.simulator.readers.text import first_lines, header_of, moment_s, number, open_text, table
+from services.simulator.readers.text import date_s, first_lines, header_of, number, open_text, table
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _shares(path: Path, signal: Signal, zone: str, times_s: Floats) -> Floats:
     with open_text(path) as lines:
         for _, cells in table(lines, (columns.time, *names), ReadReport(path.name, columns.format)):
             try:
-                row = row_of.get(moment_s(cells[columns.time]))
+                row = row_of.get(date_s(cells[columns.time]))
                 if row is not None and _is_of(cells, columns, zone):
                     found[row] = [number(cells[name], name) for name in names]
             except ValueError:
@@ -84,7 +84,7 @@ def _expected(path: Path, signal: Signal, zone: str) -> tuple[Floats, Floats]:
             for _, cells in table(lines, (columns.time, *names), ReadReport(path.name, columns.format)):
                 try:
                     if _is_of(cells, columns, zone):
-                        found[moment_s(cells[columns.time])] = [number(cells[name], name) for name in names]
+                        found[date_s(cells[columns.time])] = [number(cells[name], name) for name in names]
                 except ValueError:
                     continue  # an hour without a forecast is filled as a gap
     times_s = sorted(found)

@@ -12,7 +12,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,9 @@ LONGEST_LINE = 2**24
 """Characters; a few kilobytes can unpack to gigabytes without the end of a line."""
 MILLISECONDS = (1e12, 1e13)
 """From 2001 to 2286, in milliseconds; seconds have two digits less at least, and digits of a date and time more."""
+LEAST_SECONDS = 1e8
+"""Of 1973; smaller numbers are dates without separators, days of a spreadsheet, or hours since some beginning."""
+NO_ZONE = "times without a zone are assumed to be in UTC"
 Row = dict[str, str]
 
 
@@ -150,7 +153,8 @@ def table(
 
     What separates cells, ``,``, ``|``, ``;`` or a tab, follows from the header. Between ``|`` a quote is a character
     like any other, because those who write such tables (``sacct --parsable2``) do not quote. In the others, a quoted
-    cell ends on its line. Where ``;`` separates cells, a comma in a number is a decimal comma.
+    cell ends on its line: of one that does not, nobody can tell whether it goes on or its end is missing, so that every
+    such line drops by itself. Where ``,`` does not separate cells, a comma in a number is a decimal comma.
 
     Args:
         lines: The whole file.
@@ -159,7 +163,7 @@ def table(
         named: As of ``counted``.
 
     Raises:
-        TraceFormatError: The header lacks a column, or a line ends within a quoted cell.
+        TraceFormatError: The header lacks a column.
     """
     rows = numbered(lines)
     first = next(rows, None)
@@ -175,15 +179,12 @@ def table(
     for line, text in counted(rows, report, named=named):
         try:
             cells = _cells(text, delimiter)
-        except _OpenQuoteError:
-            raise TraceFormatError(
-                f"{report.source}, line {line}: a quoted cell begins here and does not end on this line"
-            ) from None
         except csv.Error as error:
-            report.drop(line, f"not CSV: {error}")
+            is_open = str(error) == "unexpected end of data"
+            report.drop(line, "a quoted cell that does not end on its line" if is_open else f"not CSV: {error}")
             continue
-        if delimiter == ";" and any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
-            report.note("semicolons separate the cells: commas in numbers are read as decimal commas")
+        if delimiter != "," and any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+            report.note("commas in numbers are read as decimal commas, as no comma separates the cells")
             cells = [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in cells]
         if len(cells) != len(header):
             report.drop(line, f"{len(cells)} cells where the header has {len(header)}")
@@ -195,12 +196,9 @@ def table(
             yield line, dict(zip(header, cells, strict=True))
 
 
+_NUMBER = re.compile(r"[-+\d.eE_]+")
 _NOT_UTF_8 = re.compile("[\udc80-\udcff]")
 _DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
-
-
-class _OpenQuoteError(Exception):
-    """A line ends within a quoted cell."""
 
 
 def _delimiter(header: str) -> str:
@@ -208,22 +206,13 @@ def _delimiter(header: str) -> str:
 
 
 def _header(line: str, delimiter: str) -> list[str]:
-    try:
-        cells = _cells(line, delimiter)
-    except _OpenQuoteError:
-        return []
-    return [_NOT_UTF_8.sub("\ufffd", cell).strip() for cell in cells]
+    return [_NOT_UTF_8.sub("\ufffd", cell).strip() for cell in _cells(line, delimiter)]
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
     if delimiter == "|" or '"' not in line:
         return line.split(delimiter)
-    try:
-        return next(csv.reader([line], delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        if str(error) == "unexpected end of data":
-            raise _OpenQuoteError from None
-        raise
+    return next(csv.reader([line], delimiter=delimiter, strict=True))
 
 
 def number(text: str, column: str) -> float:
@@ -282,3 +271,37 @@ def moment_s(text: str, column: str = "time") -> float:
     if not abs(moment) < MILLISECONDS[0] / 10:
         raise ValueError(f"{column} is a number of neither seconds nor milliseconds")
     return moment
+
+
+def date_s(text: str, column: str = "time") -> float:
+    """As ``moment_s``, but of a calendar: no numbers that nobody's clock has shown since 1970.
+
+    Raises:
+        ValueError: It is no such moment; the message names the column.
+    """
+    found = moment_s(text, column)
+    if found < LEAST_SECONDS and _NUMBER.fullmatch(text.strip()):
+        raise ValueError(f"{column} is a number of neither seconds nor milliseconds since 1970")
+    return found
+
+
+def has_zone(text: str) -> bool:
+    """Whether a moment says which clock it is of: a number of seconds is of UTC."""
+    return re.search(r"[+-]\d\d:?\d\d$|[Zz]$|^[\d.]+$", text.strip()) is not None
+
+
+def in_unit(row: Row, name: str, units: Mapping[str, float]) -> float:
+    """Return a quantity by the unit that the name of its column ends with; NaN where no cell has it.
+
+    Args:
+        row: A row.
+        name: Of the column, without its unit.
+        units: By how it is written, its size in the unit of what is returned.
+
+    Raises:
+        ValueError: The cell is no number; the message names the column.
+    """
+    for unit, size in units.items():
+        if (cell := row.get(column := f"{name}_{unit}", "")).strip():
+            return number(cell, column) * size
+    return math.nan

@@ -30,8 +30,8 @@ from tests.simulator.readers.test_job_formats import HISTORY, OPENB, PHILLY, SAC
 
 SOME = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 AT = "2023-08-15T00:00:00Z"
-REFUSED = ("does not end on this line", "can be used", "no whole issue")
-"""Of a whole file: it cannot be told where a quoted cell ends, or damage has left nothing."""
+REFUSED = ("can be used", "no whole issue")
+"""Of a whole file: damage has left nothing."""
 QUOTES = ('"', '"half', 'a"b', '""', "'")
 
 
@@ -175,12 +175,22 @@ def test_a_quote_between_bars_is_a_character(tmp_path: Path) -> None:
     assert (raw.ids, raw.gpus.tolist(), raw.report.sentences()[1:]) == (("1", "2", "3", "4"), [2, 1, 4, 1], ())
 
 
-@pytest.mark.parametrize("project", ['"unclosed', '"two\nlines"'])
-def test_a_quoted_cell_that_does_not_end_on_its_line_is_an_error_that_names_it(tmp_path: Path, project: str) -> None:
+@pytest.mark.parametrize(
+    ("project", "lines"),
+    [('"unclosed', {"a quoted cell that does not end on its line": [3]}), ('"two\nlines"', None), ('a "b" c', {})],
+)
+def test_a_quoted_cell_that_does_not_end_on_its_line_costs_no_other_row(
+    tmp_path: Path, project: str, lines: dict[str, list[int]] | None
+) -> None:
     assert read_raw(write(tmp_path, JOBS)).tenants == ("vision", "un,closed", "x")
 
-    with pytest.raises(TraceFormatError, match=r"file.txt, line 3: a quoted cell begins here and does not end"):
-        read_raw(write(tmp_path, JOBS.replace('"un,closed"', project)))
+    content = JOBS.replace('"un,closed"', project)
+    raw = read_raw(write(tmp_path, content))
+
+    assert raw.ids == (("a", "c") if lines != {} else ("a", "b", "c"))
+    assert_adds_up(raw.report, content.encode(), 1)
+    two = {"a quoted cell that does not end on its line": [3], "1 cells where the header has 6": [4]}
+    assert raw.report.lines == (two if lines is None else lines)
 
 
 def test_a_bad_byte_costs_its_row_and_no_other(tmp_path: Path) -> None:
@@ -232,7 +242,7 @@ def test_semicolons_and_decimal_commas(tmp_path: Path) -> None:
     series = read_grid(write(tmp_path, f"time;gCO2/kWh\n{AT};200,5\n2023-08-15T01:00:00Z;1.000\n"), Signal.MARGINAL)
 
     assert series.intensity_gco2_per_kwh.tolist() == [200.5, 1.0]
-    assert series.report.notes == ["semicolons separate the cells: commas in numbers are read as decimal commas"]
+    assert series.report.notes == ["commas in numbers are read as decimal commas, as no comma separates the cells"]
 
 
 def test_a_file_that_is_sent_is_whole_and_may_have_a_bad_byte() -> None:

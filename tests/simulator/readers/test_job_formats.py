@@ -148,7 +148,8 @@ def test_our_own_history_as_csv_and_as_json_lines(tmp_path: Path) -> None:
 
 
 def test_a_resized_job_runs_its_gpu_time_on_its_last_gang(tmp_path: Path) -> None:
-    rows = "a,2024-05-01,2024-05-01,2024-05-02,4,200,500\nb,2024-05-01,2024-05-01,2024-05-02,4,200,800\n"
+    times = "2024-05-01T00Z,2024-05-01T00Z,2024-05-02T00Z"
+    rows = f"a,{times},4,200,500\nb,{times},4,200,800\n"
     raw = read_raw(write(tmp_path, f"job_id,submitted_at,started_at,ended_at,gpus,run_s,gpu_s\n{rows}"))
 
     assert raw.duration_s.tolist() == [125.0, 200.0]

@@ -4,7 +4,7 @@
 column         meaning                                                         needed
 ============== =============================================================== =========
 job_id         unique                                                          yes
-submitted_at   ISO 8601 with zone                                              yes
+submitted_at   ISO 8601 with zone, or seconds or milliseconds since 1970       yes
 started_at     first time it held GPUs, ISO 8601; empty if it never did        yes
 ended_at       ISO 8601; empty if it has not ended                             yes
 gpus           GPUs it held, the last gang if it was resized                   yes
@@ -14,7 +14,9 @@ run_s          seconds it held GPUs, where preemption makes it less than
                ``ended_at - started_at``
 gpu_s          seconds times GPUs over all its gangs; where it was resized, this
                GPU time on ``gpus`` is what a replay runs
-energy_j       measured energy of its GPUs and share of the hosts, joules
+energy_j       measured energy of its GPUs and share of the hosts, joules; or
+               ``energy_kj``, ``_mj`` (10^6), ``_wh``, ``_kwh``, ``_mwh``, or its mean
+               ``power_w`` or ``power_kw``
 array          the array it was a task of
 max_running    how many tasks of that array could hold GPUs at once
 after          ids of jobs and arrays that it waited for, separated by spaces; a
@@ -34,10 +36,26 @@ from itertools import chain
 from typing import Any, cast
 
 from services.core.domain.mig import WHOLE, sevenths_of
+from services.core.domain.units import J_PER_KWH, S_PER_HOUR
 from services.simulator.raw import Collector, RawJob, TraceFormatError
-from services.simulator.readers.text import Row, counted, header_of, number, numbered, table, utc_s, whole
+from services.simulator.readers.text import (
+    NO_ZONE,
+    Row,
+    counted,
+    date_s,
+    has_zone,
+    header_of,
+    in_unit,
+    number,
+    numbered,
+    table,
+    whole,
+)
 
 COLUMNS = ("job_id", "submitted_at", "started_at", "ended_at", "gpus")
+JOULES = {"j": 1.0, "kj": 1e3, "mj": 1e6, "wh": S_PER_HOUR, "kwh": J_PER_KWH, "mwh": 1e3 * J_PER_KWH}
+WATTS = {"w": 1.0, "kw": 1e3}
+KNOWN = {*(f"energy_{unit}" for unit in JOULES), *(f"power_{unit}" for unit in WATTS)}
 
 
 class History:
@@ -56,6 +74,12 @@ class History:
         """Read every job that held GPUs and ended."""
         jobs.absolute = True
         for line, row in _rows(lines, jobs):
+            for name in row.keys() - KNOWN:
+                if name.lower().startswith(("energy", "power")):
+                    units = ", ".join((*JOULES, *WATTS))
+                    jobs.report.note(f"the column {name!r} is not read: it ends with none of the units {units}")
+            if not all(has_zone(row[name]) for name in COLUMNS[1:4] if row[name]):
+                jobs.report.note(NO_ZONE)
             try:
                 self._row(line, row, jobs)
             except ValueError as error:
@@ -76,14 +100,16 @@ class History:
             return
         run_s = number(row.get("run_s", ""), "run_s")
         if math.isnan(run_s):
-            run_s = utc_s(row["ended_at"], "ended_at") - utc_s(row["started_at"], "started_at")
-        gpu_s = number(row.get("gpu_s", ""), "gpu_s")
+            run_s = date_s(row["ended_at"], "ended_at") - date_s(row["started_at"], "started_at")
+        held_s, gpu_s = run_s, number(row.get("gpu_s", ""), "gpu_s")
         if not math.isnan(gpu_s):
             if not math.isclose(gpu_s, run_s * gpus, rel_tol=0.01):
                 jobs.report.note("jobs that were resized run all their GPU time on their last gang")
             run_s = gpu_s / gpus
-        submitted_s = utc_s(row["submitted_at"], "submitted_at")
-        energy_j = number(row.get("energy_j", ""), "energy_j")
+        submitted_s = date_s(row["submitted_at"], "submitted_at")
+        energy_j = in_unit(row, "energy", JOULES)
+        if math.isnan(energy_j):
+            energy_j = in_unit(row, "power", WATTS) * held_s
         limit = row.get("max_running", "")
         asked, ran_on = _slices(row, gpus)
         jobs.add(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from services.simulator.raw import Collector, RawJob
-from services.simulator.readers.text import header_of, number, table, utc_s, whole
+from services.simulator.readers.text import date_s, header_of, number, table, whole
 
 COLUMNS = ("timestamp", "duration", "num_gpus", "gpu_time", "cluster")
 
@@ -30,7 +30,7 @@ class Philly:
             try:
                 job = RawJob(
                     id=f"philly-{line}",
-                    submitted_s=utc_s(row["timestamp"], "timestamp"),
+                    submitted_s=date_s(row["timestamp"], "timestamp"),
                     duration_s=number(row["duration"], "duration"),
                     gpus=whole(row["num_gpus"], "num_gpus"),
                     tenant=row["cluster"],

@@ -3,9 +3,10 @@ AllocTRES,ReqTRES`` (more columns do not hurt; ``--duplicates`` shows requeued r
 
 The duration is ``ElapsedRaw``, else ``End`` - ``Start``; GPUs are ``gres/gpu`` of ``AllocTRES``, else of ``ReqTRES``.
 A job on one MIG slice (``gres/gpu:a100_2g.10gb=1``) asks for such a slice; jobs on several slices, on a slice beside
-whole GPUs, or on a part of a card that has quarters (A30) are left out, and so are those on a share of a GPU
+whole GPUs, or on a part of a card that has quarters (A30) are left out, and so are those on a share of a GPU alone
 (``gres/shard``, ``gres/mps``). The parts of a heterogeneous job (``801+0``, ``801+1``) that hold GPUs are one gang.
-Slurm prints local time: run it with ``SLURM_TIME_FORMAT=%FT%T%z`` so that the zone is stated; without one, UTC.
+Slurm prints local time: run it with ``SLURM_TIME_FORMAT=%FT%T%z`` so that the zone is stated, or with ``%s`` for
+seconds; without one, UTC.
 Job steps, jobs without a GPU, and jobs that have not ended are left out; whatever the state of the others, requeued,
 preempted, failed, cancelled or timed out, they held their GPUs for real. One JobID with another Start is another run.
 """
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from services.simulator.raw import Collector, RawJob
-from services.simulator.readers.text import Row, header_of, number, table, utc_s
+from services.simulator.readers.text import NO_ZONE, Row, date_s, has_zone, header_of, number, table
 
 COLUMNS = ("JobID", "Submit", "State")
 TRES = ("AllocTRES", "ReqTRES")
@@ -29,6 +30,11 @@ PARTS = (
     "row is a further part of a heterogeneous job and counts with the first",
     "rows are further parts of heterogeneous jobs and count with the first",
 )
+BESIDE = (
+    "job held a share of a GPU besides its own, which does not count",
+    "jobs held shares of GPUs besides their own, which do not count",
+)
+NO_TRES = "no column tells GPUs: export AllocTRES, or at least ReqTRES"
 UNCOUNTED = "no job has gres/gpu: Slurm counts GPUs only with AccountingStorageTRES=gres/gpu in slurm.conf"
 
 _PLAIN = re.compile(r"(?:^|,)gres/gpu=(\d{1,15})(?:,|$)")
@@ -53,11 +59,11 @@ class Sacct:
         jobs.absolute = True
         found: list[tuple[int, RawJob]] = []
         gangs: dict[tuple[str, str, str], int] = {}
-        has_gpus = False
+        has_gpus, has_tres, shares = False, False, 0
         for line, row in table(lines, COLUMNS, jobs.report, named=True):
-            if not re.search(r"([+-]\d\d:?\d\d|Z)$", row["Submit"]):
-                jobs.report.note("times without a zone are assumed to be in UTC")
-            has_gpus |= gpus_of(row) > 0
+            if not has_zone(row["Submit"]):
+                jobs.report.note(NO_ZONE)
+            has_gpus, has_tres = has_gpus or gpus_of(row) > 0, has_tres or not row.keys().isdisjoint(TRES)
             try:
                 job = _job(row)
             except ValueError as error:
@@ -66,6 +72,7 @@ class Sacct:
             start, end = row.get("Start", ""), row.get("End", "")
             if start and end and jobs.again(line, job.id, row["Submit"], start, end):
                 continue
+            shares += _SHARE.search(row.get(TRES[0], "")) is not None
             whole, plus, _ = job.id.rpartition("+")
             if plus and start and not job.slice_sevenths and job.duration_s > 0:
                 at = gangs.setdefault((whole, row["Submit"], start), len(found))
@@ -76,7 +83,9 @@ class Sacct:
                     continue
             found.append((line, job))
         if jobs.report.rows and not has_gpus:
-            jobs.report.note(UNCOUNTED)
+            jobs.report.note(UNCOUNTED if has_tres else NO_TRES)
+        if shares:
+            jobs.report.note(f"{shares} {BESIDE[shares > 1]}")
         for line, job in found:
             jobs.add(line, job)
 
@@ -97,7 +106,7 @@ def _job(row: Row) -> RawJob:
     if 0 in sizes:
         raise ValueError("a part of a card that has quarters")
     size = sizes[0] if sizes else 0
-    submitted_s, user = utc_s(row["Submit"], "Submit"), row.get("User", "")
+    submitted_s, user = date_s(row["Submit"], "Submit"), row.get("User", "")
     return RawJob(row["JobID"], submitted_s, _duration_s(row), gpus, user, slice_sevenths=size, ran_sevenths=size)
 
 
@@ -133,4 +142,4 @@ def _duration_s(row: Row) -> float:
     if row.get("ElapsedRaw", "") not in ABSENT:
         return number(row["ElapsedRaw"], "ElapsedRaw")
     start, end = row.get("Start", ""), row.get("End", "")
-    return math.nan if start in ABSENT or end in ABSENT else utc_s(end, "End") - utc_s(start, "Start")
+    return math.nan if start in ABSENT or end in ABSENT else date_s(end, "End") - date_s(start, "Start")
