@@ -42,7 +42,10 @@ def register(app: typer.Typer) -> None:
 def report(
     by: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(GROUPS)} (project); of requests {', '.join(REQUEST_GROUPS)} (model)."),
+        typer.Option(
+            help=f"One of {', '.join(GROUPS)} (project), or two at once, as project,month; of requests one of "
+            f"{', '.join(REQUEST_GROUPS)} (model)."
+        ),
     ] = None,
     requests: Annotated[
         bool, typer.Option("--requests", help="Sum the requests that the router served, not jobs.")
@@ -69,10 +72,12 @@ def report(
     if check is not None:
         _check(check)
         return
-    groups = REQUEST_GROUPS if requests else GROUPS
-    by = by or ("model" if requests else "project")
-    if by not in groups:
-        raise CliError(f"--by {by}: must be one of {', '.join(groups)}", EXIT_USAGE)
+    groups, most = (REQUEST_GROUPS, 1) if requests else (GROUPS, 2)
+    named = by.split(",") if by else ["model" if requests else "project"]
+    if not {*named} <= {*groups} or not len({*named}) == len(named) <= most:
+        two = "" if requests else ", or two of them as in project,month"
+        raise CliError(f"--by {by}: must be one of {', '.join(groups)}{two}", EXIT_USAGE)
+    by = ",".join(named)
     if sum(given is not None for given in (csv_file, html_file, lines)) + as_json > 1:
         raise CliError("give one of --csv, --html, --lines and --json", EXIT_USAGE)
     period = period_of(start, end, month)
@@ -91,7 +96,11 @@ def report(
     if html_file is not None:
         from services.cli.report_page import OTHERS, render
 
-        _write(html_file, render(fetch(gateway, "job", period, OTHERS), datetime.now(UTC)))
+        found = fetch(gateway, "job", period, OTHERS)
+        more = fetch(gateway, by, {**period, "end": found["end_at"]}) if "," in by else None
+        if more is not None and more["total"] != found["total"]:
+            raise CliError("the ledger of this period still changes: name an earlier --end", EXIT_FAILED)
+        _write(html_file, render(found, datetime.now(UTC), more))
         console.print(f"wrote {html_file}", soft_wrap=True)
         return
     found = fetch(gateway, by, period)
@@ -122,7 +131,8 @@ def fetch(gateway: Gateway, by: str, period: dict[str, str | None], also: Sequen
     Raises:
         CliError: The ledger of the period changed while the pages were read, time and again.
     """
-    asked: dict[str, Any] = {"group_by": by, "limit": PAGE_LINES, **period}
+    group_by, _, then_by = by.partition(",")
+    asked: dict[str, Any] = {"group_by": group_by, "then_by": then_by or None, "limit": PAGE_LINES, **period}
     for _ in range(5):
         found = gateway.get("/v1/reports/footprint", also=list(also), **asked)
         asked["end"] = found["end_at"]
@@ -235,8 +245,9 @@ def _print_requests(by: str, found: Report) -> None:
 
 
 def title(line: Report) -> str:
-    """Return what a line is called: a job by its name and id."""
-    return f"{line['name']} ({line['group']})" if line.get("name") else line["group"]
+    """Return what a line is called: a job by its name and id, one of two dimensions by both groups."""
+    name = f"{line['name']} ({line['group']})" if line.get("name") else line["group"]
+    return f"{name}, {line['then_group']}" if line.get("then_group") else name
 
 
 def _cells(name: str, line: Report) -> list[str]:
@@ -281,7 +292,11 @@ def notes(found: Report) -> list[str]:
 def _write_csv(target: str, found: Report) -> None:
     idle = {"group": "(idle)", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
     total = {"group": "(total)", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
-    rows = [_row(line) for line in [*found["lines"], idle, total]]
+    lines = [*found["lines"], idle, total]
+    rows = [COLUMNS, *map(_row, lines)]
+    if found["then_by"]:
+        seconds = ["then_group", *(line.get("then_group") or "" for line in lines)]
+        rows = [(row[0], second, *row[1:]) for second, row in zip(seconds, rows, strict=True)]
     if target == "-":
         _rows_to(sys.stdout, rows)
         return
@@ -312,7 +327,7 @@ def _row(line: Report) -> Sequence[Any]:
 
 
 def _rows_to(file: IO[str], rows: Sequence[Sequence[Any]]) -> None:
-    for row in (COLUMNS, *rows):
+    for row in rows:
         write_row(file, row)
 
 

@@ -47,12 +47,13 @@ td:first-child{min-width:11rem}th{white-space:normal}tr,figure,.cards,.sign{brea
 """
 
 
-def render(whole: Report, made_at: datetime) -> str:
+def render(whole: Report, made_at: datetime, more: Report | None = None) -> str:
     """Return the page.
 
     Args:
         whole: The report of a period by job, and also by each of ``OTHERS``.
         made_at: When it was made.
+        more: The same by two dimensions at once, where a table of these is wanted.
     """
     reports = {table["group_by"]: {**whole, "lines": table["lines"]} for table in whole["also"]}
     name = f"Energy and emissions of GPU work, {_period(whole)}"
@@ -64,6 +65,7 @@ def render(whole: Report, made_at: datetime) -> str:
             ("By user", _table("user", reports["user"])),
             ("By grid zone", _table("zone", reports["zone"]) + _intensities(reports["zone"])),
             ("By GPU model", _table("model", reports["model"])),
+            *([] if more is None else [(f"By {_both(more)}", _table(_both(more), more))]),
             ("The jobs that emitted most", _jobs(whole)),
             ("Emissions per unit of work (SCI)", _units(whole)),
             ("Data quality", _quality(whole)),
@@ -116,6 +118,10 @@ page is as it was made.</p><p class="note">SHA-256 of this page: <code id="check
 <tr><td>Prepared by</td><td>Signature</td><td>Date</td></tr>
 <tr><td>Reviewed by</td><td>Signature</td><td>Date</td></tr></table>
 """
+
+
+def _both(found: Report) -> str:
+    return f"{found['group_by']} and {found['then_by']}"
 
 
 def _has_energy(found: Report) -> bool:

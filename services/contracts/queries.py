@@ -170,6 +170,7 @@ class FootprintQuery(LedgerQuery):
 
     limit: int = Field(default=100, ge=1, le=10_000)
     group_by: GroupBy = "project"
+    then_by: GroupBy | None = Field(default=None, description="A second group inside each, such as projects by month.")
     also: list[OtherGroup] = Field(
         default_factory=list[OtherGroup],
         max_length=9,

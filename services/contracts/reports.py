@@ -36,6 +36,7 @@ class FootprintLine(Message):
     """Energy and emissions of one group."""
 
     group: str
+    then_group: str | None = Field(default=None, description="The second group, where there are two dimensions.")
     name: str | None = Field(default=None, description="A job's name, if the groups are jobs.")
     footprint: JobFootprint
     jobs: int
@@ -79,6 +80,7 @@ class FootprintReport(Message):
     start_at: Instant | None
     end_at: Instant = Field(description="The end of the period; the moment of the report if that came first.")
     group_by: GroupBy
+    then_by: GroupBy | None = None
     lines: list[FootprintLine]
     also: list[FootprintTable] = Field(default_factory=list[FootprintTable], description="All lines by other groups.")
     idle: JobFootprint
@@ -100,8 +102,8 @@ class FootprintReport(Message):
 class LedgerLine(Message):
     """One line of the ledger: the energy that one owner used on one node in one interval. Null: not known.
 
-    The fields are the columns of exports, in their order. Numbers are written as decimals that read back as the same
-    binary number.
+    The fields are the columns of exports, in their order. Every amount of a report is the exact sum of the column of
+    that name: numbers are written as decimals that read back as the same binary number, and summed as decimals.
     """
 
     start_at: Instant

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 
 from services.contracts.reports import CarbonAccounts, FunctionalUnit, ZoneIntensity
 from services.core.domain.units import J_PER_KWH
@@ -17,6 +18,9 @@ from services.telemetry.repository.accounts import DoneRow, MeanRow, PartRow, Sp
 
 TOKENS = 1_000.0
 """Tokens are counted in thousands."""
+
+DIGITS = 100
+"""Sums of the ledger are exact, and rounded once: they do not depend on what it is grouped by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +42,29 @@ class Inputs:
 
 def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
     """Return the accounts of some energy; a sum of which any part is unknown is unknown."""
-    facility_j, estimated = 0.0, 0.0
+    by_zone: dict[str, Decimal] = defaultdict(Decimal)
+    by_model: dict[str | None, Decimal] = defaultdict(Decimal)
+    estimated = Decimal()
+    with localcontext(prec=DIGITS):
+        for part in parts:
+            by_zone[part.zone] += part.facility_energy_j
+            by_model[part.model] += part.gpu_s
+            estimated += part.estimated_gco2
+        facility_j = float(sum(by_zone.values(), Decimal()))
     market: float | None = 0.0
     baseline: float | None = 0.0
-    by_model: dict[str | None, float] = defaultdict(float)
     unknown: set[str] = set()
-    for part in parts:
-        facility_j += part.facility_energy_j
-        estimated += part.estimated_gco2
-        by_model[part.model] += part.gpu_s
-        kwh = part.facility_energy_j / J_PER_KWH
-        market = _add(market, kwh, inputs.market_gco2_per_kwh.get(part.zone), f"market factor of {part.zone}", unknown)
-        baseline = _add(baseline, kwh, inputs.means.get(part.zone), f"mean intensity of {part.zone}", unknown)
+    for zone, energy_j in sorted(by_zone.items()):
+        kwh = float(energy_j) / J_PER_KWH
+        market = _add(market, kwh, inputs.market_gco2_per_kwh.get(zone), f"market factor of {zone}", unknown)
+        baseline = _add(baseline, kwh, inputs.means.get(zone), f"mean intensity of {zone}", unknown)
+    gpu_s = {model: float(by_model[model]) for model in sorted(by_model, key=lambda model: model or "")}
     return CarbonAccounts(
         facility_energy_j=facility_j,
-        estimated_gco2=estimated,
+        estimated_gco2=float(estimated),
         market_gco2=market,
         baseline_gco2=baseline,
-        embodied_gco2=embodied_gco2(by_model, inputs, unknown),
+        embodied_gco2=embodied_gco2(gpu_s, inputs, unknown),
         unknown=sorted(unknown),
     )
 

@@ -19,7 +19,7 @@ from services.kit.cursors import read_cursor, write_cursor
 from services.telemetry.accounts import Inputs, accounts_of, functional_units, known_means, zone_intensities
 from services.telemetry.repository import accounts, reports
 from services.telemetry.repository.accounts import PartRow
-from services.telemetry.repository.reports import Amounts, GroupRow, Subject, TotalRow
+from services.telemetry.repository.reports import Amounts, Dimensions, GroupRow, Subject, TotalRow
 from services.telemetry.settings import TelemetrySettings
 
 
@@ -37,22 +37,21 @@ async def footprint_report(
         tenant_id, project: Whose jobs; None: those of all tenants or projects.
         settings: What the operator states about the installation.
     """
-    after = read_cursor(query.cursor, r"[^\x00]{1,200}")
+    after, by = _after(query.cursor), Dimensions(query.group_by, query.then_by)
     async with database.transaction("repeatable_read", readonly=True) as connection:  # all figures of one moment
         end_at = await reports.period_end(connection, query.start, query.end)
         about = Subject(query.start, end_at, tenant_id, project)
-        found = await reports.sums(connection, query.group_by, about, after=after, limit=query.limit + 1)
-        rows = await accounts.account_rows(connection, query.group_by, about)
+        found = await reports.sums(connection, by, about, after=after, limit=query.limit + 1)
+        rows = await accounts.account_rows(connection, by, about)
         others: dict[GroupBy, tuple[list[GroupRow], list[PartRow]]] = {
             group: (
-                await reports.group_rows(connection, group, about),
-                await accounts.part_rows(connection, group, about),
+                await reports.group_rows(connection, Dimensions(group), about),
+                await accounts.part_rows(connection, Dimensions(group), about),
             )
             for group in query.also
         }
     totals = {row.idle: row for row in found.totals}
-    idle, used = _footprint(totals.get(True)), _footprint(totals.get(False))
-    total = _sum([idle, used])
+    idle, total = _footprint(totals.get(True)), _footprint(totals.get(None))
     page = found.groups[: query.limit]
     inputs = Inputs(
         settings.market_gco2_per_kwh, settings.embodied_kgco2, settings.device_lifetime_s, known_means(rows.means)
@@ -62,9 +61,10 @@ async def footprint_report(
         start_at=query.start,
         end_at=end_at,
         group_by=query.group_by,
-        lines=_lines(query.group_by, page, rows.parts, inputs),
+        then_by=query.then_by,
+        lines=_lines(by, page, rows.parts, inputs),
         also=[
-            FootprintTable(group_by=group, lines=_lines(group, groups, parts, inputs))
+            FootprintTable(group_by=group, lines=_lines(Dimensions(group), groups, parts, inputs))
             for group, (groups, parts) in others.items()
         ],
         idle=idle,
@@ -75,19 +75,20 @@ async def footprint_report(
         zones=zone_intensities(rows.parts, inputs),
         units=units,
         metered_gpu_energy_j=found.metered_gpu_energy_j if tenant_id is None else total.gpu_energy_j,
-        next_cursor=write_cursor(page[-1].name) if len(found.groups) > query.limit else None,
+        next_cursor=write_cursor("\n".join(page[-1][:2])) if len(found.groups) > query.limit else None,
     )
 
 
-def _lines(by: GroupBy, rows: Sequence[GroupRow], parts: Sequence[PartRow], inputs: Inputs) -> list[FootprintLine]:
-    of_group = accounts.groups_named(parts, [row.name for row in rows])
+def _lines(by: Dimensions, rows: Sequence[GroupRow], parts: Sequence[PartRow], inputs: Inputs) -> list[FootprintLine]:
+    of_groups = accounts.parts_of_groups(parts)
     return [
         FootprintLine(
             group=row.name,
-            name=row.label if by == "job" else None,
+            then_group=row.then_name if by.then_by else None,
+            name=row.label if by.group_by == "job" else None,
             footprint=_footprint(row),
             jobs=row.jobs,
-            accounts=accounts_of(of_group[row.name], inputs),
+            accounts=accounts_of(of_groups[row.name, row.then_name], inputs),
         )
         for row in rows
     ]
@@ -125,5 +126,10 @@ def _footprint(row: Amounts | GroupRow | TotalRow | None) -> JobFootprint:
     return JobFootprint(**{name: getattr(row, name) for name in Amounts._fields})
 
 
-def _sum(parts: Sequence[JobFootprint]) -> JobFootprint:
-    return JobFootprint(**{name: sum(getattr(part, name) for part in parts) for name in JobFootprint.model_fields})
+def _after(cursor: str | None) -> tuple[str, str] | None:
+    """Return the names of the last group of the page before."""
+    text = read_cursor(cursor, r"[^\x00]{1,400}")
+    if text is None:
+        return None
+    name, _, then_name = text.partition("\n")
+    return name, then_name

@@ -74,7 +74,9 @@ class FakeGateway:
         self.asked.append(params)
         found = a_report(self._accounts, params["group_by"])
         also = [{"group_by": group, "lines": found["lines"]} for group in params.get("also", ())]
-        return {**found, "also": also, "next_cursor": None if "cursor" in params else "more"}
+        line = {**found["lines"][0], "then_group": params["then_by"] and "2026-11"}
+        more = {"then_by": params["then_by"], "lines": [line], "also": also}
+        return {**found, **more, "next_cursor": None if "cursor" in params else "more"}
 
 
 def test_a_month_is_a_calendar_month_in_utc() -> None:
@@ -337,3 +339,45 @@ def test_lines_go_to_files_of_known_kinds(tmp_path: Path) -> None:
         save_lines(StreamingGateway(), str(tmp_path / "lines.txt"), {})  # type: ignore[arg-type]
     done = CliRunner().invoke(app, ["report", "--lines", "a.csv", "--json"])
     assert "give one of --csv, --html, --lines and --json" in str(done.exception)
+
+
+def test_two_dimensions_are_asked_for_and_shown_in_table_csv_and_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = FakeGateway()
+    monkeypatch.setattr(module, "Gateway", lambda: gateway)
+    done = CliRunner().invoke(app, ["report", "--by", "project,month"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert (gateway.asked[0]["group_by"], gateway.asked[0]["then_by"]) == ("project", "month")
+    assert "(2026-11-01), 2026-11" in done.output
+    target = tmp_path / "out.csv"
+    assert CliRunner().invoke(app, ["report", "--by", "project,month", "--csv", str(target)]).exit_code == 0
+    with target.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["then_group"] for row in rows] == ["2026-11", "2026-11", "", ""]
+    page = tmp_path / "out.html"
+    assert CliRunner().invoke(app, ["report", "--by", "project,zone", "--html", str(page)]).exit_code == 0
+    assert "<h2>By project and zone</h2>" in page.read_text()
+    assert gateway.asked[-1]["end"] == "2026-12-01T00:00:00Z"  # as the answer before it said
+
+
+@pytest.mark.parametrize("by", ["project,moon", "project,project", "project,month,zone", "project,"])
+def test_dimensions_that_make_no_table_are_refused(by: str) -> None:
+    done = CliRunner().invoke(app, ["report", "--by", by])
+    assert f"--by {by}: must be one of job, user, project" in str(done.exception)
+
+
+class ChangingGateway(FakeGateway):
+    """Of a ledger to which a line comes late between two requests."""
+
+    def get(self, path: str, **params: Any) -> dict[str, Any]:
+        found = super().get(path, **params)
+        return {**found, "next_cursor": None, "total": {**found["total"], "energy_j": float(len(self.asked))}}
+
+
+def test_a_page_whose_tables_would_differ_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Gateway", ChangingGateway)
+    page = tmp_path / "out.html"
+    done = CliRunner().invoke(app, ["report", "--by", "project,zone", "--html", str(page)])
+    assert "the ledger of this period still changes" in str(done.exception)
+    assert not page.exists()

@@ -10,7 +10,9 @@ from services.kit.ids import utc_now
 from services.telemetry.repository.retention import fold
 from services.telemetry.repository.seals import Sign, close_day
 
-TABLES = "energy_usages, energy_days, ledger_lanes, ledger_batches, ledger_days, ledger_heads, ledger_sums"
+TABLES = (
+    "energy_usages, energy_days, energy_hours, ledger_lanes, ledger_batches, ledger_days, ledger_heads, ledger_sums"
+)
 
 
 def unsigned(text: str) -> tuple[None, None]:

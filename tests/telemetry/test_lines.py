@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -77,6 +78,24 @@ async def test_both_formats_have_the_same_values(plane: Plane) -> None:
     rows = rows_of(await export(plane))
     assert len(rows) == 12
     assert [{name: value or "" for name, value in each.items()} for each in objects] == rows
+
+
+@pytest.mark.parametrize("who", [OPERATOR, USER])
+async def test_the_amounts_of_a_report_are_the_sums_of_the_columns_to_the_last_digit(
+    plane: Plane, who: Identity
+) -> None:
+    await a_busy_hour(plane)
+    await a_busy_hour(plane, tenant="other")
+    rows = rows_of(await export(plane, who))
+    params = {"group_by": "day"}
+    report = (await plane.http.get("/v1/reports/footprint", params=params, headers=service_headers(who))).json()
+
+    def total(column: str) -> float:
+        return float(sum(Decimal(row[column]) for row in rows))
+
+    assert report["total"] == {name: total(name) for name in report["total"]}
+    assert report["total_accounts"]["facility_energy_j"] == total("facility_energy_j")
+    assert report["total_accounts"]["estimated_gco2"] == total("estimated_gco2")
 
 
 async def test_a_tenant_and_a_project_see_their_own_lines_and_no_idle_energy(plane: Plane) -> None:

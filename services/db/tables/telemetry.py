@@ -12,6 +12,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    Numeric,
     Table,
     Text,
     UniqueConstraint,
@@ -393,6 +394,29 @@ energy_days = Table(
 )
 """Ledger lines past their retention, summed by UTC day; the mean intensity follows from carbon and energy. Those of
 one ``sum_number`` are signed together; 0: before there were batches."""
+
+energy_hours = Table(
+    "energy_hours",
+    metadata,
+    Column("hour", Timestamp, primary_key=True),
+    Column("node_id", Text, primary_key=True),
+    Column("job_id", Text, primary_key=True),
+    Column("zone", Text, primary_key=True),
+    Column("signal", Text, primary_key=True),
+    Column("lines", BigInteger, nullable=False),
+    Column("energy_j", Numeric, nullable=False),
+    Column("gpu_energy_j", Numeric, nullable=False),
+    Column("estimated_energy_j", Numeric, nullable=False),
+    Column("carbon_gco2", Numeric, nullable=False),
+    Column("gpu_s", Numeric, nullable=False),
+    Column("facility_energy_j", Numeric, nullable=False),
+    Column("estimated_gco2", Numeric, nullable=False),
+    Column("length_s", Numeric, nullable=False),
+    Column("intensity_s", Numeric, nullable=False),
+)
+"""The lines of ``energy_usages`` and ``energy_days`` that begin in an hour, summed exactly, in decimals: triggers keep
+it in the transaction that changes a line. ``job_id`` is empty for idle. ``length_s`` and ``intensity_s``, the intensity
+times the length, count each interval of a node once, daily sums not at all."""
 
 metered_days = Table(
     "metered_days",

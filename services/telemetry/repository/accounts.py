@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import NamedTuple
 
-from services.contracts.queries import GroupBy
 from services.db.database import Connection
 from services.db.past_jobs import REPORTED_JOBS
 from services.db.rows import fetch_rows
-from services.telemetry.repository.lines import LEDGER, RETURNED
-from services.telemetry.repository.reports import GROUPS, OWNED, PERIOD, Subject
-
-# A node with boards of several models has no one model; nor has one that is not registered any more.
-_BOARDS = """
-boards AS (
-    SELECT n.id AS node_id, CASE WHEN count(DISTINCT d ->> 'model') = 1 THEN min(d ->> 'model') END AS model
-    FROM nodes n CROSS JOIN jsonb_array_elements(n.devices) d GROUP BY n.id
-)
-"""
+from services.telemetry.repository.lines import PART_HOURS, RETURNED, SUMS, WHOLE_HOURS
+from services.telemetry.repository.reports import BOARDS, OWNED, PERIOD, Dimensions, Subject
 
 PARTS = """
-WITH {ledger}, {boards}
-SELECT {group} AS name, l.job_id IS NULL AS idle, l.zone, b.model, sum(l.facility_energy_j) AS facility_energy_j,
-    sum(l.gpu_s) AS gpu_s, sum(l.estimated_gco2) AS estimated_gco2, l.signal
-FROM ledger l LEFT JOIN {jobs} j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
+WITH {sums}, {boards}
+SELECT {group} AS name, {then} AS then_name, l.job_id IS NULL AS idle, l.zone, b.model,
+    sum(l.facility_energy_j) AS facility_energy_j, sum(l.gpu_s) AS gpu_s,
+    sum(l.estimated_gco2) AS estimated_gco2, l.signal
+FROM sums l LEFT JOIN {jobs} j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
 WHERE {period} AND {owned}
-GROUP BY 1, 2, 3, 4, l.signal ORDER BY 1, 2, 3, 4, l.signal
+GROUP BY 1, 2, 3, 4, 5, l.signal ORDER BY 1, 2, 3, 4, 5, l.signal
 """
 
 # Every node reports its own interval, with one line per owner: each interval counts once, by its length.
 MEANS = """
-SELECT l.zone, sum(l.intensity_gco2_per_kwh * l.length_s) / nullif(sum(l.length_s), 0) AS gco2_per_kwh
+SELECT l.zone, (sum(l.intensity_s) / nullif(sum(l.length_s), 0))::float8 AS gco2_per_kwh
 FROM (
-    SELECT DISTINCT node_id, boot_id, sequence, zone, intensity_gco2_per_kwh, start_at,
-        extract(epoch FROM end_at - start_at)::float8 AS length_s
-    FROM energy_usages WHERE NOT starts_with(boot_id, '{returned}')
+    SELECT hour AS start_at, zone, intensity_s, length_s FROM energy_hours WHERE {whole_hours}
+    UNION ALL
+    SELECT start_at, zone, intensity_gco2_per_kwh::numeric * length_s, length_s FROM (
+        SELECT DISTINCT node_id, boot_id, sequence, zone, intensity_gco2_per_kwh, start_at,
+            extract(epoch FROM end_at - start_at) AS length_s
+        FROM energy_usages WHERE ({part_hours}) AND NOT starts_with(boot_id, '{returned}')
+    ) AS parts
 ) l
 WHERE {period}
     AND NOT EXISTS (SELECT FROM energy_days l WHERE {period})
@@ -45,28 +43,28 @@ GROUP BY 1 ORDER BY 1
 _WHOLE = """
 spent AS (
     SELECT l.job_id, b.model, sum(l.energy_j) AS energy_j, sum(l.carbon_gco2) AS carbon_gco2, sum(l.gpu_s) AS gpu_s
-    FROM ledger l LEFT JOIN boards b USING (node_id) WHERE l.job_id IS NOT NULL AND {period} GROUP BY 1, 2
+    FROM sums l LEFT JOIN boards b USING (node_id) WHERE l.job_id IS NOT NULL AND {period} GROUP BY 1, 2
 ), whole AS (
     SELECT s.job_id FROM spent s JOIN {jobs} j ON j.id = s.job_id JOIN job_footprints f ON f.job_id = s.job_id
     WHERE j.state = 'succeeded' AND {owned}
-    GROUP BY s.job_id, f.energy_j HAVING abs(sum(s.energy_j) - f.energy_j) <= 1e-3 * f.energy_j
+    GROUP BY s.job_id, f.energy_j HAVING abs(sum(s.energy_j)::float8 - f.energy_j) <= 1e-3 * f.energy_j
 )
 """
 """Jobs that succeeded and whose energy lies wholly in the period: only their work is known to belong to it."""
 
 _LINES = {"period": PERIOD, "owned": OWNED, "jobs": REPORTED_JOBS}
-_TEXTS = {"ledger": LEDGER, "boards": _BOARDS, "whole": _WHOLE.format(**_LINES), **_LINES}
+_TEXTS = {"sums": SUMS, "boards": BOARDS, "whole": _WHOLE.format(**_LINES), **_LINES}
 
 SPENT_BY_UNIT = """
-WITH {ledger}, {boards}, {whole}
-SELECT CASE WHEN j.work_done > 0 THEN j.work_unit END AS unit, s.model, sum(s.carbon_gco2) AS carbon_gco2,
-    sum(s.gpu_s) AS gpu_s
+WITH {sums}, {boards}, {whole}
+SELECT CASE WHEN j.work_done > 0 THEN j.work_unit END AS unit, s.model, sum(s.carbon_gco2)::float8 AS carbon_gco2,
+    sum(s.gpu_s)::float8 AS gpu_s
 FROM whole w JOIN spent s USING (job_id) JOIN {jobs} j ON j.id = w.job_id
 GROUP BY 1, 2 ORDER BY 1, 2
 """
 
 DONE_BY_UNIT = """
-WITH {ledger}, {boards}, {whole}
+WITH {sums}, {boards}, {whole}
 SELECT CASE WHEN j.work_done > 0 THEN j.work_unit END AS unit, count(*) AS jobs,
     coalesce(sum(j.work_done), 0) AS done
 FROM whole w JOIN {jobs} j ON j.id = w.job_id
@@ -78,12 +76,13 @@ class PartRow(NamedTuple):
     """Energy of one group in one zone on boards of one model; the idle share has no group where jobs are grouped."""
 
     name: str | None
+    then_name: str | None
     idle: bool
     zone: str
     model: str | None
-    facility_energy_j: float
-    gpu_s: float
-    estimated_gco2: float
+    facility_energy_j: Decimal
+    gpu_s: Decimal
+    estimated_gco2: Decimal
     signal: str
 
 
@@ -122,30 +121,31 @@ class AccountRows(NamedTuple):
 
 async def account_rows(
     connection: Connection,
-    group_by: GroupBy,
+    by: Dimensions,
     about: Subject,
 ) -> AccountRows:
     """Return what the accounts of a period are computed from.
 
     There are no means if daily sums of old lines are part of the period: a sum does not tell when the energy was used.
     """
+    means = MEANS.format(period=PERIOD, whole_hours=WHOLE_HOURS, part_hours=PART_HOURS, returned=RETURNED)
     return AccountRows(
-        parts=await part_rows(connection, group_by, about),
-        means=await fetch_rows(connection, MeanRow, MEANS.format(**_LINES, returned=RETURNED), *about[:2]),
+        parts=await part_rows(connection, by, about),
+        means=await fetch_rows(connection, MeanRow, means, *about[:2]),
         spent=await fetch_rows(connection, SpentRow, SPENT_BY_UNIT.format(**_TEXTS), *about),
         done=await fetch_rows(connection, DoneRow, DONE_BY_UNIT.format(**_TEXTS), *about),
     )
 
 
-async def part_rows(connection: Connection, group_by: GroupBy, about: Subject) -> list[PartRow]:
+async def part_rows(connection: Connection, by: Dimensions, about: Subject) -> list[PartRow]:
     """Return the energy of each group by zone and board."""
-    return await fetch_rows(connection, PartRow, PARTS.format(group=GROUPS[group_by], **_TEXTS), *about)
+    return await fetch_rows(connection, PartRow, PARTS.format(**_TEXTS, **by.columns), *about)
 
 
-def groups_named(rows: Sequence[PartRow], names: Sequence[str]) -> dict[str, list[PartRow]]:
-    """Return the parts of each named group, without the idle share."""
-    found: dict[str, list[PartRow]] = {name: [] for name in names}
+def parts_of_groups(rows: Sequence[PartRow]) -> dict[tuple[str | None, str | None], list[PartRow]]:
+    """Return the parts of each group by its names, without the idle share."""
+    found: dict[tuple[str | None, str | None], list[PartRow]] = defaultdict(list)
     for row in rows:
-        if not row.idle and row.name in found:
-            found[row.name].append(row)
+        if not row.idle:
+            found[row.name, row.then_name].append(row)
     return found

@@ -90,3 +90,36 @@ metered AS (
 )
 """
 """A common table expression: energy by the devices' own counters, joules."""
+
+WHOLE_HOURS = "($1::timestamptz IS NULL OR hour >= $1) AND ($2::timestamptz IS NULL OR hour <= $2 - interval '1 hour')"
+"""The hours that lie wholly in a period."""
+
+PART_HOURS = """
+    start_at >= $1 AND start_at < least($2, date_trunc('hour', $1 - interval '1 us', 'UTC') + interval '1 hour')
+        OR start_at < $2 AND start_at >= greatest($1, date_trunc('hour', $2, 'UTC'))
+"""
+"""The lines of a period that begin in none of them."""
+
+_SUMMED = (
+    "energy_j",
+    "gpu_energy_j",
+    "estimated_energy_j",
+    "carbon_gco2",
+    "gpu_s",
+    "facility_energy_j",
+    "estimated_gco2",
+)
+
+SUMS = f"""
+sums AS (
+    SELECT hour AS start_at, node_id, nullif(job_id, '') AS job_id, zone, signal, {", ".join(_SUMMED)}
+    FROM energy_hours
+    WHERE {WHOLE_HOURS}
+    UNION ALL
+    SELECT start_at, node_id, job_id, zone, signal, {", ".join(f"{name}::text::numeric" for name in _SUMMED)}
+    FROM ({RAW_LINES} UNION ALL {DAY_LINES}) l
+    WHERE {PART_HOURS}
+)
+""".replace("{raw}", "energy_usages")
+"""A common table expression: the lines that begin from $1 until $2, either of which may be NULL, summed by hours as far
+as these lie wholly between. Sums of its amounts are exact."""

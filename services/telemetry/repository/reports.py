@@ -10,13 +10,19 @@ from services.contracts.queries import GroupBy
 from services.db.database import Connection, Database
 from services.db.past_jobs import REPORTED_JOBS
 from services.db.rows import fetch_row, fetch_rows
-from services.telemetry.repository.lines import LEDGER, METERED
+from services.telemetry.repository.lines import LEDGER, METERED, SUMS
 
-AMOUNTS = """
-    coalesce(sum(l.energy_j), 0) AS energy_j, coalesce(sum(l.gpu_energy_j), 0) AS gpu_energy_j,
-    coalesce(sum(l.estimated_energy_j), 0) AS estimated_energy_j, coalesce(sum(l.carbon_gco2), 0) AS carbon_gco2,
-    coalesce(sum(l.gpu_s), 0) AS gpu_s
+_NAMES = ("energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s")
+AMOUNTS = ", ".join(f"coalesce(sum(l.{name}), 0)::float8 AS {name}" for name in _NAMES)
+
+BOARDS = """
+boards AS (
+    SELECT n.id AS node_id, CASE WHEN count(DISTINCT d ->> 'model') = 1 THEN min(d ->> 'model') END AS model,
+        string_agg(DISTINCT d ->> 'model', ' and ' ORDER BY d ->> 'model') AS models
+    FROM nodes n CROSS JOIN jsonb_array_elements(n.devices) d GROUP BY n.id
+)
 """
+"""A node with boards of several models has no one model; nor has one that is not registered any more."""
 
 PERIOD = "($1::timestamptz IS NULL OR l.start_at >= $1) AND ($2::timestamptz IS NULL OR l.start_at < $2)"
 
@@ -29,9 +35,7 @@ GROUPS: dict[GroupBy, str] = {
     "user": "coalesce((SELECT u.name FROM users u WHERE u.id = j.user_id), j.user_label, '(unknown)')",
     "project": "j.project",
     "tenant": "j.tenant_id",
-    "model": """coalesce((
-        SELECT string_agg(DISTINCT d ->> 'model', ' and ' ORDER BY d ->> 'model')
-        FROM nodes n CROSS JOIN jsonb_array_elements(n.devices) d WHERE n.id = l.node_id), '(unknown)')""",
+    "model": "coalesce(b.models, '(unknown)')",
     "zone": "l.zone",
     "node": "l.node_id",
     "day": f"to_char({_DAY}, 'YYYY-MM-DD')",
@@ -42,23 +46,24 @@ GROUPS: dict[GroupBy, str] = {
 `user`."""
 
 LINES = """
-WITH {ledger}
-SELECT {group} AS name,
+WITH {sums}, {boards}
+SELECT {group} AS name, {then} AS then_name,
     CASE WHEN count(DISTINCT coalesce(j.array_id, l.job_id)) = 1
         THEN coalesce((SELECT a.name FROM job_arrays a WHERE a.id = min(j.array_id)), min(j.array_name), min(j.name))
     END AS label,
     count(DISTINCT l.job_id) AS jobs, {amounts}
-FROM ledger l JOIN {jobs} j ON j.id = l.job_id
-WHERE {period} AND {owned} AND ($5::text IS NULL OR {group} > $5)
-GROUP BY 1 ORDER BY 1 LIMIT $6
+FROM sums l JOIN {jobs} j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
+WHERE {period} AND {owned} AND ($5::text IS NULL OR ({group}, {then}) > ($5, $6))
+GROUP BY 1, 2 ORDER BY 1, 2 LIMIT $7
 """
 
+# The last row is that of all lines: two rounded sums do not add up to the rounded sum.
 TOTALS = """
-WITH {ledger}
-SELECT l.job_id IS NULL AS idle, {amounts}
-FROM ledger l LEFT JOIN {jobs} j ON j.id = l.job_id
-WHERE {period} AND {owned}
-GROUP BY 1
+WITH {sums}
+SELECT idle, {amounts} FROM (
+    SELECT l.*, l.job_id IS NULL AS idle FROM sums l LEFT JOIN {jobs} j ON j.id = l.job_id WHERE {period} AND {owned}
+) AS l
+GROUP BY GROUPING SETS ((idle), ())
 """
 
 METERED_SUM = """
@@ -67,7 +72,8 @@ SELECT coalesce(sum(l.metered_gpu_energy_j), 0) FROM metered l WHERE {period}
 """
 
 PARTS = {
-    "ledger": LEDGER,
+    "sums": SUMS,
+    "boards": BOARDS,
     "jobs": REPORTED_JOBS,
     "amounts": AMOUNTS,
     "period": PERIOD,
@@ -135,9 +141,13 @@ class Amounts(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """What the jobs of one group used; ``jobs`` is their number, ``label`` the name of the only job or array."""
+    """What the jobs of one group used; ``jobs`` is their number, ``label`` the name of the only job or array.
+
+    ``then_name`` is the group of the second dimension, empty without one.
+    """
 
     name: str
+    then_name: str
     label: str | None
     jobs: int
     energy_j: float
@@ -148,9 +158,9 @@ class GroupRow(NamedTuple):
 
 
 class TotalRow(NamedTuple):
-    """What was used by all jobs, or, if ``idle``, by none."""
+    """What was used by all jobs, or, if ``idle``, by none; None: by all and none."""
 
-    idle: bool
+    idle: bool | None
     energy_j: float
     gpu_energy_j: float
     estimated_energy_j: float
@@ -178,6 +188,18 @@ class TermsRow(NamedTuple):
     pue: float
 
 
+class Dimensions(NamedTuple):
+    """What lines are summed by: one dimension, or two at once."""
+
+    group_by: GroupBy
+    then_by: GroupBy | None = None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The expressions of ``group`` and ``then``."""
+        return {"group": GROUPS[self.group_by], "then": GROUPS[self.then_by] if self.then_by else "''"}
+
+
 @dataclass(frozen=True, slots=True)
 class Sums:
     """Sums over a period.
@@ -200,33 +222,38 @@ async def period_end(connection: Connection, start_at: datetime | None, end_at: 
 
 async def sums(
     connection: Connection,
-    group_by: GroupBy,
+    by: Dimensions,
     about: Subject,
     *,
-    after: str | None,
+    after: tuple[str, str] | None,
     limit: int,
 ) -> Sums:
     """Return sums over the lines that begin in a period, with at most ``limit`` groups after the one named ``after``.
 
     Args:
         connection: To the database.
-        group_by: What the lines are summed by.
+        by: What the lines are summed by.
         about: Which lines.
         after, limit: The page.
     """
     return Sums(
-        groups=await group_rows(connection, group_by, about, after=after, limit=limit),
+        groups=await group_rows(connection, by, about, after=after, limit=limit),
         totals=await fetch_rows(connection, TotalRow, TOTALS.format(**PARTS), *about),
         metered_gpu_energy_j=await connection.fetchval(METERED_SUM.format(**PARTS), *about[:2]),
     )
 
 
 async def group_rows(
-    connection: Connection, group_by: GroupBy, about: Subject, *, after: str | None = None, limit: int | None = None
+    connection: Connection,
+    by: Dimensions,
+    about: Subject,
+    *,
+    after: tuple[str, str] | None = None,
+    limit: int | None = None,
 ) -> list[GroupRow]:
     """Return the sums of each group, by name."""
-    query = LINES.format(**PARTS, group=GROUPS[group_by])
-    return await fetch_rows(connection, GroupRow, query, *about, after, limit)
+    query = LINES.format(**PARTS, **by.columns)
+    return await fetch_rows(connection, GroupRow, query, *about, *(after or (None, None)), limit)
 
 
 async def uses_of(

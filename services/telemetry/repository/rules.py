@@ -54,6 +54,25 @@ WHERE abs(coalesce(l.energy_j, 0) - coalesce(f.energy_j, 0)) > 1e-6 * coalesce(l
 ORDER BY abs(coalesce(l.energy_j, 0) - coalesce(f.energy_j, 0)) DESC
 """
 
+_HOURS = f"""
+WITH {LEDGER}, kept AS (
+    SELECT date_trunc('hour', start_at, 'UTC') AS hour, node_id, count(*) AS lines, sum(energy_j) AS energy_j,
+        sum(carbon_gco2) AS carbon_gco2, sum(estimated_gco2) AS estimated_gco2, sum(abs(energy_j)) AS most
+    FROM ledger GROUP BY 1, 2
+), summed AS (
+    SELECT hour, node_id, sum(lines) AS lines, sum(energy_j)::float8 AS energy_j,
+        sum(carbon_gco2)::float8 AS carbon_gco2, sum(estimated_gco2)::float8 AS estimated_gco2
+    FROM energy_hours GROUP BY 1, 2
+)
+SELECT node_id AS node, hour, coalesce(k.lines, 0) AS lines, coalesce(k.energy_j, 0) AS lines_j,
+    coalesce(s.lines, 0) AS summed, coalesce(s.energy_j, 0) AS sum_j
+FROM kept k FULL JOIN summed s USING (hour, node_id)
+WHERE k.lines IS DISTINCT FROM s.lines OR abs(k.energy_j - s.energy_j) > 1e-9 * k.most + {ROUNDING_J}
+    OR abs(k.carbon_gco2 - s.carbon_gco2) > 1e-6 * abs(k.carbon_gco2) + 1e-6
+    OR abs(k.estimated_gco2 - s.estimated_gco2) > 1e-6 * abs(k.carbon_gco2) + 1e-6
+ORDER BY hour, node_id
+"""
+
 _CARBON = """
 SELECT node_id AS node, sequence, carbon_gco2 FROM energy_usages
 WHERE abs(carbon_gco2
@@ -129,6 +148,12 @@ RULES = (
         _FOOTPRINTS,
         "Every job's footprint is the sum of its ledger lines.",
         "{job}: lines {lines_j:.1f} J, footprint {sum_j:.1f} J",
+    ),
+    Rule(
+        "hours_match_ledger",
+        _HOURS,
+        "Every hour's sums are those of its ledger lines.",
+        "{node}, {hour:%Y-%m-%d %H:00}: {lines} lines of {lines_j:.1f} J, summed {summed} of {sum_j:.1f} J",
     ),
     Rule(
         "carbon_recomputes",

@@ -260,10 +260,12 @@ class FootprintLine:
     """Energy and emissions of one group.
 
     Attributes:
+        then_group: The second group, where there are two dimensions.
         name: A job's name, if the groups are jobs.
     """
 
     group: str
+    then_group: str | None = None
     name: str | None = None
     footprint: JobFootprint
     jobs: int
@@ -285,6 +287,7 @@ class FootprintReport:
     start_at: datetime | None
     end_at: datetime
     group_by: str
+    then_by: str | None = None
     lines: list[FootprintLine]
     also: list[FootprintTable] = field(default_factory=list["FootprintTable"])
     idle: JobFootprint
