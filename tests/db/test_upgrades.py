@@ -48,6 +48,11 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         f"energy_usages: ledger_open {MORE}": "refuses nothing",
         f"energy_usages: ledger_close {MORE}": "refuses nothing",
     },
+    "0055": {
+        f"{table}: {table}_hours_{change} {MORE}": "refuses nothing"
+        for table in ("energy_days", "energy_usages")
+        for change in ("insert", "update", "delete")
+    },
 }
 """What a migration changes although the release before may rely on it, by revision, and why that does no harm."""
 
