@@ -154,6 +154,7 @@ class Dispatcher:
         def give_back() -> float:
             nonlocal share_s
             share_s = lane.leave(ticket, server)
+            self._lanes.room_at(server)  # its client may take a while to read
             return share_s
 
         try:

@@ -18,7 +18,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -131,6 +131,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         dead: Processes that were killed.
         lacks_threads: How often a thread cannot be started.
         sockets: What connects to each Unix socket, by its path.
+        has_cut: Whether a connection was cut.
     """
 
     def __init__(self, choices: Choices, *, disorder: float, haste: float, cuts: float) -> None:
@@ -147,6 +148,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._threads: list[tuple[Process | None, Callable[..., Any]]] = []
         self.dead: set[Process] = set()
         self.lacks_threads = 0.0
+        self.has_cut = False
         self.before_step: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         self.listening: dict[int, SimulatedServer] = {}
@@ -349,6 +351,7 @@ class SimulatedTransport(asyncio.Transport):
             return
         choices = self._loop._choices
         if self._loop._cuts and choices.below(2, often=self._loop._cuts):
+            self._loop.has_cut = True
             self.abort()
             return
         data = bytes(data)
@@ -430,6 +433,7 @@ class Simulation:
         self._invariants: list[tuple[str, Callable[[], str | None]]] = []
         self._may_be_cancelled: list[asyncio.Task[Any]] = []
         self._all: set[asyncio.Task[Any]] = set()
+        self._at_end = ExitStack()
 
     @property
     def living(self) -> int:
@@ -443,6 +447,10 @@ class Simulation:
     def rests(self, name: str, wrong: Callable[[], str | None]) -> None:
         """As ``holds``, whenever nothing is ready: all has been done that waits for no time and for nobody else."""
         self.holds(name, lambda: None if self.loop._ready else wrong())  # type: ignore[attr-defined]
+
+    def at_end(self, undo: Callable[[], Any]) -> None:
+        """Undo something when the run is over, however it ends."""
+        self._at_end.callback(undo)
 
     def check(self, name: str, is_so: bool, detail: str = "") -> None:
         """Check once.
@@ -544,6 +552,7 @@ class Simulation:
                 raise failure
         finally:
             _dispose(loop)
+            self._at_end.close()
 
     def _before_step(self) -> None:
         self._look()

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import orjson
 
@@ -20,6 +21,7 @@ from services.contracts.routing import RoutedServer, RoutingTable
 from services.core.policies.freesh.laxity import Order
 from services.kit.edge.limits import RateLimiter
 from services.kit.problems import ProblemError
+from services.router import upstream
 from services.router.answers import AnswerPasser
 from services.router.app import Router
 from services.router.apps.fleet import AppFleet
@@ -34,7 +36,7 @@ from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
 from services.router.probes import probe
 from services.router.settings import RouterSettings
-from services.router.upstream import CHECK_S, Limits
+from services.router.upstream import CHECK_S, KEPT_S, Limits
 from tests.simulation.loop import EPOCH_S, SimulatedServer, Simulation
 from tests.support.routers import MODEL, a_routed_pool
 
@@ -44,6 +46,13 @@ AT_ONCE = 4
 REFUSALS = frozenset({429, 500, 502, 503, 504})
 """What a client may be told instead of an answer, where servers fail."""
 LIMITS = Limits(connect_s=1.0, first_byte_s=3.0, silence_s=1.5, total_s=8.0)
+BODY_BYTES, BODIES_BYTES, ANSWER_BYTES, WAITING_BYTES, HEAD_BYTES = 2_000, 3_000, 1_500, 60, 2_000
+"""What requests, all of them, answers, their unread parts and their heads may have: little, so that it is reached."""
+BUSY, CLOSES, SILENT, BROKEN, NONSENSE, BREAKS_OFF = 1, 2, 3, 4, 5, 6
+TELLS_EARLY, CLOSES_AFTER, ANSWERS_TWICE, HAS_NO_LENGTH = 7, 8, 9, 10
+HAS_LARGE_HEAD, HAS_NO_STATUS, IS_LARGE, SWITCHES = 11, 12, 13, 14
+"""What a model server does instead of answering as it should; from the second line on, to whole answers alone."""
+MALFORMED = (NONSENSE, HAS_LARGE_HEAD, HAS_NO_STATUS, SWITCHES)
 
 
 class _Requests:
@@ -51,10 +60,14 @@ class _Requests:
 
     Attributes:
         worked_on: How often each request was worked on, by its number.
+        outcomes: What became of it each time.
+        has_changed: Whether a server was taken out or put back.
     """
 
     def __init__(self) -> None:
         self.worked_on: dict[int, int] = {}
+        self.outcomes: dict[int, list[int]] = {}
+        self.has_changed = False
 
 
 class _ModelServer(asyncio.Protocol):
@@ -93,32 +106,40 @@ class _ModelServer(asyncio.Protocol):
 
     async def _answer(self, asked: Mapping[str, Any]) -> None:
         draw = self._simulation.choices.below
-        outcome = draw(8, often=0.4)
-        if outcome == 1:  # it has enough to do, and works on none of it
+        number = int(asked["user"])
+        outcome = draw(7 if asked.get("stream") else 15, often=0.4)
+        self._requests.outcomes.setdefault(number, []).append(outcome)
+        if outcome == BUSY:  # it works on none of it
             status = (503, 429)[draw(2)]
             self._send(b"HTTP/1.1 %d Busy\r\ncontent-length: 4\r\n\r\nbusy" % status)
             return
-        number = int(asked["user"])
         self._requests.worked_on[number] = self._requests.worked_on.get(number, 0) + 1
         await asyncio.sleep(0.05 * draw(40))
-        if outcome == 2:
+        if outcome == CLOSES:
             self._transport.close()
             return
-        if outcome == 3:
+        if outcome == SILENT:
             return
-        if outcome == 4:
+        if outcome == BROKEN:
             self._send(b"HTTP/1.1 500 Broken\r\ncontent-length: 6\r\n\r\nbroken")
             return
-        if outcome == 5:
-            self._send(b"nonsense\r\n\r\n")
+        if outcome in MALFORMED:
+            self._send(_malformed(outcome))
             return
         await (self._stream(number, outcome) if asked.get("stream") else self._whole(number, outcome))
 
     async def _whole(self, number: int, outcome: int) -> None:
-        body = orjson.dumps({"for": number, "by": self._name, "usage": {"prompt_tokens": 3, "completion_tokens": 4}})
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self._send(head + (body[:9] if outcome == 6 else body))
-        if outcome == 6:
+        usage = {"prompt_tokens": 3, "completion_tokens": 4}
+        padding = "x" * (2 * ANSWER_BYTES if outcome == IS_LARGE else 0)
+        body = orjson.dumps({"for": number, "by": self._name, "usage": usage, "padding": padding})
+        early = b"HTTP/1.1 102 Processing\r\nx-progress: 1\r\n\r\n" if outcome == TELLS_EARLY else b""
+        length = b"" if outcome == HAS_NO_LENGTH else b"content-length: %d\r\n" % len(body)
+        ends = b"connection: close\r\n" if outcome in (CLOSES_AFTER, HAS_NO_LENGTH) else b""
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length + ends + b"\r\n"
+        self._send(early + head + (body[:9] if outcome == BREAKS_OFF else body))
+        if outcome == ANSWERS_TWICE:
+            self._send(head + body.replace(b'"for":', b'"not_for":'))
+        if outcome in (BREAKS_OFF, HAS_NO_LENGTH) or (outcome == CLOSES_AFTER and self._simulation.choices.below(2)):
             self._transport.close()
 
     async def _stream(self, number: int, outcome: int) -> None:
@@ -127,7 +148,7 @@ class _ModelServer(asyncio.Protocol):
         pieces = 1 + draw(3)
         for at in range(pieces):
             await asyncio.sleep((0.02, 0.2, 2.0)[draw(3, often=0.3)])
-            if outcome == 6 and at == pieces - 1:
+            if outcome == BREAKS_OFF and at == pieces - 1:
                 self._transport.close()
                 return
             self._chunk(b"data: " + orjson.dumps({"for": number, "by": self._name, "at": at}) + b"\n\n")
@@ -139,6 +160,18 @@ class _ModelServer(asyncio.Protocol):
 
     def _send(self, data: bytes) -> None:
         self._transport.write(data)
+
+
+def _malformed(outcome: int) -> bytes:
+    match outcome:
+        case _ if outcome == HAS_LARGE_HEAD:
+            return b"HTTP/1.1 200 OK\r\nx-filler: " + b"x" * 2 * HEAD_BYTES
+        case _ if outcome == HAS_NO_STATUS:
+            return b"HTTP/1.1 700 Odd\r\ncontent-length: 0\r\n\r\n"
+        case _ if outcome == SWITCHES:
+            return b"HTTP/1.1 101 Switching Protocols\r\nupgrade: odd\r\nconnection: upgrade\r\n\r\nodd"
+        case _:
+            return b"nonsense\r\n\r\n"
 
 
 class _Client:
@@ -154,10 +187,15 @@ class _Client:
         body = {"model": MODEL, "user": str(number), "messages": [{"role": "user", "content": words}]}
         body |= {"stream": True} if self.is_stream else {}
         body |= {} if self.may_repeat else {"store": True}
+        if draw(8, often=0.3) == 1:
+            body |= {"padding": "x" * BODY_BYTES}
         self._body = orjson.dumps(body)
+        self._announces = draw(2) == 1
+        self._pieces = 1 + draw(3, often=0.3)
+        self.asked_s = 0.0
         self._leaves_in_s = 0.1 * draw(40) if draw(3) == 1 else None
         self._simulation = simulation
-        self._is_read = False
+        self._sent = 0
         self.status = 0
         self.content = b""
         self.is_complete = False
@@ -167,14 +205,21 @@ class _Client:
     def scope(self) -> dict[str, Any]:
         """The request's head."""
         headers = [(b"authorization", self.tenant.encode()), (b"content-type", b"application/json")]
+        headers += [(b"content-length", b"%d" % len(self._body))] if self._announces else []
         return {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
 
     async def receive(self) -> Any:
-        """Return the body; then wait until the client leaves."""
-        if not self._is_read:
-            self._is_read = True
-            await asyncio.sleep(0)
-            return {"type": "http.request", "body": self._body, "more_body": False}
+        """Return the body in pieces; then wait until the client leaves."""
+        draw = self._simulation.choices.below
+        if self._sent < self._pieces:
+            await asyncio.sleep(0.01 * draw(4, often=0.1))
+            if self._sent and draw(8, often=0.1) == 1:
+                self.has_left = True
+                return {"type": "http.disconnect"}
+            size = -(-len(self._body) // self._pieces)
+            piece = self._body[self._sent * size : (self._sent + 1) * size]
+            self._sent += 1
+            return {"type": "http.request", "body": piece, "more_body": self._sent < self._pieces}
         if self._leaves_in_s is None:
             await asyncio.Event().wait()
         await asyncio.sleep(self._leaves_in_s or 0.0)
@@ -195,8 +240,15 @@ class _Client:
         self.content += message["body"]
         self.is_complete = not message.get("more_body", False)
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the request has more bytes than it may."""
+        return len(self._body) > BODY_BYTES
+
     def wrong(self) -> str | None:
         """Return what is wrong with the answer, None for nothing."""
+        if self.is_too_large:
+            return None if self.status in (413, 429, 503) else f"{self.status} to {len(self._body)} bytes"
         if b"The router failed" in self.content:
             return self.content.decode()
         if self.status != 200:
@@ -247,6 +299,9 @@ def _router(simulation: Simulation) -> Router:
         "preemptions": draw(2),
         "max_queue": 6,
         "max_requests_per_tenant": AT_ONCE,
+        "max_body_bytes": BODY_BYTES,
+        "max_buffered_bytes": BODIES_BYTES,
+        "max_answer_bytes": ANSWER_BYTES,
     }
     settings = RouterSettings.model_construct(**cast(Any, changes))
     router = Router.__new__(Router)
@@ -289,6 +344,7 @@ class _Servers:
     def __init__(self, simulation: Simulation, requests: _Requests) -> None:
         draw = simulation.choices.below
         self._known: dict[str, dict[str, Any]] = {}
+        self._requests = requests
         for name in ("a", "b", "c")[: 1 + draw(3)]:
             listening = SimulatedServer(simulation.loop, lambda name=name: _ModelServer(simulation, name, requests))
             self._known[name] = {
@@ -307,6 +363,7 @@ class _Servers:
     def change(self, which: int) -> None:
         """Take a server out, or put it back."""
         each = list(self._known.values())[which % len(self._known)]
+        self._requests.has_changed = True
         each["state"] = "draining" if each["state"] == "ready" else "ready"
 
     def table(self) -> RoutingTable:
@@ -331,11 +388,17 @@ async def play(simulation: Simulation) -> None:
     clients = [_Client(simulation, number) for number in range(2 + draw(7))]
     simulation.holds("no server has more than it may", lambda: _too_many(router))
     simulation.holds("every place has a living owner", lambda: _without_owner(router))
-    asked = [simulation.start(_ask(simulation, router, client), may_be_cancelled=True) for client in clients]
-    looking = simulation.loop.create_task(_look(simulation, router, servers))
-    await asyncio.wait(asked)
-    looking.cancel()
-    await simulation.everything()
+    simulation.holds("a server on trial has one request, which lives", lambda: _tried_for_nobody(router))
+    simulation.rests("no server with room stands beside a request that may use it", lambda: _stands_by(router))
+    simulation.holds("no more is held in memory than may be", lambda: _too_much(router))
+    with patch.multiple(upstream, HIGH_WATER=WAITING_BYTES, MOST_HEAD_BYTES=HEAD_BYTES):
+        asked = [
+            simulation.start(_ask(simulation, router, requests, client), may_be_cancelled=True) for client in clients
+        ]
+        looking = simulation.loop.create_task(_look(simulation, router, servers))
+        await asyncio.wait(asked)
+        looking.cancel()
+        await simulation.everything()
     lanes, fleet = router.lanes.all(), router.fleet
     held = {server.id: server.held for server in fleet.every_server() if server.held}
     check = simulation.check
@@ -349,6 +412,14 @@ async def play(simulation: Simulation) -> None:
     for client in clients:
         worked_on = requests.worked_on.get(client.number, 0)
         check("what may not be repeated is not", client.may_repeat or worked_on <= 1, f"{client.number}: {worked_on}")
+        most = router.settings.attempts + router.settings.preemptions
+        check("no request is tried oftener than it may be", worked_on <= most, f"{client.number}: {worked_on}")
+    for _ in range(3):
+        await asyncio.sleep(KEPT_S / 2)
+        await router._check()
+    await asyncio.sleep(1.0)
+    idle = [server.id for server in fleet.every_server() if server.origin.idle]
+    check("what nobody has used for long is closed", not idle, str(idle))
 
 
 async def _look(simulation: Simulation, router: Router, servers: _Servers) -> None:
@@ -372,14 +443,41 @@ async def _probe(router: Router) -> None:
         lane.pump()
 
 
-async def _ask(simulation: Simulation, router: Router, client: _Client) -> None:
+async def _ask(simulation: Simulation, router: Router, requests: _Requests, client: _Client) -> None:
     await asyncio.sleep(0.05 * simulation.choices.below(12))
+    client.asked_s = simulation.loop.time()
     try:
         await router.door.handle(client.scope, client.receive, client.send)
     except ProblemError as problem:
         simulation.check("a request has one answer", False, str(problem))
     if not client.has_left:
         simulation.check("an answer is whole, and one server's", client.wrong() is None, f"{client.wrong()}")
+        if not client.is_too_large:
+            untrue = _untrue(simulation, router, requests, client)
+            simulation.check("who is refused is told a reason that is true", untrue is None, str(untrue))
+
+
+def _untrue(simulation: Simulation, router: Router, requests: _Requests, client: _Client) -> str | None:
+    """Say why the answer cannot be true; None if it can."""
+    outcomes = requests.outcomes.get(client.number, [])
+    waited_s = simulation.loop.time() - client.asked_s
+    is_json = client.status >= 400 and client.content.startswith(b"{")
+    code = orjson.loads(client.content)["error"]["code"] if is_json else ""
+    settings, servers = router.settings, router.fleet.servers.values()
+    is_true = {
+        "queue_full": waited_s >= settings.queue_timeout_s - 0.01 or simulation.living > settings.max_queue,
+        "no_server": requests.has_changed or any(each.breaker.opened_s is not None for each in servers) or waited_s > 0,
+        "upstream_timeout": SILENT in outcomes or waited_s > LIMITS.silence_s,
+        "upstream_busy": BUSY in outcomes,
+        "upstream_malformed": bool(set(MALFORMED) & set(outcomes)) or ANSWERS_TWICE in outcomes,
+        "upstream_too_large": IS_LARGE in outcomes,
+        "upstream_closed": CLOSES in outcomes or BREAKS_OFF in outcomes or simulation.loop.has_cut,
+    }.get(code, True)
+    if client.status == 500:
+        is_true = BROKEN in outcomes
+    if client.status == 200 and not client.is_stream:
+        is_true = outcomes[-1:] not in ([BROKEN], [BUSY])
+    return None if is_true else f"{client.number}: {client.status} {code}, {outcomes}, after {waited_s:.2f} s"
 
 
 def _too_many(router: Router) -> str | None:
@@ -404,4 +502,33 @@ def _stands_idle(lane: Lane) -> str | None:
         for server in lane.servers:
             if server.room > 0 and server.breaker.passes(now_s) and server.id not in request.excluded:
                 return f"{request.id} waits, and {server.id} has room for {server.room}"
+    return None
+
+
+def _stands_by(router: Router) -> str | None:
+    """As ``_stands_idle``, but for servers that time alone gives back."""
+    for lane in router.lanes.all():
+        for request in lane.queue:
+            for server in lane.servers:
+                if server.room > 0 and server.breaker.opened_s is None and server.id not in request.excluded:
+                    return f"{request.id} waits, and {server.id} has room for {server.room}"
+    return None
+
+
+def _tried_for_nobody(router: Router) -> str | None:
+    tried = [server.id for server in router.fleet.every_server() if server.breaker.trial is not None]
+    if len(tried) > router.gate.in_flight:
+        return f"{tried}, and {router.gate.in_flight} requests live"
+    ejected = [server.id for server in router.fleet.every_server() if server.breaker.opened_s is not None]
+    return None if set(tried) <= set(ejected) else f"{tried} are tried, and {ejected} are ejected"
+
+
+def _too_much(router: Router) -> str | None:
+    free = router.gate.bodies._free
+    if not 0 <= free <= BODIES_BYTES:
+        return f"{free} bytes are free"
+    for server in router.fleet.every_server():
+        for connection in server.origin.busy:
+            if connection._size > WAITING_BYTES + 2 * HEAD_BYTES:
+                return f"{connection._size} bytes wait to be read of {server.id}"
     return None
