@@ -6,22 +6,27 @@ import asyncio
 import time
 from datetime import UTC, datetime
 from typing import Any, cast
+from unittest.mock import patch
 
 from services.contracts.routing import RoutedApp, RoutedAppServer, RouterState, RoutingTable
 from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
 from services.router.apps.fleet import AppFleet
-from services.router.apps.queue import NotAssignedError, Outcome
+from services.router.apps.queue import AppQueue, NotAssignedError, Outcome, Seat, Ticket
 from tests.simulation.loop import EPOCH_S, Simulation
+
+MOST_WAITING, PATIENCE_S, LOOK_S = 5, 1.0, 0.25
+CALM_S = 8.0
+"""Within this time all processes find the one that assigns, if nothing fails."""
 
 
 class _Process:
     """One router process: its queues, and its connections to the others."""
 
-    def __init__(self, name: str) -> None:
-        self.assigner = Assigner(most_waiting=5, patience_s=1.0)
+    def __init__(self, name: str, token: str) -> None:
+        self.assigner = Assigner(most_waiting=MOST_WAITING, patience_s=PATIENCE_S)
         self.fleet = AppFleet()
-        self.coordinator = Coordinator(name, "token", self.assigner, self.fleet)
+        self.coordinator = Coordinator(name, token, self.assigner, self.fleet)
         self.is_alive = True
 
     def adopt(self, table: RoutingTable) -> None:
@@ -51,7 +56,10 @@ def _table(instances: dict[str, str], concurrency: int) -> RoutingTable:
 async def play(simulation: Simulation) -> None:
     """Processes find and lose each other while requests come, wait, leave and end; then every instance is free."""
     draw = simulation.choices.below
-    processes = [_Process(name) for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
+    has_stranger = draw(6) == 1
+    processes = [_Process(name, "token") for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
+    if has_stranger:  # of another installation; nobody lets it in
+        processes.append(_Process("p4", "other"))
     instances = dict[str, str]((name, "ready") for name in ("a", "b", "c")[: 1 + draw(3)])
     concurrency = 1 + draw(2, often=0.3)
     for process in processes:
@@ -60,6 +68,11 @@ async def play(simulation: Simulation) -> None:
         await asyncio.sleep(0.01)
         process.coordinator.started_at_s = time.time()
     simulation.holds("no queue counts below nothing", lambda: _negative(processes))
+    simulation.rests("no instance with room stands beside a request that may use it", lambda: _stands_idle(processes))
+    simulation.holds("a stranger is not let in", lambda: _let_in(processes))
+    judged = patch.object(AppQueue, "_give", _judged(simulation, AppQueue._give))
+    judged.start()
+    simulation.at_end(judged.stop)
     requests = [
         simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)
         for n in range(2 + draw(8))
@@ -67,8 +80,13 @@ async def play(simulation: Simulation) -> None:
     finding = simulation.loop.create_task(_find(simulation, processes))
     changing = simulation.loop.create_task(_change(simulation, processes, instances, concurrency))
     await asyncio.wait(requests)
-    finding.cancel()
     changing.cancel()
+    simulation.calm_down()
+    await asyncio.sleep(CALM_S)
+    first = processes[0].coordinator.name
+    said = [each.coordinator.assigned_by for each in processes if each.coordinator.name != "p4"]
+    simulation.check("one process assigns for all", set(said) == {first}, str(said))
+    finding.cancel()
     await simulation.quiet()
     for process in processes:
         queues = process.assigner.queues.values()
@@ -91,13 +109,13 @@ async def _find(simulation: Simulation, processes: list[_Process]) -> None:
                     at_s=time.time(), address=each.coordinator.address, started_at_s=each.coordinator.started_at_s
                 )
                 for each in processes
-                if each is not process and not draw(6, often=0.3)
+                if each is not process and (simulation.is_calm or not draw(6, often=0.3))
             }
             process.coordinator.choose(others)
-            if draw(30) == 1:
+            if draw(30) == 1 and not simulation.is_calm:
                 process.lose_peers()
             process.assigner.check()
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(LOOK_S)
 
 
 async def _change(
@@ -124,9 +142,14 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
     await asyncio.sleep(0.05 * draw(20))
     ticket = process.coordinator.ticket("app", ("acme", "beta")[draw(2, often=0.3)])
     for _ in range(3):
+        patience_s = (0.5, 0.05, 4.0)[draw(3)]
         try:
-            await process.coordinator.take(ticket, (0.5, 0.05, 4.0)[draw(3)])
-        except (NotAssignedError, TimeoutError):
+            await process.coordinator.take(ticket, patience_s)
+        except NotAssignedError as error:
+            is_true = error.reason != "queue_full" or simulation.living > MOST_WAITING
+            simulation.check("who is refused is told a reason that is true", is_true, error.reason)
+            return
+        except TimeoutError:
             return
         outcome = Outcome.NOT_ASKED
         try:
@@ -138,6 +161,47 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
         if outcome is Outcome.ANSWERED or given is None:
             return
         ticket.excluded |= {given}
+
+
+def _judged(simulation: Simulation, give: Any) -> Any:
+    def judge(self: AppQueue, ticket: Ticket, seat: Seat, *, is_told: bool = True) -> None:
+        now_s = time.monotonic()
+        if is_told:
+            before = [each for each in self._waiting.get(ticket.tenant, ()) if (each.place or 0) < (ticket.place or 0)]
+            overtaken = [each.id for each in before if seat.id not in each.excluded and each is not ticket]
+            simulation.check("nobody is overtaken", not overtaken, f"{ticket.id} before {overtaken}")
+            may = seat.is_ready and seat.held < seat.limit and seat.breaker.passes(now_s)
+            simulation.check("an instance gets what it may have", may, f"{seat}")
+        give(self, ticket, seat, is_told=is_told)
+
+    return judge
+
+
+def _stands_idle(processes: list[_Process]) -> str | None:
+    """Say which instance has room though a request waits for it; those that time gives back are left out."""
+    for process in processes:
+        for queue in process.assigner.queues.values():
+            free = {
+                seat.id
+                for seat in queue.seats.values()
+                if seat.is_ready and seat.held < seat.limit and seat.breaker.opened_s is None
+            }
+            waiting = [ticket for each in queue._waiting.values() for ticket in each]
+            if len(waiting) != queue.waiting:
+                return f"{len(waiting)} requests wait, and {queue.waiting} are counted"
+            for ticket in waiting:
+                if free - ticket.excluded:
+                    return f"{process.coordinator.name}: {ticket.id} waits, and {free} are free"
+    return None
+
+
+def _let_in(processes: list[_Process]) -> str | None:
+    stranger = next((each.coordinator for each in processes if each.coordinator.name == "p4"), None)
+    if stranger is None:
+        return None
+    others = [each.coordinator for each in processes if each.coordinator is not stranger]
+    met = stranger.assigned_by != "p4" or any(each.assigned_by == "p4" for each in others)
+    return "it is" if met else None
 
 
 def _negative(processes: list[_Process]) -> str | None:

@@ -64,6 +64,7 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "admission": {
         "gateway/gather.py": ("submissions",),
         "services/admission/commits.py": ("submissions",),
+        "services/admission/webhooks/sending.py": ("webhooks",),
     },
     "telemetry": {"services/telemetry/batches.py": ("reports",)},
     "scheduler": {"services/scheduler/relay.py": ("node",)},
@@ -289,7 +290,7 @@ def main(arguments: Sequence[str]) -> int:
     drawn = itertools.islice(in_order(ROOT, asked.only, asked.seed), asked.skip, asked.skip + asked.sample)
     wanted = [*(each for each in known(ROOT) if place(each[0]).startswith(asked.only)), *drawn]
     names = {name for mutant, _ in wanted for name in SCENARIOS_OF[mutant.path]}
-    lines = {name: lines_of(name, min(MOST_TRACING_CPU_S, asked.cpu * len(wanted) / 10)) for name in sorted(names)}
+    lines = {name: lines_of(name, min(MOST_TRACING_CPU_S, asked.cpu * len(wanted) / 30)) for name in sorted(names)}
     gc.freeze()
     tallies: dict[str, list[int]] = {room: [0, 0, 0] for room in ROOMS}  # found, not found, equivalent
     for mutant, source in wanted:

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Set
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from gpu_agent import agent as agent_module
-from gpu_agent import files, meter, ranks, shim
+from gpu_agent import files, meter, ranks, shim, spool
 from gpu_agent.agent import Agent
 from gpu_agent.controls import Controls
 from gpu_agent.gangs import Gangs
@@ -33,6 +33,7 @@ from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.intervals import Intervals
 from gpu_agent.meter import Meter
+from gpu_agent.progress import Report
 from gpu_agent.ranks import Launch, RankFolder
 from gpu_agent.reporting import ReportingAgent
 from gpu_agent.secrets import InputError
@@ -42,6 +43,7 @@ from services.contracts.commands import AnyCommand, SetDevices, StartGang, StopG
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import (
     DeviceControls,
+    EndedBy,
     EnergyInterval,
     EnergyReceipt,
     EnergyReport,
@@ -50,13 +52,14 @@ from services.contracts.nodes import (
     NodeCredentials,
     NodeRegistration,
     RankState,
+    RankStatus,
 )
 from services.contracts.streams import command_stream
 from services.kit.control_plane import ControlPlane
 from services.kit.problems import ProblemError, unavailable
 from services.scheduler.relay import Relay
 from services.scheduler.repository import outbox
-from tests.simulation.loop import Process, Simulation
+from tests.simulation.loop import EPOCH_S, Process, Simulation
 from tests.simulation.valkey import Client, Store
 
 NODE = "n0"
@@ -64,8 +67,12 @@ GPUS = 2
 LEASE_S, HEARTBEAT_S, INTERVAL_S = 6.0, 0.5, 2.0
 GIVEN_UP_S = LEASE_S + 1.0
 """A node that was silent for so long has lost its gangs, as the scheduler sees it."""
+LEAST_LEASE_S = 0.5
+COPY_S = 1.0
+LIMIT_W = 200.0
 LATE_END_S = 2 * INTERVAL_S
 """A gang's energy may be counted for so long after its end: an interval, and what is late."""
+QUIET_S = 12.0
 SETTLED_S = 20.0
 """Within this time after the last gang's end, its energy is delivered and it is forgotten."""
 STEPS = 20_000
@@ -109,16 +116,48 @@ class _Shims:
     simulation: Simulation
     all: dict[int, _Shim] = field(default_factory=dict[int, _Shim])
     started: dict[str, int] = field(default_factory=dict[str, int])
+    killed: set[str] = field(default_factory=set[str])
+    agent: _Agent | None = None
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
     def launch(self, folder: RankFolder, launch: Launch, deadline: float, lease_s: float) -> _Shim:
         """Start a shim, in the place of ``RankFolder.launch``."""
+        check = self.simulation.check
+        check("what has ended is not started", folder.exit() is None, folder.path.name)
+        left_s = deadline - shim.clock()
+        check("a gang begins with a lease that lasts", left_s >= LEAST_LEASE_S, f"{folder.path.name}: {left_s:.2f} s")
         folder.renew(deadline, lease_s)
-        start = StartGang.model_validate(json.loads((folder.path / ranks.COMMAND).read_bytes())["command"])
+        written = json.loads((folder.path / ranks.COMMAND).read_bytes())
+        start = StartGang.model_validate(written["command"])
+        self._check_devices(start)
         started = _Shim(next(self._pids), folder, start, self.simulation.process())
         self.all[started.pid] = started
         started.work = started.process.start(self._run(started))
         return started
+
+    def _check_devices(self, start: StartGang) -> None:
+        """Nothing of an earlier gang is left on the devices of one that begins, and none of its job's is at work."""
+        agent = self.agent
+        assert agent is not None
+        check = self.simulation.check
+        for index in start.devices:
+            board, device = agent.devices[index], agent.driver._devices[index]  # type: ignore[union-attr]
+            is_own = device.limit_w == LIMIT_W and agent.gangs.get(start.allocation_id).settings is not None  # type: ignore[union-attr]
+            check("a gang gets its devices as they were made", device.limit_w == board.power_limit_w or is_own)
+        copied = [each.allocation_id for each in agent.gangs if each.copying and each.start.job_id == start.job_id]  # type: ignore[union-attr]
+        check("a job waits for its checkpoint", not copied, str(copied))
+
+    def _post(self, each: _Shim, done: float) -> None:
+        """Report progress by HTTP, as a job does; with a wrong token it is nobody's."""
+        agent = self.agent
+        if agent is None:
+            return
+        token = json.loads((each.folder.path / ranks.COMMAND).read_bytes())["token"]
+        is_wrong = self.simulation.choices.below(4) == 1
+        gang = agent.gangs.get(each.start.allocation_id)
+        is_taken = agent.gangs.post_progress("wrong" if is_wrong else token, Report(done))
+        if is_wrong or (gang is not None and gang.holding and gang.progress is not None):
+            self.simulation.check("progress is its own job's", is_taken is not is_wrong, each.start.allocation_id)
 
     async def _run(self, each: _Shim) -> None:
         draw = self.simulation.choices.below
@@ -150,9 +189,13 @@ class _Shims:
         ends_s = shim.clock() + 0.5 * (1 + draw(16))
         code = draw(2, often=0.2)
         grace_s = each.start.spec.grace_s
+        done = 0.0
         kill_at, ended_by, deadline = float("inf"), "", 0.0
         while True:
             now_s = shim.clock()
+            if draw(4, often=0.1):
+                done += 1.0
+                self._post(each, done)
             words = (each.folder.path / shim.LEASE).read_text().split()
             deadline = float(words[0])
             facts = shim.read_facts(str(each.folder.path / shim.STOP))
@@ -172,6 +215,7 @@ class _Shims:
     def kill(self, pid: int) -> None:
         """Kill a shim; its rank runs on until somebody ends what it has left."""
         self.all[pid].process.kill()
+        self.killed.add(self.all[pid].start.allocation_id)
         self.all[pid].unlock()
 
     def kill_marked(self, mark: str) -> int:
@@ -203,6 +247,9 @@ class _Allocation:
     is_live: bool = True
     is_over: bool = False
     wants_stop: bool = False
+    was_given_up: bool = False
+    may_start: bool = True
+    put_s: float = 0.0
 
 
 class _Plane:
@@ -215,6 +262,12 @@ class _Plane:
         self.intervals: dict[tuple[str, int], EnergyInterval] = {}
         self.heard_s = float("-inf")
         self.outbox = _Outbox(simulation)
+        self.refused: set[str] = set()
+        self.is_registered = False
+        self.registering = 0
+        self.heartbeats = 0
+        self.poison: int | None = None
+        self.shims: _Shims | None = None
         self._tokens = 0
 
     async def call(self, method: str, path: str, answer: Any, *, body: Any, timeout_s: float = 10.0, **_: Any) -> Any:
@@ -225,15 +278,26 @@ class _Plane:
             "energy": self._energy,
         }[path.rpartition("/")[2]]
         refusals = [unavailable("telemetry")]
+        is_register = path.endswith("register")
         if path.endswith("heartbeat"):
             refusals.append(ProblemError(401, cast(Any, "unauthenticated"), "The token is not valid."))
+        if is_register:
+            self._simulation.check("a node registers when it has to", not self.is_registered and not self.registering)
+        self.registering += is_register
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._simulation.boundary(
+                told = await self._simulation.boundary(
                     lambda: handle(body.model_copy(deep=True)), *refusals, may_be_silent=True, may_repeat=True
                 )
         except TimeoutError:
             raise unavailable("telemetry") from None
+        except ProblemError as problem:
+            self.is_registered &= problem.status != 401
+            raise
+        finally:
+            self.registering -= is_register
+        self.is_registered |= is_register
+        return told
 
     def _register(self, _: NodeRegistration) -> NodeCredentials:
         self._tokens += 1
@@ -244,14 +308,31 @@ class _Plane:
     def _heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply:
         self.give_up()
         self.heard_s = shim.clock()
+        self.heartbeats += 1
         for rank in heartbeat.ranks:
             known = self.allocations.get(rank.allocation_id)
+            is_known = known is not None or rank.allocation_id in self.refused
+            self._simulation.check("a node reports what it was given", is_known, rank.allocation_id)
+            if known is not None and rank.state is RankState.EXITED and known.is_live:
+                self._check_end(known, rank)
             if known is not None and rank.state is RankState.EXITED:
                 known.is_live, known.is_over = False, True
         named = [name for name, each in self.allocations.items() if each.is_live]
         return HeartbeatReply(lease_ttl_s=LEASE_S, allocations=named)
 
+    def _check_end(self, known: _Allocation, rank: RankStatus) -> None:
+        """A gang ends for a reason that is true."""
+        check, name = self._simulation.check, rank.allocation_id
+        if rank.ended_by is EndedBy.STOP:
+            check("nobody is stopped who may run", known.wants_stop or known.was_given_up, name)
+        if rank.ended_by is EndedBy.HOST:
+            assert self.shims is not None
+            check("no living shim is taken for dead", name in self.shims.killed or name not in self.shims.started, name)
+
     def _energy(self, report: EnergyReport) -> EnergyReceipt:
+        self._simulation.check("no empty report is sent", bool(report.intervals))
+        if any(each.sequence == self.poison for each in report.intervals):
+            raise ProblemError(422, cast(Any, "invalid_request"), "One of them is wrong.")
         for each in report.intervals:
             self.intervals.setdefault((each.boot_id, each.sequence), each)
         return EnergyReceipt(accepted=len(report.intervals), duplicates=0)
@@ -260,7 +341,7 @@ class _Plane:
         """Let the gangs of a node go that was silent until none of them can run any more."""
         if shim.clock() - self.heard_s > GIVEN_UP_S:
             for each in self.allocations.values():
-                each.is_live = False
+                each.is_live, each.was_given_up = False, True
 
     async def relay(self) -> None:
         """Have commands published, by a scheduler that dies and is followed by another one."""
@@ -278,11 +359,14 @@ class _Outbox:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._rows: list[outbox.OutboxRow] = []
+        self.sent: list[dict[str, Any]] = []
         self._ids = itertools.count(1)
 
-    def put(self, command: AnyCommand) -> None:
-        """Commit a command."""
-        self._rows.append(outbox.OutboxRow(next(self._ids), command_stream(NODE), command_document(command), None))
+    def put(self, command: AnyCommand | dict[str, Any]) -> None:
+        """Commit a command, or what is none."""
+        document = command if isinstance(command, dict) else command_document(command)
+        self.sent.append(document)
+        self._rows.append(outbox.OutboxRow(next(self._ids), command_stream(NODE), document, None))
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[None]:
@@ -303,6 +387,31 @@ class _Outbox:
     def _without(self, ids: list[int]) -> list[outbox.OutboxRow]:
         self._rows = [row for row in self._rows if row.id not in ids]
         return self._rows
+
+
+class _Copies:
+    """Checkpoints of gangs that have ended, which take a moment to be copied."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[str, float] = {}
+
+    def outcome(self, start: StartGang | None, rank: RankFolder, ended: Any) -> str | None:
+        """Return what became of it, None while it is copied."""
+        if start is None or rank.started() is None:
+            return ""
+        until_s = self._until_s.setdefault(start.allocation_id, shim.clock() + COPY_S)
+        return None if shim.clock() < until_s else ""
+
+    def is_held_here(self, start: StartGang | None) -> bool | None:
+        """Return that it is not known."""
+
+    def is_settled(self, start: StartGang | None, rank: RankFolder) -> bool:
+        """Whether nothing is left to do."""
+        return start is None or shim.clock() >= self._until_s.get(start.allocation_id, 0.0)
+
+    def forget(self, allocation_id: str) -> None:
+        """Keep nothing of it."""
+        self._until_s.pop(allocation_id, None)
 
 
 class _Agent(Agent):
@@ -335,6 +444,7 @@ class _Agent(Agent):
         self.gangs = Gangs(
             settings.state_folder,
             launcher,
+            checkpoints=cast(Any, _Copies()) if simulation.choices.below(2) else None,
             on_change=self._heartbeat_due.set,
             is_billed=lambda allocation_id: not self.spool.mentions(allocation_id),
             is_clean=self.controls.is_clean,
@@ -428,6 +538,17 @@ def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterato
     """Yield a state folder on a host whose kernel, shims and disk are stand-ins."""
     draw = simulation.choices.below
     fails = draw(2) * 0.02
+    release, write_bytes = RankFolder.release, os.pwrite
+
+    def may_write_less(descriptor: int, data: bytes, at: int) -> int:
+        is_short = fails and not simulation.is_calm and draw(2, often=fails)
+        return write_bytes(descriptor, data[: len(data) // 2] if is_short else data, at)
+
+    def checked(folder: RankFolder) -> None:
+        waiting = [*shims.agent.spool._pending, *(each.interval for each in shims.agent.spool._unsaved)]  # type: ignore[union-attr]
+        is_told = all(usage.allocation_id != folder.path.name for each in waiting for usage in each.usages)
+        simulation.check("a gang is forgotten when its energy is told", is_told, folder.path.name)
+        release(folder)
 
     def may_fail(work: Any) -> Any:
         def write(*arguments: Any, **options: Any) -> Any:
@@ -439,6 +560,8 @@ def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterato
 
     kernel = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
     kernel.kill = shims.signal
+    disk = SimpleNamespace(**vars(kernel))
+    disk.pwrite = may_write_less
     replaced = [
         (ranks, "os", kernel),
         (ranks, "kill_marked", shims.kill_marked),
@@ -452,6 +575,9 @@ def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterato
         (outbox, "delete", commands.delete),
         (files, "replace", may_fail(files.replace)),
         (Spool, "_write", may_fail(Spool._write)),
+        (spool, "os", disk),
+        (spool, "_COMPACT_BYTES", 4_000),
+        (RankFolder, "release", checked),
     ]
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     with ExitStack() as stack:
@@ -474,11 +600,15 @@ async def play(simulation: Simulation) -> None:
     simulation.holds(
         "a device has one holder at most", lambda: _twice(n for each in shims.running() for n in each.devices)
     )
+    simulation.holds("what is stopped before it starts does not", lambda: _started_though_stopped(plane, shims))
     simulation.holds("a gang starts once", lambda: next((k for k, n in shims.started.items() if n > 1), None))
     simulation.holds("one thread writes the spool at a time", lambda: _at_once(simulation, {"_write"}))
     simulation.holds("one thread uses the devices at a time", lambda: _at_once(simulation, USING_DEVICES))
     with _a_host(simulation, shims, plane.outbox) as folder:
-        settings = AgentSettings.model_construct(**cast(Any, _settings() | {"state_dir": folder, "data_dir": folder}))
+        own = {"state_dir": folder / "state", "data_dir": folder / "state"}
+        settings = AgentSettings.model_construct(**cast(Any, _settings() | own))
+        plane.shims = shims
+        plane.poison = draw(20) if draw(4) == 1 else None
         relaying = simulation.loop.create_task(plane.relay())
         user = simulation.start(_use(simulation, plane, shims))
         agent: _Agent | None = None
@@ -487,9 +617,14 @@ async def play(simulation: Simulation) -> None:
         while agent is None or not user.done() or any(not each.is_over for each in plane.allocations.values()):
             if agent is None:
                 process = simulation.process()
-                agent = await process.start(_begin(simulation, settings, plane, valkey))
+                plane.is_registered, plane.registering = False, 0
+                if draw(4) == 1:  # what an agent that was killed had begun to write
+                    (settings.state_folder / "allocations" / ".draft").mkdir(parents=True, exist_ok=True)
+                agent = shims.agent = await process.start(_begin(simulation, settings, plane, valkey))
             await asyncio.sleep(0.25)
             running = [pid for pid, each in shims.all.items() if each.poll() is None]
+            if draw(20) == 1:
+                process.start(_recut(agent))
             if running and draw(2, often=0.01):
                 shims.kill(running[draw(len(running))])
             is_known = agent.spool.state is not None  # what was drawn before that, nobody can tell
@@ -501,10 +636,22 @@ async def play(simulation: Simulation) -> None:
                 if not has_stopped:
                     process.kill()
                     agent.lose_lock()
-                agent = None
+                agent = shims.agent = None
                 await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
         simulation.calm_down()
         await asyncio.sleep(SETTLED_S)
+        heartbeats, sequence = plane.heartbeats, agent.meter._sequence
+        await asyncio.sleep(QUIET_S)
+        said, closed = plane.heartbeats - heartbeats, agent.meter._sequence - sequence
+        simulation.check("a node speaks as often as it should", 0.7 <= said * HEARTBEAT_S / QUIET_S <= 1.5, str(said))
+        simulation.check(
+            "intervals are as long as they should be", 0.7 <= closed * INTERVAL_S / QUIET_S <= 1.5, str(closed)
+        )
+        simulation.check("what can be told is told", len(agent.spool) <= 2, str(len(agent.spool)))
+        simulation.check("no control is left", not agent.controls.in_force)
+        await agent.check_ready()
+        names = {each.name for each in agent.gangs.folder.parent.parent.iterdir()}
+        simulation.check("nothing is written elsewhere", names == {settings.state_folder.name}, str(names))
         simulation.check("what was accepted ends", all(each.is_over for each in plane.allocations.values()))
         simulation.check(
             "a gang that is over is forgotten", not list(agent.gangs), str([g.allocation_id for g in agent.gangs])
@@ -512,6 +659,12 @@ async def play(simulation: Simulation) -> None:
         await process.start(agent.stop())
         relaying.cancel()
         _check_energy(simulation, plane, shims, agent, deaths)
+
+
+async def _recut(agent: _Agent) -> None:
+    """End an interval, as where slices are cut anew."""
+    with suppress(RuntimeError):  # no thread could be started
+        await agent.meter.recut(agent.devices)
 
 
 async def _stop(process: Process, agent: _Agent) -> bool:
@@ -552,6 +705,7 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
         if mine is not None:
             grace_s = 0.5 * draw(3)
             plane.outbox.put(StopGang(allocation_id=mine.start.allocation_id, grace_s=grace_s, reason="asked"))
+            mine.wants_stop = True
             continue
         taken = {index for each in live for index in each.start.devices}
         free = [index for index in range(GPUS) if index not in taken]
@@ -559,16 +713,44 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
             continue
         generations[job] = generations.get(job, 0) + 1
         start = _a_gang(job, generations[job], free[: 1 + draw(2)])
-        plane.allocations[start.allocation_id] = _Allocation(start)
+        allocation = plane.allocations[start.allocation_id] = _Allocation(start, put_s=shim.clock())
+        if draw(8) == 1:  # its stop overtakes it
+            allocation.wants_stop, allocation.may_start = True, False
+            plane.outbox.put(StopGang(allocation_id=start.allocation_id, grace_s=0.0, reason="asked"))
         plane.outbox.put(start)
+        if draw(4) == 1:
+            _send_strange_commands(plane, draw(6))
         if draw(3) == 1:
-            controls = DeviceControls(revision=1, power_limit_w=200.0, clock_mhz=None)
+            controls = DeviceControls(revision=2, power_limit_w=LIMIT_W, clock_mhz=None)
             plane.outbox.put(SetDevices(allocation_id=start.allocation_id, settings=controls))
+            if draw(2):  # of an earlier revision, which comes late
+                stale = DeviceControls(revision=1, power_limit_w=None, clock_mhz=None)
+                plane.outbox.put(SetDevices(allocation_id=start.allocation_id, settings=stale))
+
+
+def _send_strange_commands(plane: _Plane, which: int) -> None:
+    """Send what a node has seen before, does not know, or should not obey."""
+    outbox_, document = plane.outbox, plane.outbox.sent[-1]
+    match which:
+        case 0 | 1:  # as a relay does that has lost its database
+            for each in outbox_.sent[-8:]:
+                outbox_.put(each)
+        case 2:
+            outbox_.put(StopGang(allocation_id="../elsewhere", grace_s=0.0, reason="asked"))
+            outbox_.put({**document, "type": "start_gang", "allocation_id": "../elsewhere"})
+        case 3:  # of a newer release
+            plane.refused.add("new.1")
+            outbox_.put({**document, "type": "start_gang", "allocation_id": "new.1", "new_field": 1})
+        case 4:  # of a type that is not known
+            outbox_.put({"type": "resize_gang", "allocation_id": "odd.1"})
+        case _:
+            plane.refused.add("bad.1")
+            outbox_.put({"type": "start_gang", "allocation_id": "bad.1"})
 
 
 @cache
 def _spec() -> JobSpec:
-    return JobSpec.model_validate({"name": "job", "command": ["work"], "grace_s": 1.0})
+    return JobSpec.model_validate({"name": "job", "command": ["work"], "grace_s": 1.0, "progress": {"source": "http"}})
 
 
 def _a_gang(job: str, generation: int, devices: list[int]) -> StartGang:
@@ -592,6 +774,17 @@ def _check_energy(simulation: Simulation, plane: _Plane, shims: _Shims, agent: _
     metered_j = sum(device.energy_j for device in agent.driver._devices)  # type: ignore[union-attr]
     intervals = [*plane.intervals.values(), *agent.spool.batch(10**6)]
     known = {(each.boot_id, each.sequence): each for each in intervals}
+    rejected = agent.spool._rejected_path
+    for line in rejected.read_bytes().splitlines() if rejected.exists() else ():
+        each = EnergyInterval.model_validate_json(line)
+        known[each.boot_id, each.sequence] = each
+    for each in known.values():
+        for usage in each.usages:
+            given = plane.allocations.get(usage.allocation_id or "")
+            if given is not None:
+                early_s = EPOCH_S + given.put_s - each.end_at.timestamp()
+                what = f"{usage.allocation_id}: {early_s:.1f} s"
+                simulation.check("no energy of a gang is earlier than the gang", early_s <= 0.0, what)
     told_j = sum(usage.gpu_energy_j for each in known.values() for usage in each.usages)
     is_all = abs(told_j - metered_j) <= 1e-3 * metered_j + 500.0
     simulation.check("every joule is told once", is_all, f"{told_j:.1f} J are told, {metered_j:.1f} J were drawn")
@@ -607,6 +800,10 @@ def _check_energy(simulation: Simulation, plane: _Plane, shims: _Shims, agent: _
                 simulation.check(
                     "no energy of a gang is later than its end and one interval", late_s <= LATE_END_S, what
                 )
+
+
+def _started_though_stopped(plane: _Plane, shims: _Shims) -> str | None:
+    return next((k for k in shims.started if not plane.allocations[k].may_start), None)
 
 
 def _twice(found: Iterator[Any]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import apps, edge, node, reports, router, serving, submissions, system
+from tests.simulation import apps, edge, node, reports, router, serving, submissions, system, webhooks
 from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
@@ -14,6 +14,7 @@ SCENARIOS: dict[str, Play] = {
     "edge": edge.play,
     "node": node.play,
     "serving": serving.play,
+    "webhooks": webhooks.play,
 }
 
 ALL: dict[str, Play] = SCENARIOS | {"system": system.play}

@@ -17,10 +17,11 @@ from typing import Any, cast
 import orjson
 
 from services.contracts.jobs import SubmissionAnswer, SubmissionAnswers, SubmissionRequest, SubmittedJob
+from services.contracts.problems import ProblemCode
 from services.contracts.serving import InstanceState, PoolSpec, ServerProbes
 from services.core.domain.jobs import JobState
 from services.kit.ids import utc_now
-from services.kit.problems import unavailable
+from services.kit.problems import ProblemError, unavailable
 from services.serving.controller.advance import advance, drain, one_by_one
 from services.serving.controller.controller import Controller
 from services.serving.controller.server_jobs import ServerJobs
@@ -52,6 +53,7 @@ class _Admission:
         self._simulation = simulation
         self.jobs: dict[str, _Job] = {}
         self._keyed: dict[str, str] = {}
+        self.refused: set[str] = set()
 
     async def call(self, method: str, path: str, answer: Any, *, body: SubmissionRequest) -> SubmissionAnswers:
         """Answer submissions, as ``ServiceClient.call``."""
@@ -65,6 +67,13 @@ class _Admission:
         draw = self._simulation.choices.below
         instance = str(orjson.loads(entry.body)["environment"]["WATTSHIFT_INSTANCE"])
         known = self._keyed.get(entry.idempotency_key)
+        if known is None and not self._simulation.is_calm:
+            outcome = draw(3, often=0.2)
+            if outcome == 1 or instance in self.refused:
+                self.refused.add(instance)
+                return _refusal(422, ProblemCode.INVALID_REQUEST)
+            if outcome == 2:
+                return _refusal((429, 503)[draw(2)], ProblemCode.QUOTA_EXCEEDED)
         if known is None:
             now_s = self._simulation.loop.time()
             job_id = f"job_{len(self.jobs)}"
@@ -93,6 +102,11 @@ class _Admission:
                 job.state = JobState.CANCELLED if job.cancel_requested else JobState.FAILED
             elif now_s >= job.runs_at_s and job.state is JobState.QUEUED:
                 job.state, job.running_at = JobState.RUNNING, utc_now()
+
+
+def _refusal(status: int, code: ProblemCode) -> SubmissionAnswer:
+    problem = ProblemError(status, code, "It is refused.").document("request")
+    return SubmissionAnswer(status=status, body=problem.model_dump_json())
 
 
 class _Prober:
@@ -201,6 +215,10 @@ async def play(simulation: Simulation) -> None:
                 rows[name] = replace(row, **drain(utc_now(), InstanceReason.NOT_NEEDED))
     left = {name: row.state.value for name, row in rows.items() if row.state is not InstanceState.ENDED}
     simulation.check("every instance ends", not left, str(left))
+    refused = {name for name, row in rows.items() if row.reason == InstanceReason.REFUSED.value}
+    simulation.check("only what is refused for good ends so", refused <= admission.refused, str(refused))
+    tried = {job.instance for job in admission.jobs.values()}
+    simulation.check("what is refused for good is left", not admission.refused & tried - refused, str(refused))
     running = [job.id for job in admission.jobs.values() if not job.state.is_final]
     simulation.check("no job is left behind", not running, str(running))
 

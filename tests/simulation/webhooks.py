@@ -1,0 +1,291 @@
+"""Messages to webhooks on their way: the real `Sender`, which posts for each webhook in a task of its own.
+
+What its repository says in SQL is said of rows in memory here, by the same rules: a message is claimed for the length
+of a lease, and what became of an attempt counts only if no later one has begun. A transaction is kept whole or not at
+all, and its answer may be lost. The sender is killed and followed by another one, and for a while there are two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+import aiohttp
+
+from services.admission.repository.webhooks import Attempt
+from services.admission.webhooks import sending
+from services.admission.webhooks.sending import BATCH, Sender, SendingRules
+from services.admission.webhooks.signing import Signer, fingerprint
+from services.contracts.webhooks import ID_HEADER
+from tests.simulation.loop import Simulation
+
+RULES = SendingRules(timeout_s=2.0, retry_s=10_000.0, disable_after_s=1e9)
+LOOK_S = 1.0
+CALM_S = 700.0
+"""Within this time whatever waits for another attempt has had one that was accepted."""
+
+
+@dataclass
+class _Message:
+    """A message to one webhook."""
+
+    id: str
+    webhook: str
+    made_s: float
+    state: str = "pending"
+    attempts: int = 0
+    due_s: float = 0.0
+
+
+@dataclass
+class _Webhook:
+    """A webhook, and how long it is to be left alone."""
+
+    id: str
+    enabled: bool = True
+    failures: int = 0
+    paused_until_s: float = 0.0
+
+
+@dataclass
+class _World:
+    """The rows, and what receivers have seen.
+
+    Attributes:
+        posting: Messages that are being posted now, by sender and webhook.
+        accepted: How often each message was accepted.
+        now_posted: Messages that are being posted.
+    """
+
+    simulation: Simulation
+    webhooks: dict[str, _Webhook] = field(default_factory=dict[str, _Webhook])
+    messages: dict[str, _Message] = field(default_factory=dict[str, _Message])
+    posting: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
+    accepted: dict[str, int] = field(default_factory=dict[str, int])
+    now_posted: set[str] = field(default_factory=set[str])
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds."""
+        return self.simulation.loop.time()
+
+    def pending(self, webhook: str) -> list[_Message]:
+        """Return what is due of a webhook that is enabled and not paused."""
+        found = self.webhooks[webhook]
+        if not found.enabled or found.paused_until_s > self.now_s:
+            return []
+        return [
+            each
+            for each in self.messages.values()
+            if each.webhook == webhook and each.state == "pending" and each.due_s <= self.now_s
+        ]
+
+
+class _Connection:
+    """A transaction: what it changes is kept at its end."""
+
+    def __init__(self, world: _World) -> None:
+        self.world = world
+        self.changes: list[Callable[[], None]] = []
+
+
+class _Engine:
+    """The database, in the place of an ``AsyncEngine``."""
+
+    def __init__(self, world: _World) -> None:
+        self._world = world
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[_Connection]:
+        """Yield a transaction."""
+        connection = _Connection(self._world)
+        await asyncio.sleep(0)
+        yield connection
+
+        def commit() -> None:
+            for change in connection.changes:
+                change()
+
+        await self._world.simulation.boundary(commit, ConnectionError("lost"))
+
+    connect = begin
+
+
+class _Repository:
+    """The statements of ``WebhookRepository`` that a sender needs."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self._connection, self._world = connection, connection.world
+
+    async def due(self) -> list[str]:
+        """As of the real one."""
+        return [name for name in self._world.webhooks if self._world.pending(name)]
+
+    async def claim(self, webhook_id: str, *, batch: int, lease_s: float) -> list[Attempt]:
+        """As of the real one, which locks what it claims: rows are taken here at once."""
+        world = self._world
+        most = 1 if world.webhooks[webhook_id].failures else batch
+        claimed = world.pending(webhook_id)[:most]
+        for each in claimed:
+            each.attempts += 1
+            each.due_s = world.now_s + lease_s
+        secret = fingerprint(SIGNER.secret(webhook_id, 1))
+        ages_s, url = [world.now_s - each.made_s for each in claimed], "http://there"
+        return [
+            Attempt(each.id, "{}", each.attempts, age_s, webhook_id, url, 1, secret, overlaps=False)
+            for each, age_s in zip(claimed, ages_s, strict=True)
+        ]
+
+    def _note(self, attempt: Attempt, **values: Any) -> None:
+        def note() -> None:
+            message = self._world.messages[attempt.id]
+            if message.state == "pending" and message.attempts == attempt.attempts:
+                for name, value in values.items():
+                    setattr(message, name, value)
+
+        self._connection.changes.append(note)
+
+    async def end(self, attempt: Attempt, state: str, status: int | None, error: str | None) -> None:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        self._note(attempt, state=state)
+
+    async def postpone(self, attempt: Attempt, delay_s: float, status: int | None, error: str | None) -> None:
+        """As of the real one."""
+        self._note(attempt, due_s=self._world.now_s + delay_s)
+
+    async def succeeded(self, webhook_id: str) -> None:
+        """As of the real one."""
+        found = self._world.webhooks[webhook_id]
+        self._connection.changes.append(lambda: _set(found, failures=0, paused_until_s=0.0))
+
+    async def failed(self, webhook_id: str, *, wait_s: float, longest_s: float, disable_after_s: float) -> bool:
+        """As of the real one."""
+        found = self._world.webhooks[webhook_id]
+        pause_s = max(min(longest_s, 2.0**found.failures), wait_s)
+        until_s = self._world.now_s + pause_s
+        self._connection.changes.append(lambda: _set(found, failures=found.failures + 1, paused_until_s=until_s))
+        return False
+
+    async def find(self, webhook_id: str, tenant_id: str | None, *, lock: bool = False) -> Any:
+        """As of the real one."""
+        found = self._world.webhooks[webhook_id]
+        return SimpleNamespace(id=found.id, enabled=found.enabled, tenant_id="acme", url="http://there")
+
+    async def disable(self, webhook_id: str, reason: str) -> None:
+        """As of the real one."""
+        self._connection.changes.append(lambda: _set(self._world.webhooks[webhook_id], enabled=False))
+
+
+def _set(row: Any, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(row, name, value)
+
+
+SIGNER = Signer("secret of this installation")
+
+
+class _Session:
+    """The receivers, as a sender reaches them."""
+
+    def __init__(self, world: _World, sender: int) -> None:
+        self._world, self._sender = world, sender
+
+    @asynccontextmanager
+    async def post(self, url: str, *, headers: dict[str, str], **_: Any) -> AsyncIterator[Any]:
+        """Answer a message, or do not."""
+        world, draw = self._world, self._world.simulation.choices.below
+        message = world.messages[headers[ID_HEADER]]
+        check = world.simulation.check
+        check("what is over is not sent again", message.state == "pending", message.id)
+        check("a message is sent once at a time", message.id not in world.now_posted, message.id)
+        key = (self._sender, message.webhook)
+        world.posting[key] = world.posting.get(key, 0) + 1
+        world.now_posted.add(message.id)
+        try:
+            await asyncio.sleep(0.1 * draw(4, often=0.3))
+            outcome = 0 if world.simulation.is_calm else draw(6, often=0.4)
+            if outcome in (0, 4):
+                world.accepted[message.id] = world.accepted.get(message.id, 0) + 1
+            if outcome == 3:
+                raise aiohttp.ServerDisconnectedError
+            if outcome == 4:  # it arrived, and its answer is lost
+                await asyncio.sleep(RULES.timeout_s)
+                raise TimeoutError
+            status = (204, 500, 302, 0, 0, (410, 429)[draw(2)])[outcome]
+            yield SimpleNamespace(status=status, headers={"retry-after": "7"} if status == 429 else {})
+        finally:
+            world.posting[key] -= 1
+            world.now_posted.discard(message.id)
+
+    async def close(self) -> None:
+        """Close it."""
+
+
+async def play(simulation: Simulation) -> None:
+    """Messages are made, sent, refused and sent again, while senders die and return; each ends, and none is doubled."""
+    draw = simulation.choices.below
+    world = _World(simulation, {name: _Webhook(name) for name in ("w1", "w2", "w3")[: 1 + draw(3)]})
+    simulation.most_steps = 20_000
+    simulation.holds("no webhook is sent more at once than may be", lambda: _too_many(world))
+    replaced = [(sending, "WebhookRepository", _Repository), (sending, "write_audit", _nothing)]
+    for where, name, stand_in in replaced:
+        patched = patch.object(where, name, stand_in)
+        patched.start()
+        simulation.at_end(patched.stop)
+    numbers = 0
+    sender, looking, process = await _begin(world, numbers)
+    for number in range(1 + draw(20)):
+        await asyncio.sleep(0.2 * draw(8))
+        webhook = list(world.webhooks)[draw(len(world.webhooks))]
+        world.messages[f"m{number}"] = _Message(f"m{number}", webhook, world.now_s, due_s=world.now_s)
+        if draw(12) == 1:
+            numbers += 1
+            if draw(2):
+                process.kill()
+            else:
+                looking.cancel()
+                await process.start(sender.aclose())
+                simulation.check("a sender that has ended has no tasks", not sender._tasks, str(sender._tasks))
+            world.now_posted.clear()
+            world.posting = {key: count for key, count in world.posting.items() if key[0] == numbers}
+            sender, looking, process = await _begin(world, numbers)
+    simulation.calm_down()
+    await asyncio.sleep(CALM_S)
+    messages = world.messages.values()
+    left = [each.id for each in messages if each.state == "pending" and world.webhooks[each.webhook].enabled]
+    simulation.check("every message ends", not left, str(left))
+    untrue = [each.id for each in messages if each.state == "delivered" and not world.accepted.get(each.id)]
+    simulation.check("what counts as delivered was accepted", not untrue, str(untrue))
+    looking.cancel()
+    await process.start(sender.aclose())
+
+
+async def _begin(world: _World, number: int) -> tuple[Sender, asyncio.Task[None], Any]:
+    process = world.simulation.process()
+    sender = Sender.__new__(Sender)
+    made = cast(Any, sender)
+    made._engine, made._signer, made._rules = _Engine(world), SIGNER, RULES
+    made._random_factor = lambda: 1.0
+    made._sessions = {"http": _Session(world, number)}
+    made._tasks = {}
+
+    async def look() -> None:
+        while True:
+            with suppress(ConnectionError):
+                await sender.start_due()
+            await asyncio.sleep(LOOK_S)
+
+    return sender, process.start(look()), process
+
+
+async def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _too_many(world: _World) -> str | None:
+    return next((f"{key}: {count}" for key, count in world.posting.items() if not 0 <= count <= BATCH), None)
