@@ -13,6 +13,7 @@ from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
 from services.router.apps.fleet import AppFleet
 from services.router.apps.queue import AppQueue, NotAssignedError, Outcome, Seat, Ticket
+from services.router.apps.remote import AssignerLink
 from tests.simulation.loop import EPOCH_S, Simulation
 
 MOST_WAITING, PATIENCE_S, LOOK_S = 5, 1.0, 0.25
@@ -21,7 +22,13 @@ CALM_S = 8.0
 
 
 class _Process:
-    """One router process: its queues, and its connections to the others."""
+    """One router process: its queues, and its connections to the others.
+
+    Attributes:
+        has_lost_any: Whether any of them has ended connections.
+    """
+
+    has_lost_any = False
 
     def __init__(self, name: str, token: str) -> None:
         self.assigner = Assigner(most_waiting=MOST_WAITING, patience_s=PATIENCE_S)
@@ -34,8 +41,20 @@ class _Process:
         self.fleet.adopt(table)
         self.assigner.adopt(table)
 
+    def watch_links(self, simulation: Simulation) -> None:
+        """Have a connection end for no other reason than that it is ended."""
+        lost = self.coordinator._on_lost
+
+        def judged(link: AssignerLink) -> None:
+            may_end = self.coordinator._link is not link or simulation.loop.has_cut or self.has_lost_any
+            simulation.check("a connection that works is kept", may_end, f"{self.coordinator.name}: {link.peer}")
+            lost(link)
+
+        cast(Any, self.coordinator)._on_lost = judged
+
     def lose_peers(self) -> None:
         """End the connections of those who ask, in the order in which they were made: a set has no order."""
+        type(self).has_lost_any = True
         for peer in sorted(self.coordinator._asking, key=lambda peer: cast(Any, peer._transport).number):
             peer.close()
 
@@ -56,6 +75,7 @@ def _table(instances: dict[str, str], concurrency: int) -> RoutingTable:
 async def play(simulation: Simulation) -> None:
     """Processes find and lose each other while requests come, wait, leave and end; then every instance is free."""
     draw = simulation.choices.below
+    _Process.has_lost_any = False
     has_stranger = draw(6) == 1
     processes = [_Process(name, "token") for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
     if has_stranger:  # of another installation; nobody lets it in
@@ -64,6 +84,7 @@ async def play(simulation: Simulation) -> None:
     concurrency = 1 + draw(2, often=0.3)
     for process in processes:
         process.adopt(_table(instances, concurrency))
+        process.watch_links(simulation)
         await process.coordinator.listen("simulated")
         await asyncio.sleep(0.01)
         process.coordinator.started_at_s = time.time()
