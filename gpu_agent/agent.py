@@ -153,6 +153,7 @@ class Agent(ReportingAgent):
                 driver=self.driver.name,
                 containers=engine is not None,
                 host_power=host.source,
+                most_host_w=host.most_w + settings.static_w,
                 labels=settings.labels,
                 protections=self.confinement.protections(),
                 checkpoints=settings.checkpoints,
@@ -202,10 +203,8 @@ class Agent(ReportingAgent):
         await self._cancel("ranks", "commands")
         await self.partitions.finish(self.settings.exit_grace_s)
         if self.settings.stop_ranks_on_exit:
-            await self.gangs.stop_all(self.settings.exit_grace_s)
-            await self._on_owners(self.gangs.owners(), self.gangs.guests())
-        else:
-            await self.meter.close()
+            await self.gangs.stop_all(self.settings.exit_grace_s, self._on_owners)
+        await self.meter.close()
         await self._cancel(*self._tasks)
         await self.checkpoints.close()
         await self._learned.save(everything=True)
@@ -232,6 +231,7 @@ class Agent(ReportingAgent):
             "problems": self._problems(),
             "closed": self._closed(),
             "energy_intervals_waiting": len(self.spool),
+            "meter_faults": self.meter.describe(),
             "controls_in_force": self.controls.in_force,
             "protections": [each.model_dump(mode="json") for each in self.confinement.protections()],
             "latency_clocks": self.clocks.describe(shim.clock()),

@@ -40,6 +40,9 @@ log = Log(__name__)
 DEFAULT_LOAD = 0.9
 """Load of a simulated device whose job does not report one."""
 
+OnOwners = Callable[[dict[int, str], dict[int, str]], Awaitable[None]]
+"""Is told which allocation holds which device, and which shares it."""
+
 _SAFE_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SIGTERM_CODE, _REFUSED_CODE = -15, 126
 _LOOK_S = 0.2
@@ -304,7 +307,7 @@ class Gangs:
 
     # --- what goes on
 
-    async def tick(self, on_owners: Callable[[dict[int, str], dict[int, str]], Awaitable[None]]) -> None:
+    async def tick(self, on_owners: OnOwners) -> None:
         """Check every rank, start what may start, forget what is settled.
 
         Args:
@@ -320,16 +323,20 @@ class Gangs:
                 changed += [gang] if self._observe(gang) else []
         for gang in self:
             self._take_devices(gang)
-        holders = self.owners(), self.guests()
-        if holders != self._told:
-            await on_owners(*holders)
-            self._told = holders
+        await self._tell(on_owners)
         for gang in self:
             if gang.is_due:  # since this tick, or since one that broke off before this line
                 gang.launching = asyncio.create_task(self._launch(gang))
         if changed:
             self._on_change()
         self._forget()
+
+    async def _tell(self, on_owners: OnOwners) -> None:
+        """Tell who holds which device, if that is not what was told last, whenever and however it has changed."""
+        holders = self.owners(), self.guests()
+        if holders != self._told:
+            await on_owners(*holders)
+            self._told = holders
 
     def shim_pids(self) -> dict[str, int]:
         """Return the shims of running ranks."""
@@ -395,8 +402,13 @@ class Gangs:
                     return True
         return False
 
-    async def stop_all(self, grace_s: float) -> None:
-        """End every rank because the agent ends; return when they are gone, or a little after the grace period."""
+    async def stop_all(self, grace_s: float, on_owners: OnOwners) -> None:
+        """End every rank because the agent ends; return when they are gone, or a little after the grace period.
+
+        Args:
+            grace_s: How long they may take.
+            on_owners: As in ``tick``.
+        """
         for gang in self:
             try:
                 self._stop(gang, EndedBy.AGENT, grace_s, "")
@@ -406,6 +418,7 @@ class Gangs:
         while any(gang.holding for gang in self) and shim.clock() < deadline:
             for gang in self:
                 self._observe(gang)
+            await self._tell(on_owners)
             await asyncio.sleep(0.05)
 
     def _observe(self, gang: Gang) -> bool:

@@ -1,11 +1,12 @@
 """The energy of the host's CPUs: measured by RAPL where the host lets us, else modelled from their utilisation.
 
 In both cases a part of it is due to activity and belongs to the ranks that used the CPUs; the rest is drawn anyway and
-belongs to none.
+belongs to none. A counter is believed within what its package can draw (``services.core.accounting.meters``).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,25 +15,39 @@ import psutil
 
 from services.contracts.nodes import EnergySource
 from services.core.accounting.host_power import CpuPowerModel
+from services.core.accounting.meters import CURVE_MARGIN, LIMIT_MARGIN, Bound, Counter, Fault, advance
 from services.kit.logging import Log
 
 log = Log(__name__)
 
 POWERCAP = Path("/sys/class/powercap")
+_LIKELY_PACKAGE_W = 600.0
+"""What no CPU package is built for, for hosts of which nobody says what theirs are."""
+_MOST_LIMIT_W = 1_000.0
+"""A limit above it means that there is none."""
+_LIMITS = ("_max_power_uw", "_power_limit_uw")
 
 
 @dataclass(frozen=True, slots=True)
 class HostEnergy:
-    """CPU energy of a period, and how many joules of it each used CPU second counts for."""
+    """CPU energy of a period, and how many joules of it each used CPU second counts for.
+
+    ``faults`` are those of the counters of which the energy was modelled instead.
+    """
 
     total_j: float
     j_per_cpu_s: float
+    faults: tuple[Fault, ...] = ()
 
 
 class HostPower(Protocol):
-    """A source of CPU energy. Its counters continue while the agent is away, and are resumed from ``state``."""
+    """A source of CPU energy. Its counters continue while the agent is away, and are resumed from ``state``.
+
+    ``most_w`` is what it can say that the CPUs draw.
+    """
 
     source: EnergySource
+    most_w: float
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
         """Return the energy since the last call.
@@ -64,6 +79,7 @@ class ModelledPower:
 
     def __init__(self, model: CpuPowerModel, *, ranks_only: bool) -> None:
         self._model = model
+        self.most_w = model.at(1.0)
         self._ranks_only = ranks_only
         self._cpus = psutil.cpu_count() or 1
         self._busy_s = _busy_cpu_s()
@@ -89,60 +105,99 @@ class ModelledPower:
 class RaplPower:
     """CPU packages' own energy counters.
 
+    Args:
+        model: Watts of all CPUs by utilisation: what is booked where a counter is not believed.
+        root: Where the kernel shows them.
+        is_stated: Whether the model is this host's own. Its peak then bounds packages that do not say their limits.
+
     Raises:
         OSError: The host has none, or this process may not read them.
     """
 
     source = EnergySource.COUNTER
 
-    def __init__(self, model: CpuPowerModel, root: Path = POWERCAP) -> None:
+    def __init__(self, model: CpuPowerModel, root: Path = POWERCAP, *, is_stated: bool = True) -> None:
         self._model = model
         self._packages = [
             zone for zone in sorted(root.glob("intel-rapl:*")) if (zone / "name").read_text().startswith("package")
         ]
         if not self._packages:
             raise FileNotFoundError(f"no CPU package with an energy counter in {root}")
-        self._ranges_uj = {zone.name: int((zone / "max_energy_range_uj").read_text()) for zone in self._packages}
-        self._counters_uj = self._read()
+        most_w = CURVE_MARGIN * model.at(1.0)
+        self._bounds = {zone.name: _bound(zone, most_w if is_stated else _LIKELY_PACKAGE_W) for zone in self._packages}
+        self.most_w = sum(bound.most_w for bound in self._bounds.values())
+        self._now_s = 0.0
+        self._counters = {name: Counter.first(value, 0.0) for name, value in self._read().items()}
+        if len(self._counters) < len(self._packages):
+            raise OSError(f"not every CPU package's energy counter can be read in {root}")
         self._cpus = psutil.cpu_count() or 1
         self._busy_s = _busy_cpu_s()
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
-        """Return the energy since the last call; a counter that has wrapped is assumed to have done so once."""
-        try:
-            now_uj = self._read()
-        except OSError as error:
-            log.warning("rapl.unreadable", error=str(error))
-            now_uj = self._counters_uj
-        total_uj = 0
-        for name, value in now_uj.items():
-            step = value - self._counters_uj.get(name, value)
-            total_uj += step if step >= 0 else step + self._ranges_uj[name]
-        self._counters_uj = now_uj
+        """Return the energy since the last call; of a package that cannot be read, it comes when it can be again."""
+        self._now_s += elapsed_s
         busy_s = _busy_cpu_s()
         used_s = max(busy_s - self._busy_s, ranks_cpu_s, 0.0)
         self._busy_s = busy_s
         utilisation = min(used_s / (self._cpus * elapsed_s), 1.0) if elapsed_s > 0 else 0.0
-        return HostEnergy(total_uj / 1e6, _per_cpu_s(self._model, total_uj / 1e6, utilisation, used_s))
+        modelled_w = self._model.at(utilisation) / len(self._packages)
+        total_j, faults = 0.0, list[Fault]()
+        for name, reading_j in self._read().items():
+            known, bound = self._counters[name], self._bounds[name]
+            self._counters[name], booked = advance(known, bound, reading_j, self._now_s, modelled_w)
+            total_j += booked.energy_j
+            if booked.fault:
+                faults.append(booked.fault)
+        per_cpu_s = _per_cpu_s(self._model, total_j, utilisation, used_s)
+        return HostEnergy(total_j, per_cpu_s, tuple(faults))
 
     def state(self) -> dict[str, Any]:
         """Return the counters."""
-        return {"counters_uj": self._counters_uj, "busy_s": self._busy_s}
+        counters_uj = {name: round(counter.reading_j * 1e6) for name, counter in self._counters.items()}
+        return {"counters_uj": counters_uj, "busy_s": self._busy_s}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Count from earlier readings of this boot."""
-        self._counters_uj |= {str(name): int(value) for name, value in state.get("counters_uj", {}).items()}
+        self._now_s = 0.0
+        known_uj: dict[str, int] = state.get("counters_uj", {})
+        self._counters |= {str(name): Counter.first(int(value) / 1e6, 0.0) for name, value in known_uj.items()}
         self._busy_s = float(state.get("busy_s", self._busy_s))
 
-    def _read(self) -> dict[str, int]:
-        return {zone.name: int((zone / "energy_uj").read_text()) for zone in self._packages}
+    def _read(self) -> dict[str, float]:
+        """Return what can be read, joules."""
+        found: dict[str, float] = {}
+        for zone in self._packages:
+            try:
+                found[zone.name] = int((zone / "energy_uj").read_text()) / 1e6
+            except (OSError, ValueError) as error:
+                log.warning("rapl.unreadable", package=zone.name, error=str(error))
+        return found
 
 
-def host_power(kind: str, model: CpuPowerModel, *, simulated: bool) -> HostPower:
-    """Return the best source; ``auto`` measures where possible, on hosts that are not simulated."""
+def _bound(zone: Path, otherwise_w: float) -> Bound:
+    """Return what a package can draw, by the limits that it enforces itself, and at which its counter wraps."""
+    limits_w = [_number(path) / 1e6 for path in zone.glob("constraint_*_uw") if path.name.endswith(_LIMITS)]
+    known_w = max((limit_w for limit_w in limits_w if limit_w <= _MOST_LIMIT_W), default=0.0)
+    wraps_at_j = _number(zone / "max_energy_range_uj") / 1e6
+    return Bound(LIMIT_MARGIN * known_w or otherwise_w, wraps_at_j or math.inf)
+
+
+def _number(path: Path) -> float:
+    """Return the number in a file; 0 if there is none."""
+    try:
+        return float(max(int(path.read_text()), 0))
+    except (OSError, ValueError):
+        return 0.0
+
+
+def host_power(kind: str, model: CpuPowerModel, *, simulated: bool, is_stated: bool = True) -> HostPower:
+    """Return the best source; ``auto`` measures where possible, on hosts that are not simulated.
+
+    ``is_stated``: whether the model is this host's own, and not what is assumed of any.
+    """
     if kind == "rapl" or (kind == "auto" and not simulated):
         try:
-            return RaplPower(model)
+            return RaplPower(model, is_stated=is_stated)
         except OSError as error:
             if kind == "rapl":
                 raise

@@ -9,6 +9,8 @@ are those of a GPU that two gangs share between the two.
 from __future__ import annotations
 
 import asyncio
+import collections
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,18 +21,32 @@ from gpu_agent.host_power import HostPower
 from gpu_agent.processes import cpu_seconds
 from gpu_agent.shim import clock, kernel_boot
 from gpu_agent.spool import Spool
-from services.contracts.nodes import DeviceInfo, DeviceReading, EnergyInterval, EnergySource, Usage
-from services.core.accounting.energy import counter_energy_j
+from services.contracts.nodes import Basis, DeviceInfo, DeviceReading, EnergyInterval, EnergySource, Usage
+from services.core.accounting.meters import (
+    Booked,
+    Bound,
+    Counter,
+    CounterCheck,
+    Fault,
+    advance,
+    board_most_w,
+    sampled,
+)
 from services.core.accounting.slices import SliceUse, split_slice_energy
 from services.core.domain.gpus import likeliest_gpu_model
 from services.kit.ids import utc_now
 from services.kit.logging import Log
+from services.kit.metrics import counter
 from services.kit.tasks import to_the_end
 
 log = Log(__name__)
 
-LONGEST_GAP_S = 90.0
-"""If two power samples are further apart than this, the energy between them is marked as modelled."""
+FAULTS = counter(
+    "wattshift_agent_meter_faults_total",
+    "Readings that were not taken for measurements, because the hardware cannot have used that: its energy was "
+    "modelled instead.",
+    ["meter", "fault"],
+)
 _CLOCK_STEP_S = 1.0
 _SOURCES = tuple(EnergySource)
 """The least known last."""
@@ -48,23 +64,35 @@ class _Slice:
 
 @dataclass
 class _Device:
-    """A GPU between samples. ``counter_j`` is None for one without an energy counter; ``slices`` are by their index."""
+    """A GPU between samples. ``counter`` is None for one without an energy counter; ``slices`` are by their index.
+
+    ``power_w`` is the last that can be. ``exact``: whether all of the interval was measured by the counter. ``faults``:
+    how often a reading was none.
+    """
 
     info: DeviceInfo
     slices: dict[int, _Slice] = field(default_factory=dict[int, _Slice])
-    counter_j: float | None = None
+    counter: Counter | None = None
     opened_counter_j: float | None = None
+    exact: bool = True
+    check: CounterCheck = field(default_factory=CounterCheck)
+    faults: int = 0
     power_w: float = 0.0
     at: float = 0.0
     integrated_j: float = 0.0
     total_j: float = 0.0
     last: Sample | None = None
 
+    @property
+    def bound(self) -> Bound:
+        """What the board can draw."""
+        return Bound(board_most_w(self.info.model, (self.info.power_limit_w, self.info.highest_limit_w)))
+
     def metered_j(self) -> float:
-        """Energy since the interval began, by the counter where there is one."""
-        if self.counter_j is None or self.opened_counter_j is None:
+        """Energy since the interval began, by the counter where all of it was."""
+        if self.counter is None or self.opened_counter_j is None or not self.exact:
             return self.integrated_j
-        return counter_energy_j((self.opened_counter_j, self.counter_j))
+        return self.counter.reading_j - self.opened_counter_j
 
 
 @dataclass
@@ -72,6 +100,7 @@ class _Owner:
     gpu_j: float = 0.0
     devices: set[int] = field(default_factory=set[int])
     source: EnergySource = EnergySource.COUNTER
+    basis: Basis | None = None
     device_share: float = 0.0
 
     def add(self, device: int, energy_j: float, source: EnergySource) -> None:
@@ -127,13 +156,21 @@ class Meter:
         self._guests: dict[int, str] = {}
         self._usage: dict[str | None, _Owner] = {}
         self._cpu_s: dict[str, float] = {}
-        self._alive_share: dict[str, float] = {}
+        self._ended_at: dict[str, datetime] = {}
+        self._faults = collections.Counter[tuple[str, str]]()
         self._sampled_at = self._opened_at = utc_now()
         self._sampled = self._opened = clock()
 
     def readings(self) -> list[DeviceReading]:
         """Return the last readings of GPUs, and of slices with their estimated shares of the power."""
         return [each for device in self._devices if device.last is not None for each in self._readings(device)]
+
+    def describe(self) -> dict[str, dict[str, int]]:
+        """Return how many readings were no measurements since this agent began, by meter and by why not."""
+        found: dict[str, dict[str, int]] = {}
+        for (meter, fault), count in sorted(self._faults.items()):
+            found.setdefault(meter, {})[fault] = count
+        return found
 
     def _readings(self, device: _Device) -> Iterator[DeviceReading]:
         sample = device.last
@@ -148,6 +185,8 @@ class Meter:
             enforced_limit_w=sample.power_limit_w,
             energy_j=sample.energy_j,
             read_at=self._sampled_at,
+            counter_ratio=device.check.ratio,
+            meter_faults=device.faults,
         )
         for index, each in sorted(device.slices.items()):
             if each.last is not None:
@@ -187,15 +226,11 @@ class Meter:
         """
         async with self._lock:
             if self._spool.state is not None and self._resume(self._spool.state):
-                gap_s = max((utc_now() - self._opened_at).total_seconds(), 1e-6)
-                for allocation_id in {*self._owners.values(), *self._guests.values()}:
-                    end = ended_at(allocation_id)
-                    if end is not None:
-                        share = (end - self._opened_at).total_seconds() / gap_s
-                        self._alive_share[allocation_id] = min(max(share, 0.0), 1.0)
+                ends = {name: ended_at(name) for name in {*self._owners.values(), *self._guests.values()}}
+                self._ended_at = {name: end for name, end in ends.items() if end is not None}
             await self._sample()
             await self._close(owners, guests or {})
-            self._alive_share.clear()
+            self._ended_at.clear()
 
     async def sample(self) -> None:
         """Read every device and give the energy since the last sample to its owner."""
@@ -222,25 +257,21 @@ class Meter:
         """
         async with self._lock:
             await self._sample()
-            known = {device.index for device in devices}
-            owners, guests = (
-                {index: name for index, name in those.items() if index in known}
-                for those in (self._owners, self._guests)
-            )
-            await self._close(owners, guests)
+            await self._close(self._owners, self._guests)
             self._devices = _with_slices({device.info.index: device for device in self._devices}, devices)
 
     async def _sample(self) -> None:
         samples = await to_the_end(asyncio.to_thread(self._read_all))
         for device, sample in zip(self._devices, samples, strict=True):
             if sample is not None:
-                self._advance(device, sample, self._sampled)
+                self._advance(device, *sample)
 
-    def _read_all(self) -> list[Sample | None]:
-        samples: list[Sample | None] = []
+    def _read_all(self) -> list[tuple[Sample, float] | None]:
+        """Return what each device shows, and when it was read."""
+        samples: list[tuple[Sample, float] | None] = []
         for device in self._devices:
             try:
-                samples.append(self._driver.read(device.info.index))
+                samples.append((self._driver.read(device.info.index), clock()))
             except DeviceError as error:
                 if device.last is not None:
                     log.warning("device.unreadable", index=device.info.index, error=str(error))
@@ -259,30 +290,57 @@ class Meter:
             return SliceSample(None, None)
 
     def _advance(self, device: _Device, sample: Sample, now: float) -> None:
-        first = device.at == 0.0
-        elapsed_s = 0.0 if first else now - device.at
-        energy_j, source = self._energy_since(device, sample, elapsed_s)
-        if device.opened_counter_j is None:
-            device.opened_counter_j = sample.energy_j
-        device.counter_j, device.power_w, device.at, device.last = sample.energy_j, sample.power_w, now, sample
+        elapsed_s = now - device.at if device.at else 0.0
+        booked, source = self._booked(device, sample, now, elapsed_s)
+        energy_j = booked.energy_j
+        if device.opened_counter_j is None and device.counter is not None:
+            device.opened_counter_j = device.counter.reading_j
+        if 0 <= sample.power_w <= device.bound.most_w:
+            device.power_w = sample.power_w
+        device.at, device.last = now, sample
         device.integrated_j += energy_j
         device.total_j += energy_j
         index = device.info.index
+        basis = Basis.METER if booked.fault else None
+        estimated = max(source, EnergySource.ESTIMATED, key=_SOURCES.index)
         if not device.slices and index in self._guests and index in self._owners:
             pair = self._owners[index], self._guests[index]
             for owner, part_j in self._split_between(pair, device, energy_j, elapsed_s).items():
-                self._give(owner, index, part_j, EnergySource.ESTIMATED, 0.5)
+                self._give(owner, index, part_j, estimated, 0.5, basis)
             return
         if not device.slices:
-            self._give(self._owners.get(index), index, energy_j, source, 1.0)
+            self._give(self._owners.get(index), index, energy_j, source, 1.0, basis)
             return
         for index, part_j in self._split(device, energy_j, elapsed_s).items():
             each, share = device.slices[index], device.slices[index].info.sevenths / _sevenths(device)
             each.power_w = part_j / elapsed_s if elapsed_s > 0 else sample.power_w * share
             each.total_j += part_j
             is_split = any(other in self._owners for other in device.slices)
-            owner = self._owners.get(index)
-            self._give(owner, index, part_j, EnergySource.ESTIMATED if is_split else source, share)
+            self._give(self._owners.get(index), index, part_j, estimated if is_split else source, share, basis)
+
+    def _booked(self, device: _Device, sample: Sample, now: float, elapsed_s: float) -> tuple[Booked, EnergySource]:
+        """Return the energy since the last sample: by the counter, else by the power, else by a model."""
+        by_power = sampled(device.bound, device.power_w, sample.power_w, elapsed_s)
+        booked, source = by_power, EnergySource.MODELLED if sample.estimated else EnergySource.SAMPLED
+        if sample.energy_j is None or not device.check.holds:
+            device.counter = None
+        elif device.counter is None:
+            device.exact &= elapsed_s == 0
+            if math.isfinite(sample.energy_j) and sample.energy_j >= 0:
+                device.counter = Counter.first(sample.energy_j, now)
+        else:
+            simulated = self._driver.name == "simulated"
+            source = EnergySource.SIMULATED if simulated else EnergySource.COUNTER
+            device.exact &= not device.counter.modelled_j
+            modelled_w = by_power.energy_j / elapsed_s if elapsed_s > 0 else 0.0
+            device.counter, booked = advance(device.counter, device.bound, sample.energy_j, now, modelled_w)
+            if not (booked.fault or by_power.fault or sample.estimated):
+                device.check = device.check.after(elapsed_s, booked.energy_j, by_power.energy_j)
+        if booked.fault and elapsed_s > 0:
+            device.exact, device.faults = False, device.faults + 1
+            self._note_fault(f"gpu{device.info.index}", booked.fault)
+            return booked, EnergySource.MODELLED
+        return Booked(booked.energy_j), source
 
     def _split_between(
         self, pair: tuple[str, str], device: _Device, energy_j: float, elapsed_s: float
@@ -298,30 +356,39 @@ class Meter:
         }
         return split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses)
 
-    def _give(self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float) -> None:
+    def _give(
+        self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float,
+        basis: Basis | None,
+    ) -> None:  # fmt: skip
         """Give energy of a device to an owner; over a gap in which the owner ended, only until then."""
-        alive = self._alive_share.get(owner, 1.0) if owner is not None else 1.0
+        alive = self._alive_share(owner)
         if alive < 1.0:
             source = EnergySource.MODELLED
-            self._add(None, index, energy_j * (1 - alive), source, device_share * (1 - alive))
-        self._add(owner, index, energy_j * alive, source, device_share * alive)
+            self._add(None, index, energy_j * (1 - alive), source, device_share * (1 - alive), basis)
+        self._add(owner, index, energy_j * alive, source, device_share * alive, basis)
 
-    def _energy_since(self, device: _Device, sample: Sample, elapsed_s: float) -> tuple[float, EnergySource]:
-        if sample.energy_j is not None:
-            since = sample.energy_j if device.counter_j is None else device.counter_j
-            simulated = self._driver.name == "simulated"
-            source = EnergySource.SIMULATED if simulated else EnergySource.COUNTER
-            return counter_energy_j((since, sample.energy_j)), source
-        mean_w = (device.power_w + sample.power_w) / 2
-        is_read = elapsed_s <= LONGEST_GAP_S and not sample.estimated
-        source = EnergySource.SAMPLED if is_read else EnergySource.MODELLED
-        return mean_w * elapsed_s, source
+    def _alive_share(self, owner: str | None) -> float:
+        """Return for which part of the time since the interval began an owner was there."""
+        if (ended_at := self._ended_at.get(owner or "")) is None:
+            return 1.0
+        gap_s = max((self._sampled_at - self._opened_at).total_seconds(), 1e-6)
+        return min(max((ended_at - self._opened_at).total_seconds() / gap_s, 0.0), 1.0)
 
-    def _add(self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float) -> None:
+    def _add(
+        self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float,
+        basis: Basis | None,
+    ) -> None:  # fmt: skip
         usage = self._usage.setdefault(owner, _Owner())
         if index not in usage.devices:
             usage.device_share += device_share
         usage.add(index, energy_j, source)
+        usage.basis = usage.basis or basis
+
+    def _note_fault(self, meter: str, fault: Fault) -> None:
+        self._faults[meter, fault.value] += 1
+        FAULTS.labels(meter, fault.value).inc()
+        if self._faults[meter, fault.value] == 1:
+            log.warning("meter.not_believed", meter=meter, fault=fault.value)
 
     async def _close(self, next_owners: Mapping[int, str], next_guests: Mapping[int, str]) -> None:
         elapsed_s = self._sampled - self._opened
@@ -335,8 +402,8 @@ class Meter:
         self._owners, self._guests = dict(next_owners), dict(next_guests)
         self._usage = {}
         for device in self._devices:
-            device.opened_counter_j = device.counter_j
-            device.integrated_j = 0.0
+            device.opened_counter_j = device.counter.reading_j if device.counter else None
+            device.integrated_j, device.exact = 0.0, True
         if interval is not None:
             await self._spool.append(interval, self._state())
 
@@ -345,6 +412,9 @@ class Meter:
         used_cpu_s = {name: max(total - self._cpu_s.get(name, 0.0), 0.0) for name, total in cpu_s.items()}
         self._cpu_s = cpu_s
         host = self._host.advance(elapsed_s, sum(used_cpu_s.values()))
+        for fault in host.faults:
+            self._note_fault("cpu", fault)
+        by_model = Basis.METER if host.faults else None
         static_j = self._static_w * elapsed_s
         nobody = self._usage.setdefault(None, _Owner())
         usages: list[Usage] = []
@@ -360,6 +430,8 @@ class Meter:
                     static_energy_j=static_j * owner.device_share / len(self._devices),
                     source=owner.source,
                     progress_done=self._progress_of(name or ""),
+                    basis=owner.basis or by_model,
+                    until=self._ended_at[name or ""] if self._alive_share(name) < 1 else None,
                 )
             )
         rest = Usage(
@@ -369,6 +441,7 @@ class Meter:
             cpu_energy_j=max(host.total_j - sum(usage.cpu_energy_j for usage in usages), 0.0),
             static_energy_j=max(static_j - sum(usage.static_energy_j for usage in usages), 0.0),
             source=nobody.source,
+            basis=nobody.basis or by_model,
         )
         usages += self._by_device(rest) if self._apart and self._devices else [rest]
         start_at, end_at = self._bounds(elapsed_s)
@@ -379,6 +452,7 @@ class Meter:
             end_at=end_at,
             metered_gpu_energy_j=sum(device.metered_j() for device in self._devices),
             usages=usages,
+            cpu_source=EnergySource.MODELLED if host.faults else None,
         )
 
     def _by_device(self, rest: Usage) -> list[Usage]:
@@ -392,6 +466,7 @@ class Meter:
                 cpu_energy_j=rest.cpu_energy_j * part,
                 static_energy_j=rest.static_energy_j * part,
                 source=rest.source,
+                basis=rest.basis,
             )
             for device in self._devices
         ]
@@ -412,7 +487,9 @@ class Meter:
             "at": self._opened_at.isoformat(),
             "owners": {str(device): owner for device, owner in self._owners.items()},
             "guests": {str(device): guest for device, guest in self._guests.items()},
-            "devices": {d.info.uuid: [d.counter_j, d.power_w, d.at] for d in self._devices if d.at},
+            "devices": {
+                d.info.uuid: [d.counter and d.counter.reading_j, d.power_w, d.at] for d in self._devices if d.at
+            },
             "cpu_s": self._cpu_s,
             "host": self._host.state(),
         }
@@ -424,8 +501,8 @@ class Meter:
                 return False
             for device in self._devices:
                 counter_j, power_w, at = state["devices"].get(device.info.uuid, (None, 0.0, 0.0))
-                device.counter_j = device.opened_counter_j = counter_j
-                device.power_w, device.at = power_w, at
+                device.opened_counter_j, device.power_w, device.at = counter_j, power_w, at
+                device.counter = None if counter_j is None else Counter.first(counter_j, at)
             self._owners = {int(device): str(owner) for device, owner in state["owners"].items()}
             self._guests = {int(device): str(guest) for device, guest in state.get("guests", {}).items()}
             self._cpu_s = {str(name): float(total) for name, total in state["cpu_s"].items()}

@@ -165,7 +165,8 @@ class ReportingAgent:
         settings = self.settings
         utilisation, power_w = zip(*settings.cpu_power_curve, strict=True)
         model = CpuPowerModel(utilisation, power_w)
-        return host_power(settings.host_power, model, simulated=self.driver.name == "simulated")
+        is_stated = "cpu_power_curve" in settings.model_fields_set
+        return host_power(settings.host_power, model, simulated=self.driver.name == "simulated", is_stated=is_stated)
 
     def _look_after_gpus(
         self,

@@ -237,7 +237,7 @@ class NvmlDriver:
         handle = self._handle(index)
         clocks = sorted(optional(lambda: _clocks_mhz(handle)) or [])
         limit_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle))
-        lowest_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[0])
+        lowest_mw, highest_mw = optional(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)) or (0, 0)
         permitted = limit_mw is not None and self._is_permitted(handle, limit_mw)
         return DeviceInfo(
             index=index,
@@ -245,7 +245,8 @@ class NvmlDriver:
             model=model_name(text(nvml.nvmlDeviceGetName(handle))),
             memory_gib=_memory_bytes(handle) / GIB,
             power_limit_w=(limit_mw or 1_000_000) / 1_000,
-            lowest_limit_w=lowest_mw and lowest_mw / 1_000,
+            lowest_limit_w=lowest_mw / 1_000 if lowest_mw else None,
+            highest_limit_w=highest_mw / 1_000 if highest_mw else None,
             can_set_clock=permitted and bool(clocks),
             can_set_power_limit=permitted,
             mig_enabled=bool((optional(lambda: nvml.nvmlDeviceGetMigMode(handle)) or [0])[0]),

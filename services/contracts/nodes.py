@@ -56,6 +56,19 @@ class EnergySource(NodeValue, unknown="modelled"):
     MODELLED = "modelled"
 
 
+class Basis(NodeValue, unknown="meter"):
+    """Why a line of the ledger is not booked as it was reported."""
+
+    METER = "meter"
+    """A meter showed what its hardware cannot have used, or nothing: its agent modelled it instead."""
+    HARDWARE = "hardware"
+    """More was reported than the node's hardware can use: it is booked at that bound."""
+    LIFE = "life"
+    """A part was reported as of a gang that was not there: it is idle."""
+    RETURNED = "returned"
+    """It gives energy back to idle that an earlier line charged a job outside the life of its gang, or it takes it."""
+
+
 def _in_order_of_places(sizes: list[int]) -> list[int]:
     try:
         return [place.sevenths for place in placed(sizes)]
@@ -112,6 +125,9 @@ class DeviceInfo(NodeMessage):
     memory_gib: Reading = Field(gt=0)
     power_limit_w: Reading = Field(gt=0)
     lowest_limit_w: Reading | None = Field(default=None, gt=0, description="Null where the device does not report it.")
+    highest_limit_w: Reading | None = Field(
+        default=None, gt=0, exclude_if=_is_none, description="Null where the device does not report it."
+    )
     can_set_clock: bool = False
     can_set_power_limit: bool = False
     can_partition: bool = False
@@ -166,6 +182,12 @@ class NodeRegistration(NodeMessage):
     )
     containers: bool = Field(default=False, description="Whether the node can run jobs that have an image.")
     host_power: EnergySource = Field(description="How the host's CPU power is obtained.")
+    most_host_w: Reading | None = Field(
+        default=None,
+        ge=0,
+        exclude_if=_is_none,
+        description="What all but the GPUs can draw, watts: more is not booked. Null: an agent of an earlier release.",
+    )
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict[LabelKey, LabelValue], max_length=64)
     protections: list[Protection] = Field(default_factory=list[Protection], max_length=32)
     checkpoints: CheckpointPlace | None = Field(
@@ -360,6 +382,19 @@ class DeviceReading(NodeMessage):
     )
     read_at: Instant | None = Field(
         default=None, exclude_if=_is_none, description="When it was read, by the clock of the node."
+    )
+    counter_ratio: Reading | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="Energy by the device's counter over that by its sampled power, in the first seconds of its agent. "
+        "The counter is used if the two differ by less than a factor of 2, and else the power. Null while it is not "
+        "known.",
+    )
+    meter_faults: Count = Field(
+        default=0,
+        exclude_if=lambda faults: not faults,
+        description="How many of the device's readings since its agent began were not taken for measurements, because "
+        "it cannot have used that; its energy was modelled instead.",
     )
 
 
@@ -613,6 +648,14 @@ class Usage(NodeMessage):
     static_energy_j: Joules
     source: EnergySource = Field(description="How the GPU energy was obtained.")
     progress_done: Amount | None = Field(default=None, description="Progress at the end of the interval, if known.")
+    basis: Basis | None = Field(
+        default=None, exclude_if=_is_none, description="Why this is not what the meters show; null: it is."
+    )
+    until: Instant | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="When the gang ended, if the interval goes on after that; the energy is that until then.",
+    )
 
 
 class EnergyInterval(NodeMessage):
@@ -627,6 +670,11 @@ class EnergyInterval(NodeMessage):
     end_at: Instant
     metered_gpu_energy_j: Joules = Field(description="Total by the devices' own counters over the interval.")
     usages: list[Usage] = Field(max_length=1_024)
+    cpu_source: EnergySource | None = Field(
+        default=None,
+        exclude_if=_is_none,
+        description="How the CPU energy was obtained, where that is not as the node has registered.",
+    )
 
 
 class EnergyReport(NodeMessage):
@@ -732,6 +780,11 @@ class Node(Message):
     gpus: int = Field(description="Slices are not counted, only the GPUs they are part of.")
     gpus_in_use: int = Field(description="GPUs that a gang holds, or slices of which are held.")
     power_w: float
+    marked_intervals: int = Field(
+        default=0,
+        description="How many of the node's intervals are not booked as its meters, or its reports, have it, because "
+        "its hardware cannot have used that. The `basis` of their lines in the ledger says which.",
+    )
     heartbeat_at: Instant | None
     lease_until: Instant | None
     power: NodePower = Field(default_factory=NodePower)

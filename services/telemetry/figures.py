@@ -30,6 +30,11 @@ CARBON = counter(
     ["tenant", "project", "zone"],
 )
 INTERVALS = counter("wattshift_ledger_intervals_total", "Intervals of nodes that were entered into the ledger.")
+MARKED = counter(
+    "wattshift_ledger_marked_lines_total",
+    "Lines of the ledger that are not booked as they were reported, by why not.",
+    ["basis"],
+)
 _project = Bounded(MOST_PROJECTS)
 
 

@@ -450,3 +450,38 @@ async def _live(steps: list[tuple[str, int, bool]], folder: Path, patch: pytest.
     await host.meter.close()
     booked = {gang.allocation_id: host.charged_j(gang.allocation_id) for gang in host.gangs}
     assert {name: j for name, j in booked.items() if j} == pytest.approx(expected_j)
+
+
+async def test_each_gang_that_ends_with_its_agent_is_charged_until_it_ends(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two ends at once, and the other takes the whole grace period."""
+    host = await a_host(world, tmp_path, monkeypatch)
+    quick, slow = host.start("job_1"), host.start("job_2", device=1)
+    await host.tick()
+    for gang in (quick, slow):
+        await host.until_launched(gang)
+    world.pass_time(5)
+    await host.tick()
+    sleep, looks = asyncio.sleep, 0
+
+    async def later(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            host.end(quick, -15, EndedBy.AGENT)
+        elif looks == 12:
+            host.end(slow, -9, EndedBy.AGENT)
+        else:
+            world.pass_time(1)
+            await host.meter.close()
+        await sleep(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "sleep", later)
+        patch.setattr(os, "kill", lambda *_: None)  # the shim is this process
+        await host.gangs.stop_all(60.0, host.meter.switch)
+    await host.meter.close()
+    assert host.charged_s(quick.allocation_id) == pytest.approx(5)
+    assert host.charged_s(slow.allocation_id) == pytest.approx(15)
+    host.clear()

@@ -16,6 +16,7 @@ from gpu_agent.host_power import HostEnergy
 from gpu_agent.meter import Meter
 from gpu_agent.spool import Spool
 from services.contracts.nodes import DeviceInfo, EnergyInterval, EnergySource
+from services.core.accounting.meters import Fault
 from services.core.domain.gpus import gpu_model
 from services.kit.ids import utc_now
 from tests.agent.conftest import gpus
@@ -38,6 +39,7 @@ class World:
         self.has_counter = True
         self.lost: set[int] = set()
         self.cpu_s: dict[str, float] = {}
+        self.faults: tuple[Fault, ...] = ()
 
     def pass_time(self, seconds: float, *, set_clock_by_s: float = 0) -> None:
         self.now_s += seconds
@@ -51,7 +53,7 @@ class World:
         return Sample(self.power_w[index], 0.5, 1_000, 1.0, counter_j)
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
-        return HostEnergy(60 * elapsed_s + 5 * ranks_cpu_s, 5.0)
+        return HostEnergy(60 * elapsed_s + 5 * ranks_cpu_s, 5.0, self.faults)
 
     def state(self) -> dict[str, Any]:
         return {}
