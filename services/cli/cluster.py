@@ -19,6 +19,7 @@ from services.cli.output import console
 from services.cli.plots import Piece, greenest, plot
 from services.cli.slices import partition, slice_words
 from services.cli.values import duration_s, parameter_value
+from services.core.accounting.meters import agrees
 
 OneGpu = Annotated[int | None, typer.Option("--gpu", help="Only this one of its GPUs, by its index.")]
 
@@ -75,7 +76,7 @@ def _node_table(found: list[Any]) -> RenderableType:
     figures = ("GPUs", "in use", "power")
     slices = [slice_words(node) for node in found]
     columns = ["node", "state", "GPUs", "in use", "model", *(["slices"] if any(slices) else []), "power", "zone"]
-    columns.append("jobs apart")
+    columns += ["meters", "jobs apart"]
     shown = output.table(*columns, "driver", "heard", right=figures)
     for node, cut in zip(found, slices, strict=True):
         words = "\n".join([" ".join([output.state(node["state"]), *power_words(node)]), *health_words(node)])
@@ -84,9 +85,23 @@ def _node_table(found: list[Any]) -> RenderableType:
         heard = output.age(node["heartbeat_at"])
         shown.add_row(
             node["id"], words, str(node["gpus"]), str(node["gpus_in_use"]), ", ".join(models),
-            *([cut] if any(slices) else []), power, node["zone"], protection_words(node), node["driver"], heard,
+            *([cut] if any(slices) else []), power, node["zone"], meter_words(node), protection_words(node),
+            node["driver"], heard,
         )  # fmt: skip
     return shown if found else "no nodes have registered"
+
+
+def meter_words(node: dict[str, Any]) -> str:
+    """Return whether a node's energy counters agree with its power, and how often its meters were not believed."""
+    readings = [each for each in node["readings"] if each.get("energy_j") is not None]
+    ratios = {each["index"]: each["counter_ratio"] for each in readings if each.get("counter_ratio") is not None}
+    off = [f"GPU {index}: {ratio:.2g} x its power" for index, ratio in ratios.items() if not agrees(ratio)]
+    words = [f"[yellow]{each}[/]" for each in off]
+    if not off and ratios:
+        words.append("[green]agree[/]" if len(ratios) == len(readings) else "[dim]some unchecked[/]")
+    if marked := node.get("marked_intervals", 0):
+        words.append(f"[yellow]{marked} intervals not as measured[/]")
+    return "\n".join(words) or "[dim]unchecked[/]"
 
 
 def protection_words(node: dict[str, Any]) -> str:

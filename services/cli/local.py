@@ -171,15 +171,29 @@ def status(folder: DataDir = None, as_json: AsJson = False) -> None:
         options = stack.remembered_options(folder or data_dir())
     except StackError as error:
         raise _as_cli_error(error) from error
+    marked = _marked_intervals(found, folder or data_dir())
     if as_json:
-        output.print_json({**asdict(found), "options": asdict(options)})
+        output.print_json({**asdict(found), "options": asdict(options), "marked_intervals": marked})
     else:
         _print_status(found)
+        for node, count in sorted((marked or {}).items()):
+            console.print(f"{node}: {count} intervals are not booked as its meters have it; see docs/method.md")
         console.print(f"[dim]data folder {folder or data_dir()}[/]", soft_wrap=True)
         if shown := options.shown():
             console.print(f"[dim]made with {shown}; a plain `wattshift up` uses these again[/]", soft_wrap=True)
     if found.state != "running":
         raise typer.Exit(EXIT_DEGRADED if found.state == "degraded" else EXIT_UNAVAILABLE)
+
+
+def _marked_intervals(found: StackStatus, folder: Path) -> dict[str, int] | None:
+    """Return the numbers of intervals that are not booked as their nodes' meters have it; None: nobody answers."""
+    if not found.gateway_url or found.state != "running":
+        return None
+    try:
+        nodes = Gateway(found.gateway_url, _own_key(folder / "admin.key"), 5.0).get("/v1/nodes")["items"]
+    except CliError:
+        return None
+    return {node["id"]: node["marked_intervals"] for node in nodes if node.get("marked_intervals")}
 
 
 def credential(

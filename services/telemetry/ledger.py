@@ -5,35 +5,44 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
-from services.contracts.nodes import EnergyInterval, EnergyReceipt, EnergySource, Usage
+from services.contracts.nodes import Basis, EnergyInterval, EnergyReceipt, EnergySource, Usage
 from services.core.accounting.carbon import carbon_gco2
+from services.core.accounting.meters import booked_j
 from services.core.domain.carbon import Signal
 from services.db.database import Connection, Database
 from services.kit.logging import Log
 from services.kit.release import RELEASE
-from services.telemetry.figures import INTERVALS, note_line
+from services.telemetry.figures import INTERVALS, MARKED, note_line
 from services.telemetry.intensity import Intensity, IntensitySource, Origin
 from services.telemetry.profiles import GangInterval, Profile, advance
 from services.telemetry.repository import energy
+from services.telemetry.repository.lines import KNOWN_LATE_S
 from services.telemetry.repository.rules import LEDGER_TOLERANCE
 
 log = Log(__name__)
 
 MEASURED = frozenset({EnergySource.COUNTER, EnergySource.SAMPLED})
 _LEAST_KNOWN_LAST = list(EnergySource)
+_KNOWN_LATE = timedelta(seconds=KNOWN_LATE_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """The node an interval comes from."""
+    """The node an interval comes from.
+
+    ``most_gpu_w`` and ``most_host_w`` are what its GPUs, and the rest of it, can draw; None: whatever it says.
+    """
 
     node_id: str
     zone: str
     host_power: EnergySource
     zones: Sequence[tuple[float, str]] = ()
     engine_node: str | None = None
+    most_gpu_w: float | None = None
+    most_host_w: float | None = None
 
     @property
     def held_as(self) -> str:
@@ -67,6 +76,15 @@ class Line:
     carbon_gco2: float
     progress_done: float | None
     shared: bool = False
+    until: datetime | None = None
+    basis: Basis | None = None
+    reported_energy_j: float | None = None
+
+    @property
+    def end_at(self) -> datetime:
+        """The end of the interval, or of the gang in it."""
+        end_at = self.interval.end_at
+        return end_at if self.until is None else max(min(self.until, end_at), self.interval.start_at)
 
     @property
     def energy_j(self) -> float:
@@ -93,7 +111,7 @@ class Line:
     @property
     def gpu_s(self) -> float:
         """GPU seconds held."""
-        return self.gpus * length_s(self.interval)
+        return self.gpus * max(0.0, (self.end_at - self.interval.start_at).total_seconds())
 
 
 def length_s(interval: EnergyInterval) -> float:
@@ -119,6 +137,8 @@ def merge_usages(usages: list[Usage]) -> dict[str, Usage]:
             static_energy_j=known.static_energy_j + usage.static_energy_j,
             source=max(known.source, usage.source, key=_LEAST_KNOWN_LAST.index),
             progress_done=max(dones, default=None),
+            basis=known.basis or usage.basis,
+            until=max(known.until, usage.until) if known.until and usage.until else None,
         )
     return merged
 
@@ -150,23 +170,27 @@ class Ledger:
             for reporter, intervals in reports
             for interval in intervals
         }
+        booked = {key: _as_booked(reporter, interval) for key, (reporter, interval) in distinct.items()}
         priced: dict[energy.IntervalKey, Intensity] = {}
         for key, (reporter, interval) in distinct.items():
             start_s, end_s = interval.start_at.timestamp(), interval.end_at.timestamp()
             priced[key] = await self._intensities.during(reporter.zone_at(start_s), start_s, max(start_s, end_s))
             _check_sum(reporter, interval)
         async with self._database.transaction() as connection:
-            rows = [_interval_row(key, distinct[key][1]) for key in sorted(distinct)]
+            rows = [_interval_row(key, distinct[key][1], booked[key]) for key in sorted(distinct)]
             keys = await energy.store_intervals(connection, rows)
-            fresh = sorted(((*distinct[key], priced[key]) for key in sorted(keys)), key=lambda each: each[1].start_at)
+            fresh = [_Fresh(*distinct[key], booked[key], priced[key]) for key in sorted(keys)]
+            fresh.sort(key=lambda each: each.reported.start_at)
             gangs: _Gangs = {}
             lines: list[Line] = []
             if fresh:
                 gangs = await _gangs_of(connection, fresh)
-                lines = [line for each in fresh for line in self._lines(*each, gangs)]
+                lines = [line for each in fresh for line in self._lines(each, gangs)]
                 await energy.store_usages(connection, self._pue, RELEASE, [_usage_row(line) for line in lines])
                 await _add_footprints(connection, [line for line in lines if line.job_id is not None])
                 await _advance_profiles(connection, lines, gangs)
+                if doubted := _doubted(lines):
+                    await energy.count_marked(connection, doubted)
         if fresh:
             _count(lines, gangs, len(fresh))
         accepted = Counter(key.node_id for key in keys)
@@ -175,12 +199,15 @@ class Ledger:
             for each, intervals in reports
         ]
 
-    def _lines(self, reporter: Reporter, interval: EnergyInterval, intensity: Intensity, gangs: _Gangs) -> list[Line]:
+    def _lines(self, fresh: _Fresh, gangs: _Gangs) -> list[Line]:
+        reporter, interval, intensity = fresh.reporter, fresh.booked, fresh.intensity
         lines: list[Line] = []
         usages = _of_the_living(reporter, interval, gangs)
+        reported: dict[str, Usage] = {}
+        if interval is not fresh.reported:
+            reported = merge_usages(_of_the_living(reporter, fresh.reported, gangs))
         holders = Counter(device for usage in usages if usage.allocation_id for device in set(usage.devices))
         for owner, usage in merge_usages(usages).items():
-            energy_j = usage.gpu_energy_j + usage.cpu_energy_j + usage.static_energy_j
             gang = gangs.get((reporter.held_as, owner))
             lines.append(
                 Line(
@@ -193,25 +220,37 @@ class Ledger:
                     cpu_energy_j=usage.cpu_energy_j,
                     static_energy_j=usage.static_energy_j,
                     source=usage.source,
-                    cpu_source=reporter.host_power,
+                    cpu_source=interval.cpu_source or reporter.host_power,
                     intensity=intensity,
-                    carbon_gco2=carbon_gco2(energy_j, intensity.gco2_per_kwh, self._pue),
+                    carbon_gco2=carbon_gco2(_energy_j(usage), intensity.gco2_per_kwh, self._pue),
                     progress_done=usage.progress_done,
                     shared=any(holders[device] > 1 for device in usage.devices),
+                    until=usage.until,
+                    basis=usage.basis,
+                    reported_energy_j=_energy_j(reported[owner]) if owner in reported else None,
                 )
             )
         return lines
 
 
+class _Fresh(NamedTuple):
+    """An interval that was not stored before, as it was reported and as it is booked."""
+
+    reporter: Reporter
+    reported: EnergyInterval
+    booked: EnergyInterval
+    intensity: Intensity
+
+
 _Gangs = Mapping[tuple[str, str], energy.GangRow]
 
 
-async def _gangs_of(connection: Connection, fresh: Sequence[tuple[Reporter, EnergyInterval, Intensity]]) -> _Gangs:
+async def _gangs_of(connection: Connection, fresh: Sequence[_Fresh]) -> _Gangs:
     """Return the allocations named that have a share on the node that names them: a node charges no other job."""
     named = {
-        (reporter.held_as, usage.allocation_id)
-        for reporter, interval, _ in fresh
-        for usage in interval.usages
+        (each.reporter.held_as, usage.allocation_id)
+        for each in fresh
+        for usage in each.reported.usages
         if usage.allocation_id
     }
     gangs = await energy.gangs_on(connection, named) if named else {}
@@ -220,16 +259,102 @@ async def _gangs_of(connection: Connection, fresh: Sequence[tuple[Reporter, Ener
     return gangs
 
 
+def _as_booked(reporter: Reporter, interval: EnergyInterval) -> EnergyInterval:
+    """Return an interval as it is booked: what the node's hardware cannot have used, at the most that it can."""
+    gpu_j = sum(usage.gpu_energy_j for usage in interval.usages)
+    host_j = sum(usage.cpu_energy_j + usage.static_energy_j for usage in interval.usages)
+    gpu_part = _part(gpu_j, reporter.most_gpu_w, interval)
+    metered_part = _part(interval.metered_gpu_energy_j, reporter.most_gpu_w, interval)
+    host_part = _part(host_j, reporter.most_host_w, interval)
+    if gpu_part == metered_part == host_part == 1.0:
+        return interval
+    log.warning(
+        "energy.beyond_hardware",
+        node=reporter.node_id,
+        boot=interval.boot_id,
+        sequence=interval.sequence,
+        seconds=length_s(interval),
+        gpu_j=gpu_j,
+        metered_j=interval.metered_gpu_energy_j,
+        host_j=host_j,
+    )
+    usages = [
+        usage.model_copy(
+            update={
+                "gpu_energy_j": usage.gpu_energy_j * gpu_part,
+                "cpu_energy_j": usage.cpu_energy_j * host_part,
+                "static_energy_j": usage.static_energy_j * host_part,
+                "source": usage.source if gpu_part == 1.0 else EnergySource.MODELLED,
+                "basis": Basis.HARDWARE,
+            }
+        )
+        for usage in interval.usages
+    ]
+    changes: dict[str, object] = {
+        "metered_gpu_energy_j": interval.metered_gpu_energy_j * metered_part,
+        "usages": usages,
+        "cpu_source": interval.cpu_source if host_part == 1.0 else EnergySource.MODELLED,
+    }
+    return interval.model_copy(update=changes)
+
+
+def _part(reported_j: float, most_w: float | None, interval: EnergyInterval) -> float:
+    if most_w is None or reported_j == 0:
+        return 1.0
+    booked = booked_j(reported_j, most_w, length_s(interval))
+    return 1.0 if booked == reported_j else booked / reported_j
+
+
 def _of_the_living(reporter: Reporter, interval: EnergyInterval, gangs: _Gangs) -> list[Usage]:
-    """Return the usages of an interval; what names a gang that had ended on the node before is idle."""
+    """Return the usages of an interval; what names a gang that was not there is idle.
+
+    Of an interval that begins before the end and goes on for longer than an agent takes to know of it, power taken as
+    even, the rest is. Who modelled over an absence, or measures for an engine, has done so already.
+    """
     usages: list[Usage] = []
     for usage in interval.usages:
         gang = gangs.get((reporter.held_as, usage.allocation_id or ""))
-        if gang is not None and gang.ended_at is not None and interval.start_at >= gang.ended_at:
-            log.warning("energy.after_end", node=reporter.node_id, allocation_id=gang.id, at=str(interval.start_at))
-            usage = usage.model_copy(update={"allocation_id": None, "progress_done": None})
-        usages.append(usage)
+        if gang is None:
+            usages.append(usage)
+            continue
+        is_early = gang.began_at is not None and interval.end_at < gang.began_at - _KNOWN_LATE
+        if is_early or (gang.ended_at is not None and interval.start_at >= gang.ended_at):
+            log.warning("energy.outside_life", node=reporter.node_id, allocation_id=gang.id, at=str(interval.start_at))
+            usages.append(_idle(usage, 1.0))
+        elif gang.ended_at is not None and usage.until is None and interval.end_at > gang.ended_at + _KNOWN_LATE:
+            log.warning("energy.outside_life", node=reporter.node_id, allocation_id=gang.id, at=str(gang.ended_at))
+            is_shared = usage.source is EnergySource.MODELLED or reporter.engine_node is not None
+            rest = 0.0 if is_shared else (interval.end_at - gang.ended_at).total_seconds() / length_s(interval)
+            usages.append(_times(usage, 1 - rest).model_copy(update={"until": gang.ended_at, "basis": Basis.LIFE}))
+            usages.append(_idle(usage, rest))
+        else:
+            usages.append(usage)
     return usages
+
+
+def _idle(usage: Usage, share: float) -> Usage:
+    changes = {"allocation_id": None, "progress_done": None, "until": None, "basis": usage.basis or Basis.LIFE}
+    devices = usage.devices if share >= 0.5 else []
+    return _times(usage, share).model_copy(update={**changes, "devices": devices})
+
+
+def _times(usage: Usage, share: float) -> Usage:
+    names = ("gpu_energy_j", "cpu_energy_j", "static_energy_j")
+    return usage.model_copy(update={name: getattr(usage, name) * share for name in names})
+
+
+def _energy_j(usage: Usage) -> float:
+    return usage.gpu_energy_j + usage.cpu_energy_j + usage.static_energy_j
+
+
+def _doubted(lines: Sequence[Line]) -> dict[str, int]:
+    """Return how many intervals of each node were not booked as its meters have it."""
+    marked = {
+        (line.reporter.node_id, line.interval.boot_id, line.interval.sequence)
+        for line in lines
+        if line.basis is not None and line.basis is not Basis.LIFE
+    }
+    return dict(Counter(node_id for node_id, _, _ in marked))
 
 
 async def last_used_intensity(database: Database, zone: str) -> Intensity | None:
@@ -263,10 +388,14 @@ def _count(lines: Sequence[Line], gangs: _Gangs, intervals: int) -> None:
         gang = gangs.get((line.reporter.held_as, line.owner))
         tenant, project = (gang.tenant_id, gang.project) if gang else ("", "")
         note_line(tenant, project, line.zone, line.energy_j, line.carbon_gco2)
+        if line.basis is not None:
+            MARKED.labels(line.basis).inc()
 
 
-def _interval_row(key: energy.IntervalKey, interval: EnergyInterval) -> energy.IntervalRow:
-    return energy.IntervalRow(*key, interval.start_at, interval.end_at, interval.metered_gpu_energy_j)
+def _interval_row(key: energy.IntervalKey, reported: EnergyInterval, booked: EnergyInterval) -> energy.IntervalRow:
+    metered_j = booked.metered_gpu_energy_j
+    as_reported = None if reported is booked else reported.metered_gpu_energy_j
+    return energy.IntervalRow(*key, booked.start_at, booked.end_at, metered_j, as_reported)
 
 
 def _usage_row(line: Line) -> energy.UsageRow:
@@ -279,7 +408,7 @@ def _usage_row(line: Line) -> energy.UsageRow:
         owner=line.owner,
         job_id=line.job_id,
         start_at=line.interval.start_at,
-        end_at=line.interval.end_at,
+        end_at=line.end_at,
         gpus=line.gpus,
         gpu_energy_j=line.gpu_energy_j,
         cpu_energy_j=line.cpu_energy_j,
@@ -293,6 +422,8 @@ def _usage_row(line: Line) -> energy.UsageRow:
         provider=line.intensity.origin.provider,
         intensity_kind=line.intensity.origin.kind,
         fetched_at=line.intensity.origin.fetched_at,
+        basis=line.basis,
+        reported_energy_j=line.reported_energy_j,
     )
 
 
@@ -320,7 +451,7 @@ async def _advance_profiles(connection: Connection, lines: Sequence[Line], gangs
         interval = GangInterval(
             generation=gang.generation,
             start_s=line.interval.start_at.timestamp(),
-            end_s=line.interval.end_at.timestamp(),
+            end_s=line.end_at.timestamp(),
             energy_j=line.energy_j,
             gpu_energy_j=line.gpu_energy_j,
             leads=gang.leader == line.reporter.held_as,

@@ -33,6 +33,7 @@ from services.contracts.queries import NodeQuery
 from services.contracts.schema import NAME_PATTERN
 from services.contracts.secrets import OpenedSecrets
 from services.contracts.sources import ChunkWanted, OpenedChunk
+from services.core.accounting.meters import LIMIT_MARGIN, UNKNOWN_HOST_W
 from services.core.domain.mig import is_gpu, slice_name
 from services.db.database import Database
 from services.db.sealing import Sealer
@@ -189,13 +190,20 @@ class Telemetry:
         if await nodes.known_node(self.database, engine, token) is None:
             raise UNKNOWN_NODE
         node_id = node_name(engine, report.node)
-        zone = await engines.zone_of(self.database, engine, node_id)
-        if zone is None:
+        place = await engines.place_of(self.database, engine, node_id)
+        if place is None:
             raise not_found("node of this engine")
         if await engines.is_measured(self.database, node_id):
             return EnergyReceipt(accepted=0, duplicates=len(report.intervals))
         intervals = await engines.by_allocation(self.database, engine, report.intervals)
-        return await self.ledger.store(Reporter(node_id, zone, EnergySource.MODELLED), intervals)
+        reporter = Reporter(
+            node_id,
+            place.zone,
+            EnergySource.MODELLED,
+            most_gpu_w=LIMIT_MARGIN * place.limit_w,
+            most_host_w=UNKNOWN_HOST_W,
+        )
+        return await self.ledger.store(reporter, intervals)
 
     async def open_secrets(self, node_id: str, token: str, allocation_id: str) -> OpenedSecrets:
         """Return the secrets of a live gang of a node.
@@ -322,7 +330,16 @@ class Telemetry:
 
 
 def _reporter(node: nodes.KnownNode) -> Reporter:
-    return Reporter(node.id, node.zone, EnergySource(node.host_power), node.zones, node.engine_node)
+    most_host_w = UNKNOWN_HOST_W if node.most_host_w is None else node.most_host_w
+    return Reporter(
+        node.id,
+        node.zone,
+        EnergySource(node.host_power),
+        node.zones,
+        node.engine_node,
+        most_gpu_w=node.most_gpu_w,
+        most_host_w=most_host_w,
+    )
 
 
 def _as_node(row: nodes.NodeRow, power: nodes.PowerRow | None) -> Node:

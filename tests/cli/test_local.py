@@ -1,6 +1,8 @@
 """What `up` and `status` say of the installation of this machine."""
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +24,25 @@ def test_status_shows_where_each_listens_and_whether_jobs_are_trusted() -> None:
     with local.console.capture() as shown:
         local._print_status(replace(STARTING, trusts_jobs=True))
     assert "jobs run as the user of the control plane, and are trusted" in shown.get()
+
+
+def test_status_counts_what_is_not_booked_as_the_meters_have_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    running = StackStatus("running", gateway_url="http://127.0.0.1:1")
+    nodes = [{"id": "n0", "marked_intervals": 3}, {"id": "n1", "marked_intervals": 0}, {"id": "n2"}]
+    monkeypatch.setattr(local, "Gateway", lambda *_: SimpleNamespace(get=lambda _: {"items": nodes}))
+    (tmp_path / "admin.key").write_text("key")
+    assert local._marked_intervals(running, tmp_path) == {"n0": 3}
+    assert local._marked_intervals(STARTING, tmp_path) is None
+    (tmp_path / "admin.key").unlink()
+    assert local._marked_intervals(running, tmp_path) is None, "status says what it can without the key"
+
+    monkeypatch.setattr(local.stack, "read_status", lambda _: running)
+    monkeypatch.setattr(local, "_marked_intervals", lambda *_: {"n0": 3})
+    with local.console.capture() as shown:
+        local.status(tmp_path)
+    assert "n0: 3 intervals are not booked as its meters have it" in shown.get()
 
 
 def test_up_says_off_a_terminal_what_it_waits_for(

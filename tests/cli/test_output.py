@@ -1,10 +1,12 @@
 """Figures as people read them."""
 
+from typing import Any
+
 import pytest
 
 from services.cli import output
 from services.cli.client import CliError
-from services.cli.cluster import parameters_of, power_words
+from services.cli.cluster import meter_words, parameters_of, power_words
 from services.cli.plots import sparkline
 
 
@@ -71,3 +73,17 @@ def test_parameters_are_json_where_they_can_be() -> None:
     }
     with pytest.raises(CliError, match="key=value"):
         parameters_of(["mu"])
+
+
+def test_the_check_of_a_nodes_meters_is_shown_in_a_word() -> None:
+    def node(*ratios: float | None, marked: int = 0) -> dict[str, Any]:
+        readings = [{"index": n, "energy_j": 1.0, "counter_ratio": ratio} for n, ratio in enumerate(ratios)]
+        return {"readings": [*readings, {"index": 1024}], "marked_intervals": marked}
+
+    assert meter_words({"readings": []}) == "[dim]unchecked[/]"
+    assert meter_words(node(None)) == "[dim]unchecked[/]"
+    assert meter_words(node(0.9, 1.1)) == "[green]agree[/]"
+    assert meter_words(node(0.9, None)) == "[dim]some unchecked[/]"
+    assert meter_words(node(1.0, 0.1, marked=7)) == (
+        "[yellow]GPU 1: 0.1 x its power[/]\n[yellow]7 intervals not as measured[/]"
+    )

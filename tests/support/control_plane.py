@@ -113,7 +113,14 @@ class FakeAgent:
         self.partitions: dict[int, dict[str, Any]] | None = None
         self.cuts = 0
         devices = [
-            {"index": n, "uuid": f"{node_id}-{n}", "model": model, "memory_gib": 40, "power_limit_w": 400}
+            {
+                "index": n,
+                "uuid": f"{node_id}-{n}",
+                "model": model,
+                "memory_gib": 40,
+                "power_limit_w": 400,
+                "highest_limit_w": 1e12,  # tests report what no hardware can use
+            }
             for n in range(gpus)
         ]
         self.registration: dict[str, Any] = {
@@ -123,6 +130,7 @@ class FakeAgent:
             "devices": devices,
             "driver": "simulated",
             "host_power": "modelled",
+            "most_host_w": 1e12,
             **registration,
         }
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from services.db.database import Connection, Database
 from services.db.rows import fetch_row, fetch_rows, rows_of
-from services.telemetry.repository.lines import GANG_END
+from services.telemetry.repository.lines import GANG_BEGIN, GANG_END
 
 STORE_INTERVALS = """
-INSERT INTO energy_intervals (node_id, boot_id, sequence, start_at, end_at, metered_gpu_energy_j)
-SELECT i.* FROM unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::timestamptz[], $6::float8[])
-    AS i (node_id, boot_id, sequence, start_at, end_at, metered_j)
+INSERT INTO energy_intervals
+    (node_id, boot_id, sequence, start_at, end_at, metered_gpu_energy_j, reported_gpu_energy_j)
+SELECT i.* FROM unnest($1::text[], $2::text[], $3::bigint[], $4::timestamptz[], $5::timestamptz[], $6::float8[],
+    $7::float8[]) AS i (node_id, boot_id, sequence, start_at, end_at, metered_j, reported_j)
 WHERE NOT EXISTS (
     SELECT FROM folded_intervals f
     WHERE f.node_id = i.node_id AND f.boot_id = i.boot_id AND f.through_sequence >= i.sequence)
@@ -22,7 +23,7 @@ ON CONFLICT DO NOTHING RETURNING node_id, boot_id, sequence
 
 GANGS = f"""
 SELECT w.node_id, a.id, a.job_id, a.generation, a.gpus, a.shares -> 0 ->> 'node_id' AS leader, j.tenant_id, j.project,
-    {GANG_END} AS ended_at
+    {GANG_BEGIN} AS began_at, {GANG_END} AS ended_at
 FROM unnest($1::text[], $2::text[]) AS w (node_id, id) JOIN allocations a USING (id) JOIN jobs j ON j.id = a.job_id
 LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = w.node_id
 WHERE a.shares @> jsonb_build_array(jsonb_build_object('node_id', w.node_id))
@@ -32,15 +33,25 @@ STORE_USAGES = """
 INSERT INTO energy_usages (
     node_id, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_energy_j, cpu_energy_j, static_energy_j,
     source, cpu_source, zone, signal, intensity_gco2_per_kwh, intensity_estimated, pue, carbon_gco2, devices, provider,
-    intensity_kind, fetched_at, release)
+    intensity_kind, fetched_at, release, basis, reported_energy_j)
 SELECT u.node_id, u.boot_id, u.sequence, u.owner, u.job_id, u.start_at, u.end_at, u.gpus, u.gpu_j, u.cpu_j, u.static_j,
     u.source, u.cpu_source, u.zone, u.signal, u.intensity, u.estimated, $1, u.carbon, u.devices::int[], u.provider,
-    u.kind, u.fetched_at, $2
+    u.kind, u.fetched_at, $2, u.basis, u.reported_j
 FROM unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::text[], $10::timestamptz[],
     $11::timestamptz[], $12::int[], $13::float8[], $14::float8[], $15::float8[], $16::text[], $17::text[],
-    $18::float8[], $19::bool[], $20::float8[], $21::text[], $22::text[], $23::text[], $24::timestamptz[])
+    $18::float8[], $19::bool[], $20::float8[], $21::text[], $22::text[], $23::text[], $24::timestamptz[],
+    $25::text[], $26::float8[])
     AS u (node_id, cpu_source, zone, boot_id, sequence, owner, job_id, start_at, end_at, gpus, gpu_j, cpu_j, static_j,
-          source, signal, intensity, estimated, carbon, devices, provider, kind, fetched_at)
+          source, signal, intensity, estimated, carbon, devices, provider, kind, fetched_at, basis, reported_j)
+"""
+
+# In the order in which heartbeats lock nodes.
+COUNT_MARKED = """
+WITH marked AS (
+    SELECT n.id, w.counted FROM nodes n JOIN unnest($1::text[], $2::int[]) AS w (id, counted) USING (id)
+    ORDER BY n.id FOR NO KEY UPDATE OF n
+)
+UPDATE nodes n SET marked_intervals = n.marked_intervals + marked.counted FROM marked WHERE n.id = marked.id
 """
 
 ADD_FOOTPRINTS = """
@@ -108,12 +119,13 @@ class IntervalRow(NamedTuple):
     start_at: datetime
     end_at: datetime
     metered_gpu_energy_j: float
+    reported_gpu_energy_j: float | None
 
 
 class GangRow(NamedTuple):
     """A gang that has a share on a node; ``leader`` is the node of its rank 0.
 
-    ``ended_at`` is when it ended on the node; None while it lives.
+    ``began_at`` is since when it was there, and ``ended_at`` when it ended on the node; None while that is not known.
     """
 
     node_id: str
@@ -124,6 +136,7 @@ class GangRow(NamedTuple):
     leader: str
     tenant_id: str
     project: str
+    began_at: datetime | None
     ended_at: datetime | None
 
 
@@ -152,6 +165,8 @@ class UsageRow(NamedTuple):
     provider: str | None
     intensity_kind: str | None
     fetched_at: datetime | None
+    basis: str | None
+    reported_energy_j: float | None
 
 
 class FootprintRow(NamedTuple):
@@ -216,6 +231,11 @@ async def gangs_on(connection: Connection, named: Collection[tuple[str, str]]) -
 async def store_usages(connection: Connection, pue: float, release: str, usages: Sequence[UsageRow]) -> None:
     """Store lines of the ledger, priced with a PUE by the method of a release."""
     await connection.execute(STORE_USAGES, pue, release, *_columns(UsageRow, usages))
+
+
+async def count_marked(connection: Connection, counts: Mapping[str, int]) -> None:
+    """Add to the numbers of intervals of nodes that are not booked as their meters have it."""
+    await connection.execute(COUNT_MARKED, list(counts), list(counts.values()))
 
 
 async def add_footprints(connection: Connection, footprints: Sequence[FootprintRow]) -> None:

@@ -10,7 +10,7 @@ from services.contracts.engines import EngineDecision, EngineJob, EngineNode, En
 from services.contracts.nodes import EnergyInterval
 from services.core.profiles.boards import board_of
 from services.db.database import Connection, Database
-from services.db.rows import fetch_rows
+from services.db.rows import fetch_row, fetch_rows
 from services.telemetry.measured import Hold
 from services.telemetry.repository.nodes import token_sha256
 
@@ -96,6 +96,11 @@ SELECT e.external_id, a.id AS allocation_id, a.started_at
  WHERE e.engine = $1 AND e.external_id = ANY($2::text[]) ORDER BY a.started_at
 """
 
+_PLACE = """
+SELECT zone, (SELECT coalesce(sum((d ->> 'power_limit_w')::float8), 0) FROM jsonb_array_elements(devices) d) AS limit_w
+  FROM nodes WHERE id = $1 AND engine = $2
+"""
+
 # An agent on the engine's node measures it; its credential speaks for the host of that very name.
 _MEASURED = """
 SELECT EXISTS (
@@ -122,6 +127,13 @@ SELECT r.id AS allocation_id, d.device::int AS device, extract(epoch FROM r.bega
   FROM runs r, jsonb_array_elements(r.shares) s, jsonb_array_elements_text(s -> 'devices') d (device)
  WHERE s ->> 'node_id' = $1 ORDER BY 1, 2
 """
+
+
+class Place(NamedTuple):
+    """The grid zone of an engine's node, and the sum of its GPUs' power limits."""
+
+    zone: str
+    limit_w: float
 
 
 class Holder(NamedTuple):
@@ -166,10 +178,10 @@ async def mirror(
     return reply, changed
 
 
-async def zone_of(database: Database, engine: str, node_id: str) -> str | None:
-    """Return the grid zone of an engine's node, None if it has no such node."""
+async def place_of(database: Database, engine: str, node_id: str) -> Place | None:
+    """Return where an engine's node is and what its GPUs are limited to; None if it has no such node."""
     async with database.connection() as connection:
-        return await connection.fetchval("SELECT zone FROM nodes WHERE id = $1 AND engine = $2", node_id, engine)
+        return await fetch_row(connection, Place, _PLACE, node_id, engine)
 
 
 async def is_measured(database: Database, node_id: str) -> bool:

@@ -39,24 +39,60 @@ GANG_END = "coalesce(r.ended_at, a.ended_at)"
 """When the gang ``a`` ended on the node whose last report is ``r``: by the node's own clock, as its lines are, if the
 node has said; else when it was given up. NULL while it lives."""
 
+GANG_BEGIN = "CASE WHEN r.started_at IS NOT NULL THEN least(r.started_at, a.started_at) END"
+"""When the gang ``a`` was there on the node at the earliest, by the clock of the node or of the database, whichever is
+behind; NULL where the node never said that it ran."""
+
+KNOWN_LATE_S = 10.0
+"""An agent learns of an end at its next look, a second later, or some on a busy node: an interval may begin meanwhile.
+As much, the clocks of a node and of the database are taken to be apart."""
+_KNOWN_LATE = f"interval '{KNOWN_LATE_S} seconds'"
+
 RETURNED = "returned:"
 """Begins the life, in place of an agent's run, of lines that give back to idle what ``corrections`` found."""
 
+_STANDING = f"""NOT starts_with(u.boot_id, '{RETURNED}') AND NOT EXISTS (
+            SELECT FROM energy_usages c WHERE c.node_id = u.node_id AND c.sequence = u.sequence AND c.owner = u.owner
+                AND c.boot_id = '{RETURNED}' || u.owner || ':' || u.boot_id)"""
+"""The line ``u`` is no correction, and was not corrected."""
+
 LATE_LINES = f"""
-    SELECT u.*, a.id AS allocation, {GANG_END} AS gang_end FROM allocations a
+    SELECT u.*, a.id AS allocation, {GANG_END} AS gang_end, u.start_at AS out_from, 1.0::float8 AS out_share
+    FROM allocations a
     CROSS JOIN LATERAL (SELECT min(ended_at) AS first_at FROM rank_statuses r WHERE r.allocation_id = a.id) AS ends
     JOIN energy_usages u ON u.owner = a.id AND u.job_id = a.job_id AND u.start_at >= least(ends.first_at, a.ended_at)
     LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = u.node_id
-    WHERE u.start_at >= {GANG_END} AND NOT starts_with(u.boot_id, '{RETURNED}')
-        AND NOT EXISTS (
-            SELECT FROM energy_usages c WHERE c.node_id = u.node_id AND c.sequence = u.sequence AND c.owner = u.owner
-                AND c.boot_id = '{RETURNED}' || u.owner || ':' || u.boot_id)
+    WHERE u.start_at >= {GANG_END} AND {_STANDING}
         AND NOT EXISTS (
             SELECT FROM energy_usages n WHERE n.job_id = u.job_id AND n.owner = u.owner AND n.node_id = u.node_id
                 AND n.boot_id = u.boot_id AND n.sequence > u.sequence AND n.start_at < {GANG_END})
+    UNION ALL
+    SELECT u.*, a.id, {GANG_END}, {GANG_END},
+        CASE WHEN u.source = 'modelled' OR EXISTS (SELECT FROM nodes m WHERE m.id = u.node_id AND m.measures_only)
+            THEN 0.0 ELSE extract(epoch FROM u.end_at - {GANG_END}) / extract(epoch FROM u.end_at - u.start_at) END
+    FROM allocations a CROSS JOIN jsonb_to_recordset(a.shares) AS s (node_id text)
+    LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = s.node_id
+    CROSS JOIN LATERAL (
+        SELECT * FROM energy_usages l WHERE l.job_id = a.job_id AND l.owner = a.id AND l.node_id = s.node_id
+            AND l.start_at < {GANG_END} AND NOT starts_with(l.boot_id, '{RETURNED}')
+        ORDER BY l.start_at DESC LIMIT 1
+    ) AS u
+    WHERE u.end_at > {GANG_END} + {_KNOWN_LATE} AND {_STANDING}
 """
-"""Lines of jobs that begin after their gang's end and were not given back: each ends more than its own interval after
-it. What was measured while a clock was ahead is not late: lines that follow begin before the end."""
+"""Lines of jobs that go on after their gang's end and were not given back, with the moment from which on and the share
+of the energy which is not the job's: those that begin after the end, and the last before it where that goes on for
+longer than an agent takes to know. What an agent models over an absence, or measures for an engine, it has shared out
+by time itself, so that only the time is too long. What was measured while a clock was ahead is not late: lines that
+follow begin before the end."""
+
+EARLY_LINES = f"""
+    SELECT u.*, a.id AS allocation, {GANG_BEGIN} AS gang_begin, u.start_at AS out_from, 1.0::float8 AS out_share
+    FROM allocations a JOIN rank_statuses r ON r.allocation_id = a.id AND r.started_at IS NOT NULL
+    JOIN energy_usages u ON u.owner = a.id AND u.job_id = a.job_id AND u.node_id = r.node_id
+        AND u.start_at < {GANG_BEGIN} - {_KNOWN_LATE}
+    WHERE u.end_at < {GANG_BEGIN} - {_KNOWN_LATE} AND {_STANDING}
+"""
+"""Lines of jobs that end before their gang was there, and were not given back."""
 
 LATE_DAYS = f"""
     SELECT d.*, a.id AS allocation, {GANG_END} AS gang_end

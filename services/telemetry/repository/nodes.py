@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from services.contracts.identity import Identity
 from services.contracts.nodes import NodeRegistration
+from services.core.accounting.meters import board_most_w
 from services.db import gpu_partitions
 from services.db.database import Connection, Database
 from services.db.gpu_health import UNUSABLE
@@ -19,16 +20,18 @@ from services.telemetry.repository import gpu_health
 Json = dict[str, Any]
 
 _REGISTER = """
-INSERT INTO nodes
+INSERT INTO nodes AS known
     (id, token_sha256, address, agent_url, zone, driver, containers, host_power, labels, devices, protections,
-     measures_only, engine_node, checkpoints, state)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, 'lost')
+     measures_only, engine_node, checkpoints, most_gpu_w, most_host_w, state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, 'lost')
 ON CONFLICT (id) DO UPDATE SET
     token_sha256 = excluded.token_sha256, address = excluded.address, agent_url = excluded.agent_url,
     zone = excluded.zone, driver = excluded.driver, containers = excluded.containers,
     host_power = excluded.host_power, labels = excluded.labels, devices = excluded.devices,
     protections = excluded.protections, measures_only = excluded.measures_only, engine_node = excluded.engine_node,
-    checkpoints = excluded.checkpoints, readings = '[]', registered_at = now()
+    checkpoints = excluded.checkpoints, readings = '[]', registered_at = now(),
+    most_gpu_w = greatest(known.most_gpu_w, excluded.most_gpu_w),
+    most_host_w = greatest(known.most_host_w, excluded.most_host_w)
 """
 
 _NODES = f"""
@@ -43,7 +46,7 @@ SELECT n.id, n.state, n.draining, n.closed, n.address, n.agent_url, n.zone, n.dr
     (SELECT coalesce(jsonb_agg(to_jsonb(h) - 'node_id' - 'fault_id' - 'returned_fault_id' ORDER BY h.gpu), '[]')
      FROM gpu_health h WHERE h.node_id = n.id AND {UNUSABLE}) AS gpu_health,
     (SELECT count(DISTINCT coalesce(c.parent, c.device)) FROM device_claims c WHERE c.node_id = n.id) AS gpus_in_use,
-    n.heartbeat_at, n.lease_until, coalesce(n.lease_until > now(), false) AS leased,
+    n.marked_intervals, n.heartbeat_at, n.lease_until, coalesce(n.lease_until > now(), false) AS leased,
     CASE WHEN k.node_id IS NULL THEN 'shared' WHEN k.revoked_at IS NULL THEN 'own' ELSE 'revoked' END AS credential,
     coalesce(k.revoked_at, k.enrolled_at) AS credential_since
 FROM nodes n LEFT JOIN node_credentials k ON k.node_id = n.id
@@ -52,7 +55,7 @@ ORDER BY n.id LIMIT $3
 """
 
 _KNOWN = """
-SELECT n.id, n.zone, n.host_power, (
+SELECT n.id, n.zone, n.host_power, n.most_gpu_w, n.most_host_w, (
     SELECT e.id FROM nodes e WHERE e.id = n.engine_node AND e.id = e.engine || '.' || n.id) AS engine_node, coalesce((
     SELECT jsonb_agg(jsonb_build_array(extract(epoch FROM z.since), z.zone) ORDER BY z.since)
     FROM node_zones z WHERE z.node_id = n.id), '[]') AS zones
@@ -84,12 +87,15 @@ class KnownNode(NamedTuple):
     """What is needed to price a node's energy, and the source of its host's power.
 
     ``zones`` has every zone the node was ever in with the time since when, UTC seconds, oldest first; it is empty for a
-    node that was always in ``zone``. ``engine_node`` is the engine's node whose energy it measures.
+    node that was always in ``zone``. ``engine_node`` is the engine's node whose energy it measures. ``most_gpu_w`` and
+    ``most_host_w`` are the most that its GPUs, and the rest of it, could ever draw; None where that was not said.
     """
 
     id: str
     zone: str
     host_power: str
+    most_gpu_w: float | None
+    most_host_w: float | None
     engine_node: str | None
     zones: list[tuple[float, str]]
 
@@ -115,6 +121,7 @@ class NodeRow(NamedTuple):
     partitions: list[Json]
     gpu_health: list[Json]
     gpus_in_use: int
+    marked_intervals: int
     heartbeat_at: datetime | None
     lease_until: datetime | None
     leased: bool
@@ -157,6 +164,7 @@ async def register(
 ) -> None:
     """Store a node that ``admit`` lets in by its secret, and its new token, which invalidates the old one.
 
+    What it can draw is the most that it was ever registered with: what it has still to report may be of that time.
     Registering renews no lease and restores no gang: only a heartbeat does, under the node's row lock. A new node
     counts as lost until its first heartbeat. A node that comes back in another grid zone is recorded in the audit log,
     and its energy from now on is that of the new zone.
@@ -165,6 +173,8 @@ async def register(
         OtherKindError: It is known as an engine's bridge and would be a node with an agent, or the other way round.
     """
     devices = [device.model_dump(mode="json") for device in registration.devices]
+    gpus = [device for device in registration.devices if device.parent is None]
+    most_gpu_w = sum(board_most_w(each.model, (each.power_limit_w, each.highest_limit_w)) for each in gpus)
     zone = registration.zone or default_zone
     async with database.transaction() as connection:
         await admit(connection, registration, secret)
@@ -191,6 +201,8 @@ async def register(
             registration.measures_only,
             registration.engine_node,
             registration.checkpoints,
+            most_gpu_w,
+            registration.most_host_w,
         )
         await connection.execute(gpu_health.REPLACED, registration.node_id)
 

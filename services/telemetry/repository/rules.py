@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.db.database import Database
-from services.telemetry.repository.lines import LATE_DAYS, LATE_LINES, LEDGER, METERED
+from services.telemetry.repository.lines import EARLY_LINES, KNOWN_LATE_S, LATE_DAYS, LATE_LINES, LEDGER, METERED
 
 LEDGER_TOLERANCE = 1e-3
 """Device energy = sum over owners + idle, to within this share."""
@@ -80,8 +80,7 @@ WHERE abs(carbon_gco2
     > 1e-9 * abs(carbon_gco2) + 1e-9
 """
 
-# An agent learns of an end at its next look, a second later, or some on a busy node: an interval may begin meanwhile.
-_KNOWN_LATE = "interval '10 seconds'"
+_KNOWN_LATE = f"interval '{KNOWN_LATE_S} seconds'"
 
 _AFTER_END = f"""
 SELECT job_id AS job, allocation, node_id AS node, start_at, end_at,
@@ -91,6 +90,12 @@ UNION ALL
 SELECT job_id, allocation, node_id, start_at, end_at, energy_j FROM ({LATE_DAYS}) AS days
 WHERE (energy_j <> 0 OR gpu_s <> 0) AND end_at > gang_end + {_KNOWN_LATE}
 ORDER BY start_at, allocation, node
+"""
+
+_BEFORE_BEGIN = f"""
+SELECT job_id AS job, allocation, node_id AS node, start_at, end_at,
+    gpu_energy_j + cpu_energy_j + static_energy_j AS energy_j
+FROM ({EARLY_LINES}) AS lines ORDER BY start_at, allocation, node
 """
 
 _CAPACITY = """
@@ -164,8 +169,14 @@ RULES = (
     Rule(
         "no_line_after_its_gang",
         _AFTER_END,
-        "No line of a job that begins after its gang's end ends more than 10 s after it.",
+        "No line of a job ends more than 10 s after its gang.",
         "{job}: {energy_j:.1f} J on {node} from {start_at:%Y-%m-%d %H:%M:%S} to {end_at:%H:%M:%S}, after {allocation}",
+    ),
+    Rule(
+        "no_line_before_its_gang",
+        _BEFORE_BEGIN,
+        "No line of a job ends more than 10 s before its gang was there.",
+        "{job}: {energy_j:.1f} J on {node} from {start_at:%Y-%m-%d %H:%M:%S} to {end_at:%H:%M:%S}, before {allocation}",
     ),
     Rule(
         "allocation_within_capacity",

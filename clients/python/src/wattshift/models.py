@@ -133,6 +133,7 @@ class DeviceInfo:
         start: First memory slot of a slice on its GPU.
         mig_enabled: Whether the GPU is cut. Then jobs run on its slices, and not on the GPU itself.
         lowest_limit_w: Null where the device does not report it.
+        highest_limit_w: Null where the device does not report it.
     """
 
     index: int
@@ -146,6 +147,7 @@ class DeviceInfo:
     memory_gib: float
     power_limit_w: float
     lowest_limit_w: float | None = None
+    highest_limit_w: float | None = None
     can_set_clock: bool = False
     can_set_power_limit: bool = False
     can_partition: bool = False
@@ -166,6 +168,11 @@ class DeviceReading:
         energy_j: The device's energy counter, which counts from an arbitrary start; null if it has none, and of
             slices.
         read_at: When it was read, by the clock of the node.
+        counter_ratio: Energy by the device's counter over that by its sampled power, in the first seconds of its
+            agent. The counter is used if the two differ by less than a factor of 2, and else the power. Null
+            while it is not known.
+        meter_faults: How many of the device's readings since its agent began were not taken for measurements,
+            because it cannot have used that; its energy was modelled instead.
     """
 
     index: int
@@ -179,6 +186,8 @@ class DeviceReading:
     enforced_limit_w: float | None = None
     energy_j: float | None = None
     read_at: datetime | None = None
+    counter_ratio: float | None = None
+    meter_faults: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -853,6 +862,8 @@ class Node:
         gpu_health: Its GPUs that get no new work; none while all of them do.
         gpus: Slices are not counted, only the GPUs they are part of.
         gpus_in_use: GPUs that a gang holds, or slices of which are held.
+        marked_intervals: How many of the node's intervals are not booked as its meters, or its reports, have it,
+            because its hardware cannot have used that. The `basis` of their lines in the ledger says which.
         credential: How the node proves who it is.
         credential_since: Since when it has its credential, or has had it revoked.
         protections: What keeps jobs apart there; none where the agent is of an earlier release.
@@ -877,6 +888,7 @@ class Node:
     gpus: int
     gpus_in_use: int
     power_w: float
+    marked_intervals: int = 0
     heartbeat_at: datetime | None
     lease_until: datetime | None
     power: NodePower | None = None

@@ -50,6 +50,12 @@ function stateOf(node) {
 }
 
 const limitOf = (each) => each.reading?.enforced_limit_w ?? each.reading?.power_limit_w ?? each.device.power_limit_w;
+/** Return what the check of a GPU's energy counter found, if it has one. */
+function meterOf(reading) {
+  const ratio = reading?.counter_ratio ?? null;
+  const faults = reading?.meter_faults ? `, ${count(reading.meter_faults)} readings not believed` : "";
+  return `${ratio === null ? "" : `, counter ${digits(ratio)} x power`}${faults}`;
+}
 const link = (job) => h("a", { href: `/jobs/${job.id}` }, job.name);
 const several = (items) => items.flatMap((each, i) => (i ? [", ", each] : [each]));
 
@@ -60,7 +66,7 @@ function deviceRow(node, each) {
   const gone = node.state !== "up";
   return [h("tr", {},
     h("td", {}, `GPU ${device.index}`, h("small", {}, device.model)),
-    h("td", { class: "number" }, gone || !reading ? unknown() : power(reading.power_w), h("small", {}, `of ${power(limitOf(each))}`)),
+    h("td", { class: "number" }, gone || !reading ? unknown() : power(reading.power_w), h("small", {}, `of ${power(limitOf(each))}`, meterOf(reading))),
     h("td", { class: "number" }, gone || !reading ? unknown() : percent(reading.utilization)),
     h("td", { class: "number" }, gone || !reading?.clock_mhz ? unknown() : clock(reading.clock_mhz), reading?.locked_clock_mhz ? h("small", {}, `locked to ${clock(reading.locked_clock_mhz)}`) : null),
     h("td", { class: "number" }, gone || reading?.memory_used_gib === null || !reading ? unknown() : `${digits(reading.memory_used_gib)} GiB`, h("small", {}, `of ${digits(device.memory_gib)} GiB`)),
@@ -85,6 +91,7 @@ function details(node) {
     h("div", { class: "card-head" },
       h("p", { class: "note" }, `${node.address}, driver ${node.driver}, heartbeat `, node.heartbeat_at ? at(node.heartbeat_at, ago) : unknown(), `, credential ${words(node.credential)}`,
         node.power.wakes || node.power.off_s ? `, woken ${count(node.power.wakes)} times, off for ${duration(node.power.off_s)} (${energy(node.power.estimated_energy_j)} estimated)` : "",
+        node.marked_intervals ? h("span", { class: "problem" }, `. ${count(node.marked_intervals)} intervals are not booked as its meters have it`) : "",
         lacking.length ? h("span", { class: "problem" }, `. Jobs are not kept apart by: ${lacking.map((each) => words(each.name)).join(", ")}`) : ""),
       h("div", { class: "buttons" },
         node.draining ? act("resume", "Return to service") : act("drain", "Take out of service", `Take ${node.id} out of service? What runs there goes on; nothing new starts.`),
