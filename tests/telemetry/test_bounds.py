@@ -14,6 +14,7 @@ from services.kit.ids import utc_now
 from services.telemetry.figures import MARKED
 from services.telemetry.repository.corrections import return_late
 from tests.support.control_plane import FakeAgent, accept_job, allocate, usage
+from tests.support.ledger import unsigned
 from tests.telemetry.test_corrections import ask, broken, ends, figures, lines, rows, totals
 
 LIMIT_W, HOST_W = 400.0, 500.0
@@ -231,7 +232,7 @@ async def test_lines_of_the_past_outside_a_life_are_named_and_corrected_by_new_l
     assert f"{job}: 58000.0 J on n0 from " in found["no_line_before_its_gang"]
     assert gang in found["no_line_before_its_gang"]
 
-    assert await return_late(plane.database, at_once=1) == 1
+    assert await return_late(plane.database, unsigned, at_once=1) == 1
 
     assert await broken(plane) == {}
     assert await totals(plane) == {"n0": pytest.approx(before["n0"])}
@@ -241,5 +242,5 @@ async def test_lines_of_the_past_outside_a_life_are_named_and_corrected_by_new_l
     now = await figures(plane, job)
     assert now["gpu_energy_j"] == pytest.approx(left_j)
     assert now["gpu_s"] == pytest.approx(6, abs=1e-3)
-    assert await return_late(plane.database) == 0
+    assert await return_late(plane.database, unsigned) == 0
     assert await lines(plane) == after
