@@ -30,9 +30,9 @@ FROM (
     SELECT hour AS start_at, zone, intensity_s, length_s FROM energy_hours WHERE {whole_hours}
     UNION ALL
     SELECT start_at, zone, intensity_gco2_per_kwh::numeric * length_s, length_s FROM (
-        SELECT DISTINCT node_id, boot_id, sequence, zone, intensity_gco2_per_kwh, start_at,
-            extract(epoch FROM end_at - start_at) AS length_s
-        FROM energy_usages WHERE ({part_hours}) AND NOT starts_with(boot_id, '{returned}')
+        SELECT node_id, boot_id, sequence, zone, intensity_gco2_per_kwh, start_at,
+            max(extract(epoch FROM end_at - start_at)) AS length_s
+        FROM energy_usages WHERE ({part_hours}) AND NOT starts_with(boot_id, '{returned}') GROUP BY 1, 2, 3, 4, 5, 6
     ) AS parts
 ) l
 WHERE {period}
