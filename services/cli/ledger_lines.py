@@ -16,12 +16,16 @@ from services.contracts.reports import LedgerLine
 from services.kit.files import whole
 
 
-def save_lines(gateway: Gateway, out: str, period: dict[str, str | None]) -> None:
-    """Write the lines to a file, in the format that its name ends in, or as CSV to the output.
+def save_lines(gateway: Gateway, out: str, period: dict[str, str | None], seals: bool = False) -> None:
+    """Write the lines to a file, in the format that its name ends in, or as CSV to the output; with ``seals``, those.
 
     Raises:
         CliError: The file cannot be written, or its name ends otherwise. The file is there only if it is whole.
     """
+    if seals:
+        period = {**period, "seals": "true"}
+        if out.endswith(".parquet"):
+            raise CliError(f"--lines {out} --seals: must end in .csv or .jsonl, or be -", EXIT_USAGE)
     if out == "-":
         _fetch(gateway, "csv", period, lambda answer: _copy(answer, sys.stdout.buffer))
         return
@@ -70,6 +74,8 @@ def arrow_types() -> dict[str, Any]:
 
     def of(annotation: Any) -> Any:
         kinds = (annotation, *get_args(annotation))
+        if bool in kinds:
+            return pyarrow.bool_()
         if float in kinds:
             return pyarrow.float64()
         if int in kinds:

@@ -193,6 +193,10 @@ class LinesQuery(Message):
     start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
     end: Instant | None = Field(default=None, description="Only lines that begin before this time.")
     format: Literal["csv", "jsonl"] = Field(default="csv", description="CSV with a head, or an object a line.")
+    seals: bool = Field(
+        default=False,
+        description="For operators: add what shows that nothing was changed, as comments or objects with a `seal`.",
+    )
 
 
 class RequestQuery(Message):

@@ -143,6 +143,10 @@ class LedgerLine(Message):
     carbon_gco2: float
     estimated_gco2: float = Field(description="The part of it for which energy or intensity was estimated.")
     release: str | None = Field(description="The release whose method made the line.")
+    intensity_estimated: bool | None = Field(description="Whether the factor was estimated; null on a daily sum.")
+    estimated: bool = Field(description="Whether the energy of its GPUs or the factor was estimated.")
+    batch: int | None = Field(description="What it was hashed with; 0: before there were batches; null on a daily sum.")
+    sum_number: int | None = Field(description="The signed sum that it is of, 0 for none; null on any other line.")
 
 
 class IntensityUse(Message):

@@ -227,7 +227,7 @@ async def read_footprint(
     return await footprint_report(service.database, query, tenant_id, caller.project, service.settings)
 
 
-@router.get("/reports/lines", tags=["reports"], responses={429: {"model": Problem}})
+@router.get("/reports/lines", tags=["reports"], responses={403: {"model": Problem}, 429: {"model": Problem}})
 async def export_lines(
     query: Annotated[LinesQuery, Query()], caller: ProjectCaller, service: Service
 ) -> StreamingResponse:
@@ -235,8 +235,11 @@ async def export_lines(
 
     A tenant sees its own jobs', a key of a project that project's, an operator all, including idle energy."""
     _check_period(query.start, query.end)
+    if query.seals and (not caller.is_operator or caller.project is not None):
+        raise ProblemError(403, ProblemCode.FORBIDDEN, "Seals are of the whole ledger: an operator exports them.")
     about = Subject(query.start, query.end, None if caller.is_operator else caller.tenant_id, caller.project)
-    return StreamingResponse(await service.exports.begin(about, query.format), media_type=LINE_MEDIA[query.format])
+    pieces = await service.exports.begin(about, query.format, service.signer if query.seals else None)
+    return StreamingResponse(pieces, media_type=LINE_MEDIA[query.format])
 
 
 @router.get("/reports/requests", tags=["reports"])

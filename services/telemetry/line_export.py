@@ -12,6 +12,8 @@ from services.kit.problems import ProblemError
 from services.kit.tasks import end_tasks
 from services.telemetry.repository.line_export import write_lines
 from services.telemetry.repository.reports import Subject
+from services.telemetry.repository.seals import Sign
+from services.telemetry.seals import Signer
 
 AT_ONCE = 2
 """Exports hold a connection for as long as their clients read; the others are the ledger's."""
@@ -25,8 +27,12 @@ class LineExports:
         self._database = database
         self._under_way = 0
 
-    async def begin(self, about: Subject, form: Literal["csv", "jsonl"]) -> AsyncGenerator[bytes]:
+    async def begin(
+        self, about: Subject, form: Literal["csv", "jsonl"], signer: Signer | None = None
+    ) -> AsyncGenerator[bytes]:
         """Return the lines of a period, of one instant, piece by piece, once the first piece is there.
+
+        With a ``signer``, they are followed by what shows that nothing was changed.
 
         Raises:
             ProblemError: 429, there are as many exports as there may be.
@@ -34,17 +40,18 @@ class LineExports:
         if self._under_way >= AT_ONCE:
             detail = f"{AT_ONCE} exports are being read; ask again when one has ended."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers={"Retry-After": "10"})
-        pieces = self._pieces(about, form)
+        sign = await signer.ready() if signer is not None else None
+        pieces = self._pieces(about, form, sign)
         await anext(pieces)
         return pieces
 
-    async def _pieces(self, about: Subject, form: Literal["csv", "jsonl"]) -> AsyncGenerator[bytes]:
+    async def _pieces(self, about: Subject, form: Literal["csv", "jsonl"], sign: Sign | None) -> AsyncGenerator[bytes]:
         """Yield nothing once the first piece is there, and then the pieces."""
         pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(PIECES_AHEAD)
 
         async def write() -> None:
             try:
-                await write_lines(self._database, about, form, pieces.put)
+                await write_lines(self._database, about, form, pieces.put, sign)
                 await pieces.put(None)
             except Exception as error:  # raised where the pieces are read
                 await pieces.put(error)

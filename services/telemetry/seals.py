@@ -30,8 +30,12 @@ class Signer:
 
     async def use(self, work: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Call ``work`` with the database, ``sign`` and ``arguments`` once there is a key."""
+        await work(self._database, await self.ready(), *arguments)
+
+    async def ready(self) -> seals.Sign:
+        """Return what signs, once there is a key."""
         await self._load()
-        await work(self._database, self.sign, *arguments)
+        return self.sign
 
     async def _load(self) -> None:
         """Read the key; make one if there is none that opens. Without a secrets key nothing is signed."""

@@ -50,6 +50,7 @@ from services.telemetry.line_export import LineExports
 from services.telemetry.measured import by_holder
 from services.telemetry.repository import engines, gpu_health, heartbeats, nodes
 from services.telemetry.repository.job_inputs import StartingJob, starting_job, upload_chunk
+from services.telemetry.seals import Signer
 from services.telemetry.settings import TelemetrySettings
 
 log = Log(__name__)
@@ -78,6 +79,7 @@ class Telemetry:
     intensities: IntensitySource
 
     def __post_init__(self) -> None:
+        self.signer = Signer(self.database, self.sealer)
         ttl_s = self.settings.lease_ttl_s
 
         async def renew_one(node_id: str, beat: heartbeats.Beat) -> heartbeats.Renewal:

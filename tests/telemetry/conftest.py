@@ -14,6 +14,7 @@ from tests.support.carbon import FakeCarbon
 from tests.support.control_plane import FakeAgent, running_telemetry, telemetry_settings
 from tests.support.ledger import empty_ledger
 
+SECRETS_KEY = "k" * 32
 _zones = count(1)
 
 
@@ -37,7 +38,9 @@ class Plane:
 @pytest.fixture(scope="module")
 async def module_plane(database_url: str, redis_url: str) -> AsyncIterator[Plane]:
     async with FakeCarbon().serve() as carbon:
-        settings = telemetry_settings(database_url, redis_url, carbon_url=carbon.url, lease_ttl_s=0.3)
+        settings = telemetry_settings(
+            database_url, redis_url, carbon_url=carbon.url, lease_ttl_s=0.3, secrets_key=SECRETS_KEY
+        )
         database = await Database.open(database_url, size=4)
         async with running_telemetry(settings) as http:
             yield Plane(http, database, carbon)

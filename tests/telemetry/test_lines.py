@@ -77,7 +77,8 @@ async def test_both_formats_have_the_same_values(plane: Plane) -> None:
     ]
     rows = rows_of(await export(plane))
     assert len(rows) == 12
-    assert [{name: value or "" for name, value in each.items()} for each in objects] == rows
+    words = {None: "", True: "true", False: "false"}
+    assert [{name: words.get(value, value) for name, value in each.items()} for each in objects] == rows
 
 
 @pytest.mark.parametrize("who", [OPERATOR, USER])
@@ -144,7 +145,7 @@ async def test_an_export_waits_for_its_reader(plane: Plane, monkeypatch: pytest.
     await many_lines(plane, 40_000)
     written: list[int] = []
 
-    async def write(database: Database, about: Subject, form: Any, output: Output) -> None:
+    async def write(database: Database, about: Subject, form: Any, output: Output, sign: Any) -> None:
         async def counted(piece: bytes) -> None:
             written.append(len(piece))
             await output(piece)

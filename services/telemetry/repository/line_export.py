@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
 from services.db.database import Database
 from services.db.past_jobs import REPORTED_JOBS
-from services.telemetry.repository.lines import DAY_LINES, FIGURES_OF_LINES
+from services.telemetry.repository.lines import FIGURES_OF_DAYS, FIGURES_OF_LINES
 from services.telemetry.repository.reports import OWNED, PERIOD, Subject
+from services.telemetry.repository.seal_export import Output, Written, write_seals
+from services.telemetry.repository.seals import Sign
 
 LONGEST_S = 3_600.0
 """A client that takes longer to read an export gets no more of it: its snapshot keeps rows from being removed."""
@@ -20,7 +21,7 @@ _VISIBLE = r"""CASE WHEN {text} ~ '^[0-9A-Za-z][ -~]*$' THEN {text} ELSE '''' ||
 _TIME = "to_json({at}) #>> ARRAY[]::text[]"
 """Faster than `to_char`, and in CSV as in JSON."""
 
-_OWNER = f"""
+OWNER = f"""
     LEFT JOIN LATERAL (
         SELECT i.tenant_id, i.project,
             coalesce((SELECT u.name FROM users u WHERE u.id = i.user_id), i.user_label) AS user_name
@@ -32,6 +33,8 @@ _OWNER = f"""
     ) model ON true
 """
 
+_FLAG = "::text /* and not t or f, in CSV */"
+
 _COLUMNS = f"""
     {_TIME.format(at="l.start_at")} AS start_at, {_TIME.format(at="l.end_at")} AS end_at, l.node_id,
     {_VISIBLE.format(text="l.boot_id")} AS boot_id, l.sequence, l.owner AS allocation_id, l.job_id,
@@ -40,28 +43,34 @@ _COLUMNS = f"""
     l.energy_j, l.gpu_energy_j, l.cpu_energy_j, l.static_energy_j, l.source AS gpu_source, l.cpu_source,
     l.basis, l.reported_energy_j, l.estimated_energy_j, l.zone, l.signal, l.provider,
     {_TIME.format(at="l.fetched_at")} AS fetched_at, l.intensity_kind, l.intensity_gco2_per_kwh, l.pue,
-    l.facility_energy_j, l.carbon_gco2, l.estimated_gco2, l.release
+    l.facility_energy_j, l.carbon_gco2, l.estimated_gco2, l.release,
+    l.intensity_estimated{_FLAG} AS intensity_estimated, l.estimated{_FLAG} AS estimated, l.batch, l.sum_number
 """
 """In the order of `contracts.reports.LedgerLine`."""
 
 _OF_RAW = """,
             boot_id, sequence, array_to_string(devices, ' ') AS devices, gpus, cpu_energy_j, static_energy_j, source,
-            cpu_source, basis, reported_energy_j, provider, fetched_at, intensity_kind, release"""
+            cpu_source, basis, reported_energy_j, provider, fetched_at, intensity_kind, release,
+            intensity_estimated, batch, NULL::bigint AS sum_number"""
 
 _OF_DAYS = """
     NULL AS boot_id, NULL::bigint AS sequence, NULL AS devices, NULL::int AS gpus, NULL::float8 AS cpu_energy_j,
     NULL::float8 AS static_energy_j, NULL AS source, NULL AS cpu_source, NULL AS basis,
     NULL::float8 AS reported_energy_j, NULL AS provider,
-    NULL::timestamptz AS fetched_at, NULL AS intensity_kind, NULL AS release
+    NULL::timestamptz AS fetched_at, NULL AS intensity_kind, NULL AS release, NULL::bool AS intensity_estimated,
+    NULL::bigint AS batch
 """
 
 _LINES = f"""
-SELECT {_COLUMNS} FROM ({{lines}}) l {_OWNER}
+SELECT {_COLUMNS} FROM ({{lines}}) l {OWNER}
 WHERE {PERIOD} AND {OWNED} ORDER BY l.start_at, l.node_id, {{order}}
 """
 
 _EXPORTS = (
-    _LINES.format(lines=f"SELECT *, {_OF_DAYS} FROM ({DAY_LINES}) d", order="l.owner, l.zone, l.signal, l.pue"),
+    _LINES.format(
+        lines=f"SELECT *, {_OF_DAYS} FROM ({FIGURES_OF_DAYS.format(more=', sum_number')}) d",
+        order="l.owner, l.zone, l.signal, l.pue, l.sum_number",
+    ),
     _LINES.format(
         lines=FIGURES_OF_LINES.format(raw="energy_usages", more=_OF_RAW), order="l.boot_id, l.sequence, l.owner"
     ),
@@ -72,19 +81,30 @@ _EXPORTS = (
 # sorted at a time; owners and boards are looked up once each, and kept.
 _IN_ORDER = "SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL enable_sort = off"
 
-Output = Callable[[bytes], Awaitable[None]]
+_ANY_ORDER = _IN_ORDER.replace("= off", "= on")
 
 
-async def write_lines(database: Database, about: Subject, form: Literal["csv", "jsonl"], output: Output) -> None:
+async def write_lines(
+    database: Database, about: Subject, form: Literal["csv", "jsonl"], output: Output, sign: Sign | None = None
+) -> None:
     """Write the lines that begin in a period, of one instant of the ledger, in order of time, piece by piece.
 
-    PostgreSQL goes no faster than ``output`` takes them.
+    PostgreSQL goes no faster than ``output`` takes them. With ``sign``, what shows that nothing was changed follows.
     """
+    written = Written(output, form)
     async with database.transaction("repeatable_read", readonly=True) as connection:
         await connection.execute(_IN_ORDER)
         for number, query in enumerate(_EXPORTS):
             if form == "csv":
                 options: dict[str, Any] = {"header": number == 0}
             else:  # JSON has neither of these characters, so that CSV quotes nothing
-                query, options = f"SELECT row_to_json(r) FROM ({query}) r", {"delimiter": "\x02", "quote": "\x01"}
-            await connection.copy_from_query(query, *about, output=output, format="csv", timeout=LONGEST_S, **options)
+                query, options = (
+                    f"SELECT row_to_json(r) FROM ({query.replace(_FLAG, '')}) r",
+                    {"delimiter": "\x02", "quote": "\x01"},
+                )
+            await connection.copy_from_query(
+                query, *about, output=written.take if sign else output, format="csv", timeout=LONGEST_S, **options
+            )
+        if sign is not None:
+            await connection.execute(_ANY_ORDER)
+            await write_seals(connection, about, written, OWNER, sign)

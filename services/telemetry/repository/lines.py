@@ -25,15 +25,17 @@ measured."""
 
 RAW_LINES = FIGURES_OF_LINES.replace("{more}", "")
 
-DAY_LINES = f"""
+FIGURES_OF_DAYS = f"""
     SELECT *, {_FOLLOWING} FROM (
         SELECT node_id, owner, job_id, start_at, end_at, zone, signal,
             coalesce(carbon_gco2 / nullif(energy_j / 3.6e6 * pue, 0), 0) AS intensity_gco2_per_kwh, pue,
-            energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s, estimated
+            energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s, estimated {{more}}
         FROM energy_days
     ) AS days
 """
 """Rows of ``energy_days`` in the same columns; the intensity is the mean over the line."""
+
+DAY_LINES = FIGURES_OF_DAYS.replace("{more}", "")
 
 GANG_END = "coalesce(r.ended_at, a.ended_at)"
 """When the gang ``a`` ended on the node whose last report is ``r``: by the node's own clock, as its lines are, if the

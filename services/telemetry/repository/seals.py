@@ -44,15 +44,22 @@ _ADD_DAY += "VALUES ($1, $2, $3, sha256(convert_to($3, 'UTF8')), $4, $5, $6, $7)
 _ADD_SUM = "INSERT INTO ledger_sums (number, day_number, text, hash, public_key, signature) "
 _ADD_SUM += "VALUES ($1, $2, $3, sha256(convert_to($3, 'UTF8')), $4, $5)"
 
-_OF_SUM = """
+LINE_TEXT = """concat_ws(E'\\t', node_id, boot_id, sequence, owner, coalesce(job_id, ''), to_json(start_at) #>> '{}',
+    to_json(end_at) #>> '{}', gpus, gpu_energy_j, cpu_energy_j, static_energy_j, source, cpu_source, zone, signal,
+    intensity_gco2_per_kwh, intensity_estimated::text, pue, carbon_gco2, coalesce(basis, ''),
+    coalesce(reported_energy_j::text, ''), array_to_string(devices, ' '), coalesce(provider, ''),
+    coalesce(to_json(fetched_at) #>> '{}', ''), coalesce(intensity_kind, ''), coalesce(release, ''))"""
+"""A line of ``energy_usages`` as ``ledger_close`` hashes it, version 1."""
+
+SUM_TEXT = """concat_ws(E'\\t', node_id, owner, coalesce(job_id, ''), to_json(start_at) #>> '{}',
+    to_json(end_at) #>> '{}', zone, signal, pue, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s,
+    estimated::text)"""
+"""A line of ``energy_days`` as it is hashed."""
+
+_OF_SUM = f"""
 SELECT count(*) AS lines, min(start_at) AS first_at, max(start_at) AS last_at,
     encode(sha256(convert_to(coalesce(string_agg(line, '' ORDER BY line COLLATE "C"), ''), 'UTF8')), 'hex') AS digest
-FROM (
-    SELECT start_at, concat_ws(E'\\t', node_id, owner, coalesce(job_id, ''), to_json(start_at) #>> '{}',
-        to_json(end_at) #>> '{}', zone, signal, pue, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s,
-        estimated::text) || E'\\n' AS line
-    FROM energy_days WHERE sum_number = $1
-) AS lines
+FROM (SELECT start_at, {SUM_TEXT} || E'\\n' AS line FROM energy_days WHERE sum_number = $1) AS lines
 """
 
 _FOLDABLE = """
