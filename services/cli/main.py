@@ -20,6 +20,7 @@ from services.cli import (
     engines,
     exec,
     export,
+    factors,
     fit,
     fleets,
     jobs,
@@ -50,7 +51,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 ROOMS = (
-    *(local, certificates, jobs, top, exec, shell, cluster, engines, clusters, access, users, budgets, secrets, report),
+    *(
+        local,
+        certificates,
+        jobs,
+        top,
+        exec,
+        shell,
+        cluster,
+        engines,
+        clusters,
+        access,
+        users,
+        budgets,
+        secrets,
+        report,
+        factors,
+    ),
     *(serving, apps, fleets),
     *(webhooks, endpoints, export, simulate, fit, profile_inference, plan, demo),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -14,6 +15,7 @@ import typer
 
 from services.cli import output
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
+from services.cli.forms import FORMS
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.contracts.queries import GroupBy, RequestGroup
@@ -37,6 +39,19 @@ UNKNOWN = "unknown"
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
     app.command()(report)
+    app.command()(verify)
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(help="What `report --lines FILE --seals` wrote.")],
+    key: Annotated[str | None, typer.Option(help="The public key that must have signed it, as hexadecimal.")] = None,
+) -> None:
+    """Check an export of the ledger: every line, total, hash and signature.
+
+    services/cli/verify.py does it without anything else: `python verify.py FILE`."""
+    from services.cli import verify as program
+
+    raise typer.Exit(program.verify(str(file), key=key))
 
 
 def report(
@@ -63,6 +78,15 @@ def report(
         str | None,
         typer.Option(metavar="FILE", help="Write every line of the ledger: .csv, .jsonl or .parquet; - is CSV."),
     ] = None,
+    seals: Annotated[
+        bool, typer.Option("--seals", help="With --lines: add what `wattshift verify` needs. For operators.")
+    ] = False,
+    form: Annotated[
+        str | None, typer.Option("--as", metavar="FORM", help=f"Print JSON in a form: {', '.join(FORMS)}.")
+    ] = None,
+    facts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --as: what the ledger cannot know (see `factors`).")
+    ] = None,
     check: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Say whether a page is as --html made it, and do nothing else.")
     ] = None,
@@ -78,14 +102,23 @@ def report(
         two = "" if requests else ", or two of them as in project,month"
         raise CliError(f"--by {by}: must be one of {', '.join(groups)}{two}", EXIT_USAGE)
     by = ",".join(named)
-    if sum(given is not None for given in (csv_file, html_file, lines)) + as_json > 1:
-        raise CliError("give one of --csv, --html, --lines and --json", EXIT_USAGE)
+    if sum(given is not None for given in (csv_file, html_file, lines, form)) + as_json > 1:
+        raise CliError("give one of --csv, --html, --lines, --as and --json", EXIT_USAGE)
+    if form is not None and form not in FORMS:
+        raise CliError(f"--as {form}: must be one of {', '.join(FORMS)}", EXIT_USAGE)
+    if facts is not None and form is None:
+        raise CliError("--facts goes with --as", EXIT_USAGE)
     period = period_of(start, end, month)
     gateway = Gateway()
+    if form is not None:
+        output.print_json(_form(gateway, form, facts, period))
+        return
+    if seals and lines is None:
+        raise CliError("--seals goes with --lines", EXIT_USAGE)
     if lines is not None:
         from services.cli.ledger_lines import save_lines
 
-        save_lines(gateway, lines, period)
+        save_lines(gateway, lines, period, seals)
         return
     if requests:
         if csv_file is not None or html_file is not None:
@@ -110,6 +143,29 @@ def report(
         _write_csv(csv_file, found)
     else:
         _print(by, found)
+
+
+def _form(gateway: Gateway, form: str, facts_file: Path | None, period: dict[str, str | None]) -> dict[str, Any]:
+    """Return a report in a form that standards or laws ask for."""
+    from services.cli import forms
+    from services.cli.factors import read_facts
+
+    facts = read_facts(facts_file) if facts_file is not None else forms.Facts()
+    found = fetch(gateway, "model", period)
+    period = {"start": period["start"], "end": found["end_at"]}  # all of one moment
+    given = {name: value for name, value in period.items() if value is not None}
+    if form == "eed":
+        return forms.eed(found, facts)
+    if form == "boamps":
+        return forms.boamps(found, gateway.get("/v1/nodes")["items"], facts, datetime.now(UTC))
+    if form == "annex-xi":
+        return forms.annex_xi(found, gateway.pages("/v1/jobs", 1_000_000), facts)
+    with gateway.stream("/v1/reports/lines", format="jsonl", **given) as answer:
+        lines = (json.loads(line) for line in answer.iter_lines())
+        if form == "ghg-hourly":
+            return forms.ghg_hourly(found, lines, facts)
+        requests = gateway.get("/v1/reports/requests", group_by="model", **period)
+        return forms.sci_ai(found, requests, lines, facts)
 
 
 def _check(path: Path) -> None:

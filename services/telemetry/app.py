@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import asyncpg
 from fastapi import FastAPI
@@ -20,6 +22,7 @@ from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
 from services.telemetry import request_endpoints
+from services.telemetry.control_plane import SLOT_S, book_control_plane
 from services.telemetry.endpoints import NODE_PATHS, router
 from services.telemetry.enrolment import Enrolment
 from services.telemetry.figures import show_figures
@@ -29,7 +32,7 @@ from services.telemetry.redis_users import LOOK_S, RedisUsers
 from services.telemetry.repository.corrections import return_late
 from services.telemetry.repository.requests import fold_requests
 from services.telemetry.repository.retention import fold, forget_clocks, forget_settings
-from services.telemetry.seals import CLOSE_EVERY_S, Signer, close_days
+from services.telemetry.seals import CLOSE_EVERY_S, close_days
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
 from services.telemetry.sleeps import BOOK_EVERY_S, book
@@ -54,13 +57,17 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         ledger = Ledger(database, intensities, settings.pue)
         users = RedisUsers(database, redis) if settings.node_redis == "own" else None
         enrolment = Enrolment(settings, database, users)
-        sealer = Sealer(settings.secrets_key)
-        app.state.telemetry = Telemetry(settings, database, redis, ledger, sealer, enrolment, intensities)
-        signer = Signer(database, sealer)
+        app.state.telemetry = telemetry = Telemetry(
+            settings, database, redis, ledger, Sealer(settings.secrets_key), enrolment, intensities
+        )
+        signer = telemetry.signer
         show_figures(app.state.metrics, database)
         loops = [repeat(lambda: book(database, ledger), BOOK_EVERY_S, failed="sleeps.not_booked")]
         every_s, keep_days = settings.retention_interval_s, settings.clocks_keep_days
         loops.append(repeat(lambda: forget_clocks(database, keep_days), every_s, failed="clocks.not_forgotten"))
+        if power_w := settings.control_plane_w:
+            own = partial(book_control_plane, ledger, settings.zone, power_w)
+            loops.append(repeat(lambda: own(time.time()), SLOT_S / 5, failed="control_plane.not_booked"))
         if users is not None:
             loops.append(repeat(users.apply, LOOK_S, failed="redis.users_not_read"))
         loops.append(repeat(lambda: signer.use(close_days), CLOSE_EVERY_S, failed="ledger.not_signed"))

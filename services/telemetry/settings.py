@@ -45,6 +45,14 @@ class TelemetrySettings(SealingSettings):
     heartbeat_interval_s: float = Field(2.0, gt=0, le=600, description="How often nodes are asked to report.")
     lease_ttl_s: float = Field(20.0, gt=0, le=3_600, description="How long a node may run its gangs without contact.")
 
+    control_plane_w: float = Field(
+        0.0,
+        ge=0,
+        le=1e9,
+        allow_inf_nan=False,
+        description="What the control plane's own machines draw: gateway, router, scheduler, storage of the platform. "
+        "It is booked as the idle energy of a node `control-plane` in the default zone; 0: not known, and not booked.",
+    )
     market_gco2_per_kwh: dict[str, NonNegative] = Field(
         default={},
         description="For reports: factor of the contracts, or the residual mix, of each zone, gCO2/kWh, as JSON: "

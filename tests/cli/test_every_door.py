@@ -43,7 +43,7 @@ LOCAL = {
     *("up", "down", "demo", "backup", "restore", "rotate-secret", "admin-key", "ca init", "ca issue", "credential"),
     *("status", "clusters use", "logout", "engine slurm", "engine slurm-history", "fit energy", "fit throughput"),
     *("plan allocation", "plan partition", "plan placement", "plan pools", "carbon forecast", "profile inference"),
-    *("simulate experiment", "simulate inference", "simulate serving", "simulate training"),
+    *("simulate experiment", "simulate inference", "simulate serving", "simulate training", "verify", "factors add"),
 }
 """They ask no gateway, or say only what they do here: files, programs and this machine's installation."""
 ASIDE = {"exec", "shell"}

@@ -284,7 +284,7 @@ LINES = (
     ",".join(LedgerLine.model_fields)
     + "\n2026-11-01T00:00:00.5+00:00,2026-11-01T00:00:02+00:00,n0,boot,7,,,,,,A100,0 1,2,4.0,"
     + "3.5,3,0.5,0,counter,modelled,,,"
-    + "0.5,DE,average_direct,uk,2026-11-01T00:00:00+00:00,measured,360.0,1.0,3.5,0.00035,5e-05,0.1.0\n"
+    + "0.5,DE,average_direct,uk,2026-11-01T00:00:00+00:00,measured,360.0,1.0,3.5,0.00035,5e-05,0.1.0,false,true,12,\n"
 )
 
 
@@ -323,6 +323,7 @@ def test_lines_are_written_as_parquet_with_their_types(tmp_path: Path) -> None:
     (row,) = table.to_pylist()
     line = LedgerLine.model_validate({**row, "allocation_id": ""})
     assert (line.gpu_s, line.sequence, line.job_id, line.gpus) == (4.0, 7, None, 2)
+    assert (row["intensity_estimated"], row["estimated"], line.batch, line.sum_number) == (False, True, 12, None)
     assert line.start_at == datetime(2026, 11, 1, 0, 0, 0, 500_000, tzinfo=UTC)
     assert table.column_names == list(LedgerLine.model_fields)
 
@@ -338,7 +339,7 @@ def test_lines_go_to_files_of_known_kinds(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"must end in \.csv, \.jsonl or \.parquet, or be -"):
         save_lines(StreamingGateway(), str(tmp_path / "lines.txt"), {})  # type: ignore[arg-type]
     done = CliRunner().invoke(app, ["report", "--lines", "a.csv", "--json"])
-    assert "give one of --csv, --html, --lines and --json" in str(done.exception)
+    assert "give one of --csv, --html, --lines, --as and --json" in str(done.exception)
 
 
 def test_two_dimensions_are_asked_for_and_shown_in_table_csv_and_page(
