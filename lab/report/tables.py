@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.core.accounting.carbon import percent_change
 from services.kit.text import write_row
 
 Result = dict[str, Any]
@@ -176,7 +177,7 @@ def change(ratio: float, deviation: float = math.nan) -> str:
     if ratio != ratio:
         return "-"
     spread = f" ± {100 * deviation:.1f}" if deviation == deviation else ""
-    return f"{100 * (ratio - 1):+.1f} %{spread}"
+    return f"{percent_change(ratio, 1.0)}{spread}"
 
 
 def changes(row: Compared) -> list[str]:

@@ -129,7 +129,8 @@ def report(
         return
     right = ("gCO2/kWh", "requests", "accuracy", "p95", "energy", "gCO2")
     shown = output.table("from", *right, "variants", right=right)
-    for step in found["mix"]:
+    used = output.energies(step["energy_j"] for step in found["mix"])
+    for step, energy in zip(found["mix"], used, strict=True):
         total = max(sum(step["by_variant"].values()), 1)
         mix = sorted(step["by_variant"].items(), key=lambda each: -each[1])
         shown.add_row(
@@ -138,7 +139,7 @@ def report(
             str(step["requests"]),
             _percent(step["accuracy_pct"]),
             _ms(step["p95_ms"]),
-            output.energy(step["energy_j"]),
+            energy,
             f"{step['carbon_gco2']:.3g}",
             ", ".join(f"{100 * count / total:.0f} % {variant}" for variant, count in mix),
         )

@@ -160,15 +160,14 @@ class View:
     def _job_lines(self, jobs: list[Any]) -> RenderableType:
         figures = ("GPUs", "energy", "CO2")
         shown = output.table("job", "state", "GPUs", "done", "energy", "CO2", "why", right=figures)
-        for job in jobs:
+        for job, *used in zip(jobs, *_used(jobs), strict=True):
             share = output.progress_share(job) or 0.0
             shown.add_row(
                 job["name"],
                 output.state(job["state"]),
                 str(job["gpus"] or "-"),
                 ProgressBar(total=1, completed=share, width=16),
-                output.energy(job["footprint"]["energy_j"]),
-                output.carbon(job["footprint"]["carbon_gco2"]),
+                *used,
                 "" if job["state"] in FINAL else output.reason(job),
             )
         return shown
@@ -179,7 +178,7 @@ class View:
         jobs = self.jobs()
         figures = ("preempted", "JCT", "energy", "CO2", "gCO2/kWh")
         shown = output.table("job", "end", "preempted", "JCT", "energy", "CO2", "gCO2/kWh", right=figures)
-        for job in jobs:
+        for job, *used in zip(jobs, *_used(jobs), strict=True):
             footprint = job["footprint"]
             kwh = footprint["energy_j"] / J_PER_KWH
             shown.add_row(
@@ -187,8 +186,7 @@ class View:
                 output.state(job["state"]),
                 f"{job['preemptions']} x" if job["preemptions"] else "",
                 output.duration(output.completion_s(job) or 0),
-                output.energy(footprint["energy_j"]),
-                output.carbon(footprint["carbon_gco2"]),
+                *used,
                 f"{footprint['carbon_gco2'] / kwh:.0f}" if kwh else "-",
             )
         console.print(shown)
@@ -225,3 +223,11 @@ class View:
             before = now
             self.stop.wait(3)
         raise CliError("the ledger has not received every job's energy; see `wattshift nodes`")
+
+
+def _used(jobs: list[Any]) -> tuple[list[str], list[str]]:
+    """Return the columns of energy and emissions."""
+    footprints = [job["footprint"] for job in jobs]
+    return output.energies(each["energy_j"] for each in footprints), output.emissions(
+        each["carbon_gco2"] for each in footprints
+    )

@@ -84,20 +84,26 @@ def _days_table(found: list[Any]) -> RenderableType:
         "day", "jobs", "later", "by", "emitted", "would have", "saved", "decided", "left out",
         right=("jobs", "later", "by", "emitted", "would have", "saved"),
     )  # fmt: skip
-    for each in found:
+    saved = [each["savings"] or {} for each in found]
+    columns = [[each.get(name) for each in saved] for name in ("carbon_gco2", "would_carbon_gco2")]
+    grams = output.emissions(
+        [*columns[0], *columns[1], *(None if a is None else a - b for a, b in zip(*columns, strict=True))]
+    )
+    for at, each in enumerate(found):
         decided = ", ".join(f"{count} {name}" for name, count in sorted(each["counts"].items()))
-        shown.add_row(each["day"], *_saved(each["savings"]), decided, _left_out(each["savings"]))
+        shown.add_row(
+            each["day"], *_saved(each["savings"], grams[at :: len(found)]), decided, _left_out(each["savings"])
+        )
     return shown
 
 
-def _saved(savings: dict[str, Any] | None) -> list[str]:
-    """Return the figures of a day's dry run."""
+def _saved(savings: dict[str, Any] | None, grams: list[str]) -> list[str]:
+    """Return the figures of a day's dry run; ``grams``: what was and would have been emitted, and the difference."""
     if savings is None:
         return [""] * 6
     by = "-" if savings["later_h"] is None else output.duration(savings["later_h"] * 3_600)
-    emitted, would = savings["carbon_gco2"], savings["would_carbon_gco2"]
-    grams = ["-"] * 3 if emitted is None else [output.carbon(each) for each in (emitted, would, emitted - would)]
-    return [str(savings["jobs"]), str(savings["later"]), by, *grams]
+    shown = ["-"] * 3 if savings["carbon_gco2"] is None else grams
+    return [str(savings["jobs"]), str(savings["later"]), by, *shown]
 
 
 def _left_out(savings: dict[str, Any] | None) -> str:

@@ -257,9 +257,11 @@ class Page:
             return
         yield f"  under each policy, if no further job came (queue as of {self._time(comparison['as_of'])}):"
         groups: dict[tuple[str, ...], list[str]] = {}
-        for item in sorted(comparison["items"], key=lambda item: item["ends_at"] or "9"):
+        items = sorted(comparison["items"], key=lambda item: item["ends_at"] or "9")
+        emitted = output.emissions(item["carbon_gco2"] for item in items)
+        for item, grams in zip(items, emitted, strict=True):
             name = f"{item['policy']} (in force)" if item["in_force"] else item["policy"]
-            groups.setdefault(self._outcome(item), []).append(name)
+            groups.setdefault(self._outcome(item, grams), []).append(name)
         rows = [("starts", "waits", "ends", "CO2", "policy")]
         rows += [(*outcome, ", ".join(names)) for outcome, names in groups.items()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -268,16 +270,16 @@ class Page:
         for sentence in comparison["assumptions"]:
             yield f"    [dim]{sentence}[/]"
 
-    def _outcome(self, item: dict[str, Any]) -> tuple[str, ...]:
+    def _outcome(self, item: dict[str, Any], grams: str) -> tuple[str, ...]:
         """Return what becomes of the job under a policy, as cells; policies of the same outcome share a line."""
         if item["failure"]:
             return item["failure"], "", "", ""
-        starts, ends, waits_s, carbon = (item[key] for key in ("starts_at", "ends_at", "waits_s", "carbon_gco2"))
+        starts, ends, waits_s = (item[key] for key in ("starts_at", "ends_at", "waits_s"))
         return (
             "later" if starts is None else self._clock(starts) if waits_s else "now",
             "-" if waits_s is None else output.duration(waits_s),
             self._clock(ends) if ends else "-",
-            "-" if carbon is None else output.carbon(carbon),
+            "-" if item["carbon_gco2"] is None else grams,
         )
 
     def _local(self, text: str) -> datetime:

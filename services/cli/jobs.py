@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -93,22 +93,24 @@ def list_jobs(
 
 def job_table(jobs: list[Any]) -> Table:
     """Return jobs as a table; a narrow terminal gets fewer figures, and no reason is cut."""
-    cells: dict[str, Callable[[Any], str]] = {
-        "job": lambda job: job["id"],
-        "name": lambda job: job["name"],
-        "state": lambda job: output.state(job["state"]),
-        "GPUs": lambda job: str(job["gpus"] or "-"),
-        "done": lambda job: "-" if (share := _share(job)) is None else f"{share:.0%}",
-        "energy": lambda job: output.energy(job["footprint"]["energy_j"]),
-        "CO2": lambda job: output.carbon(job["footprint"]["carbon_gco2"]),
-        "age": lambda job: output.age(job["submitted_at"]),
-        "why": lambda job: arrays.counts(job) if arrays.is_array(job) else (job.get("reason") or "").replace("_", " "),
+    cells: dict[str, list[str]] = {
+        "job": [job["id"] for job in jobs],
+        "name": [job["name"] for job in jobs],
+        "state": [output.state(job["state"]) for job in jobs],
+        "GPUs": [str(job["gpus"] or "-") for job in jobs],
+        "done": ["-" if (share := _share(job)) is None else f"{share:.0%}" for job in jobs],
+        "energy": output.energies(job["footprint"]["energy_j"] for job in jobs),
+        "CO2": output.emissions(job["footprint"]["carbon_gco2"] for job in jobs),
+        "age": [output.age(job["submitted_at"]) for job in jobs],
+        "why": [
+            arrays.counts(job) if arrays.is_array(job) else (job.get("reason") or "").replace("_", " ") for job in jobs
+        ],
     }
     left_out = () if console.width >= WIDE else ("done", "energy", "CO2")
     columns = [column for column in cells if column not in left_out]
     shown = output.table(*columns, right=("GPUs", "done", "energy", "CO2"))
-    for job in jobs:
-        shown.add_row(*(cells[column](job) for column in columns))
+    for row in zip(*(cells[column] for column in columns), strict=True):
+        shown.add_row(*row)
     return shown
 
 

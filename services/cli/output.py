@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -129,20 +130,47 @@ def reason(job: dict[str, Any]) -> str:
     return (job.get("reason") or "").replace("_", " ")
 
 
+UNKNOWN = "unknown"
+_ENERGY = ((J_PER_KWH / 10, J_PER_KWH, 3, "kWh"), (1_000, 3_600, 2, "Wh"), (0, 1, 0, "J"))
+_CARBON = ((1_000, 1_000, 3, "kg"), (1, 1, 2, "g"), (0, 1e-3, 1, "mg"))
+_TIME = ((3_600, 3_600, 3, "h"), (60, 60, 2, "min"), (0, 1, 0, "s"))
+"""Units: the least that they are used for, their size, decimals, and symbol."""
+
+
+def energies(energies_j: Iterable[float | None]) -> list[str]:
+    """Return the joules of a column as people read them, all in the unit of the largest; None is unknown."""
+    return _in_one_unit(list(energies_j), _ENERGY)
+
+
+def emissions(carbon_gco2: Iterable[float | None]) -> list[str]:
+    """Return the emissions of a column as people read them, all in the unit of the largest; None is unknown."""
+    return _in_one_unit(list(carbon_gco2), _CARBON)
+
+
+def times(seconds: Iterable[float | None]) -> list[str]:
+    """Return the GPU times of a column, all in the unit of the largest; None is unknown."""
+    return _in_one_unit(list(seconds), _TIME)
+
+
 def energy(energy_j: float) -> str:
     """Return joules as people read them."""
-    if energy_j < 1_000:
-        return f"{energy_j:.0f} J"
-    if energy_j < J_PER_KWH / 10:
-        return f"{energy_j / 3_600:.2f} Wh"
-    return f"{energy_j / J_PER_KWH:.3f} kWh"
+    return energies([energy_j])[0]
 
 
 def carbon(carbon_gco2: float) -> str:
     """Return an emission as people read it."""
-    if abs(carbon_gco2) < 1:
-        return f"{carbon_gco2 * 1_000:.1f} mg"
-    return f"{carbon_gco2:.2f} g" if abs(carbon_gco2) < 1_000 else f"{carbon_gco2 / 1_000:.3f} kg"
+    return emissions([carbon_gco2])[0]
+
+
+def _in_one_unit(values: list[float | None], units: Sequence[tuple[float, float, int, str]]) -> list[str]:
+    most = max((abs(value) for value in values if value is not None), default=0.0)
+    _, size, decimals, unit = next((each for each in units if most >= each[0]), units[-1])
+
+    def shown(value: float) -> str:
+        first = -math.floor(math.log10(abs(value / size))) if value else 0  # the first digit that is not 0
+        return f"{value / size:.{decimals if abs(value / size) >= 0.5 * 10**-decimals else first}f}"
+
+    return [UNKNOWN if value is None else f"{shown(value)} {unit}" for value in values]
 
 
 def rounded(amount: float) -> str:

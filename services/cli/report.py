@@ -19,7 +19,7 @@ from services.cli.forms import FORMS
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.contracts.queries import GroupBy, RequestGroup
-from services.core.accounting.carbon import relative_change
+from services.core.accounting.carbon import percent_change
 from services.kit.files import whole
 from services.kit.text import write_row
 
@@ -33,7 +33,6 @@ COLUMNS = (
     *("group", "name", "jobs", "gpu_h", "energy_kwh", "estimated_energy_kwh", "facility_energy_kwh"),
     *("location_based_kgco2", "estimated_kgco2", "market_based_kgco2", "embodied_kgco2", "baseline_kgco2", "unknown"),
 )
-UNKNOWN = "unknown"
 
 
 def register(app: typer.Typer) -> None:
@@ -239,61 +238,51 @@ def _instant(text: str | None, option: str) -> datetime | None:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def grams(value: float | None) -> str:
-    """Return an emission as people read it, or that it is unknown."""
-    return UNKNOWN if value is None else output.carbon(value)
-
-
 def share(part: float, whole: float) -> str:
-    """Return a share in per cent; of nothing there is none."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    """Return a share in per cent; of nothing, or of less, there is none."""
+    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
 
 
 def change(actual: float, baseline: float | None) -> str:
     """Return how much more or less was emitted than in the baseline, with its sign."""
-    if baseline is None:
-        return UNKNOWN
-    if (changed := relative_change(actual, baseline)) is None:
-        return "-"
-    percent = round(100 * changed, 1)
-    return f"{percent:+.1f} %" if percent else "0.0 %"
+    return output.UNKNOWN if baseline is None else percent_change(actual, baseline)
 
 
 def _print(by: str, found: Report) -> None:
     figures = ("jobs", "GPU time", "energy", "CO2", "market-based", "embodied", "baseline", "to baseline")
     shown = output.table(by, *figures, right=figures)
     idle = {"group": "(idle)", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
-    for line in [*found["lines"], idle]:
-        shown.add_row(*_cells(title(line), line))
-    shown.add_section()
-    total = {"jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
-    shown.add_row(*_cells("[bold]total[/]", total))
+    total = {"group": "[bold]total[/]", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
+    lines = [*found["lines"], idle, total]
+    used = output.times(line["footprint"]["gpu_s"] for line in lines)
+    for line, gpu_time, cells in zip(lines, used, amounts(lines), strict=True):
+        if line is total:
+            shown.add_section()
+        shown.add_row(title(line), str(line["jobs"]), gpu_time, *cells)
     console.print(shown)
     for sentence in notes(found):
         console.print(f"[dim]{sentence}[/]", soft_wrap=True)
 
 
 def _print_requests(by: str, found: Report) -> None:
-    figures = ("requests", "input tokens", "output tokens", "energy", "CO2", "outside the ledger")
+    figures = ("requests", "input tokens", "output tokens", "energy", "CO2", "outside the ledger", "its CO2")
     shown = output.table(by, *figures, right=figures)
-    for line in found["lines"]:
-        outside = line["outside_energy_j"]
-        shown.add_row(
-            line["group"],
-            str(line["requests"]),
-            str(line["input_tokens"]),
-            str(line["output_tokens"]),
-            output.energy(line["energy_j"]),
-            output.carbon(line["carbon_gco2"]),
-            f"{output.energy(outside)}, {output.carbon(line['outside_carbon_gco2'])}" if outside else "-",
-        )
-    servers = found["servers"]
+    lines, servers = found["lines"], found["servers"]
+    used = [(line["energy_j"], line["carbon_gco2"]) for line in lines]
     if servers is not None:
-        rest = (output.energy(servers["unattributed_energy_j"]), output.carbon(servers["unattributed_carbon_gco2"]))
-        shown.add_row("(no request's)", "", "", "", *rest, "-")
+        used.append((servers["unattributed_energy_j"], servers["unattributed_carbon_gco2"]))
+        used.append((servers["energy_j"], servers["carbon_gco2"]))
+    joules, grams = output.energies(each for each, _ in used), output.emissions(each for _, each in used)
+    outside = output.energies(line["outside_energy_j"] for line in lines)
+    emitted = output.emissions(line["outside_carbon_gco2"] for line in lines)
+    for at, line in enumerate(lines):
+        beside = (outside[at], emitted[at]) if line["outside_energy_j"] else ("-", "-")
+        counts = (str(line[name]) for name in ("requests", "input_tokens", "output_tokens"))
+        shown.add_row(line["group"], *counts, joules[at], grams[at], *beside)
+    if servers is not None:
+        shown.add_row("(no request's)", "", "", "", joules[-2], grams[-2], "-", "-")
         shown.add_section()
-        whole = (output.energy(servers["energy_j"]), output.carbon(servers["carbon_gco2"]))
-        shown.add_row("[bold]servers[/]", "", "", "", *whole, "-")
+        shown.add_row("[bold]servers[/]", "", "", "", joules[-1], grams[-1], "-", "-")
     console.print(shown)
     console.print("[dim]A part of the energy of the servers' jobs, by the requests' shares of their time.[/]")
     if estimated := sum(line.get("estimated_requests", 0) for line in found["lines"]):
@@ -306,21 +295,16 @@ def title(line: Report) -> str:
     return f"{name}, {line['then_group']}" if line.get("then_group") else name
 
 
-def _cells(name: str, line: Report) -> list[str]:
-    return [name, str(line["jobs"]), output.duration(line["footprint"]["gpu_s"]), *amounts(line)]
-
-
-def amounts(line: Report) -> list[str]:
-    """Return energy, emissions by each account, the baseline, and the change against it, as they are shown."""
-    footprint, accounts = line["footprint"], line["accounts"]
-    return [
-        output.energy(footprint["energy_j"]),
-        output.carbon(footprint["carbon_gco2"]),
-        grams(accounts["market_gco2"]),
-        grams(accounts["embodied_gco2"]),
-        grams(accounts["baseline_gco2"]),
-        change(footprint["carbon_gco2"], accounts["baseline_gco2"]),
+def amounts(lines: Sequence[Report]) -> list[list[str]]:
+    """Return energy, emissions by each account, the baseline, and the change against it, of each line of a table."""
+    used, accounts = [line["footprint"] for line in lines], [line["accounts"] for line in lines]
+    columns = [
+        output.energies(each["energy_j"] for each in used),
+        output.emissions(each["carbon_gco2"] for each in used),
+        *(output.emissions(each[f"{name}_gco2"] for each in accounts) for name in ("market", "embodied", "baseline")),
+        [change(own["carbon_gco2"], each["baseline_gco2"]) for own, each in zip(used, accounts, strict=True)],
     ]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def notes(found: Report) -> list[str]:

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from services.cli import output
-from services.cli.report import Report, amounts, change, grams, share, title
+from services.cli.report import Report, amounts, change, share, title
 from services.core.domain.units import J_PER_KWH
 from services.kit.release import RELEASE
 from services.simulator.report.charts import bars
@@ -154,8 +154,8 @@ def _cards(found: Report) -> str:
     cards = (
         (output.energy(accounts["facility_energy_j"]), "energy with PUE"),
         (output.carbon(total["carbon_gco2"]), "CO2, scope 2 by location"),
-        (grams(accounts["market_gco2"]), "CO2, scope 2 by market"),
-        (grams(accounts["embodied_gco2"]), "CO2e, embodied"),
+        (output.emissions([accounts["market_gco2"]])[0], "CO2, scope 2 by market"),
+        (output.emissions([accounts["embodied_gco2"]])[0], "CO2e, embodied"),
         (change(total["carbon_gco2"], accounts["baseline_gco2"]), "location-based to baseline"),
     )
     figures = "".join(f"<div><b>{escape(figure)}</b><span>{escape(what)}</span></div>" for figure, what in cards)
@@ -169,9 +169,9 @@ def _summary(found: Report) -> str:
         ["PUE, mean", f"{accounts['facility_energy_j'] / total['energy_j']:.3g}"],
         ["Energy with PUE", output.energy(accounts["facility_energy_j"])],
         ["Scope 2, location-based", output.carbon(total["carbon_gco2"])],
-        ["Scope 2, market-based", grams(accounts["market_gco2"])],
-        ["Embodied, share of the period", grams(accounts["embodied_gco2"])],
-        ["Baseline: the same energy at mean intensity", grams(accounts["baseline_gco2"])],
+        ["Scope 2, market-based", output.emissions([accounts["market_gco2"]])[0]],
+        ["Embodied, share of the period", output.emissions([accounts["embodied_gco2"]])[0]],
+        ["Baseline: the same energy at mean intensity", output.emissions([accounts["baseline_gco2"]])[0]],
         ["Location-based to baseline", change(total["carbon_gco2"], accounts["baseline_gco2"])],
         ["Idle share of the energy", share(idle["energy_j"], total["energy_j"])],
         ["Estimated share of the energy", share(total["estimated_energy_j"], total["energy_j"])],
@@ -201,37 +201,36 @@ def _kg(value: float | None) -> float:
 
 
 def _table(by: str, found: Report) -> str:
-    idle = {"jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
-    total = {"jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
-    rows = [*_largest(found), _cells("idle", idle), _cells("total", total)]
-    return _html_table([by, *HEAD], rows, has_sum=True)
+    idle = {"group": "idle", "jobs": "", "footprint": found["idle"], "accounts": found["idle_accounts"]}
+    total = {"group": "total", "jobs": "", "footprint": found["total"], "accounts": found["total_accounts"]}
+    return _html_table([by, *HEAD], _rows([*_largest(found), idle, total]), has_sum=True)
 
 
 def _jobs(found: Report) -> str:
-    rows = _largest(found)
-    return _html_table(["job", *HEAD], rows) if rows else "<p>No job used energy in this period.</p>"
+    lines = _largest(found)
+    return _html_table(["job", *HEAD], _rows(lines)) if lines else "<p>No job used energy in this period.</p>"
 
 
-def _largest(found: Report) -> list[list[str]]:
+def _rows(lines: Sequence[Report]) -> list[list[str]]:
+    return [[title(line), str(line["jobs"]), *cells] for line, cells in zip(lines, amounts(lines), strict=True)]
+
+
+def _largest(found: Report) -> list[Report]:
     """Return the lines that emitted most, and one for the rest."""
     lines = sorted(found["lines"], key=lambda line: (-line["footprint"]["carbon_gco2"], line["group"]))
-    rows = [_cells(title(line), line) for line in lines[:MOST_LINES]]
     if rest := lines[MOST_LINES:]:
         footprint = {name: sum(line["footprint"][name] for line in rest) for name in ("carbon_gco2", "energy_j")}
         accounts = {name: _total(rest, name) for name in ("market_gco2", "embodied_gco2", "baseline_gco2")}
-        others = {"jobs": sum(line["jobs"] for line in rest), "footprint": footprint, "accounts": accounts}
-        rows.append(_cells(f"{len(rest)} others", others))
-    return rows
+        jobs = sum(line["jobs"] for line in rest)
+        others = {"group": f"{len(rest)} others", "jobs": jobs, "footprint": footprint, "accounts": accounts}
+        return [*lines[:MOST_LINES], others]
+    return lines
 
 
 def _total(lines: Sequence[dict[str, Any]], account: str) -> float | None:
     """Return the sum of an account, which is unknown if a part of it is."""
     values = [line["accounts"][account] for line in lines]
     return None if None in values else sum(values)
-
-
-def _cells(name: str, line: dict[str, Any]) -> list[str]:
-    return [name, str(line["jobs"]), *amounts(line)]
 
 
 def _intensities(found: Report) -> str:

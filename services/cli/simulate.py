@@ -19,7 +19,7 @@ from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_plugins
 from services.contracts.invalid import explained
 from services.contracts.simulations import TrainingOptions
-from services.core.accounting.carbon import relative_change
+from services.core.accounting.carbon import percent_change
 
 if TYPE_CHECKING:
     from services.simulator.engine import SimulationResult
@@ -195,8 +195,9 @@ def _show(results: Sequence[SimulationResult], workload: Workload, trace: Carbon
     right = ("Carbon", "Energy", "Idle", "Peak", "Mean JCT", "p99 JCT", *fairness, "Stops", "Rounds", "Took")
     shown = table("Policy", *right, right=right, title=f"{workload.name}: {len(workload)} jobs, {trace.zone}")
     for result in results:
-        changed = relative_change(result.carbon_kg, first.carbon_kg)
-        more = f"{result.carbon_kg - first.carbon_kg:+.3g} kg" if changed is None else f"{100 * changed:+.1f} %"
+        more = percent_change(result.carbon_kg, first.carbon_kg)
+        if more == "-":
+            more = f"{result.carbon_kg - first.carbon_kg:+.3g} kg"
         compared = "" if result is first else f" ({more})"
         shown.add_row(
             result.policy,

@@ -174,7 +174,9 @@ class Picture:
     def _job_table(self, rows: int) -> Table:
         figures = ("GPUs", "done", "CO2", "waited")
         shown = output.table("job", "state", *figures, "why", right=figures)
-        for job in self._jobs[self._first : self._first + rows]:
+        jobs = self._jobs[self._first : self._first + rows]
+        emitted = output.emissions(job["footprint"]["carbon_gco2"] for job in self._jobs)
+        for job, carbon in zip(jobs, emitted[self._first :], strict=False):
             share = output.progress_share(job)
             since = job.get("started_at") or datetime.now(UTC).isoformat()
             waited_s = (datetime.fromisoformat(since) - datetime.fromisoformat(job["submitted_at"])).total_seconds()
@@ -183,7 +185,7 @@ class Picture:
                 output.state(job["state"]),
                 str(job["gpus"] or "-"),
                 "" if share is None else f"{share:.0%}",
-                output.carbon(job["footprint"]["carbon_gco2"]),
+                carbon,
                 output.duration(waited_s),
                 output.reason(job),
             )

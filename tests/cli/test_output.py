@@ -87,3 +87,12 @@ def test_the_check_of_a_nodes_meters_is_shown_in_a_word() -> None:
     assert meter_words(node(1.0, 0.1, marked=7)) == (
         "[yellow]GPU 1: 0.1 x its power[/]\n[yellow]7 intervals not as measured[/]"
     )
+
+
+def test_a_column_keeps_the_unit_of_its_largest_value() -> None:
+    assert output.energies([432, 1_728, 651_600, None, 0, -9_000]) == [
+        *("0.0001 kWh", "0.0005 kWh", "0.181 kWh", "unknown", "0.000 kWh", "-0.003 kWh")
+    ]
+    assert output.emissions([0.01, 1_500, -3e-7]) == ["0.00001 kg", "1.500 kg", "-0.0000000003 kg"]
+    assert output.times([323, 2_369]) == ["5.38 min", "39.48 min"]
+    assert (output.energy(432), output.carbon(0.0115), output.emissions([])) == ("432 J", "11.5 mg", [])

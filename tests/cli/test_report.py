@@ -270,7 +270,7 @@ def test_requests_are_shown_with_the_part_that_is_nobodys(
     out = capsys.readouterr().out
     assert "Tokens of 3 requests are estimates" in out
     rows = [line.split() for line in out.splitlines()]
-    assert ["key_1", "7", "70", "700", "1.00", "Wh", "2.00", "g", "-"] in rows
+    assert ["key_1", "7", "70", "700", "1.00", "Wh", "2.00", "g", "-", "-"] in rows
     assert any(row[:2] == ["(no", "request's)"] and "3.00" in row for row in rows)
     assert any(row[:1] == ["servers"] and "2.00" in row for row in rows)
 

@@ -229,6 +229,22 @@ def test_a_greenest_time_that_is_now_is_recognised(now: str, greenest: str, same
     assert in_node("format.js", "it.startsNow({now: null, greenest: null})") is False
 
 
+@pytest.mark.parametrize(
+    ("value", "base", "share"),
+    [(150, 100, 0.5), (-50, 100, -1.5), (5, 0, None), (-50, -100, None), ("null", 100, None)],
+)
+def test_a_relative_change_needs_a_base_above_zero(value: object, base: float, share: float | None) -> None:
+    assert in_node("format.js", f"it.relativeChange({value}, {base})") == share
+
+
+def test_a_column_keeps_the_unit_of_its_largest_value() -> None:
+    shown = in_node("format.js", "[7.2e6, 360, null, -7.2e5].map(it.energy.of([7.2e6, 360, null, -7.2e5]))")
+    assert shown == ["2 kWh", "0.0001 kWh", "unknown", "-0.2 kWh"]
+    assert in_node("format.js", "[it.carbon.of([])(0), it.energy(360), it.gpuHours.of([1, 7200])(60)]") == [
+        *("0 mg CO₂", "0.1 Wh", "0.0167 GPU h")
+    ]
+
+
 @pytest.mark.parametrize("path", sorted((HERE / "static" / "js").glob("*.js")), ids=lambda path: path.stem)
 def test_scripts_load_nothing_from_elsewhere_and_make_no_html_of_data(path: Path) -> None:
     text = path.read_text()

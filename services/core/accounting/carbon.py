@@ -30,3 +30,12 @@ def relative_change(value: float, base: float) -> float | None:
     Against a negative base, as sums of marginal emissions can be, more would be shown as less.
     """
     return value / base - 1 if base > 0 else None
+
+
+def percent_change(value: float, base: float) -> str:
+    """Return ``relative_change`` in per cent with its sign, and ``-`` where there is none."""
+    changed = relative_change(value, base)
+    if changed is None or changed != changed:
+        return "-"
+    percent = round(100 * changed, 1)
+    return f"{percent:+.1f} %" if percent else "0.0 %"

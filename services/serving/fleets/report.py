@@ -10,6 +10,7 @@ import numpy as np
 
 from services.contracts.apps import AppEvaluations, AppMix, AppReport, FleetEvaluation
 from services.core.accounting.carbon import carbon_gco2 as emissions_gco2
+from services.core.accounting.carbon import relative_change
 from services.core.policies.clover.objective import delta_accuracy_pct, delta_carbon_pct
 from services.serving.fleets.observations import percentile_ms
 from services.serving.fleets.problem import idle_w_of
@@ -78,7 +79,9 @@ def report_of(
         carbon_gco2=carbon_gco2,
         gco2_per_1000=per_1000,
         base_gco2_per_1000=base_per_1000,
-        carbon_saving_pct=None if not per_1000 or not base_per_1000 else delta_carbon_pct(per_1000, base_per_1000),
+        carbon_saving_pct=None
+        if not per_1000 or not base_per_1000 or base_per_1000 < 0
+        else delta_carbon_pct(per_1000, base_per_1000),
         evaluations=evaluations_of(app.name, evaluations),
         mix=mix,
     )
@@ -93,10 +96,9 @@ def evaluations_of(name: str, evaluations: Sequence[FleetEvaluation]) -> AppEval
 
     def error_pct(figure: str) -> float | None:
         """Return the mean difference of predictions, per cent of what was measured."""
-        errors = [
-            100 * (getattr(model, figure) / getattr(own, figure) - 1) for model, own in pairs if getattr(own, figure)
-        ]
-        return float(np.mean(errors)) if errors else None
+        errors = [relative_change(getattr(model, figure), getattr(own, figure)) for model, own in pairs]
+        known = [error for error in errors if error is not None]
+        return 100 * float(np.mean(known)) if known else None
 
     def seconds(spans: Sequence[tuple[datetime | None, datetime | None]]) -> float:
         return sum((end - start).total_seconds() for start, end in spans if start is not None and end is not None)

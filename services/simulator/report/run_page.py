@@ -11,7 +11,7 @@ from html import escape
 
 import numpy as np
 
-from services.core.accounting.carbon import relative_change
+from services.core.accounting.carbon import percent_change
 from services.core.domain.arrays import Floats
 from services.core.domain.units import S_PER_HOUR
 from services.simulator.engine.result import SimulationResult
@@ -87,8 +87,7 @@ def render(results: Sequence[SimulationResult], title: str, notes: Sequence[str]
 
 def _row(result: SimulationResult, first: SimulationResult) -> list[str]:
     def compared(own: float, base: float, text: str) -> str:
-        changed = None if result is first or own != own else relative_change(own, base)
-        return text if changed is None else f"{text} ({100 * changed:+.1f} %)"
+        return text if result is first or own != own else f"{text} ({percent_change(own, base)})"
 
     idle = result.idle_energy_kwh / result.energy_kwh if result.energy_kwh else 0.0
     return [

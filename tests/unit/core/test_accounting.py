@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from services.core.accounting.carbon import carbon_gco2, relative_change
+from services.core.accounting.carbon import carbon_gco2, percent_change, relative_change
 from services.core.accounting.completion import completion_times
 from services.core.accounting.energy import counter_energy_j
 from services.core.accounting.host_power import CpuPowerModel
@@ -54,3 +54,12 @@ def test_completion_times_are_mean_and_99th_percentile() -> None:
 )
 def test_a_relative_change_needs_a_base_above_zero(value: float, base: float, expected: float | None) -> None:
     assert relative_change(value, base) == (None if expected is None else pytest.approx(expected))
+    assert (percent_change(value, base) == "-") == (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("value", "base", "shown"),
+    [(150, 100, "+50.0 %"), (99.99, 100, "0.0 %"), (-50, 100, "-150.0 %"), (-60, -50, "-"), (float("nan"), 1, "-")],
+)
+def test_a_change_in_per_cent_has_its_sign(value: float, base: float, shown: str) -> None:
+    assert percent_change(value, base) == shown

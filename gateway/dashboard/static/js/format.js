@@ -14,17 +14,25 @@ export function digits(value) {
   return whole.toLocaleString("en", { maximumFractionDigits: 6 });
 }
 
-function scaled(value, steps) {
-  if (isUnknown(value)) return UNKNOWN;
-  const [least, unit, size = least] = steps.find(([from]) => Math.abs(value) >= from) ?? steps.at(-1);
-  return `${digits(value / size)} ${unit}`;
+/** Return what writes a value in the unit that suits it; its `of` returns what writes all values of a column in one. */
+function scaled(steps, suffix = "") {
+  const stepFor = (most) => steps.find(([from]) => most >= from) ?? steps.at(-1);
+  const show = (value, [least, unit, size = least]) => (isUnknown(value) ? UNKNOWN : `${digits(value / size)} ${unit}${suffix}`);
+  const one = (value) => show(value, stepFor(Math.abs(value)));
+  one.of = (values) => {
+    const step = stepFor(Math.max(0, ...values.filter((each) => !isUnknown(each)).map(Math.abs)));
+    return (value) => show(value, step);
+  };
+  return one;
 }
 
-export const power = (w) => scaled(w, [[1e6, "MW"], [1e3, "kW"], [1, "W"]]);
-export const energy = (j) => scaled(j, [[3.6e12, "GWh"], [3.6e9, "MWh"], [3.6e6, "kWh"], [3.6e3, "Wh"]]);
-export const carbon = (g) => scaled(g, [[1e6, "t"], [1e3, "kg"], [1, "g"], [1e-3, "mg"]]) + (isUnknown(g) ? "" : " CO₂");
+export const power = scaled([[1e6, "MW"], [1e3, "kW"], [1, "W"]]);
+export const energy = scaled([[3.6e12, "GWh"], [3.6e9, "MWh"], [3.6e6, "kWh"], [3.6e3, "Wh"]]);
+export const carbon = scaled([[1e6, "t"], [1e3, "kg"], [1, "g"], [1e-3, "mg"]], " CO₂");
 export const intensity = (value) => (isUnknown(value) ? UNKNOWN : `${Math.round(value)} gCO₂/kWh`);
-export const gpuHours = (s) => scaled(s, [[360, "GPU h", 3600], [1, "GPU s"]]);
+export const gpuHours = scaled([[360, "GPU h", 3600], [1, "GPU s"]]);
+/** Return how far a value is from a base, as a share of it; null without a base above 0: more would be shown as less. */
+export const relativeChange = (value, base) => (base > 0 && !isUnknown(value) ? value / base - 1 : null);
 export const percent = (share) => (isUnknown(share) ? UNKNOWN : `${digits(share * 100)} %`);
 export const count = (value) => (isUnknown(value) ? UNKNOWN : value.toLocaleString("en"));
 /** Whether the greenest time of an estimate is now. */

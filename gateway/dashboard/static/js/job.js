@@ -70,6 +70,8 @@ async function showFootprint() {
   const report = await get(`${path}/footprint`, { limit: 500 });
   const { footprint: used } = report;
   const started = job.started_at !== null;
+  const shown = report.intervals.slice(-12);
+  const [joules, grams] = [energy.of(shown.map((each) => each.energy_j)), carbon.of(shown.map((each) => each.carbon_gco2))];
   fill(by("footprint"), facts([
     ["Energy", started ? figure(used.energy_j, energy, { id: "job-energy" }) : "none yet"],
     ["Emissions", started ? figure(used.carbon_gco2, carbon, { id: "job-carbon" }) : "none yet"],
@@ -78,8 +80,8 @@ async function showFootprint() {
     ["Zone, signal", report.zone ? `${report.zone}, ${words(report.signal)}` : unknown()],
     ["PUE", report.pue === null ? unknown() : report.pue.toFixed(2)],
   ]), report.intervals.length ? table("Energy by the intensity that applied", [["From"], ["Until"], ["Energy", "number"], ["Intensity", "number"], ["Carbon", "number"]],
-    report.intervals.slice(-12).map((each) => h("tr", {}, h("td", { class: "time" }, at(each.start_at)), h("td", { class: "time" }, at(each.end_at)),
-      h("td", { class: "number" }, figure(each.energy_j, energy)), h("td", { class: "number" }, intensity(each.intensity_gco2_per_kwh)), h("td", { class: "number" }, figure(each.carbon_gco2, carbon))))) : null);
+    shown.map((each) => h("tr", {}, h("td", { class: "time" }, at(each.start_at)), h("td", { class: "time" }, at(each.end_at)),
+      h("td", { class: "number" }, figure(each.energy_j, joules)), h("td", { class: "number" }, intensity(each.intensity_gco2_per_kwh)), h("td", { class: "number" }, figure(each.carbon_gco2, grams))))) : null);
   return report.zone;
 }
 
@@ -106,7 +108,7 @@ async function showWhy() {
     why.baseline_gco2 !== null ? ["At the mean intensity", carbon(why.baseline_gco2)] : null,
   ].filter((each) => each)), running?.why.length ? h("ul", { class: "small" }, running.why.map((line) => h("li", {}, line))) : null,
   why.levers.length ? h("details", {}, h("summary", {}, "What each lever of the policy does for it"), table("Levers", [["Lever"], ["Carbon saved", "number"], ["Later by", "number"], ["Against"]],
-    why.levers.map((each) => h("tr", {}, h("td", {}, words(each.lever)), h("td", { class: "number" }, figure(each.carbon_saved_gco2, carbon)),
+    why.levers.map((each) => h("tr", {}, h("td", {}, words(each.lever)), h("td", { class: "number" }, figure(each.carbon_saved_gco2, carbon.of(why.levers.map((lever) => lever.carbon_saved_gco2)))),
       h("td", { class: "number" }, each.minutes_added === null ? unknown() : duration(each.minutes_added * 60)), h("td", { class: "why" }, each.detail))))) : null,
   h("details", {}, h("summary", {}, "Its story"), h("ol", { class: "feed" }, why.story.map((line) => h("li", {}, at(line.at), h("span", {}, line.text))))));
   showOthers(why.under_policies);
@@ -120,7 +122,7 @@ function showOthers(others) {
   fill(by("policies"), table("The job under each policy, if no further job were submitted", [["Policy"], ["Starts"], ["Ends"], ["Carbon", "number"]],
     others.items.map((each) => h("tr", {}, h("td", {}, each.policy, each.in_force ? h("small", {}, "in force") : null),
       h("td", { class: "time" }, each.failure ?? (each.starts_at ? at(each.starts_at) : "not within the horizon")),
-      h("td", { class: "time" }, at(each.ends_at)), h("td", { class: "number" }, figure(each.carbon_gco2, carbon))))),
+      h("td", { class: "time" }, at(each.ends_at)), h("td", { class: "number" }, figure(each.carbon_gco2, carbon.of(others.items.map((item) => item.carbon_gco2))))))),
   h("p", { class: "note" }, ["Simulated from the queue of ", at(others.as_of), ". ", others.assumptions.join(" ")]));
 }
 

@@ -47,6 +47,7 @@ function why(job) {
 
 const used = (job, label, show) => h("td", { class: job.started_at ? "number" : "number blank", "data-label": label }, job.started_at ? show(job) : "–");
 
+let [joules, grams] = [energy, carbon]; // in the unit of their columns
 const row = (job) => h("tr", {},
   h("td", { class: "name" }, h("a", { href: `/jobs/${job.id}`, "data-focus": job.id }, job.name),
     h("small", {}, [me.isOperator ? job.tenant_id : null, job.project, job.user].filter(Boolean).join(" · "))),
@@ -55,8 +56,8 @@ const row = (job) => h("tr", {},
   h("td", { class: "time", "data-label": "" }, when(job)),
   h("td", { class: "number", "data-label": "GPUs" }, size(job)),
   h("td", { class: "time", "data-label": "submitted" }, at(job.submitted_at, ago)),
-  used(job, "energy", (it) => figure(it.footprint.energy_j, energy)),
-  used(job, "carbon", (it) => figure(it.footprint.carbon_gco2, carbon)));
+  used(job, "energy", (it) => figure(it.footprint.energy_j, joules)),
+  used(job, "carbon", (it) => figure(it.footprint.carbon_gco2, grams)));
 
 const COLUMNS = [["Name"], ["State"], ["Why it waits, or how it ended"], ["Start or length"], ["GPUs", "number"], ["Submitted"], ["Energy", "number"], ["Carbon", "number"]];
 
@@ -73,7 +74,8 @@ async function show() {
       fill(by("list"), table("Jobs, newest first", COLUMNS, [], { class: "stack" }));
       body = by("list").querySelector("tbody");
     }
-    reconcile(body, page.items, { key: (job) => job.id, stamp: (job) => JSON.stringify([job.state, job.detail, job.gpus, job.expected_start_at, job.footprint.energy_j, ago(job.submitted_at)]), make: row });
+    [joules, grams] = [energy.of(page.items.map((job) => job.footprint.energy_j)), carbon.of(page.items.map((job) => job.footprint.carbon_gco2))];
+    reconcile(body, page.items, { key: (job) => job.id, stamp: (job) => JSON.stringify([job.state, job.detail, job.gpus, job.expected_start_at, job.footprint.energy_j, joules(1), grams(1), ago(job.submitted_at)]), make: row });
   }
   by("older").disabled = !next;
   by("newer").disabled = !cursor;

@@ -2,7 +2,7 @@
 import { all, get } from "./api.js";
 import { Chart, colour, faded, meter } from "./charts.js";
 import { by, fill, h, reconcile } from "./dom.js";
-import { at, badge, carbon, count, figure, intensity, percent, power, time, unknown, words } from "./format.js";
+import { at, badge, carbon, count, figure, intensity, percent, power, relativeChange, time, unknown, words } from "./format.js";
 import { GridChart, current, greenest } from "./grid.js";
 import { Ring, every, live, onJobs, throttled } from "./live.js";
 import { me, trying } from "./shell.js";
@@ -33,7 +33,7 @@ async function showCarbon() {
   const report = await get("/v1/reports/footprint", { group_by: "tenant", start: start.toISOString(), limit: 1 });
   const { carbon_gco2: used } = report.total;
   const baseline = report.total_accounts.baseline_gco2;
-  const share = baseline > 0 ? used / baseline - 1 : null;
+  const share = relativeChange(used, baseline);
   fill(by("carbon"),
     figure(used, carbon, { class: "big", id: "carbon-today" }),
     h("p", { class: "note" },
@@ -104,13 +104,15 @@ function drawGrid() {
   const hours = Number(by("window").value);
   const now = current(outlook);
   const window = greenest(outlook, hours);
-  const change = window && now ? window.mean / now.gco2_per_kwh - 1 : null;
+  const below = window && now ? now.gco2_per_kwh - window.mean : 0;
+  const change = window && now ? relativeChange(window.mean, now.gco2_per_kwh) : null;
+  const isBetter = below > 0.005 * Math.abs(now?.gco2_per_kwh ?? 0);
   fill(by("grid-figures"),
     h("div", {}, figure(now?.gco2_per_kwh ?? null, intensity, { class: "big", id: "intensity-now" }),
       h("p", { class: "note" }, outlook.is_stale ? h("span", { class: "problem" }, "Stale: the latest value known") : now?.kind === "measured" ? "now, measured" : "now, the last measured value")),
     h("div", { class: "greenest" }, window
       ? [figure(window.mean, intensity, { class: "big", id: "intensity-greenest" }), h("p", { class: "note" }, `greenest ${hours} h ahead: `,
-        at(window.from * 1000), " to ", at(window.to * 1000), change < -0.005 ? `, ${percent(-change)} below now` : ", no better than now")]
+        at(window.from * 1000), " to ", at(window.to * 1000), isBetter ? `, ${change === null ? intensity(below) : percent(-change)} below now` : ", no better than now")]
       : [h("span", { class: "big" }, unknown()), h("p", { class: "note" }, `the forecast is shorter than ${hours} h`)]));
   chart.show(outlook, window, hours);
   const replay = Math.abs(new Date(outlook.grid_now) - new Date(outlook.now)) > DAY_S * 1000;

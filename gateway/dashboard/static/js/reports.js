@@ -1,7 +1,7 @@
 // Energy and emissions of a period, as the ledger has them.
 import { get } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
-import { carbon, count, digits, energy, figure, gpuHours, intensity, percent, unknown, words } from "./format.js";
+import { carbon, count, digits, energy, figure, gpuHours, intensity, percent, relativeChange, unknown, words } from "./format.js";
 import { meter } from "./charts.js";
 import { busy } from "./forms.js";
 import { notice, trying } from "./shell.js";
@@ -35,7 +35,7 @@ function period() {
 
 function showTotal(report) {
   const { total, idle, total_accounts: accounts } = report;
-  const share = accounts.baseline_gco2 > 0 ? total.carbon_gco2 / accounts.baseline_gco2 - 1 : null;
+  const share = relativeChange(total.carbon_gco2, accounts.baseline_gco2);
   fill(by("total"), facts([
     ["Emissions, location-based", figure(total.carbon_gco2, carbon, { class: "big", id: "total-carbon" })],
     ["Energy", figure(total.energy_j, energy, { class: "big", id: "total-energy" })],
@@ -43,20 +43,23 @@ function showTotal(report) {
     ["Market-based", figure(accounts.market_gco2, carbon)],
     ["Embodied", figure(accounts.embodied_gco2, carbon)],
     ["GPU time", figure(total.gpu_s, gpuHours)],
-    ["Idle", figure(idle.energy_j, energy), total.energy_j ? h("span", { class: "sub" }, `${percent(idle.energy_j / total.energy_j)} of the energy`) : null],
-    ["Rests on estimates", total.carbon_gco2 ? percent(accounts.estimated_gco2 / total.carbon_gco2) : "–"],
+    ["Idle", figure(idle.energy_j, energy), total.energy_j > 0 ? h("span", { class: "sub" }, `${percent(idle.energy_j / total.energy_j)} of the energy`) : null],
+    ["Rests on estimates", total.carbon_gco2 > 0 ? percent(accounts.estimated_gco2 / total.carbon_gco2) : "–"],
     ["GPUs by their own counters", figure(report.metered_gpu_energy_j, energy), h("span", { class: "sub" }, `ledger ${energy(total.gpu_energy_j)}`)],
   ]), accounts.unknown.length ? h("p", { class: "note" }, `Unknown: ${accounts.unknown.join(", ")}.`) : null,
   h("p", { class: "note" }, `Signals: ${report.signals.map(words).join(", ") || "none"}. The baseline is the same energy at its zone's mean intensity in the period.`));
 }
 
 function showGroups() {
+  const column = (words, of) => words.of(lines.map(of));
+  const [grams, base] = [column(carbon, (each) => each.footprint.carbon_gco2), column(carbon, (each) => each.accounts.baseline_gco2)];
+  const [joules, hours] = [column(energy, (each) => each.footprint.energy_j), column(gpuHours, (each) => each.footprint.gpu_s)];
   const most = Math.max(0, ...lines.map((each) => each.footprint.carbon_gco2));
   fill(by("groups"), lines.length ? table("Energy and emissions by group", [[form.elements.group.value], ["Carbon", "number"], [""], ["At the mean", "number"], ["Energy", "number"], ["GPU time", "number"], ["Jobs", "number"]], lines.map((each) => h("tr", {},
     h("td", { class: "name" }, form.elements.group.value === "job" ? h("a", { href: `/jobs/${each.group}` }, each.name ?? each.group) : each.group),
-    h("td", { class: "number" }, figure(each.footprint.carbon_gco2, carbon)), h("td", { class: "share" }, meter(each.footprint.carbon_gco2, most, percent(most ? each.footprint.carbon_gco2 / most : 0))),
-    h("td", { class: "number" }, figure(each.accounts.baseline_gco2, carbon)), h("td", { class: "number" }, figure(each.footprint.energy_j, energy)),
-    h("td", { class: "number" }, figure(each.footprint.gpu_s, gpuHours)), h("td", { class: "number" }, count(each.jobs))))) : h("p", { class: "empty" }, "Nothing was used in this period."));
+    h("td", { class: "number" }, figure(each.footprint.carbon_gco2, grams)), h("td", { class: "share" }, meter(each.footprint.carbon_gco2, most, percent(most ? each.footprint.carbon_gco2 / most : 0))),
+    h("td", { class: "number" }, figure(each.accounts.baseline_gco2, base)), h("td", { class: "number" }, figure(each.footprint.energy_j, joules)),
+    h("td", { class: "number" }, figure(each.footprint.gpu_s, hours)), h("td", { class: "number" }, count(each.jobs))))) : h("p", { class: "empty" }, "Nothing was used in this period."));
   by("more").hidden = !cursor || limit === MOST;
   by("csv").disabled = !lines.length;
 }
@@ -65,12 +68,13 @@ function showRest(report, requests) {
   fill(by("zones"), report.zones.length ? table("Zones", [["Zone"], ["Mean", "number"], ["Contracts", "number"]], report.zones.map((each) => h("tr", {}, h("td", {}, each.zone), h("td", { class: "number" }, figure(each.mean_gco2_per_kwh, intensity)), h("td", { class: "number" }, figure(each.market_gco2_per_kwh, intensity))))) : h("p", { class: "empty" }, "No zone."));
   fill(by("units"), report.units.length ? table("Software carbon intensity", [["Unit"], ["Amount", "number"], ["Jobs", "number"], ["Operational", "number"], ["Per unit (SCI)", "number"]], report.units.map((each) => h("tr", {}, h("td", {}, each.unit), h("td", { class: "number" }, digits(each.amount)), h("td", { class: "number" }, count(each.jobs)),
     h("td", { class: "number" }, carbon(each.operational_gco2)), h("td", { class: "number" }, figure(each.sci_gco2_per_unit, carbon))))) : h("p", { class: "empty" }, "No job has succeeded wholly in this period."));
-  fill(by("requests"), requests?.lines.length ? table("Requests by model", [["Model"], ["Requests", "number"], ["Input tokens", "number"], ["Output tokens", "number"], ["Energy", "number"], ["Carbon", "number"], ["Per 1,000 tokens", "number"]], requests.lines.map((each) => {
-    const grams = each.carbon_gco2 + each.outside_carbon_gco2;
-    const tokens = each.input_tokens + each.output_tokens;
+  const asked = (requests?.lines ?? []).map((each) => ({ ...each, joules: each.energy_j + each.outside_energy_j, grams: each.carbon_gco2 + each.outside_carbon_gco2, tokens: each.input_tokens + each.output_tokens }));
+  const each1000 = ({ grams, tokens }) => (tokens ? (grams / tokens) * 1000 : null);
+  const [joules, grams, per1000] = [energy.of(asked.map((each) => each.joules)), carbon.of(asked.map((each) => each.grams)), carbon.of(asked.map(each1000))];
+  fill(by("requests"), requests?.lines.length ? table("Requests by model", [["Model"], ["Requests", "number"], ["Input tokens", "number"], ["Output tokens", "number"], ["Energy", "number"], ["Carbon", "number"], ["Per 1,000 tokens", "number"]], asked.map((each) => {
     const estimated = each.estimated_requests ? " (partly estimated)" : "";
     return h("tr", {}, h("td", { class: "name" }, each.group), h("td", { class: "number" }, count(each.requests)), h("td", { class: "number" }, count(each.input_tokens) + estimated), h("td", { class: "number" }, count(each.output_tokens) + estimated),
-      h("td", { class: "number" }, energy(each.energy_j + each.outside_energy_j)), h("td", { class: "number" }, carbon(grams)), h("td", { class: "number" }, tokens ? carbon((grams / tokens) * 1000) : unknown()));
+      h("td", { class: "number" }, joules(each.joules)), h("td", { class: "number" }, grams(each.grams)), h("td", { class: "number" }, figure(each1000(each), per1000)));
   })) : h("p", { class: "empty" }, "No requests in this period."));
 }
 

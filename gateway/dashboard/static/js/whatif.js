@@ -1,7 +1,7 @@
 // What-if runs: started, followed and compared in place, with the front of carbon against time.
 import { get, send } from "./api.js";
 import { by, fill, h, table } from "./dom.js";
-import { carbon, count, digits, duration, energy, figure, pastDays, percent, unknown } from "./format.js";
+import { carbon, count, digits, duration, energy, figure, pastDays, percent, relativeChange, unknown } from "./format.js";
 import { busy, clear, complain, refused } from "./forms.js";
 import { me, notice, trying } from "./shell.js";
 import { front, scatter } from "./front.js";
@@ -109,6 +109,8 @@ export class WhatIf {
     const known = rows.filter((row) => row.time !== null && row.time !== undefined && row.grams !== null);
     const best = front(known);
     const least = known.length ? Math.min(...known.map((row) => row.grams)) : 0;
+    const [grams, joules] = [carbon.of(rows.map((row) => row.grams)), energy.of(rows.map((row) => row.joules))];
+    const above = (row) => relativeChange(row.grams, least);
     const columns = [["Policy"], ["Carbon", "number"], ["Above the least", "number"], ["Energy", "number"], ["Mean time to end", "number"], ["99th percentile", "number"], ["Preemptions", "number"], ["Ended", "number"]];
     fill(by("results"),
       failed.map(({ work, suffix }) => h("p", { class: "problem" }, `${work.policies.join(", ")}${suffix}: ${work.failure?.detail ?? "failed"}`)),
@@ -116,8 +118,8 @@ export class WhatIf {
       known.length > 1 ? h("figure", { class: "front" }, scatter(known, best), h("figcaption", { class: "note" }, "Carbon against the mean time from submission to end, waiting included. Filled points are on the front: none of the others is better in both.")) : null,
       rows.length ? table("Policies compared", columns, rows.toSorted((a, b) => (a.grams ?? 0) - (b.grams ?? 0)).map((row) => h("tr", {},
         h("td", { class: "name" }, row.label, best.includes(row) ? h("small", {}, "on the front") : null),
-        h("td", { class: "number" }, figure(row.grams, carbon)), h("td", { class: "number" }, row.grams === null || !least ? unknown() : percent(row.grams / least - 1)),
-        h("td", { class: "number" }, figure(row.joules, energy)), h("td", { class: "number" }, figure(row.time, duration)), h("td", { class: "number" }, figure(row.p99, duration)),
+        h("td", { class: "number" }, figure(row.grams, grams)), h("td", { class: "number" }, above(row) === null ? unknown() : percent(above(row))),
+        h("td", { class: "number" }, figure(row.joules, joules)), h("td", { class: "number" }, figure(row.time, duration)), h("td", { class: "number" }, figure(row.p99, duration)),
         h("td", { class: "number" }, figure(row.preemptions, count)), h("td", { class: "number" }, row.completed === null ? unknown() : `${digits(row.completed)} of ${digits(row.jobs)}`)))) : null);
   }
 }
