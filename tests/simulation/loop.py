@@ -18,7 +18,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -634,5 +634,9 @@ def _dispose(loop: SimulatedLoop) -> None:
                 pass
             finally:
                 asyncio.events._set_running_loop(None)
+    for task in loop._tasks:
+        if not task.done():
+            with suppress(BaseException):  # what does not end by itself, as when it waits in its ``finally``
+                task.get_coro().close()  # type: ignore[union-attr]
     loop._tasks.clear()
     loop.close()

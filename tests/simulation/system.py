@@ -36,6 +36,7 @@ from services.admission.steering import Command
 from services.contracts.identity import Identity, Role
 from services.contracts.jobs import SubmissionEntry
 from services.contracts.nodes import NodeCredentials, NodeRegistration
+from services.core.cycle.plan import Reason
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.core.domain.errors import TransitionError
 from services.db.database import Database
@@ -55,6 +56,7 @@ from services.telemetry.intensity import IntensitySource, KnownCurve
 from services.telemetry.ledger import Ledger
 from services.telemetry.repository.corrections import return_late
 from services.telemetry.repository.rules import RULES
+from services.telemetry.seals import Signer
 from services.telemetry.service import Telemetry
 from services.telemetry.settings import TelemetrySettings
 from tests.simulation import node, postgres
@@ -69,6 +71,8 @@ CALM_S = 300.0
 """Once nothing fails any more, everything has ended within this time."""
 SETTLED_S = 15.0
 """And within this time after that, nothing runs any more."""
+UNTRUE_S = 25
+"""A round is held within this time, after which a reason is true again."""
 TENANT, OTHER = "t", "u"
 JOIN = "a-token-that-lets-nodes-in"
 ALWAYS_TRUE = frozenset(
@@ -305,9 +309,13 @@ class _World:
         for name, detail in rows:
             if name == "job":
                 self._check_job(orjson.loads(detail or ""))
-            else:
+            elif name != "over":
                 self.fail(str(name), str(detail))
         known = {orjson.loads(detail or "")["id"] for name, detail in rows if name == "job"}
+        over = {detail for name, detail in rows if name == "over"}
+        for each in self.shims.all.values():
+            if each.runs and each.process.is_alive and each.start.allocation_id in over:
+                self.fail("what is over does not run", each.start.allocation_id)
         if lost := self.accepted.keys() - known:
             self.fail("accepted is kept", str(lost))
 
@@ -342,6 +350,7 @@ _INVARIANTS = "PREPARE invariants AS " + " UNION ALL ".join(
     [f"SELECT '{rule.name}', to_jsonb(q)::text FROM ({rule.query}) q" for rule in RULES if rule.name in ALWAYS_TRUE]
     + [
         "SELECT 'job', jsonb_build_object('id', id, 'state', state, 'reason', reason)::text FROM jobs",
+        "SELECT 'over', id FROM allocations WHERE state = 'ended'",
         """SELECT 'one holder a device', node_id || ' ' || device FROM (
             SELECT s.node_id, d.device FROM allocations a
               CROSS JOIN LATERAL jsonb_to_recordset(a.shares) AS s (node_id text, devices jsonb)
@@ -363,6 +372,39 @@ _INVARIANTS = "PREPARE invariants AS " + " UNION ALL ".join(
 )
 
 
+_ADDS_UP = next(rule.query for rule in RULES if rule.name == "ledger_adds_up")
+_WAITING = """
+SELECT j.id, j.reason, j.not_before > now() AS pauses,
+       coalesce((j.spec -> 'gpus' ->> 'min')::int, 1) AS least,
+       (SELECT count(*) FROM nodes n, jsonb_array_elements(n.devices) WHERE n.state = 'up' AND n.lease_until > now()
+           AND NOT n.draining AND n.closed IS NULL)
+           - (SELECT count(*) FROM device_claims c JOIN nodes n ON n.id = c.node_id
+               WHERE n.state = 'up' AND n.lease_until > now()) AS free,
+       (t.limits ->> 'max_gpus')::int - (
+           SELECT coalesce(sum(a.gpus), 0) FROM allocations a JOIN jobs k ON k.id = a.job_id
+            WHERE k.tenant_id = t.id AND a.state <> 'ended') AS left,
+       (SELECT count(*) FROM jobs o WHERE o.state = 'queued' AND o.id <> j.id) AS others
+  FROM jobs j JOIN tenants t ON t.id = j.tenant_id
+ WHERE j.state = 'queued'
+"""
+
+
+def _untrue(row: tuple[str | None, ...]) -> str | None:
+    """Return what is not true of why a job waits; None if it may be so."""
+    job, reason, pauses, least, free, left, others = row
+    needs, has_room, has_quota = int(least or 1), int(free or 0), left is None or int(left) >= int(least or 1)
+    is_so = {
+        None: False,
+        Reason.TENANT_QUOTA.value: not has_quota,
+        Reason.BACKING_OFF.value: pauses == "t",
+        Reason.NO_ELIGIBLE_NODE.value: has_room < needs,
+        Reason.NOT_ENOUGH_FREE_GPUS.value: has_room < needs or others != "0",
+        Reason.DEPENDENCY.value: False,
+        Reason.ARRAY_LIMIT.value: False,
+    }.get(reason, others != "0" or has_room < needs or not has_quota or pauses == "t")
+    return None if is_so else f"{job} waits, it is said, for {reason}: {free} GPUs are free, it needs {least}"
+
+
 async def _begin_telemetry(world: _World) -> Telemetry:
     settings = _telemetry_settings()
     database = await Database.open(postgres.URL, size=settings.pool_size, application_name="telemetry")
@@ -370,8 +412,10 @@ async def _begin_telemetry(world: _World) -> Telemetry:
     intensities = _FlatIntensity(cast(Any, None), cast(Any, None))
     enrolment = Enrolment(settings, database, None)
     ledger = Ledger(database, intensities, settings.pue)
-    world.simulation.loop.create_task(repeat(lambda: return_late(database), 30.0, failed="ledger.not_given_back"))
-    return Telemetry(settings, database, redis, ledger, Sealer(JOIN), enrolment, intensities)
+    sealer = Sealer(JOIN)
+    signer = Signer(database, sealer)
+    world.simulation.loop.create_task(repeat(lambda: signer.use(return_late), 30.0, failed="ledger.not_given_back"))
+    return Telemetry(settings, database, redis, ledger, sealer, enrolment, intensities)
 
 
 async def _begin_scheduler(world: _World, policy: str) -> Scheduler:
@@ -431,7 +475,7 @@ async def play(simulation: Simulation) -> None:
     draw = simulation.choices.below
     simulation.most_steps = STEPS
     with _a_world(simulation) as (world, folder):
-        limits = {"max_active_jobs": 12, "max_gpus": (None, 2, 4)[draw(3)]}
+        limits = {"max_active_jobs": 12, "max_gpus": (None, 3, 4)[draw(3)]}
         values = ", ".join(f"('{name}', '{orjson.dumps(limits).decode()}')" for name in (TENANT, OTHER))
         world.database.rows(f"INSERT INTO tenants (id, limits) VALUES {values}")
         world.database.rows("SET plan_cache_mode = force_generic_plan; " + _INVARIANTS)
@@ -458,12 +502,18 @@ async def play(simulation: Simulation) -> None:
         world.most_deaths = 0
         for each in world.running.values():
             each.dies_at_step = None
+        world.database.restart()  # the last fault: no answer is still to come, which everybody would wait for
         simulation.calm_down()
         world.database.clock.ahead_s = 0.0
+        untrue_for: dict[str, int] = {}
         for _ in range(int(CALM_S)):
             await asyncio.sleep(1)
             if all(state in ENDED for state in world.states.values()):
                 break
+            found = [said for row in world.database.rows(_WAITING) if (said := _untrue(row)) is not None]
+            untrue_for = {said: untrue_for.get(said, 0) + 1 for said in found}
+            long = [said for said, seconds in untrue_for.items() if seconds > UNTRUE_S]
+            simulation.check("what waits has a reason that is true", not long, str(long))
         left = world.database.rows("SELECT id, state, reason, detail FROM jobs WHERE ended_at IS NULL")
         simulation.check("the queue moves, and what was accepted ends", not left, str(left))
         running: list[str] = []
@@ -473,6 +523,8 @@ async def play(simulation: Simulation) -> None:
             if not running:
                 break
         simulation.check("what ended does not run", not running, str(running))
+        lines = world.database.rows(_ADDS_UP)
+        simulation.check("the ledger adds up", not lines, str(lines))
         for task in processes:
             task.cancel()
 
@@ -518,7 +570,7 @@ async def _use(world: _World, number: int) -> None:
         entry = SubmissionEntry(
             tenant_id=tenant, key_id="key", idempotency_key=key, batch=False, body=orjson.dumps(spec).decode()
         )
-        for _ in range(3 if key else 1):
+        for _ in range(8 if key else 1):
             try:
                 (answer,) = await world.ask("admission", lambda a, e=entry: a.submissions.submit([e]), 6.0)
             except ProblemError:
