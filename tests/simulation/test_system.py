@@ -21,9 +21,9 @@ from tests.simulation.loop import Choices, Simulation
 from tests.simulation.postgres import NO_LOSSES, URL, Losses, Server, SimulatedPostgres, server_at
 from tests.simulation.search import play_once, search
 
-FIXED = 5
-CPU_S = 5.0
-CHEAP = 7
+FIXED = 3
+CPU_S = 3.0
+CHEAP = 2
 """A seed whose schedule is short, and has deaths."""
 BEGAN = datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC)
 
