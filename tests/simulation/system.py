@@ -480,7 +480,7 @@ async def play(simulation: Simulation) -> None:
         world.database.rows(f"INSERT INTO tenants (id, limits) VALUES {values}")
         world.database.rows("SET plan_cache_mode = force_generic_plan; " + _INVARIANTS)
         world.database.on_commit = world.check_committed
-        world.most_deaths = draw(2) * draw(8)
+        world.most_deaths = (3, 0, 6, 12)[draw(4)]
         simulation.holds("processes die", world.step)
         simulation.holds("a job has one live gang at most", world.running_twice)
         simulation.holds("a device has one holder at most", world.held_twice)
