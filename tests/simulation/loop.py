@@ -16,9 +16,11 @@ import inspect
 import itertools
 import os
 import random
+import sys
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,7 +36,7 @@ OWN_STEPS = 2
 """Steps of a task that only sleeps."""
 ENTROPIES = 64
 """What a program draws for itself, such as a jitter, differs in so many ways; it is no choice, and is not shortened."""
-MOST_DISPOSED = 20_000
+MOST_DISPOSED, CANCELLED_AGAIN = 20_000, 1_000
 """Steps in which what a run has left may end, cancelled as it is."""
 SILENT_S = 600.0
 """A boundary that does not answer is silent for so long, which outlives every time limit."""
@@ -622,9 +624,12 @@ def _dispose(loop: SimulatedLoop) -> None:
             work.close()  # its process was killed before it began
     ready: Any = loop._ready  # type: ignore[attr-defined]
     timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
-    for _ in range(MOST_DISPOSED):
+    for step in range(1, MOST_DISPOSED):
         if not ready and not timers:
             break
+        if step % CANCELLED_AGAIN == 0:  # whoever took it for a time limit's
+            for task in loop._tasks:
+                task.cancel()
         handle = ready.popleft() if ready else heapq.heappop(timers)
         if not handle._cancelled:
             asyncio.events._set_running_loop(loop)
@@ -634,9 +639,8 @@ def _dispose(loop: SimulatedLoop) -> None:
                 pass
             finally:
                 asyncio.events._set_running_loop(None)
-    for task in loop._tasks:
-        if not task.done():
-            with suppress(BaseException):  # what does not end by itself, as when it waits in its ``finally``
-                task.get_coro().close()  # type: ignore[union-attr]
-    loop._tasks.clear()
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    with warnings.catch_warnings(action="ignore"):
+        loop._tasks.clear()  # what does not end by itself, as when it waits in its ``finally``, ends here
+    sys.unraisablehook = hook
     loop.close()
