@@ -167,8 +167,9 @@ def _in_one_unit(values: list[float | None], units: Sequence[tuple[float, float,
     _, size, decimals, unit = next((each for each in units if most >= each[0]), units[-1])
 
     def shown(value: float) -> str:
-        first = -math.floor(math.log10(abs(value / size))) if value else 0  # the first digit that is not 0
-        return f"{value / size:.{decimals if abs(value / size) >= 0.5 * 10**-decimals else first}f}"
+        own = abs(value / size)
+        places = -math.floor(math.log10(own)) if 0 < own < 0.5 * 10**-decimals else decimals  # to its first digit
+        return f"{value / size:.{places}f}"
 
     return [UNKNOWN if value is None else f"{shown(value)} {unit}" for value in values]
 
