@@ -67,7 +67,11 @@ def _table(instances: dict[str, str], concurrency: int) -> RoutingTable:
         servers=[],
         apps=[RoutedApp(name="app", tenant_id="acme", concurrency=concurrency)],
         app_servers=[
-            RoutedAppServer.model_validate(known | {"id": name, "state": state}) for name, state in instances.items()
+            RoutedAppServer.model_validate(known | {"id": "odd", "state": "ready", "app": "gone"}),
+            *(
+                RoutedAppServer.model_validate(known | {"id": name, "state": state})
+                for name, state in instances.items()
+            ),
         ],
     )
 

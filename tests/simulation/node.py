@@ -315,6 +315,10 @@ class _Plane:
             self._simulation.check("a node reports what it was given", is_known, rank.allocation_id)
             if known is not None and rank.state is RankState.EXITED and known.is_live:
                 self._check_end(known, rank)
+            agent = self.shims.agent if self.shims is not None else None
+            gang = agent.gangs.get(rank.allocation_id) if agent is not None else None
+            is_copied = gang is None or not gang.copying or rank.state is not RankState.EXITED
+            self._simulation.check("a gang has ended when its checkpoint is copied", is_copied, rank.allocation_id)
             if known is not None and rank.state is RankState.EXITED:
                 known.is_live, known.is_over = False, True
         named = [name for name, each in self.allocations.items() if each.is_live]
@@ -621,6 +625,9 @@ async def play(simulation: Simulation) -> None:
                 if draw(4) == 1:  # what an agent that was killed had begun to write
                     (settings.state_folder / "allocations" / ".draft").mkdir(parents=True, exist_ok=True)
                 agent = shims.agent = await process.start(_begin(simulation, settings, plane, valkey))
+            is_ready = await _is_ready(agent)
+            is_known = agent.plane.is_registered
+            simulation.check("a node that nobody knows is not ready", is_known or not is_ready)
             await asyncio.sleep(0.25)
             running = [pid for pid, each in shims.all.items() if each.poll() is None]
             if draw(20) == 1:
@@ -659,6 +666,14 @@ async def play(simulation: Simulation) -> None:
         await process.start(agent.stop())
         relaying.cancel()
         _check_energy(simulation, plane, shims, agent, deaths)
+
+
+async def _is_ready(agent: _Agent) -> bool:
+    try:
+        await agent.check_ready()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _recut(agent: _Agent) -> None:
