@@ -127,6 +127,9 @@ class HostileServer:
         if content == HOSTILE and path in self._given:  # all of a text
             content = ""
         self._given.add(path)
+        if tables := (params or {}).get("also"):  # as asked for
+            found = json.loads(content)
+            content = json.dumps({**found, "also": [{**found["also"][0], "group_by": each} for each in tables]})
         if path == "/v1/jobs" and (states := (params or {}).get("state")):  # as asked for
             content = content.replace('"state": "cancelled"', f'"state": "{states[0]}"')
         return httpx.Response(200, content=content, request=request)
