@@ -27,6 +27,8 @@ log = Log(__name__)
 MEASURED = frozenset({EnergySource.COUNTER, EnergySource.SAMPLED})
 _LEAST_KNOWN_LAST = list(EnergySource)
 _KNOWN_LATE = timedelta(seconds=KNOWN_LATE_S)
+_LEAST_J = 1e-12
+"""Less is nothing: products of smaller numbers underflow in the database, which then refuses the whole report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,8 @@ class Ledger:
         holders = Counter(device for usage in usages if usage.allocation_id for device in set(usage.devices))
         for owner, usage in merge_usages(usages).items():
             gang = gangs.get((reporter.held_as, owner))
+            amounts = usage.gpu_energy_j, usage.cpu_energy_j, usage.static_energy_j
+            gpu_j, cpu_j, static_j = (0.0 if amount < _LEAST_J else amount for amount in amounts)
             lines.append(
                 Line(
                     reporter=reporter,
@@ -216,13 +220,13 @@ class Ledger:
                     owner=owner,
                     job_id=gang.job_id if gang else None,
                     devices=sorted({*usage.devices}),
-                    gpu_energy_j=usage.gpu_energy_j,
-                    cpu_energy_j=usage.cpu_energy_j,
-                    static_energy_j=usage.static_energy_j,
+                    gpu_energy_j=gpu_j,
+                    cpu_energy_j=cpu_j,
+                    static_energy_j=static_j,
                     source=usage.source,
                     cpu_source=interval.cpu_source or reporter.host_power,
                     intensity=intensity,
-                    carbon_gco2=carbon_gco2(_energy_j(usage), intensity.gco2_per_kwh, self._pue),
+                    carbon_gco2=carbon_gco2(gpu_j + cpu_j + static_j, intensity.gco2_per_kwh, self._pue),
                     progress_done=usage.progress_done,
                     shared=any(holders[device] > 1 for device in usage.devices),
                     until=usage.until,

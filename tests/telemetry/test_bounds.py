@@ -127,6 +127,15 @@ async def test_whatever_is_reported_is_booked_within_what_the_hardware_can_use(
         assert (each["basis"] is None) == (each["reported_energy_j"] is None)
 
 
+async def test_next_to_nothing_is_nothing_and_holds_up_no_report(plane) -> None:
+    agent = await bounded(plane)
+    t = utc_now().timestamp() - 100
+    tiny = usage(None, 5e-324, cpu_energy_j=1e-310, static_energy_j=1e-200)
+    assert (await agent.report(agent.interval(t, t + 1, tiny))).json() == {"accepted": 1, "duplicates": 0}
+    (line,) = await lines(plane)
+    assert (line["gpu_energy_j"], line["cpu_energy_j"], line["static_energy_j"]) == (0, 0, 0)
+
+
 async def test_what_an_agent_modelled_for_its_meters_is_marked_and_counted(plane) -> None:
     agent = await bounded(plane)
     t = utc_now().timestamp() - 100
