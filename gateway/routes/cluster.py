@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.route import LINES, Route, Status, Upstream
-from services.contracts import engines, nodes, policies, predictions, queries, reports
+from services.contracts import engines, nodes, policies, predictions, queries, reports, savings
 from services.contracts.identity import Role
 
 _NOT_POWERED = Status(
@@ -216,6 +216,19 @@ REPORTS = (
         query=queries.LinesQuery,
         lines=reports.LedgerLine,
         media=LINES,
+    ),
+    Route(
+        "GET",
+        "/v1/reports/savings",
+        Role.OPERATOR,
+        Upstream.SIMULATOR,
+        "footprint",
+        "Get what each lever of the policy saved",
+        "Once a day the jobs of the day before are replayed: under `fifo`, which is the baseline, and then under the "
+        "policy in force with one lever more each time. The savings are stored, and add up to the difference.",
+        operation="report_savings",
+        query=queries.SavingsQuery,
+        answer=savings.SavingsReport,
     ),
     Route(
         "GET",

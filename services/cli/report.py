@@ -13,7 +13,7 @@ from typing import IO, Annotated, Any, get_args
 
 import typer
 
-from services.cli import output
+from services.cli import output, savings
 from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
 from services.cli.forms import FORMS
 from services.cli.jobs import AsJson
@@ -142,6 +142,8 @@ def report(
         _write_csv(csv_file, found)
     else:
         _print(by, found)
+        for sentence in savings.sentences(savings.stored(gateway, period)):
+            console.print(f"[dim]{sentence}[/]", soft_wrap=True)
 
 
 def _form(gateway: Gateway, form: str, facts_file: Path | None, period: dict[str, str | None]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from services.cli import output
+from services.cli import output, savings
 from services.cli.client import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway
 from services.cli.cluster import DAY_S, WINDOW_S, curve_of
 from services.cli.output import console
@@ -68,6 +68,7 @@ class Picture:
         self._nodes: list[Any] | None = None
         self._grid: list[tuple[str, Any]] = []
         self._policy = ""
+        self._saved: dict[str, Any] | None = None
         self._problem = ""
         self._first = 0
         self._seen_at = datetime.now(UTC)
@@ -80,6 +81,7 @@ class Picture:
             self._policy = self._gateway.get("/v1/policies/active")["name"]
             self._nodes = self._read_nodes()
             self._grid = self._read_grid()
+            self._saved = savings.newest(self._gateway)
             self._problem, self._seen_at = "", datetime.now(UTC)
         except CliError as error:
             if error.exit_code != EXIT_UNAVAILABLE:
@@ -94,7 +96,7 @@ class Picture:
 
     def drawn(self, rows: int) -> RenderableType:
         """Return the picture of a screen of ``rows`` lines."""
-        above = [self._head(), *self._grid_lines(), *self._node_lines(rows), Text("")]
+        above = [self._head(), *self._saved_lines(), *self._grid_lines(), *self._node_lines(rows), Text("")]
         left = max(rows - len(above) - 3, 3)
         return Group(*above, self._job_table(left))
 
@@ -125,6 +127,11 @@ class Picture:
         if self._problem:
             head.append(f"{self._problem} (as of {self._seen_at.astimezone():%H:%M:%S})", style="bold red")
         return head
+
+    def _saved_lines(self) -> list[RenderableType]:
+        if self._saved is None:
+            return []
+        return [Text(line, overflow="crop", no_wrap=True) for line in savings.briefly(self._saved)]
 
     def _grid_lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = []

@@ -199,6 +199,13 @@ class LinesQuery(Message):
     )
 
 
+class SavingsQuery(Message):
+    """Which days' savings."""
+
+    start: Instant | None = Field(default=None, description="Only days that begin at or after this time.")
+    end: Instant | None = Field(default=None, description="Only days that end by this time.")
+
+
 class RequestQuery(Message):
     """Which requests to sum, and by which group."""
 

@@ -104,6 +104,12 @@ class TrainingOptions(Message):
         "share between tenants (`fair+` before a policy's name); 1 where none is given.",
     )
 
+    levers: bool = Field(
+        default=False,
+        description="Instead of the policy's results, say what each of its levers saves: the jobs are replayed under "
+        "`fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.",
+    )
+
     @field_validator("policy")
     @classmethod
     def _split(cls, value: str | list[str]) -> list[str]:

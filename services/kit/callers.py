@@ -80,7 +80,7 @@ CALLERS: Mapping[str, Mapping[str, Calls]] = {
     "telemetry": {
         "gateway": _calls(_PUBLIC, _METRICS, roles=_EVERYBODY),
         "router": _calls(r"POST /internal/request-usage"),
-        "simulator": _calls(r"GET /v1/reports/history", roles=_EVERYBODY),
+        "simulator": _calls(r"GET /v1/(reports/(history|footprint)|nodes)", roles=_EVERYBODY),
     },
     NODE: {
         "admission": _calls(

@@ -21,11 +21,14 @@ from services.kit.metrics import Metrics
 from services.kit.plugins import PluginError
 from services.kit.policies import load_policies
 from services.kit.redis import connect
+from services.kit.repeating import repeat
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
-from services.simulator import comparison_endpoints, endpoints
+from services.simulator import comparison_endpoints, endpoints, savings_endpoints
 from services.simulator.comparisons import Comparisons
+from services.simulator.daily import LOOK_S, DailySavings
+from services.simulator.figures import savings_of
 from services.simulator.queue import QUEUE, TASK, simulator_celery
 from services.simulator.repository import SimulationRepository
 from services.simulator.service import SimulatorService
@@ -54,8 +57,9 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
                 tokens, timeout_s = outgoing(settings.credential, audience), settings.source_timeout_s
                 return ServiceClient(session, url, name, tokens=tokens, timeout_s=timeout_s)
 
+            telemetry = client(settings.telemetry_url, "telemetry", "Telemetry")
             sources = ServiceSources(
-                client(settings.telemetry_url, "telemetry", "Telemetry"),
+                telemetry,
                 client(settings.carbon_url, "carbon", "The carbon service"),
                 client(settings.scheduler_url, "scheduler", "The scheduler"),
             )
@@ -70,12 +74,17 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
                 min_age_s=settings.comparison_min_age_s,
             )
             app.state.comparisons = comparisons
+            daily = DailySavings(repository, one_at_a_time, sources, telemetry)
+            app.state.savings = daily
             metrics: Metrics = app.state.metrics
+            metrics.add("savings", savings_of(repository))
             metrics.add("work", work_of({"simulation": repository}))
             metrics.add("database", pool_of(engine))
-            sweeping = asyncio.create_task(Sweeper("simulation", repository, queue, settings).run())
+            loops = [Sweeper("simulation", repository, queue, settings).run()]
+            loops.append(repeat(daily.look, LOOK_S, failed="savings.not_replayed"))
+            tasks = [asyncio.create_task(loop) for loop in loops]
             yield
-            await end_tasks([sweeping])
+            await end_tasks(tasks)
             await comparisons.close()
         await redis.aclose()
         await engine.dispose()
@@ -93,6 +102,7 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
     )
     app.include_router(endpoints.router)
     app.include_router(comparison_endpoints.router)
+    app.include_router(savings_endpoints.router)
     answer_unavailable(app, "The database", (DBAPIError, PoolTimeoutError, OSError), is_so=is_connection_error)
     return app
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Collection, Iterable, Mapping
+from datetime import date
+from typing import Any
 
 from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.db.background import WorkRepository
+from services.db.tables.simulator import savings, simulation_submissions, simulations
 from services.db.tables.simulator import simulation_inputs as inputs
-from services.db.tables.simulator import simulation_submissions, simulations
 from services.simulator.files import Content
 
 # A file younger than an hour may belong to a run that is being stored.
@@ -23,6 +25,13 @@ _FORGET_INPUTS = text("""
 _FORGET_OLDER = text("""
     DELETE FROM simulations WHERE tenant_id = :tenant_id AND state NOT IN ('queued', 'running')
     AND id NOT IN (SELECT id FROM simulations WHERE tenant_id = :tenant_id ORDER BY id DESC LIMIT :keep)
+""")
+
+SAVINGS_TENANT = "_savings"
+"""Whose runs are the replays of days; names of tenants begin with a letter or a digit."""
+
+_FORGET_ENDED = text("""
+    DELETE FROM simulations WHERE ended_at < now() - make_interval(days => 1) * :keep_days AND tenant_id <> :kept
 """)
 
 _SUMMARY = (
@@ -56,7 +65,35 @@ class SimulationRepository(WorkRepository):
         await self._change(_FORGET_OLDER.bindparams(tenant_id=tenant_id, keep=keep))
 
     async def forget_ended(self, keep_days: float) -> int:
-        """Delete runs that ended ``keep_days`` ago or earlier, and files that no run uses; return how many runs."""
-        forgotten = await super().forget_ended(keep_days)
+        """Delete runs that ended ``keep_days`` ago or earlier, and files that no run uses; return how many runs.
+
+        The replays behind stored savings are kept.
+        """
+        forgotten = await self._change(_FORGET_ENDED.bindparams(keep_days=keep_days, kept=SAVINGS_TENANT))
         await self._change(_FORGET_INPUTS)
         return forgotten
+
+    async def days_of_savings(self, first: date, last: date) -> set[date]:
+        """Return the days from ``first`` to ``last`` that have stored savings."""
+        query = select(savings.c.day).where(savings.c.day.between(first, last))
+        async with self._engine.connect() as connection:
+            return set((await connection.execute(query)).scalars())
+
+    async def savings(self, first: date | None, end: date | None) -> list[dict[str, Any]]:
+        """Return stored savings of the days from ``first`` until before ``end``, oldest first."""
+        query = select(savings.c.figures).order_by(savings.c.day)
+        query = query if first is None else query.where(savings.c.day >= first)
+        query = query if end is None else query.where(savings.c.day < end)
+        async with self._engine.connect() as connection:
+            return list((await connection.execute(query)).scalars())
+
+    async def newest_savings(self) -> dict[str, Any] | None:
+        """Return the savings of the newest stored day."""
+        query = select(savings.c.figures).order_by(savings.c.day.desc()).limit(1)
+        async with self._engine.connect() as connection:
+            return (await connection.execute(query)).scalar()
+
+    async def add_savings(self, day: date, simulation_id: str | None, figures: dict[str, Any]) -> None:
+        """Store savings of a day, unless it has some."""
+        row = insert(savings).values(day=day, simulation_id=simulation_id, figures=figures)
+        await self._change(row.on_conflict_do_nothing())

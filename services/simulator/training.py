@@ -32,7 +32,11 @@ from services.simulator.live import LiveRun, live_document, parameters_of, read_
 from services.simulator.predictors import predicted, predictor_of
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers import read_carbon, read_jobs
+from services.simulator.savings import lever_savings
 from services.simulator.workload import CarbonTrace, ClusterSpec, Workload
+
+UNLEARNED = ("perfect", "none")
+"""Predictors that are not learned from the jobs of a run."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the policy, the number of its jobs that have ended, and the number of all."""
@@ -72,6 +76,18 @@ class TrainingRun:
         """Run it, and return the results as JSON values."""
         if self.live is not None:
             return live_document(self.live, self.parameters, report)
+        if self.options.levers:
+            (name,) = self.parameters
+            jobs = len(self.workload)
+            return lever_savings(
+                name,
+                self.parameters[name],
+                self.workload,
+                self.cluster,
+                self.trace,
+                self.engine,
+                lambda done, steps: report(name, jobs * done // steps, jobs),
+            )
         results: list[SimulationResult] = []
         for result in self.results(report):
             results.append(result)
@@ -108,6 +124,8 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
         OptionError: an option, or a file it names, is invalid.
     """
     parameters = _parameters(options)
+    if options.levers and (len(parameters) > 1 or options.format == LIVE or options.predictor not in UNLEARNED):
+        raise OptionError("levers", "levers are those of one policy, on past jobs, with predictor perfect or none")
     if options.format == LIVE:
         return _prepare_live(options, inputs, parameters)
     with _of("cluster"):

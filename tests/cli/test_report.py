@@ -19,6 +19,7 @@ from services.cli.ledger_lines import save_lines
 from services.cli.main import app
 from services.cli.report import change, fetch, notes, period_of
 from services.cli.report_page import render
+from services.cli.savings import sentences, stored
 from services.contracts.jobs import JobFootprint
 from services.contracts.reports import (
     CarbonAccounts,
@@ -70,6 +71,8 @@ class FakeGateway:
         self._accounts = accounts
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
+        if path == "/v1/reports/savings":
+            return {"days": [SAVED], "total": SAVED}
         assert path == "/v1/reports/footprint"
         self.asked.append(params)
         found = a_report(self._accounts, params["group_by"])
@@ -382,3 +385,46 @@ def test_a_page_whose_tables_would_differ_is_not_made(tmp_path: Path, monkeypatc
     done = CliRunner().invoke(app, ["report", "--by", "project,zone", "--html", str(page)])
     assert "the ledger of this period still changes" in str(done.exception)
     assert not page.exists()
+
+
+SAVED: dict[str, Any] = {
+    "saved_gco2": -120.0,
+    "low_gco2": -150.0,
+    "high_gco2": -90.0,
+    "emitted_gco2": 1_000.0,
+    "later_s": -40.0,
+    "levers": [{"lever": "order", "saved_gco2": -140.0}, {"lever": "power_limit", "saved_gco2": 20.0}],
+    "why": "More was emitted: no job had time to wait; order cost most.",
+    "slack_s": 43_200.0,
+    "slack_saved_gco2": 80.0,
+    "slack_later_s": 7_200.0,
+}
+
+
+def test_a_report_says_what_was_saved_how_sure_by_what_and_what_slack_would_bring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "Gateway", FakeGateway)
+    done = CliRunner().invoke(app, ["report", "--month", "2026-11"], env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    assert "-120.00 g CO2 (-150.00 g to -90.00 g at 90 %), jobs ending 40 s earlier on average" in done.output
+    assert "order -140.00 g, power limit 20.00 g (days replayed: 1)" in done.output
+    assert "More was emitted: no job had time to wait; order cost most." in done.output
+    assert "12 h of slack would have saved 80.00 g more (8%), jobs ending 2 h later on average." in done.output
+
+
+class RefusingGateway:
+    """Answers a user, who is no operator."""
+
+    def __init__(self, exit_code: int) -> None:
+        self._exit_code = exit_code
+
+    def get(self, path: str, **params: Any) -> Any:
+        raise CliError("no", self._exit_code)
+
+
+def test_who_may_not_see_savings_gets_none() -> None:
+    assert stored(RefusingGateway(4), {}) is None  # type: ignore[arg-type]
+    with pytest.raises(CliError):
+        stored(RefusingGateway(5), {})  # type: ignore[arg-type]
+    assert sentences(None) == sentences({"days": [], "total": None}) == []

@@ -54,6 +54,21 @@ CURRENT = {
 }
 
 
+SAVED: dict[str, Any] = {
+    "day": "2026-11-25",
+    "saved_gco2": 120.0,
+    "low_gco2": 90.0,
+    "high_gco2": 150.0,
+    "emitted_gco2": 1_000.0,
+    "later_s": 40.0,
+    "levers": [{"lever": "power_limit", "saved_gco2": 100.0}, {"lever": "sleep", "saved_gco2": 20.0}],
+    "why": "",
+    "slack_s": 43_200.0,
+    "slack_saved_gco2": 80.0,
+    "slack_later_s": 7_200.0,
+}
+
+
 class Answers(BaseHTTPRequestHandler):
     """Answers what the two commands ask; nodes are for operators."""
 
@@ -64,6 +79,7 @@ class Answers(BaseHTTPRequestHandler):
             "/v1/jobs": {"items": [job for job in JOBS if job["state"] in query.get("state", [])], "next_cursor": None},
             "/v1/policies/active": {"name": "joint"},
             "/v1/nodes": {"items": [NODE]},
+            "/v1/reports/savings": {"days": [SAVED], "total": SAVED},
             "/v1/carbon/zones": {"items": [{"zone": "DE"}]},
             "/v1/carbon/DE/outlook": OUTLOOK,
             "/v1/carbon/DE/current": CURRENT,
@@ -154,6 +170,7 @@ def test_top_shows_the_grid_power_and_the_queue_with_whole_reasons(url: str) -> 
     assert re.search(r"DE +300 gCO2/kWh", shown)
     assert re.search(r"n1 +up +██████████░░░░░░░░░░ +4/8 +GPUs +1234 W +DE", shown)
     assert "policy joint  1 running, 59 queued" in shown
+    assert "saved 2026-11-25: 120.00 g CO2 (90.00 g to 150.00 g): power limit 100.00 g, sleep 20.00 g" in shown
     assert REASON.replace("_", " ") in shown
     assert "…" not in shown
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import Column, Date, ForeignKey, Index, Integer, LargeBinary, Table, Text, text
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from services.db.metadata import Timestamp, metadata
 from services.db.tables.work import KEPT, LIVE, work_columns
@@ -48,3 +48,13 @@ simulation_inputs = Table(
     Column("stored_at", Timestamp, nullable=False, server_default=text("now()")),
 )
 """Files by their content, compressed with gzip; kept while a simulation names them in ``inputs``."""
+
+savings = Table(
+    "savings",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("simulation_id", Text),
+    Column("figures", JSONB, nullable=False),
+)
+"""What levers saved on a day, UTC: ``figures`` as ``services.contracts.savings.DaySavings``. ``simulation_id`` is the
+replay, which is kept with its inputs; NULL where nothing was replayed."""

@@ -1298,6 +1298,8 @@ class TrainingProblem:
             by the seed.
         tenant_weights: How much of the GPUs each tenant of the trace is to have against others, under policies
             that share between tenants (`fair+` before a policy's name); 1 where none is given.
+        levers: Instead of the policy's results, say what each of its levers saves: the jobs are replayed under
+            `fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.
     """
 
     policy: str | list[str]
@@ -1319,6 +1321,7 @@ class TrainingProblem:
     predictor: str = "perfect"
     batch_tuning: str = "all"
     tenant_weights: dict[str, float] = field(default_factory=dict[str, float])
+    levers: bool = False
     jobs: str | StoredFile
     carbon: str | StoredFile
     forecast: str | StoredFile
@@ -1690,6 +1693,8 @@ class TrainingRequestFields(TypedDict, total=False):
             by the seed.
         tenant_weights: How much of the GPUs each tenant of the trace is to have against others, under policies
             that share between tenants (`fair+` before a policy's name); 1 where none is given.
+        levers: Instead of the policy's results, say what each of its levers saves: the jobs are replayed under
+            `fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.
         jobs: A bundled trace (`green-year`, `green-day`), a file, or `history` for the jobs that ran on this
             cluster, or `live` (for operators) for those that wait and run on it now.
         carbon: A bundled zone (`SE`, `GB`, `PL`, `US-CAL-CISO`, `CA-ON`) or a file; with `history`, any zone of
@@ -1717,6 +1722,7 @@ class TrainingRequestFields(TypedDict, total=False):
     predictor: str
     batch_tuning: Literal["all", "half", "none"]
     tenant_weights: dict[str, float]
+    levers: bool
     jobs: Required[str | InlineFileFields]
     carbon: Required[str | InlineFileFields]
     forecast: Literal["perfect", "persistence", "issued"] | InlineFileFields

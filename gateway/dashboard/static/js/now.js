@@ -2,7 +2,7 @@
 import { all, get } from "./api.js";
 import { Chart, colour, faded, meter } from "./charts.js";
 import { by, fill, h, reconcile } from "./dom.js";
-import { at, badge, carbon, count, figure, intensity, percent, power, relativeChange, time, unknown, words } from "./format.js";
+import { at, badge, carbon, count, duration, figure, intensity, percent, power, relativeChange, time, unknown, words } from "./format.js";
 import { GridChart, current, greenest } from "./grid.js";
 import { Ring, every, live, onJobs, throttled } from "./live.js";
 import { me, trying } from "./shell.js";
@@ -40,6 +40,23 @@ async function showCarbon() {
       baseline === null ? ["At the mean intensity: ", unknown(), "."] : ["At the mean intensity: ", figure(baseline, carbon, { id: "carbon-baseline" }),
         share === null ? "" : Math.abs(share) < 0.005 ? ": the same" : h("span", { class: share < 0 ? "up-is-good" : "up-is-bad" }, `: ${percent(Math.abs(share))} ${share < 0 ? "less" : "more"}`), "."]),
     h("p", { class: "note" }, h("span", { title: "The baseline is the same energy at its zone's mean intensity since midnight." }, me.isOperator ? "All tenants and idle GPUs since midnight." : "Your tenant since midnight.")));
+}
+
+const SAVED_DAYS = 9;
+
+/** Show what the stored replay of the newest day says the levers saved, with its interval and what it cost in time. */
+async function showSaved() {
+  const { days } = await get("/v1/reports/savings", { start: new Date(Date.now() - SAVED_DAYS * DAY_S * 1000).toISOString() });
+  const day = days.filter((each) => each.levers.length).at(-1);
+  by("saved").closest("section").hidden = !day;
+  if (!day) return;
+  const later = (s) => s === null ? "" : `, jobs ending ${duration(Math.abs(s))} ${s < 0 ? "earlier" : "later"} on average`;
+  const slack = day.slack_saved_gco2 > 0 ? `${duration(day.slack_s)} of slack would have saved ${carbon(day.slack_saved_gco2)} more${later(day.slack_later_s)}.` : "";
+  fill(by("saved"),
+    figure(day.saved_gco2, carbon, { class: "big", id: "saved-day" }),
+    h("p", { class: "note" }, `${day.day}, against the same jobs under fifo: ${carbon(day.low_gco2)} to ${carbon(day.high_gco2)} at 90 %${later(day.later_s)}.`),
+    h("p", { class: "note" }, day.levers.map((each) => `${words(each.lever)} ${carbon(each.saved_gco2)}`).join(", ")),
+    day.why || slack ? h("p", { class: "note" }, [day.why, slack].filter(Boolean).join(" ")) : "");
 }
 
 const history = new Ring(HISTORY);
@@ -159,6 +176,7 @@ onJobs((event) => {
   learn();
 });
 live(["footprints"], 15_000, () => trying(showCarbon));
+if (me.isOperator) every(600_000, () => trying(showSaved));
 if (me.isOperator) live(["nodes"], 5_000, () => trying(showPower));
 else hidePower();
 live(["policies"], 2_000, () => trying(showPolicy));
