@@ -353,8 +353,10 @@ class _Plane:
         while True:
             process = self._simulation.process()
             process.start(Relay(cast(Any, self.outbox), cast(Any, self._valkey)).run())
-            await asyncio.sleep(1 + draw(20))
-            process.kill()
+            try:
+                await asyncio.sleep(1 + draw(20))
+            finally:
+                process.kill()
 
 
 class _Outbox:
@@ -665,6 +667,7 @@ async def play(simulation: Simulation) -> None:
         )
         await process.start(agent.stop())
         relaying.cancel()
+        await asyncio.wait([relaying])  # else the last relay would go on without this host
         _check_energy(simulation, plane, shims, agent, deaths)
 
 
