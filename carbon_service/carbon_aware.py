@@ -34,7 +34,8 @@ from services.contracts.carbon_aware import (
     OneLocation,
     Period,
 )
-from services.contracts.problems import FieldError, Problem, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import FieldError, Problem
 from services.kit.problems import ProblemError, validation_problem
 
 LONGEST_RANGE_S = 366 * 86_400.0

@@ -20,7 +20,8 @@ from services.contracts.carbon import (
     IntensityOutlook,
     ZoneList,
 )
-from services.contracts.problems import FieldError, Problem, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import FieldError, Problem
 from services.kit.problems import ProblemError
 
 PROBLEMS: dict[int | str, dict[str, object]] = {

@@ -26,7 +26,8 @@ from services.contracts.carbon import (
     ZoneList,
     ZoneSource,
 )
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import FieldError
 from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
 

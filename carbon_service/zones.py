@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from carbon_service.providers.protocol import Feed, Provider
 from carbon_service.repository import RECORDED, SourceKey
+from services.contracts.codes import ProblemCode
 from services.contracts.invalid import no_such_zone
-from services.contracts.problems import ProblemCode
 from services.core.domain.carbon import Signal
 from services.kit.problems import ProblemError
 

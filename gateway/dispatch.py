@@ -11,8 +11,9 @@ from gateway.forward import Forwarder
 from gateway.gather import Entry, Gatherer
 from gateway.metrics import MetricsGatherer
 from gateway.routes import EVENTS, METRICS, SUBMIT, SUBMIT_BATCH, Route
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import IDEMPOTENCY_HEADER, ResolvedKey
-from services.contracts.problems import MEDIA_TYPE, FieldError, ProblemCode
+from services.contracts.problems import MEDIA_TYPE, FieldError
 from services.kit import traces
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import Exchange, Header, check_json_type

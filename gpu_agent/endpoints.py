@@ -12,9 +12,9 @@ from gpu_agent.agent import Agent
 from gpu_agent.logs import read_both, read_piece
 from gpu_agent.measuring import MeasuringAgent
 from gpu_agent.progress import parse_report
+from services.contracts.codes import ProblemCode
 from services.contracts.jobs import LogStream
 from services.contracts.nodes import LOG_EOF_HEADER, LOG_NEXT_OFFSET_HEADER, LOG_OFFSET_HEADER, LOG_SIZE_HEADER
-from services.contracts.problems import ProblemCode
 from services.kit.problems import ProblemError, not_found, problem_response
 
 PROGRESS_PREFIX = "/v1/progress/"

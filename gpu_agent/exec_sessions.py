@@ -28,6 +28,7 @@ from gpu_agent.environment import is_per_gpu
 from gpu_agent.gangs import Gang, Gangs
 from gpu_agent.processes import kill_marked
 from gpu_agent.shim import NOT_EXECUTABLE, NOT_FOUND
+from services.contracts.codes import ProblemCode
 from services.contracts.exec_sessions import (
     BEAT_S,
     SILENCE_S,
@@ -39,7 +40,6 @@ from services.contracts.exec_sessions import (
     output_message,
 )
 from services.contracts.nodes import EndedBy, RankState
-from services.contracts.problems import ProblemCode
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found, unavailable
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from optimizer_service.sources import Sources
 from services.contracts.carbon import IntensityForecast, IntensityPoint, curve_of
+from services.contracts.codes import ProblemCode
 from services.contracts.optimize import (
     MAX_CELLS,
     CarbonBoundProblem,
@@ -18,7 +19,7 @@ from services.contracts.optimize import (
     IntensitySeries,
     IntensitySource,
 )
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Report, unreported
 from services.core.domain.units import S_PER_HOUR

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 from optimizer_service import carbon_bound
 from optimizer_service.sources import Sources
 from services.contracts.allocation import AllocationProblem, AllocationRequest, AllocationResult
+from services.contracts.codes import ProblemCode
 from services.contracts.optimize import CarbonBoundProblem, CarbonBoundRequest, CarbonBoundResult
 from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
-from services.contracts.problems import ProblemCode
 from services.contracts.schema import Message
 from services.contracts.solver import SolveOutcome
 from services.core.domain.errors import DomainError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from services.contracts.carbon import Clock, IntensityForecast
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import FieldError
 from services.core.domain.carbon import Signal
 from services.kit.http import ServiceClient
 from services.kit.problems import ProblemError

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.dashboard.ended import EndedSessions
 from gateway.dashboard.sessions import CSRF_HEADER, Seals, Session, cookie_of
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.kit.edge.exchange import Exchange
 from services.kit.problems import ProblemError
 

@@ -19,7 +19,7 @@ import aiohttp
 import jwt
 from pydantic import BaseModel, ConfigDict, HttpUrl, SecretStr, TypeAdapter, ValidationError
 
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 

@@ -18,8 +18,8 @@ from gateway.dashboard.ended import EndedSessions
 from gateway.dashboard.middleware import SCOPE_KEY
 from gateway.dashboard.oidc import Attempt, Provider
 from gateway.dashboard.sessions import Seals, Session, cookie_of, set_cookie
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import ResolvedKey, Role
-from services.contracts.problems import ProblemCode
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import AddressLimiter
 from services.kit.problems import ProblemError

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.keys import key_hash, new_secret
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import (
     ApiKey,
     AuditList,
@@ -26,9 +27,9 @@ from services.contracts.identity import (
     TenantSpec,
     User,
 )
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.invalid import NAME_PATTERN
+from services.contracts.problems import FieldError
 from services.contracts.queries import AuditQuery, PageQuery
-from services.contracts.schema import NAME_PATTERN
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, not_found

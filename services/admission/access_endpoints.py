@@ -23,8 +23,8 @@ from services.contracts.identity import (
     TenantList,
     TenantSpec,
 )
+from services.contracts.invalid import NAME_PATTERN
 from services.contracts.queries import AuditQuery, PageQuery
-from services.contracts.schema import NAME_PATTERN
 from services.kit.identity import Admin, Operator
 from services.kit.problems import not_found
 

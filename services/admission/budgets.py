@@ -18,8 +18,9 @@ from services.admission.repository.audit import write_audit
 from services.admission.repository.budgets import BudgetRepository
 from services.admission.repository.webhooks import write_event
 from services.contracts.budgets import Budget, BudgetList, BudgetQuantity, BudgetSpec
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.contracts.webhooks import BudgetExceeded, WebhookEvent
 from services.kit.ids import utc_now
 from services.kit.logging import Log

@@ -17,8 +17,8 @@ import asyncpg
 from services.admission.figures import COMMITS, SUBMISSIONS
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.submissions import Draft, refused
+from services.contracts.codes import ProblemCode
 from services.contracts.jobs import SubmissionAnswer
-from services.contracts.problems import ProblemCode
 from services.db.engine import is_connection_error
 from services.kit import traces
 from services.kit.logging import Log

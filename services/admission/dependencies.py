@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from services.admission.submissions import Draft, DraftJob
 from services.contracts.arrays import After
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import FieldError
 from services.core.domain.dependencies import Condition
 from services.kit.problems import ProblemError
 

@@ -18,10 +18,11 @@ from services.admission.agents import Agent, AgentTokens
 from services.admission.jobs import Jobs
 from services.admission.repository.audit import write_audit
 from services.admission.repository.jobs import Allocated, JobRepository
+from services.contracts.codes import ProblemCode
 from services.contracts.exec_sessions import SILENCE_S, ExecEvent, ExecInput, ExecInputAnswer, ExecRequest
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
 from services.kit.http import problem_of
 from services.kit.logging import Log

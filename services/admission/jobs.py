@@ -10,9 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.jobs import JobFilter, JobRepository, LockedJob
 from services.admission.steering import Command, Decision, decide
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobList
-from services.contracts.problems import ProblemCode
 from services.contracts.queries import JobQuery
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.problems import ProblemError, not_found

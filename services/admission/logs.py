@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.agents import Agent, AgentTokens
 from services.admission.jobs import Jobs
 from services.admission.repository.jobs import Allocated, JobRepository
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.jobs import LogStream
 from services.contracts.nodes import (
@@ -22,7 +23,7 @@ from services.contracts.nodes import (
     LOG_OFFSET_HEADER,
     LOG_SIZE_HEADER,
 )
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.contracts.queries import LogQuery
 from services.kit.problems import ProblemError, unavailable
 

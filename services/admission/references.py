@@ -9,7 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.repository.secrets import SecretRepository, SecretWanted
 from services.admission.repository.uploads import UploadRepository
 from services.admission.submissions import Draft
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError
 from services.kit.references import missing_references, named_upload, secret_places
 

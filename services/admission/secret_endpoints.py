@@ -8,10 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from services.admission.secrets import Secrets
-from services.contracts.invalid import NAME_RULE
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.invalid import NAME_PATTERN, NAME_RULE
 from services.contracts.queries import SecretQuery
-from services.contracts.schema import NAME_PATTERN
 from services.contracts.secrets import Secret, SecretList, SecretSpec
 from services.kit.identity import Caller
 from services.kit.problems import ProblemError

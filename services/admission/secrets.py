@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
 from services.admission.repository.secrets import SecretRepository
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import ProblemCode
 from services.contracts.secrets import Secret, SecretList, SecretSpec
 from services.db.sealing import Sealer
 from services.kit.ids import utc_now

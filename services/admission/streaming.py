@@ -9,8 +9,9 @@ from services.admission.feed import EventFeed
 from services.admission.jobs import Jobs
 from services.admission.repository.events import BEGINNING, Position, Scope, StoredEvent
 from services.contracts.changes import Changed, ChangeKind
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.core.domain.jobs import JobState
 from services.kit.problems import ProblemError
 from services.kit.tasks import merged

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from services.admission.capacity import Capacity, impossibility
 from services.contracts.arrays import MAX_ARRAY_TASKS, ArrayTasks
+from services.contracts.codes import ProblemCode
 from services.contracts.jobs import JobBatch, JobSpec, SubmissionAnswer, SubmissionEntry
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.core.domain.dependencies import Condition
 from services.core.domain.jobs import JobState
 from services.kit.ids import new_block_id, new_id, utc_now

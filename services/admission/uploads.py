@@ -12,8 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.uploads import StoredUpload, UploadRepository
 from services.admission.settings import AdmissionSettings
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.contracts.sources import UPLOAD_CHUNK_BYTES, Upload
 from services.kit.disk import DiskWatch
 from services.kit.logging import Log

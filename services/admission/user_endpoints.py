@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query
 
 from services.admission.users import Users
 from services.contracts.identity import OwnIdentity, User, UserChange, UserList, UserSpec
+from services.contracts.invalid import NAME_PATTERN
 from services.contracts.queries import PageQuery
-from services.contracts.schema import NAME_PATTERN
 from services.kit.identity import Admin, Operator, ProjectCaller
 from services.kit.problems import not_found
 

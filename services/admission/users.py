@@ -6,10 +6,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from services.admission.repository.access import AccessRepository
 from services.admission.repository.audit import write_audit
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, OwnIdentity, User, UserChange, UserList, UserSpec
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.invalid import NAME_PATTERN
+from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
-from services.contracts.schema import NAME_PATTERN
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, not_found

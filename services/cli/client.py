@@ -8,31 +8,18 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-from pydantic import BaseModel
 
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.logins import Login, LoginsError, chosen_login
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from wattshift import ApiError, Client, StrangerError, UnreachableError
 from wattshift.sources import Archive, SourceError
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_NOT_FOUND = 3
-EXIT_REFUSED = 4
-EXIT_UNAVAILABLE = 5
-EXIT_DEGRADED = 6
-
-
-class CliError(Exception):
-    """A failure: one line for the user, below it lines to type, its exit code, and the problem's code if it has one."""
-
-    def __init__(self, message: str, exit_code: int = EXIT_FAILED, code: ProblemCode | None = None) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-        self.code = code
+if TYPE_CHECKING:
+    pass
 
 
 def data_dir() -> Path:
@@ -176,7 +163,7 @@ class Gateway:
         self, method: str, path: str, body: Any, headers: dict[str, str] | None, params: dict[str, Any]
     ) -> httpx.Response:
         is_submission = "idempotency-key" in (headers or {})
-        content = body.model_dump_json(exclude_unset=True) if isinstance(body, BaseModel) else None
+        content = body.model_dump_json(exclude_unset=True) if hasattr(body, "model_dump_json") else None
         with _for_the_user(self.url):
             return self._client.request(
                 method,

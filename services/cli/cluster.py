@@ -11,7 +11,8 @@ import typer.core
 from rich.console import RenderableType
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.forecast import forecast
 from services.cli.jobs import AsJson, Watch
 from services.cli.names import checked_name

@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.logins import LOCAL, Login, LoginsError, read_logins, write_logins
 from services.cli.output import console
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

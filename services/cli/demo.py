@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli import local, output
-from services.cli.client import EXIT_FAILED, CliError, Gateway, data_dir
+from services.cli.client import Gateway, data_dir
+from services.cli.errors import EXIT_FAILED, CliError
 from services.cli.following import FINAL
 from services.cli.output import console
 from services.cli.plots import sparkline

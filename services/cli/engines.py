@@ -14,7 +14,8 @@ import typer
 from rich.console import RenderableType
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, CliError, Gateway, local_sockets, local_url
+from services.cli.client import Gateway, local_sockets, local_url
+from services.cli.errors import EXIT_FAILED, CliError
 from services.cli.jobs import AsJson, Watch
 from services.kit.sockets import SOCKETS
 

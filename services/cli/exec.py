@@ -10,7 +10,8 @@ import typer
 import typer.core
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.names import job_id
 from services.cli.terminal import run_session, terminal_size
 

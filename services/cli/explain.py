@@ -19,6 +19,11 @@ from services.cli.output import console
 POLL_S = 1.0
 
 
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(explain)
+
+
 def explain(
     job: Annotated[
         str,

@@ -11,7 +11,8 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.output import errors, instant
 from services.contracts.reports import PastJob
 from services.kit.files import whole

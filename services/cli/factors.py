@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from services.cli import output
-from services.cli.client import EXIT_USAGE, CliError
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.forms import Facts
 from services.cli.output import console
 from services.kit.files import whole

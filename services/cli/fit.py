@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.bars import bar
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.core.domain.errors import DomainError
 from services.kit.text import decoded

@@ -10,9 +10,10 @@ from typing import Any
 import typer
 
 from services.cli import arrays, output
-from services.cli.client import CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import CliError
 from services.cli.names import path_of
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.core.domain.jobs import JobState
 
 FINAL = {state.value for state in JobState if state.is_final}

@@ -9,15 +9,13 @@ import typer
 from rich.table import Table
 
 from services.cli import arrays, output
-from services.cli.client import CliError, Gateway
-from services.cli.explain import explain
+from services.cli.client import Gateway
+from services.cli.errors import CliError
 from services.cli.following import STREAM, follow, interruptible
-from services.cli.names import array_id, ids_of, is_array, job_id, job_or_array, path_of
+from services.cli.names import USER_LABEL, array_id, ids_of, is_array, job_id, job_or_array, path_of, user_name
 from services.cli.output import console
-from services.cli.submit import USER_LABEL, SubmitCommand, submit, user_name
 from services.cli.values import past_time
-from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
 Watch = Annotated[
@@ -33,10 +31,8 @@ JobArgument = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command(cls=SubmitCommand)(submit)
     app.command("jobs")(list_jobs)
     app.command("job")(show_job)
-    app.command()(explain)
     app.command()(logs)
     for command in ("cancel", "hold", "release"):
         app.command(command, help=f"{command.capitalize()} jobs, or all tasks of arrays.")(_steer(command))
@@ -259,6 +255,8 @@ def logs(
         with gateway.stream(path, stream=stream, follow="true", generation=generation) as answer:
             output.print_log(answer.iter_bytes(), raw=raw)
         return
+
+    from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
 
     def parts() -> Iterator[bytes]:
         offset = 0

@@ -10,7 +10,8 @@ from typing import IO, Any, get_args
 
 import httpx
 
-from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.output import errors
 from services.contracts.reports import LedgerLine
 from services.kit.files import whole

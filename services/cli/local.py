@@ -21,7 +21,8 @@ import typer
 
 from services.cli import output
 from services.cli.bars import bar
-from services.cli.client import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway, data_dir
+from services.cli.client import Gateway, data_dir
+from services.cli.errors import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.jobs import AsJson
 from services.cli.output import console, errors
 from services.cli.reach import runner_of

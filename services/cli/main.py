@@ -4,75 +4,78 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from services.cli import (
-    access,
-    apps,
-    budgets,
-    certificates,
-    cluster,
-    clusters,
-    demo,
-    endpoints,
-    engines,
-    exec,
-    export,
-    factors,
-    fit,
-    fleets,
-    jobs,
-    local,
-    output,
-    plan,
-    profile_inference,
-    report,
-    secrets,
-    serving,
-    shell,
-    simulate,
-    top,
-    users,
-    webhooks,
-)
-from services.cli.client import EXIT_USAGE, CliError
+from services.cli import output
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.output import console
 from services.cli.plugins import add_commands
 from services.kit.extras import missing_extra
 from services.kit.release import RELEASE
 
+ROOMS = {
+    "local": ("up", "down", "status", "admin-key", "credential", "rotate-secret", "backup", "restore"),
+    "certificates": ("ca",),
+    "submit": ("submit",),
+    "jobs": ("jobs", "job", "logs", "cancel", "hold", "release", "forget-checkpoint"),
+    "explain": ("explain",),
+    "top": ("top",),
+    "exec": ("exec",),
+    "shell": ("shell",),
+    "cluster": ("check", "nodes", "policy", "carbon"),
+    "engines": ("engine",),
+    "clusters": ("login", "logout", "clusters"),
+    "access": ("audit", "whoami", "tenants", "keys"),
+    "users": ("users",),
+    "budgets": ("budgets",),
+    "secrets": ("secrets",),
+    "report": ("report", "verify"),
+    "factors": ("factors",),
+    "serving": ("pools",),
+    "apps": ("apps",),
+    "fleets": ("fleets",),
+    "webhooks": ("webhooks",),
+    "endpoints": ("endpoints",),
+    "export": ("export",),
+    "simulate": ("simulate",),
+    "fit": ("fit",),
+    "profile_inference": ("profile",),
+    "plan": ("plan",),
+    "demo": ("demo",),
+}
+"""The commands of each module, which is loaded when one of them is named: all of them take a second of CPU time."""
+ROOM_OF = {command: room for room, commands in ROOMS.items() for command in commands}
+
+
+class Commands(TyperGroup):
+    """The commands of the rooms, and those that are there already."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*ROOM_OF, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by name."""
+        room = ROOM_OF.get(cmd_name)
+        if room is None:
+            return super().get_command(ctx, cmd_name)
+        loaded = typer.Typer()
+        import_module(f"services.cli.{room}").register(loaded)
+        return typer.main.get_group(loaded).commands[cmd_name]
+
+
 app = typer.Typer(
     name="wattshift",
+    cls=Commands,
     help="Run GPU work on time with the least carbon.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ROOMS = (
-    *(
-        local,
-        certificates,
-        jobs,
-        top,
-        exec,
-        shell,
-        cluster,
-        engines,
-        clusters,
-        access,
-        users,
-        budgets,
-        secrets,
-        report,
-        factors,
-    ),
-    *(serving, apps, fleets),
-    *(webhooks, endpoints, export, simulate, fit, profile_inference, plan, demo),
-)
-for room in ROOMS:
-    room.register(app)
 
 
 def _print_version(asked: bool) -> None:
@@ -102,7 +105,8 @@ def wattshift(
 def main() -> None:
     """Run one command; an expected failure prints one line on standard error and has an exit code of its own."""
     try:
-        add_commands(app, sys.argv[1:])
+        if sys.argv[1:] != ["--version"]:
+            add_commands(app, sys.argv[1:], ROOM_OF)
         app()
     except CliError as error:
         console.file.flush()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from services.cli import output
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
-from services.contracts.invalid import NAME_RULE
-from services.contracts.schema import NAME_PATTERN
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.contracts.invalid import NAME_PATTERN, NAME_RULE
 
 PATHS = {"job": "/v1/jobs", "array": "/v1/arrays"}
 _ID = re.compile(r"(?:job|array)_[0-9a-z]{26}")
 _BEGINNING = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
 _SHOWN = 10
+
+USER_LABEL = "user"
+"""The label that names who submitted a job, by the account on the machine that it was submitted from."""
 
 
 def checked_name(name: str, what: str) -> str:
@@ -99,3 +104,11 @@ def ids_of(gateway: Gateway, words: Sequence[str]) -> list[str]:
 
 def _by_id(jobs: list[Any]) -> dict[str, Any]:
     return {job["id"]: job for job in jobs}
+
+
+def user_name() -> str:
+    """Return the name of the account that runs this command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.client import EXIT_USAGE, CliError
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.solving import solving_bar
 from services.cli.values import json_document

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.allocation import allocation
-from services.cli.client import EXIT_USAGE, CliError
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
 from services.cli.partition import partition
 from services.cli.pools import pools

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import typer
 
-from services.cli.client import EXIT_USAGE, CliError
+from services.cli.errors import EXIT_USAGE, CliError
 from services.kit.plugins import PluginError, load_plugins
 
 LAB = "lab"
@@ -27,18 +27,15 @@ def add_plugins() -> None:
         raise CliError(str(error), EXIT_USAGE) from None
 
 
-def add_commands(app: typer.Typer, arguments: Sequence[str]) -> None:
-    """Add the groups of commands of installed packages, unless the arguments name a command that is there already.
+def add_commands(app: typer.Typer, arguments: Sequence[str], ours: Container[str]) -> None:
+    """Add the groups of commands of installed packages, unless the arguments name one of ``ours``.
 
     Raises:
         CliError: One of them cannot be used, or ``lab`` is asked for and not installed.
     """
     after = arguments[2:] if arguments[:1] == ["--cluster"] else arguments
     asked = next((each for each in after if not each.startswith("-")), None)
-    ours = {each.name for each in app.registered_groups} | {
-        each.name or getattr(each.callback, "__name__", "") for each in app.registered_commands
-    }
-    if asked in ours:
+    if asked is not None and asked in ours:
         return
     try:
         found = {plugin.name: plugin.value for plugin in load_plugins("wattshift.commands", typer.Typer)}

@@ -24,7 +24,8 @@ import typer
 
 from services.cli import closed_loop, output
 from services.cli.bars import bar
-from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.following import FINAL
 from services.cli.jobs import AsJson
 from services.cli.output import console

@@ -14,7 +14,8 @@ from typing import IO, Annotated, Any, get_args
 import typer
 
 from services.cli import output, savings
-from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.forms import FORMS
 from services.cli.jobs import AsJson
 from services.cli.output import console

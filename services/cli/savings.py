@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from services.cli import output
-from services.cli.client import EXIT_NOT_FOUND, EXIT_REFUSED, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, CliError
 
 RECENT = timedelta(days=9)
 

@@ -11,7 +11,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.cli.client import EXIT_USAGE, CliError
+from services.cli.errors import EXIT_USAGE, CliError
 
 DIRECTIVE = "#WATTSHIFT"
 LONGEST_BYTES = 32_768

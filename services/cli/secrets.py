@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.jobs import AsJson
 from services.cli.names import checked_name
 from services.cli.output import console

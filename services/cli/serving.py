@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.cli.pools import show_plan

@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_FAILED, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, CliError
 from services.cli.exec import CommandAfterDashes, end_with, in_this_terminal, words_after_dashes
 from services.cli.following import FINAL, POLL_S
 from services.cli.specs import SpecOptions, spec_of

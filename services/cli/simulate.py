@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from services.cli.bars import bar
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.cluster import parameters_of
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.output import console, duration, print_json, rounded, table
 from services.cli.plugins import add_plugins
 from services.contracts.invalid import explained

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from services.cli.client import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from services.cli.values import json_document
 from services.contracts.invalid import first_error
 from services.contracts.jobs import Argument

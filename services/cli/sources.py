@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from services.cli import output
-from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
 from services.contracts.jobs import JobSpec
 from services.kit.references import named_upload
 from wattshift.errors import WattshiftError

@@ -15,13 +15,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.scripts import needs_shell
 from services.cli.sources import LocalSources
 from services.cli.values import duration_s, filled, time_of
-from services.contracts.invalid import explained, field_of, first_error
+from services.contracts.invalid import NAME_PATTERN, explained, field_of, first_error
 from services.contracts.jobs import JobSpec
-from services.contracts.schema import NAME_PATTERN
 from services.contracts.secrets import SecretUse
 from services.core.domain.dependencies import Condition
 from services.kit.text import decoded

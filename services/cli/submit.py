@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import shlex
 import uuid
@@ -15,9 +14,10 @@ import typer
 import typer.core
 
 from services.cli import following, foreign, output
-from services.cli.client import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway, gateway_url, installation_of
+from services.cli.client import Gateway, gateway_url, installation_of
+from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.estimate import show_estimates
-from services.cli.names import job_or_array
+from services.cli.names import USER_LABEL, job_or_array, user_name
 from services.cli.output import console
 from services.cli.reach import Obstacle, Runner, obstacles, opened_by, programs_of, runner_of
 from services.cli.scripts import Script, read_script
@@ -38,8 +38,11 @@ _REST, _SCRIPT, _TEXT, _TYPED = "wattshift.rest", "wattshift.script", "wattshift
 _NOT_IN_SCRIPTS = frozenset(
     ("file", "command", "wait", "follow", "as_json", "test_only", "read_only", "idempotency_key")
 )
-USER_LABEL = "user"
-"""The label that names who submitted a job, by the account on the machine that it was submitted from."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(cls=SubmitCommand)(submit)
 
 
 class SubmitCommand(typer.core.TyperCommand):
@@ -422,14 +425,6 @@ def _several_words(files: list[str], typed: list[str]) -> str:
 def signed(spec: JobSpec) -> JobSpec:
     """Return the spec with the label that `wattshift jobs --mine` looks for, unless it has one."""
     return spec.model_copy(update={"labels": {USER_LABEL: user_name(), **spec.labels}})
-
-
-def user_name() -> str:
-    """Return the name of the account that runs this command."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def is_on_this_machine(gateway: Gateway) -> bool:

@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from services.cli.client import EXIT_UNAVAILABLE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_UNAVAILABLE, CliError
 from wattshift.sessions import Sender, SessionEvent, read_event
 
 EXIT_LOST = 255

@@ -20,8 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli import output, savings
-from services.cli.client import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
 from services.cli.cluster import DAY_S, WINDOW_S, curve_of
+from services.cli.errors import EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.output import console
 from services.cli.plots import greenest, meter, resampled, sparkline
 

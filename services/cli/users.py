@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from services.cli import output
-from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.jobs import AsJson
 from services.cli.output import console
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 
 PAGE = 500
 MOST_KEYS = 10_000

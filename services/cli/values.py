@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.kit.text import decoded
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+if TYPE_CHECKING:  # the command line looks at names without it
+    from pydantic import ValidationError
 
 NAME_RULE = "must be 1 to 63 letters, digits, '.', '-' or '_', the first of them a letter or digit"
-_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _LONGEST_SHOWN = 60
 _MAY_BE_SECRET = frozenset(("command", "environment", "password", "secret", "secrets", "token", "url", "value"))
 """Fields whose values, and those of what is in them, no message repeats."""
@@ -64,7 +65,7 @@ def explained(error: Mapping[str, Any]) -> str:
         choices = re.sub(r"<[^:]+: (.+?)>", r"\1", str(context["expected"]))  # an enumeration's members as values
         return f"must be {choices}{given}"
     if kind == "string_pattern_mismatch":
-        rule = NAME_RULE if context["pattern"] == _NAME_PATTERN else f"must match {context['pattern']}"
+        rule = NAME_RULE if context["pattern"] == NAME_PATTERN else f"must match {context['pattern']}"
         return f"{rule}{given}"
     if kind in ("too_short", "string_too_short"):
         return f"must have at least {_counted(context['min_length'], kind)}"

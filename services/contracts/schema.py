@@ -9,7 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+from services.contracts.invalid import NAME_PATTERN
+
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """A name people type: letters, digits, dot, dash, underscore; at most 63 characters."""
 

@@ -20,8 +20,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
-from services.contracts.problems import ProblemCode
 from services.kit import traces
 from services.kit.crowd import show_known
 from services.kit.heads import ServerConfig

@@ -6,7 +6,8 @@ import base64
 import binascii
 import re
 
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.core.domain.storage import reserve_of
 from services.kit.problems import ProblemError
 

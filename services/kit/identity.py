@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, Role
-from services.contracts.problems import ProblemCode
 from services.kit.problems import ProblemError
 
 CALLER = "wattshift.caller"

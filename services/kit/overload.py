@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.kit.problems import ProblemError, problem_response
 
 HEALTH = ("/healthz", "/readyz", "/metrics")

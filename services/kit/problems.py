@@ -11,9 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.invalid import explained
-from services.contracts.problems import MEDIA_TYPE, FieldError, Problem, ProblemCode
+from services.contracts.problems import MEDIA_TYPE, FieldError, Problem
 from services.core.domain.errors import PlanError, PolicyConfigError, TransitionError, WattshiftError
 from services.kit import traces
 from services.kit.logging import Log

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from services.contracts.codes import ProblemCode
 from services.contracts.jobs import JobSpec
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import jwt
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import ProblemCode
 from services.kit.callers import CALLERS, NODE, Calls
 from services.kit.credentials import Credential, caller_key, node_secret
 from services.kit.problems import ProblemError

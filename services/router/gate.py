@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.kit.edge.bodies import BodyReader
 from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.edge.keys import KeyCache

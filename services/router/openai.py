@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import orjson
 
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.kit.edge.exchange import Header
 from services.kit.problems import ProblemError
 

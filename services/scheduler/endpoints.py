@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Query, Request
 from redis.asyncio import Redis
 
+from services.contracts.codes import ProblemCode
 from services.contracts.estimates import StartEstimate
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import NodePower
@@ -25,7 +26,7 @@ from services.contracts.policies import (
     TenantShares,
 )
 from services.contracts.predictions import JobPrediction, LengthModel, LengthModelList
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.contracts.profiles import ControlInForce, ControlMeasurement, JobProfile, LearnedCurve
 from services.contracts.queries import PlanQuery
 from services.contracts.schema import Name

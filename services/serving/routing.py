@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 from services.contracts.apps import FleetSpec
 from services.contracts.carbon import CurrentIntensity
 from services.contracts.clocks import ClockPolicy, ServerClocks
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.invalid import no_such_zone
+from services.contracts.invalid import NAME_PATTERN, no_such_zone
 from services.contracts.pools import ClassTerms, ModeProfile
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.routing import (
     Endpoint,
@@ -29,7 +30,6 @@ from services.contracts.routing import (
     RoutedServer,
     RoutingTable,
 )
-from services.contracts.schema import NAME_PATTERN
 from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, ServerMode
 from services.core.domain.serving import LatencyLimits
 from services.kit.cursors import read_cursor, write_cursor

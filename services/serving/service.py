@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.invalid import no_such_zone
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.invalid import NAME_PATTERN, no_such_zone
+from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
-from services.contracts.schema import NAME_PATTERN
 from services.contracts.serving import (
     ClockHistory,
     ClockHistoryQuery,

@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.contracts.serving import PoolPartition, TrafficReceipt, TrafficReport, TrafficWindow
 from services.core.domain.serving import CLASSES
 from services.core.policies.freesh.classes import Thresholds

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from services.contracts.background import WorkProblem, WorkRecord
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError, ProblemCode
-from services.contracts.schema import NAME_PATTERN
+from services.contracts.invalid import NAME_PATTERN
+from services.contracts.problems import FieldError
 from services.contracts.simulations import (
     FILE_OPTIONS,
     HISTORY,

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
+from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport
 from services.contracts.nodes import (
     EnergyReceipt,
@@ -27,7 +28,7 @@ from services.contracts.nodes import (
     NodeList,
     NodeRegistration,
 )
-from services.contracts.problems import FieldError, Problem, ProblemCode
+from services.contracts.problems import FieldError, Problem
 from services.contracts.queries import (
     LINE_MEDIA,
     FootprintQuery,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import secrets
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.nodes import (
     NodeCredential,
@@ -15,7 +16,6 @@ from services.contracts.nodes import (
     NodeRegistration,
     NodeRole,
 )
-from services.contracts.problems import ProblemCode
 from services.db.database import Connection, Database
 from services.kit.credentials import node_secret, standing_token
 from services.kit.logging import Log

@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from services.contracts.carbon import IntensityHistory, IntensityOutlook, IntensityPoint, OutlookPoint, curve_of
+from services.contracts.codes import ProblemCode
 from services.contracts.engines import ZoneOutlook, ZoneStep
-from services.contracts.problems import ProblemCode
 from services.core.domain.carbon import CarbonCurve, Signal
 from services.kit.http import ServiceClient
 from services.kit.logging import Log

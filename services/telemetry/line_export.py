@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Literal
 
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.db.database import Database
 from services.kit.problems import ProblemError
 from services.kit.tasks import end_tasks

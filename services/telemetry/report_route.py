@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from services.contracts.schema import NAME_PATTERN
+from services.contracts.invalid import NAME_PATTERN
 
 JSON = "application/json"
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from redis.asyncio import Redis
 
+from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport, node_name
 from services.contracts.identity import Identity
+from services.contracts.invalid import NAME_PATTERN
 from services.contracts.nodes import (
     EnergyInterval,
     EnergyReceipt,
@@ -28,9 +30,7 @@ from services.contracts.nodes import (
     NodeState,
     PowerState,
 )
-from services.contracts.problems import ProblemCode
 from services.contracts.queries import NodeQuery
-from services.contracts.schema import NAME_PATTERN
 from services.contracts.secrets import OpenedSecrets
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.core.accounting.meters import LIMIT_MARGIN, UNKNOWN_HOST_W

@@ -23,10 +23,10 @@ from gpu_agent.meter import Meter
 from gpu_agent.ranks import Launch, RankFolder
 from gpu_agent.secrets import InputError
 from gpu_agent.spool import Spool
+from services.contracts.codes import ProblemCode
 from services.contracts.commands import StartGang, StopGang
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy
-from services.contracts.problems import ProblemCode
 from services.contracts.secrets import OpenedSecrets
 from services.contracts.sources import OpenedChunk
 from services.core.domain.errors import DomainError

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from services.cli.client import CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import CliError
 from services.standalone import root_secret, stack
 from services.standalone.data_folder import DataFolder
 from tests.attacks.test_strangers_on_ports import listening

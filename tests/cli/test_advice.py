@@ -14,13 +14,13 @@ import pytest
 import typer
 from typer.main import get_command
 
-from services.cli.main import app
 from services.kit.plugins import load_plugins
+from tests.support.commands import whole
 from tests.support.servers import ROOT
 
 ROOMS = ("services", "gateway", "gpu_agent", "carbon_service", "optimizer_service", "clients/python")
 ADVICE = re.compile(r"(?:`|: |\n +)(?:\.venv/bin/)?(wattshift (?!\{)[^`\n]*)")
-COMMAND: Any = get_command(app)
+COMMAND: Any = whole()
 for group in load_plugins("wattshift.commands", typer.Typer):  # the lab's
     COMMAND.add_command(get_command(group.value), group.name)
 OPEN = ("MissingParameter", "NoArgsIsHelpError", "BadOptionUsage", "Exit: 0")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.client import EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.following import ended_words
 from services.cli.names import job_id
 from tests.cli.conftest import Run

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.main import app
 
 HEADER = (

@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-import typer
 
 from services.cli import client, main
 from services.kit.text import CONTROLS
 from tests.cli.test_strangers import MOVES, PIECES, streams
+from tests.support.commands import whole
 from tests.support.servers import ROOT
 
 API = json.loads((ROOT / "deploy" / "openapi.json").read_text())
@@ -36,8 +36,7 @@ def walk(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, command
 
 
-COMMANDS = dict(walk(typer.main.get_command(main.app)))
-"""Those of the app's own registry."""
+COMMANDS = dict(walk(whole()))
 
 LOCAL = {
     *("up", "down", "demo", "backup", "restore", "rotate-secret", "admin-key", "ca init", "ca issue", "credential"),

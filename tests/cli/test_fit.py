@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.main import app
 from tests.support.performance import CLOCKS_MHZ, SPEED, grid, measured
 from tests.unit.core.profiles.test_capped import points

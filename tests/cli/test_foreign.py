@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from services.cli import submit
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.foreign import obeyed
 from services.cli.main import app
 from services.cli.scripts import read_script

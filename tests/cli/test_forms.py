@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli import forms
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.factors import CATALOGUE, read_facts
 from services.cli.forms import Facts
 from services.cli.main import app

@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 import wattshift.client
-from services.cli.client import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, CliError, Gateway
-from services.contracts.problems import ProblemCode
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, CliError
+from services.contracts.codes import ProblemCode
 
 Answers = list[tuple[int, object]]
 

@@ -8,8 +8,8 @@ import pytest
 import typer
 
 from services.cli import plugins
-from services.cli.client import CliError
-from services.cli.main import app
+from services.cli.errors import CliError
+from services.cli.main import ROOM_OF, app
 from services.cli.plugins import add_commands
 
 
@@ -31,7 +31,7 @@ def test_a_former_name_answers_with_the_new_one(name: str) -> None:
 def test_the_lab_adds_its_commands_where_it_is_installed() -> None:
     commands = typer.Typer()
 
-    add_commands(commands, ["lab", "experiment"])
+    add_commands(commands, ["lab", "experiment"], ROOM_OF)
 
     (group,) = (each for each in commands.registered_groups if each.name == "lab")
     assert {each.callback.__name__ for each in group.typer_instance.registered_commands if each.callback} == {
@@ -42,11 +42,11 @@ def test_the_lab_adds_its_commands_where_it_is_installed() -> None:
 @pytest.mark.usefixtures("without_the_lab")
 def test_without_the_lab_its_command_says_what_to_install() -> None:
     with pytest.raises(CliError, match=r"wattshift-lab, .*pip install \./lab") as caught:
-        add_commands(app, ["lab", "experiment", "x.toml"])
+        add_commands(app, ["lab", "experiment", "x.toml"], ROOM_OF)
     assert caught.value.exit_code == 2
-    add_commands(app, ["--cluster", "lab", "jobs"])
-    add_commands(app, ["labs"])
-    add_commands(app, [])
+    add_commands(app, ["--cluster", "lab", "jobs"], ROOM_OF)
+    add_commands(app, ["labs"], ROOM_OF)
+    add_commands(app, [], ROOM_OF)
 
 
 def test_no_package_is_looked_for_when_the_command_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,4 +56,4 @@ def test_no_package_is_looked_for_when_the_command_is_known(monkeypatch: pytest.
     monkeypatch.setattr(plugins, "load_plugins", none)
 
     for arguments in (["jobs"], ["--cluster", "x", "submit", "lab"], ["simulate", "training"]):
-        add_commands(app, arguments)
+        add_commands(app, arguments, ROOM_OF)

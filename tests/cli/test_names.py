@@ -7,7 +7,8 @@ import json
 import pytest
 
 from services.cli import jobs as commands
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.following import ended_words
 from services.cli.names import job_id
 from tests.cli.conftest import Run

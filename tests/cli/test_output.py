@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from services.cli import output
-from services.cli.client import CliError
 from services.cli.cluster import meter_words, parameters_of, power_words
+from services.cli.errors import CliError
 from services.cli.plots import sparkline
 
 

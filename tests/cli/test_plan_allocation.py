@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.examples import BODIES
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.main import app
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "allocation" / "five-jobs.json"

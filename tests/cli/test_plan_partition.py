@@ -11,7 +11,7 @@ import networkx as nx
 import pytest
 
 from gateway.examples import BODIES
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.main import app
 from services.core.policies.clover.layouts import LAYOUTS
 

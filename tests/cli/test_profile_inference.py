@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from services.cli import closed_loop, profile_inference
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.profile_inference import Bench, Settings
 from services.cli.slice_profiles import (
     COLUMNS,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from services.cli import reach, submit
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.main import app
 from services.cli.reach import Runner, closed_folders, lacks, runner_of
 from services.cli.submit import check_folders

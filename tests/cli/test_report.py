@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from services.cli import report as module
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.ledger_lines import save_lines
 from services.cli.main import app
 from services.cli.report import change, fetch, notes, period_of

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.main import app
 from services.cli.specs import SpecOptions, spec_of
 from tests.cli.conftest import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.main import app
 from services.contracts.simulations import TrainingOptions
 from services.simulator import run_report

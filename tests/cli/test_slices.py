@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.cli.client import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.main import app
 from services.cli.slices import slice_sizes, slice_words
 from services.cli.specs import SpecOptions, spec_of

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.cli.client import EXIT_REFUSED, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.main import app
 from services.cli.specs import SpecOptions, read_specs, spec_of
 from services.contracts.jobs import JobSpec

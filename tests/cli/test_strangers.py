@@ -24,7 +24,7 @@ from rich.console import Group
 from rich.text import Text
 
 from services.cli import bars, jobs, main, output, solving
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.core.domain.progress import Progress
 from services.kit import logging as service_logging
 from services.kit.scraping import merged
@@ -156,6 +156,7 @@ def test_every_door_is_known() -> None:
         ("closed_loop.py", "print"),  # a protocol, read by its parent
         ("closed_loop.py", "sys.stderr"),  # where the server that it measures writes
         ("export.py", "sys.stdout"),  # write_row
+        ("ledger_lines.py", "sys.stdout"),  # a file as the server wrote it, which `verify` reads
         ("report.py", "sys.stdout"),  # write_row
         ("terminal.py", "os.write"),  # the user's own terminal of `exec` and `shell`
     }

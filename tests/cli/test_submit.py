@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from services.cli.client import EXIT_NOT_FOUND, EXIT_USAGE, CliError, Gateway
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.main import app
 from services.cli.scripts import needs_shell, read_script
 from tests.cli.conftest import Run

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from services.cli import access, users
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.main import app
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from tests.cli.conftest import NotingGateway
 
 USER = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.cli.values import parameter_value
 
 

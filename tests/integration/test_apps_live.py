@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from services.contracts.apps import AppSpec
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, scratch_folder, wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.client import CliError
+from services.cli.errors import CliError
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, wait_until
 

@@ -9,7 +9,8 @@ import pytest
 from fastapi import FastAPI, Query
 from starlette.types import ASGIApp
 
-from services.contracts.problems import MEDIA_TYPE, Problem, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import MEDIA_TYPE, Problem
 from services.contracts.schema import Message
 from services.core.domain.errors import PolicyConfigError, TransitionError
 from services.kit.app import create_service

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from services.contracts.problems import MEDIA_TYPE, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import MEDIA_TYPE
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError, not_found
 from services.kit.scraping import place_of, scraped

@@ -8,7 +8,8 @@ import httpx
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
-from services.contracts.problems import MEDIA_TYPE, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import MEDIA_TYPE
 from services.kit.overload import OverloadMiddleware
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.problems import ProblemError
 from services.router.gate import Gate

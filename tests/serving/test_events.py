@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, Role
 from services.contracts.pools import PlannedInstances, PoolsResult, UnservedDemand
-from services.contracts.problems import ProblemCode
 from services.contracts.serving import DemandForecast, PlanForecasts, PlanMode, PlanTrigger, PoolPlanResult
 from services.core.domain.solving import Backend, SolveStatus
 from services.kit.problems import ProblemError

@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from services.contracts.background import WorkFailure, WorkFailureCode
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, Role
-from services.contracts.problems import ProblemCode
 from services.contracts.serving import PlanMode, PlanOutcome, PlanTrigger, PoolPlanQuery, PoolPlanResult
 from services.kit.problems import ProblemError
 from services.serving.planning.plans import Plans

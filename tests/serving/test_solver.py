@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from services.contracts.background import WorkState
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.optimize import Solve
 from services.contracts.pools import PoolsProblem, PoolsRequest, PoolsResult
-from services.contracts.problems import ProblemCode
 from services.contracts.serving import PLANNER
 from services.core.domain.solving import Backend, SolveStatus
 from services.kit.credentials import Credential, roots_of

@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any, cast
 from unittest.mock import patch
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
-from services.contracts.problems import ProblemCode
 from services.kit.edge import limits
 from services.kit.edge.edge import Edge
 from services.kit.edge.exchange import ClientGoneError, Exchange, while_connected

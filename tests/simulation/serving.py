@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import orjson
 
+from services.contracts.codes import ProblemCode
 from services.contracts.jobs import SubmissionAnswer, SubmissionAnswers, SubmissionRequest, SubmittedJob
-from services.contracts.problems import ProblemCode
 from services.contracts.serving import InstanceState, PoolSpec, ServerProbes
 from services.core.domain.jobs import JobState
 from services.kit.ids import utc_now

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from services.contracts.background import WorkState
+from services.contracts.codes import ProblemCode
 from services.contracts.jobs import JobFootprint
 from services.contracts.live import LiveKind, LiveNode, LiveSlice, LiveState
 from services.contracts.nodes import NodeList
-from services.contracts.problems import ProblemCode
 from services.contracts.reports import CarbonAccounts, FootprintLine, FootprintReport, ZoneIntensity
 from services.contracts.savings import DaySavings
 from services.core.domain.signal import Signal

@@ -11,7 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from services.contracts.carbon import IntensityHistory, IntensityOutlook, IntensityPoint, OutlookPoint
-from services.contracts.problems import MEDIA_TYPE, Problem, ProblemCode
+from services.contracts.codes import ProblemCode
+from services.contracts.problems import MEDIA_TYPE, Problem
 from services.core.domain.carbon import Signal
 
 

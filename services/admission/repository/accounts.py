@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import TenantLimits
-from services.contracts.problems import ProblemCode
 from services.kit.problems import ProblemError
 
 # Tenants are locked until the commit, so that no other transaction, in this process or another, accepts jobs for them

@@ -12,8 +12,8 @@ import asyncpg
 from services.admission.repository.accounts import Account, Accounts
 from services.admission.submissions import REUSED, Draft, DraftJob, MadeJob, accepted, refused
 from services.contracts.arrays import ArrayTasks
+from services.contracts.codes import ProblemCode
 from services.contracts.jobs import SubmissionAnswer
-from services.contracts.problems import ProblemCode
 from services.core.domain.jobs import JobState
 from services.db import database
 from services.kit.ids import ID_ALPHABET

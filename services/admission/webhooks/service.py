@@ -13,8 +13,9 @@ from services.admission.webhooks.addresses import AddressRules, fault_of
 from services.admission.webhooks.publishing import delivery_of
 from services.admission.webhooks.sending import Sender
 from services.admission.webhooks.signing import Signer, fingerprint
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.contracts.webhooks import (
     NewWebhook,
     Ping,

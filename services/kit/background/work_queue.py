@@ -18,8 +18,9 @@ from services.contracts.background import (
     WorkRecord,
     WorkState,
 )
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.kit.background.queue import TaskQueue
 from services.kit.background.store import WorkStore
 from services.kit.ids import new_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.contracts.problems import ProblemCode
+from services.contracts.codes import ProblemCode
 from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.problems import ProblemError
 

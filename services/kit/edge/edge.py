@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
-from services.contracts.problems import ProblemCode
 from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import AddressLimiter, RateLimiter

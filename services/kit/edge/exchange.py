@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
-from services.contracts.problems import MEDIA_TYPE, FieldError, ProblemCode
+from services.contracts.problems import MEDIA_TYPE, FieldError
 from services.kit.problems import ProblemError
 
 Header = tuple[bytes, bytes]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import KeyLookup, ResolvedKey
-from services.contracts.problems import ProblemCode
 from services.kit.crowd import show_known
 from services.kit.http import ServiceClient
 from services.kit.ids import utc_now

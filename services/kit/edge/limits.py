@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import TenantLimits
-from services.contracts.problems import ProblemCode
 from services.kit.edge.exchange import Header
 from services.kit.networks import peer_network
 from services.kit.problems import ProblemError

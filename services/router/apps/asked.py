@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.types import Scope
 
-from services.contracts.schema import NAME_PATTERN
+from services.contracts.invalid import NAME_PATTERN
 from services.router.apps.errors import AppError, no_app
 
 OPEN_INFERENCE, PLAIN = "/v2", "/apps/"

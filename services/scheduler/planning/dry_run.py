@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from services.contracts.codes import ProblemCode
 from services.contracts.estimates import EmissionEstimate, StartEstimate
 from services.contracts.jobs import JobSpec, Share
-from services.contracts.problems import ProblemCode
 from services.core.cycle.plan import Hold, Start
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.domain.arrays import Bools

@@ -28,12 +28,12 @@ from services.contracts.apps import (
     FleetSearch,
     FleetSpec,
 )
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.invalid import no_such_zone
+from services.contracts.invalid import NAME_PATTERN, no_such_zone
 from services.contracts.partition import MAX_APPLICATIONS, PartitionResult, VariantInstances
-from services.contracts.problems import FieldError, ProblemCode
+from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
-from services.contracts.schema import NAME_PATTERN
 from services.contracts.serving import InstanceState
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.problems import ProblemError, not_found

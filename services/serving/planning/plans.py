@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from services.contracts.background import Draft, WorkFailure, WorkFailureCode, WorkProblem, WorkState
+from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.problems import ProblemCode
 from services.contracts.serving import (
     PlanMode,
     PlanOutcome,

@@ -10,13 +10,31 @@ import random
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import httpx
 
-from wattshift import models
 from wattshift._json import read, written
+from wattshift._later import Later
 from wattshift.errors import ApiError, FieldError, UnreachableError, WattshiftError
+
+if TYPE_CHECKING:
+    from wattshift import models
+
+    AnyJob = str | models.Job | models.SubmittedJob
+    """A job, or its id."""
+
+    AnyArray = str | models.JobArray | models.SubmittedJob
+    """An array of jobs, or its id."""
+
+    Ending = TypeVar("Ending", models.Job, models.JobArray, models.Simulation)
+    """What can be waited for."""
+
+    Gpus = int | tuple[int, int] | models.GpuRequestFields
+    """The size of a gang, its smallest and largest size, or all that can be said of its GPUs."""
+else:
+    models = Later("wattshift.models")  # its classes take longer to make than most commands to run
+    AnyJob = AnyArray = Ending = Gpus = Any
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
@@ -28,19 +46,6 @@ FIRST_POLL_S, LONGEST_POLL_S = 0.1, 2.0
 PAGE = 500
 LOG_NEXT_OFFSET = "x-wattshift-log-next-offset"
 LOG_GENERATION = "x-wattshift-log-generation"
-
-AnyJob = str | models.Job | models.SubmittedJob
-"""A job, or its id."""
-
-AnyArray = str | models.JobArray | models.SubmittedJob
-"""An array of jobs, or its id."""
-
-
-Ending = TypeVar("Ending", models.Job, models.JobArray, models.Simulation)
-"""What can be waited for."""
-
-Gpus = int | tuple[int, int] | models.GpuRequestFields
-"""The size of a gang, its smallest and largest size, or all that can be said of its GPUs."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ import uuid
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import httpx
 
-from wattshift import models
 from wattshift._exchange import (
     FINAL,
     FIRST_POLL_S,
@@ -36,10 +35,16 @@ from wattshift._exchange import (
     unreachable,
 )
 from wattshift._json import read
+from wattshift._later import Later
 from wattshift.errors import ApiError, UnreachableError
 from wattshift.peers import AsyncGuard
 from wattshift.sessions import AsyncSender, Collector, ExecResult, exec_body, read_event
 from wattshift.sources import Archive
+
+if TYPE_CHECKING:
+    from wattshift import models
+else:
+    models = Later("wattshift.models")
 
 
 class AsyncClient:

@@ -8,11 +8,10 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import httpx
 
-from wattshift import models
 from wattshift._exchange import (
     FINAL,
     FIRST_POLL_S,
@@ -35,10 +34,16 @@ from wattshift._exchange import (
     unreachable,
 )
 from wattshift._json import read
+from wattshift._later import Later
 from wattshift.errors import ApiError, UnreachableError
 from wattshift.peers import Guard
 from wattshift.sessions import Collector, ExecResult, Sender, exec_body, read_event
 from wattshift.sources import Archive
+
+if TYPE_CHECKING:
+    from wattshift import models
+else:
+    models = Later("wattshift.models")
 
 
 class Client:

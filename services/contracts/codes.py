@@ -1,0 +1,33 @@
+"""The stable codes of errors."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ProblemCode(StrEnum):
+    """Stable codes for clients to branch on. New ones may be added; existing ones are never renamed."""
+
+    BODY_NOT_JSON = "body_not_json"
+    BODY_TOO_LARGE = "body_too_large"
+    CAPABILITY_MISSING = "capability_missing"
+    CONFLICT = "conflict"
+    FORBIDDEN = "forbidden"
+    GANG_IMPOSSIBLE = "gang_impossible"
+    IDEMPOTENCY_KEY_REUSED = "idempotency_key_reused"
+    INTERNAL = "internal"
+    INVALID_CURSOR = "invalid_cursor"
+    INVALID_POLICY_PARAMETERS = "invalid_policy_parameters"
+    INVALID_REQUEST = "invalid_request"
+    INVALID_TRANSITION = "invalid_transition"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    NO_DATA = "no_data"
+    NO_FORECAST = "no_forecast"
+    NOT_FOUND = "not_found"
+    QUOTA_EXCEEDED = "quota_exceeded"
+    RATE_LIMITED = "rate_limited"
+    UNAUTHENTICATED = "unauthenticated"
+    UNAVAILABLE = "unavailable"
+    UNKNOWN_POLICY = "unknown_policy"
+    UNKNOWN_ZONE = "unknown_zone"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
