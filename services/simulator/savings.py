@@ -46,7 +46,7 @@ Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Step:
+class Rung:
     """One replay: all levers up to ``lever``, which is None of the baseline."""
 
     lever: Lever | None
@@ -55,28 +55,28 @@ class Step:
     engine: EngineOptions
 
 
-def steps_of(policy: str, parameters: Mapping[str, Any], engine: EngineOptions) -> list[Step]:
+def steps_of(policy: str, parameters: Mapping[str, Any], engine: EngineOptions) -> list[Rung]:
     """Return the replays from the baseline to the policy with these parameters, with one lever more each time."""
     entry = policy_entry(policy)
     names = {*accepted_names(entry.config).values()}
     options = replace(engine, rigid=True, batch_tuning="none", power_down_after_s=None)
     given = {**parameters, **{name: value for name, value in OFF.values() if name in names}}
-    steps = [Step(None, BASELINE, {}, options), Step(Lever.ORDER, policy, given, options)]
+    steps = [Rung(None, BASELINE, {}, options), Rung(Lever.ORDER, policy, given, options)]
     if entry.elastic:
         options = replace(options, rigid=False)
-        steps.append(Step(Lever.WIDTH, policy, given, options))
+        steps.append(Rung(Lever.WIDTH, policy, given, options))
     if entry.tunes_batch:
         options = replace(options, batch_tuning=engine.batch_tuning)
-        steps.append(Step(Lever.BATCH, policy, given, options))
+        steps.append(Rung(Lever.BATCH, policy, given, options))
     for lever, (name, _) in OFF.items():
         if name in names:
             given = {key: value for key, value in given.items() if key != name}
             given |= {name: parameters[name]} if name in parameters else {}
-            steps.append(Step(lever, policy, given, options))
+            steps.append(Rung(lever, policy, given, options))
     if SLEEP in names:
         usual = next(each.default for each in fields(entry.config) if each.name == SLEEP)
         options = replace(options, power_down_after_s=parameters.get(SLEEP, usual) or None)
-        steps.append(Step(Lever.SLEEP, policy, given, options))
+        steps.append(Rung(Lever.SLEEP, policy, given, options))
     return steps
 
 
@@ -149,7 +149,7 @@ def lever_savings(
 
 
 def _until_one_end(
-    results: list[SimulationResult], steps: list[Step], cluster: ClusterSpec, trace: CarbonTrace, engine: EngineOptions
+    results: list[SimulationResult], steps: list[Rung], cluster: ClusterSpec, trace: CarbonTrace, engine: EngineOptions
 ) -> list[Replay]:
     """Return what came of each until the last of them ended: a cluster that is done earlier goes on drawing power."""
     ends_s = [float(np.nanmax(result.columns.ended_s, initial=-math.inf)) for result in results]

@@ -24,6 +24,7 @@ import services.serving.endpoints
 import services.serving.routing_endpoints
 import services.simulator.comparison_endpoints
 import services.simulator.endpoints
+import services.simulator.savings_endpoints
 import services.telemetry.endpoints
 import services.telemetry.request_endpoints
 from gateway.routes import METRICS, ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
@@ -69,7 +70,11 @@ ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
         services.scheduler.explaining_endpoints.router,
         services.scheduler.engine_endpoints.router,
     ),
-    Upstream.SIMULATOR: (services.simulator.endpoints.router, services.simulator.comparison_endpoints.router),
+    Upstream.SIMULATOR: (
+        services.simulator.endpoints.router,
+        services.simulator.comparison_endpoints.router,
+        services.simulator.savings_endpoints.router,
+    ),
     Upstream.TELEMETRY: (services.telemetry.endpoints.router, services.telemetry.request_endpoints.router),
 }
 NOT_BEHIND_THE_GATEWAY = {
