@@ -213,7 +213,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def unseen(self) -> BaseException | None:
         """Return what a task has failed with that nobody has looked at; None if there is none."""
         for task in self._tasks:
-            if task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
+            of_asyncpg = (
+                getattr(task.get_coro(), "__qualname__", "") == "PoolConnectionHolder.release"
+            )  # shielded there
+            if task.done() and not task.cancelled() and not of_asyncpg and task._log_traceback:  # type: ignore[attr-defined]
                 return task.exception()
         return None
 

@@ -291,10 +291,10 @@ class _World:
             running = self.running[name] = _Running(name, process)
             if self.deaths < self.most_deaths and draw(2):
                 running.dies_at_step = self.simulation.loop.steps + 1 + int(4 ** (0.25 * draw(28)))
-            beginning = process.start(self._begin(running, begin))
+            beginning = process.start(_outcome(self._begin(running, begin)))
             while process.is_alive:
                 await asyncio.sleep(0.25)
-                if beginning.done() and beginning.exception() is not None:
+                if beginning.done() and beginning.result()[1] is not None:
                     self.kill(running)
             await asyncio.sleep((0.1, 1.0, 12.0)[draw(3)])
 
