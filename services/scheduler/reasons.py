@@ -21,7 +21,7 @@ SENTENCES: dict[Reason, str] = {
     Reason.NODE_CLOSED: "The nodes that have what it asks for take no work.",
     Reason.NO_SUCH_SLICE: "No GPU that it may use is cut into slices of the size it asks for.",
     Reason.NOT_ENOUGH_FREE_SLICES: "Other jobs hold every slice it could use.",
-    Reason.TENANT_QUOTA: "Its tenant holds as many GPUs as it may.",
+    Reason.TENANT_QUOTA: "With it, its tenant would hold more GPUs than it may.",
     Reason.DEPENDENCY: "It waits for other jobs to end.",
     Reason.ARRAY_LIMIT: "As many tasks of its array run as may at once.",
     Reason.BACKING_OFF: "It ended soon after each of its last starts, and pauses before the next one.",

@@ -46,7 +46,7 @@ class Reason(StrEnum):
     NOT_ENOUGH_FREE_SLICES = "not_enough_free_slices"
     """Other jobs hold every slice it could use."""
     TENANT_QUOTA = "tenant_quota"
-    """Its tenant holds as many GPUs as it may."""
+    """With it, its tenant would hold more GPUs than it may."""
     FAIR_SHARE = "fair_share"
     """Its tenant holds its share of the GPUs, or has had more than others have; theirs come first."""
     GREENER_HOURS = "greener_hours"
