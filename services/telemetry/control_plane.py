@@ -9,7 +9,7 @@ from services.telemetry.ledger import Ledger, Reporter
 
 NODE = "control-plane"
 SLOT_S = 600.0
-"""Each line is of so long, so that a start or an end of telemetry leaves out no more than that."""
+"""Length of a line: a start or an end of telemetry leaves out no more than that."""
 
 
 async def book_control_plane(ledger: Ledger, zone: str, power_w: float, now_s: float) -> None:
