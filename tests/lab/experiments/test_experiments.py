@@ -379,9 +379,9 @@ def test_means_over_seeds_say_how_far_apart_those_are() -> None:
     assert row.carbon == pytest.approx(0.9)
     assert row.between_seeds == row.deviations["carbon"] == pytest.approx(np.std([0.85, 0.95], ddof=1))
     assert row.deviations["avg_jct"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
-    assert changes(row)[:3] == ["-10.0 % ± 7.1", "+0.0 % ± 0.0", "-35.0 % ± 7.1"]
+    assert changes(row)[:3] == ["-10.0 % ± 7.1", "0.0 % ± 0.0", "-35.0 % ± 7.1"]
     alone = next(row for row in compare(cells[:2] + cells[4:6], "base", by_signal) if row.label == "x")
-    assert changes(alone)[:3] == ["-15.0 %", "+0.0 %", "-40.0 %"], "one seed has no deviation"
+    assert changes(alone)[:3] == ["-15.0 %", "0.0 %", "-40.0 %"], "one seed has no deviation"
 
 
 def test_one_setting_on_several_days_is_one_row() -> None:
