@@ -38,6 +38,7 @@ from tests.support.servers import ON_PORTS, tcp_postgres, tcp_postgres_url, tcp_
 
 SETTINGS = QUICK | {
     "TELEMETRY_LEASE_TTL_S": "4",
+    "TELEMETRY_RETENTION_INTERVAL_S": "5",  # also how often lines outside their gangs' lives are given back
     "SCHEDULER_NODE_RETURN_S": "0.5",
     "GPU_AGENT_DISK_RESERVE_BYTES": "0",
     "SERVING_INSTANCE_LOOK_S": "0.3",
