@@ -35,8 +35,9 @@ from services.contracts.carbon_aware import (
     Period,
 )
 from services.contracts.codes import ProblemCode
-from services.contracts.problems import FieldError, Problem
+from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError, validation_problem
+from services.kit.routes import for_all_users, from_state
 
 LONGEST_RANGE_S = 366 * 86_400.0
 COORDINATES = {
@@ -64,49 +65,53 @@ class _Route(APIRoute):
         return handle_with_400
 
 
-router = APIRouter(
-    tags=["carbon-aware"],
-    route_class=_Route,
-    responses={400: {"model": Problem}, 404: {"model": Problem, "description": "`unknown_zone`."}},
-)
+router = APIRouter(route_class=_Route, tags=["carbon-aware"], dependencies=[Depends(for_all_users)])
 
 
-async def read_aliases(request: Request) -> dict[str, str]:
-    """Return the other names of zones."""
-    return request.app.state.location_aliases
-
-
-Aliases = Annotated[dict[str, str], Depends(read_aliases)]
+Aliases = Annotated[dict[str, str], from_state("location_aliases")]
 
 
 NO_CONTENT: dict[int | str, dict[str, Any]] = {204: {"description": "Nothing was measured in that period."}}
+NO_FORECAST: dict[int | str, dict[str, Any]] = {501: {"description": "There is no forecast: `no_forecast`."}}
 
 
-@router.get("/emissions/bylocation", responses=NO_CONTENT, response_model=list[EmissionsData])
-async def by_location(query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases) -> Any:
+@router.get(
+    "/emissions/bylocation",
+    response_model=list[EmissionsData],
+    responses=NO_CONTENT,
+)
+async def list_emissions_by_location(query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases) -> Any:
     """List what was measured at a location."""
     return await _emissions(service, aliases, [query.location], query) or Response(status_code=204)
 
 
-@router.get("/emissions/bylocations", responses=NO_CONTENT, response_model=list[EmissionsData])
-async def by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
+@router.get(
+    "/emissions/bylocations",
+    response_model=list[EmissionsData],
+    responses=NO_CONTENT,
+)
+async def list_emissions_by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
     """List what was measured at several locations."""
     return await _emissions(service, aliases, _named(query), query) or Response(status_code=204)
 
 
-@router.get("/emissions/bylocations/best", responses=NO_CONTENT, response_model=list[EmissionsData])
-async def best_by_locations(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
-    """List the cleanest intervals: those that share the lowest rating."""
+@router.get(
+    "/emissions/bylocations/best",
+    response_model=list[EmissionsData],
+    responses=NO_CONTENT,
+)
+async def list_best_emissions(query: Annotated[Locations, Query()], service: Service, aliases: Aliases) -> Any:
+    """List the intervals with the lowest carbon intensity."""
     found = await _emissions(service, aliases, _named(query), query)
     lowest = min((one.rating for one in found), default=0.0)
     return [one for one in found if one.rating == lowest] or Response(status_code=204)
 
 
-@router.get("/emissions/forecasts/current", responses={501: {"model": Problem}})
-async def current_forecasts(
+@router.get("/emissions/forecasts/current", responses=NO_FORECAST)
+async def get_current_emissions_forecasts(
     query: Annotated[ForecastsQuery, Query()], service: Service, aliases: Aliases
 ) -> list[EmissionsForecast]:
-    """List the current forecast of each location in sliding windows."""
+    """Get current forecasts as sliding windows."""
     now_s = service.now_s()
     return [
         await _forecast(
@@ -125,19 +130,23 @@ async def current_forecasts(
     ]
 
 
-@router.post("/emissions/forecasts/batch", responses={501: {"model": Problem}})
-async def past_forecasts(
-    requests: Annotated[ForecastRequests, Body()],
-    service: Service,
-    aliases: Aliases,
+@router.post("/emissions/forecasts/batch", responses=NO_FORECAST)
+async def get_earlier_emissions_forecasts(
+    requests: Annotated[ForecastRequests, Body()], service: Service, aliases: Aliases
 ) -> list[EmissionsForecast]:
-    """List forecasts as they were known at other times."""
+    """Get forecasts as they stood at earlier times."""
     return [await _forecast(service, aliases, one, f"/{index}/dataStartAt") for index, one in enumerate(requests.root)]
 
 
-@router.get("/emissions/average-carbon-intensity", responses=NO_CONTENT, response_model=CarbonIntensity)
-async def average_intensity(query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases) -> Any:
-    """Return the time-weighted mean of what was measured at a location."""
+@router.get(
+    "/emissions/average-carbon-intensity",
+    response_model=CarbonIntensity,
+    responses=NO_CONTENT,
+)
+async def get_average_carbon_intensity(
+    query: Annotated[OneLocation, Query()], service: Service, aliases: Aliases
+) -> Any:
+    """Get the mean carbon intensity of a period."""
     start, end = query.startTime or query.time, query.endTime or query.toTime
     if start is None or end is None:
         raise _bad("?endTime" if start else "?startTime", "Both startTime and endTime are needed.")
@@ -147,18 +156,16 @@ async def average_intensity(query: Annotated[OneLocation, Query()], service: Ser
 
 
 @router.post("/emissions/average-carbon-intensity/batch")
-async def average_intensities(
-    requests: Annotated[IntensityRequests, Body()],
-    service: Service,
-    aliases: Aliases,
+async def get_average_carbon_intensities(
+    requests: Annotated[IntensityRequests, Body()], service: Service, aliases: Aliases
 ) -> list[CarbonIntensity]:
-    """Return the means of several periods, each with its own location."""
+    """Get the mean carbon intensities of several periods."""
     return [await _average(service, aliases, one, f"/{index}/startTime") for index, one in enumerate(requests.root)]
 
 
 @router.get("/locations")
-async def locations(service: Service, aliases: Aliases) -> dict[str, Location]:
-    """List the locations that the other routes know."""
+async def list_locations(service: Service, aliases: Aliases) -> dict[str, Location]:
+    """List locations."""
     zones = {zone.zone: zone.zone for zone in service.zones().items}
     return {name: _location(name, zone) for name, zone in (zones | aliases).items()}
 

@@ -8,7 +8,7 @@ import struct
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 
 from carbon_service.service import CarbonService
 from services.contracts import queries
@@ -21,42 +21,35 @@ from services.contracts.carbon import (
     ZoneList,
 )
 from services.contracts.codes import ProblemCode
-from services.contracts.problems import FieldError, Problem
+from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError
+from services.kit.routes import for_all_users, from_state
 
-PROBLEMS: dict[int | str, dict[str, object]] = {
-    404: {"model": Problem, "description": "`unknown_zone`, or `no_data` for a signal the zone lacks."},
-    422: {"model": Problem, "description": "`invalid_request`, with a pointer to what is wrong."},
-}
-
-router = APIRouter(prefix="/v1/carbon", tags=["carbon"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/carbon", tags=["carbon"], dependencies=[Depends(for_all_users)])
 
 
-async def read_service(request: Request) -> CarbonService:
-    """Return the service of this process."""
-    return request.app.state.carbon
-
-
-Service = Annotated[CarbonService, Depends(read_service)]
+Service = Annotated[CarbonService, from_state("carbon")]
 
 
 @router.get("/zones")
 async def list_zones(service: Service) -> ZoneList:
-    """List the zones, their signals, and whether their values are up to date."""
+    """List grid zones."""
     return service.zones()
 
 
 @router.get("/{zone}/current")
-async def read_current(zone: str, query: Annotated[queries.SignalQuery, Query()], service: Service) -> CurrentIntensity:
-    """Read the intensity in force now."""
+async def get_current_intensity(
+    zone: str, query: Annotated[queries.SignalQuery, Query()], service: Service
+) -> CurrentIntensity:
+    """Get the current carbon intensity."""
     return await service.current(zone, query.signal)
 
 
 @router.get("/{zone}/history")
-async def read_history(
+async def list_past_intensities(
     zone: str, query: Annotated[queries.HistoryQuery, Query()], service: Service
 ) -> IntensityHistory:
-    """Read past intensities, oldest first: the intervals that overlap the range."""
+    """List past carbon intensities, oldest first."""
     if query.start and query.end and query.start > query.end:
         detail = "The range starts after it ends."
         raise ProblemError(
@@ -69,30 +62,26 @@ async def read_history(
 
 
 @router.get("/{zone}/forecast")
-async def read_forecast(
+async def get_intensity_forecast(
     zone: str, query: Annotated[queries.ForecastQuery, Query()], service: Service
 ) -> IntensityForecast:
-    """Read forecast intensities: the provider's as far as they reach, then learned ones, then persistence."""
+    """Get forecast carbon intensities."""
     return await service.forecast(zone, query.signal, query.horizon_s, query.clock)
 
 
 @router.get("/{zone}/forecast/backtest")
-async def read_backtest(
+async def get_forecast_backtest(
     zone: str, query: Annotated[queries.SignalQuery, Query()], service: Service
 ) -> ForecastBacktest:
-    """Read the errors that our own forecasts would have made over the last part of the zone's history."""
+    """Get the errors of our own forecasts on past data."""
     return await service.backtest(zone, query.signal)
 
 
 @router.get("/{zone}/outlook")
-async def read_outlook(
+async def get_intensity_outlook(
     zone: str, query: Annotated[queries.OutlookQuery, Query()], service: Service
 ) -> IntensityOutlook:
-    """Read history, present and forecast as one curve of contiguous steps.
-
-    With `clock=grid` the lengths are seconds of the grid's own clock: `past_s=86400` is the grid's last day, however
-    fast a recording is replayed. Instants in the answer are always in real time.
-    """
+    """Get history, current value and forecast as one curve."""
     return await service.outlook(zone, query.signal, query.past_s, query.ahead_s, query.clock)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import aiohttp
 import orjson
@@ -24,9 +25,8 @@ from gateway.dispatch import Dispatcher
 from gateway.forward import Forwarder
 from gateway.gather import Gatherer
 from gateway.metrics import MetricsGatherer, Places
-from gateway.openapi import describe
 from gateway.reference import render
-from gateway.routes import CARBON_AWARE, ROUTES, Route, Upstream
+from gateway.routes import Route, Upstream, read_routes
 from gateway.settings import GatewaySettings
 from services.contracts.streams import GATEWAY_LIMITS_HASH
 from services.kit.app import DegradedError, add_basics, serve
@@ -39,7 +39,6 @@ from services.kit.http import ServiceClient, connector
 from services.kit.metrics import Metrics
 from services.kit.overload import OverloadMiddleware
 from services.kit.redis import connect
-from services.kit.release import RELEASE
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks
@@ -170,8 +169,9 @@ def create_edge(
         max_batch_bytes=settings.max_batch_bytes,
     )
     limiter = AddressLimiter(settings.open_requests_per_s, settings.open_burst)
-    open_routes = OpenRoutes[Route](CARBON_AWARE.__contains__, limiter) if settings.open_emissions else None
-    return Edge(ROUTES, keys, limits.requests, dispatcher.answer, open_routes)
+    is_open = OpenRoutes[Route](lambda route: route.tag == "carbon-aware", limiter)
+    open_routes = is_open if settings.open_emissions else None
+    return Edge(read_routes(), keys, limits.requests, dispatcher.answer, open_routes)
 
 
 class Readiness:
@@ -204,24 +204,21 @@ class Readiness:
             return False
 
 
-@cache
-def described() -> tuple[bytes, str]:
-    """Return the API's description as JSON and as HTML."""
-    document = describe(RELEASE)
-    return orjson.dumps(document), render(document)
-
-
 def add_reference(app: FastAPI) -> None:
     """Add the two forms of the API's description."""
-    as_json, as_html = described()
+    described = Path(__file__).with_name("openapi.json").read_bytes()
+
+    @cache
+    def page() -> str:
+        return render(orjson.loads(described))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response(as_json, media_type="application/json")
+        return Response(described, media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(as_html)
+        return HTMLResponse(page())
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import orjson
 from gateway.forward import Forwarder
 from gateway.gather import Entry, Gatherer
 from gateway.metrics import MetricsGatherer
-from gateway.routes import EVENTS, METRICS, SUBMIT, SUBMIT_BATCH, Route
+from gateway.routes import EVENTS, Route, Upstream
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import IDEMPOTENCY_HEADER, ResolvedKey
 from services.contracts.problems import MEDIA_TYPE, FieldError
@@ -60,11 +60,11 @@ class Dispatcher:
             note_request(route.method, route.path, exchange.status, began_s)
 
     async def _answer(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
-        if route is METRICS:
-            await self._metrics.answer(exchange, key)
-        elif route is SUBMIT or route is SUBMIT_BATCH:
+        if route.to is Upstream.GATEWAY and route.has_body:
             await self._submit(exchange, route, key)
-        elif route.body is None:
+        elif route.to is Upstream.GATEWAY:
+            await self._metrics.answer(exchange, key)
+        elif not route.has_body:
             await self._forwarder.forward(exchange, route, path, key, None)
         else:
             await self._forward_body(exchange, route, path, key)
@@ -94,7 +94,7 @@ class Dispatcher:
                 "tenant_id": key.identity.tenant_id,
                 "key_id": key.identity.key_id,
                 "idempotency_key": None if given is None else given.decode(),
-                "batch": route is SUBMIT_BATCH,
+                "batch": route.has_large_body,
                 "body": _text(body.content),
                 "user_id": key.identity.user_id,
                 "project": key.identity.project,

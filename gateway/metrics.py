@@ -18,7 +18,7 @@ import aiohttp
 from pydantic import ValidationError
 from yarl import URL
 
-from gateway.routes import METRICS, Upstream
+from gateway.routes import Upstream
 from services.contracts.identity import ResolvedKey
 from services.contracts.queries import MetricsQuery
 from services.kit.edge.exchange import Exchange
@@ -28,9 +28,10 @@ from services.kit.scraping import SERVICE_UP, merged, place_of, scraped
 from services.kit.sockets import SCHEME
 from services.kit.tokens import Outgoing
 
+PATH = "metrics"
 GATEWAY = "gateway"
 ROUTER = "router"
-SERVICES = frozenset({GATEWAY, ROUTER, *(upstream.name.lower() for upstream in Upstream)})
+SERVICES = frozenset({ROUTER, *(upstream.name.lower() for upstream in Upstream)})
 RESOLVED_WITHIN_S = 2.0
 
 
@@ -126,8 +127,7 @@ class MetricsGatherer:
         return [*found, *chain.from_iterable(await asyncio.gather(*resolved))]
 
     async def _scraped(self, instance: Instance, headers: Mapping[str, str]) -> str | None:
-        path = METRICS.path.lstrip("/")
-        url = instance.url / path if instance.service != GATEWAY else (instance.url / path) % {"own": "true"}
+        url = instance.url / PATH if instance.service != GATEWAY else (instance.url / PATH) % {"own": "true"}
         return await scraped(self._session, url, headers, instance.host)
 
 

@@ -2,24 +2,19 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from optimizer_service.kinds import KINDS, SolveKind
 from optimizer_service.service import OptimizerService
 from services.contracts.background import WorkState
 from services.contracts.optimize import Solve, SolveList, SolveQuery, SolveSummary
-from services.kit.background.http import ENDED, NOT_FOUND, PROBLEMS, SUBMIT_PROBLEMS, IdempotencyKey
 from services.kit.identity import Caller
+from services.kit.routes import LARGE_BODY, IdempotencyKey, from_state
 
-router = APIRouter(prefix="/v1/optimize", tags=["optimize"], responses=PROBLEMS)
-
-
-async def read_service(request: Request) -> OptimizerService:
-    """Return the service of this process."""
-    return request.app.state.optimizer
+router = APIRouter(prefix="/v1/optimize", tags=["optimizer"])
 
 
-Service = Annotated[OptimizerService, Depends(read_service)]
+Service = Annotated[OptimizerService, from_state("optimizer")]
 
 
 def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
@@ -41,13 +36,10 @@ def _add_submission(kind: SolveKind[Any, Any, Any]) -> None:
         submit,
         methods=["POST"],
         status_code=202,
-        summary=kind.summary,
-        description=kind.request.__doc__,
-        operation_id=f"optimize_{kind.name.replace('-', '_')}",
-        responses={
-            200: {"model": SolveSummary, "description": "The same problem is solved already."},
-            **SUBMIT_PROBLEMS,
-        },
+        name=f"solve_{kind.name.replace('-', '_')}",
+        description=kind.summary,
+        responses={200: {"description": "The same problem has been solved already."}},
+        openapi_extra=LARGE_BODY,
     )
 
 
@@ -57,17 +49,17 @@ for _kind in KINDS.values():
 
 @router.get("")
 async def list_solves(query: Annotated[SolveQuery, Query()], caller: Caller, service: Service) -> SolveList:
-    """List the solves of the caller's tenant, newest first; operators see all."""
+    """List solves, newest first."""
     return await service.page(query, caller)
 
 
-@router.get("/{solve_id}", responses=NOT_FOUND)
-async def read_solve(solve_id: str, caller: Caller, service: Service) -> Solve:
-    """Read a solve: its state, its problem, its result, the solver and the time it took."""
+@router.get("/{solve_id}")
+async def get_solve(solve_id: str, caller: Caller, service: Service) -> Solve:
+    """Get a solve."""
     return await service.find(solve_id, caller)
 
 
-@router.delete("/{solve_id}", responses=ENDED)
+@router.delete("/{solve_id}", responses={409: {"description": "The solve has ended: `invalid_transition`."}})
 async def cancel_solve(solve_id: str, caller: Caller, service: Service) -> SolveSummary:
-    """Cancel a solve that is queued or running; a worker that computes it stops within seconds."""
+    """Cancel a queued or running solve."""
     return await service.cancel(solve_id, caller)

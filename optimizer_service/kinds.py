@@ -73,7 +73,7 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
     for kind in (
         SolveKind(
             name="carbon-bound",
-            summary="The least carbon any schedule of some work could reach",
+            summary="Compute the least carbon that any schedule could reach.",
             request=CarbonBoundRequest,
             problem=CarbonBoundProblem,
             result=CarbonBoundResult,
@@ -82,7 +82,7 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
         ),
         SolveKind(
             name="pools",
-            summary="LLM instances by place, mode and class of requests",
+            summary="Plan LLM instances by place, mode and class of requests.",
             request=PoolsRequest,
             problem=PoolsProblem,
             result=PoolsResult,
@@ -91,7 +91,7 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
         ),
         SolveKind(
             name="partition",
-            summary="Model variants on slices of GPUs",
+            summary="Choose model variants and the slices of GPUs they run on.",
             request=PartitionRequest,
             problem=PartitionProblem,
             result=PartitionResult,
@@ -100,7 +100,7 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
         ),
         SolveKind(
             name="allocation",
-            summary="GPUs, control values and places for jobs within a power limit",
+            summary="Give jobs GPUs, power limits or clocks, and places, within a power limit.",
             request=AllocationRequest,
             problem=AllocationProblem,
             result=AllocationResult,

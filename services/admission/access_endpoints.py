@@ -27,59 +27,95 @@ from services.contracts.invalid import NAME_PATTERN
 from services.contracts.queries import AuditQuery, PageQuery
 from services.kit.identity import Admin, Operator
 from services.kit.problems import not_found
+from services.kit.routes import from_state
 
 Page = Annotated[PageQuery, Query()]
 
 
-def access_routes(access: Access) -> APIRouter:
-    """Return the routes that are about who may do what."""
-    router = APIRouter()
+TheAccess = Annotated[Access, from_state("access")]
+router = APIRouter(tags=["access"])
 
-    @router.post("/internal/keys/resolve")
-    async def resolve(lookup: KeyLookup) -> ResolvedKey:
-        return await access.resolve(bytes.fromhex(lookup.key_sha256))
 
-    @router.post("/v1/tenants", status_code=201)
-    async def create_tenant(caller: Admin, spec: TenantSpec) -> Tenant:
-        return await access.create_tenant(caller, spec)
+@router.post("/internal/keys/resolve")
+async def resolve(lookup: KeyLookup, access: TheAccess) -> ResolvedKey:
+    return await access.resolve(bytes.fromhex(lookup.key_sha256))
 
-    @router.get("/v1/tenants")
-    async def list_tenants(_: Operator, page: Page) -> TenantList:
-        return await access.tenants(page)
 
-    @router.get("/v1/tenants/{tenant_id}")
-    async def get_tenant(_: Operator, tenant_id: str) -> Tenant:
-        return await access.tenant(_known_form(tenant_id, NAME_PATTERN, "tenant"))
+@router.post(
+    "/v1/tenants", status_code=201, responses={409: {"description": "A tenant with this id exists: `conflict`."}}
+)
+async def create_tenant(caller: Admin, spec: TenantSpec, access: TheAccess) -> Tenant:
+    """Create a tenant."""
+    return await access.create_tenant(caller, spec)
 
-    @router.patch("/v1/tenants/{tenant_id}")
-    async def change_tenant(caller: Admin, tenant_id: str, change: TenantChange) -> Tenant:
-        return await access.change_tenant(caller, _known_form(tenant_id, NAME_PATTERN, "tenant"), change)
 
-    @router.post("/v1/keys", status_code=201)
-    async def create_key(caller: Admin, spec: KeySpec) -> NewApiKey:
-        return await access.create_key(caller, spec)
+@router.get("/v1/tenants")
+async def list_tenants(_: Operator, page: Page, access: TheAccess) -> TenantList:
+    """List tenants."""
+    return await access.tenants(page)
 
-    @router.get("/v1/keys")
-    async def list_keys(_: Admin, page: Page) -> KeyList:
-        return await access.keys(page)
 
-    @router.post("/v1/keys/{key_id}/rotate", status_code=201)
-    async def rotate_key(caller: Admin, key_id: str, rotation: KeyRotation) -> NewApiKey:
-        return await access.rotate_key(caller, _known_form(key_id, KEY_ID, "key"), rotation)
+@router.get("/v1/tenants/{tenant_id}")
+async def get_tenant(_: Operator, tenant_id: str, access: TheAccess) -> Tenant:
+    """Get a tenant."""
+    return await access.tenant(_known_form(tenant_id, NAME_PATTERN, "tenant"))
 
-    @router.patch("/v1/keys/{key_id}")
-    async def change_key(caller: Admin, key_id: str, change: KeyChange) -> ApiKey:
-        return await access.change_key(caller, _known_form(key_id, KEY_ID, "key"), change)
 
-    @router.delete("/v1/keys/{key_id}", status_code=204)
-    async def revoke_key(caller: Admin, key_id: str) -> None:
-        await access.revoke_key(caller, _known_form(key_id, KEY_ID, "key"))
+@router.patch("/v1/tenants/{tenant_id}")
+async def change_tenant(caller: Admin, tenant_id: str, change: TenantChange, access: TheAccess) -> Tenant:
+    """Change a tenant's limits."""
+    return await access.change_tenant(caller, _known_form(tenant_id, NAME_PATTERN, "tenant"), change)
 
-    @router.get("/v1/audit")
-    async def read_audit(_: Operator, page: Annotated[AuditQuery, Query()]) -> AuditList:
-        return await access.audit(page)
 
-    return router
+@router.post("/v1/keys", status_code=201)
+async def create_key(caller: Admin, spec: KeySpec, access: TheAccess) -> NewApiKey:
+    """Create an API key.
+
+    Only this answer contains the secret.
+    """
+    return await access.create_key(caller, spec)
+
+
+@router.get("/v1/keys")
+async def list_keys(_: Admin, page: Page, access: TheAccess) -> KeyList:
+    """List API keys."""
+    return await access.keys(page)
+
+
+@router.post(
+    "/v1/keys/{key_id}/rotate",
+    status_code=201,
+    responses={409: {"description": "The key no longer works: `conflict`."}},
+)
+async def rotate_key(caller: Admin, key_id: str, rotation: KeyRotation, access: TheAccess) -> NewApiKey:
+    """Replace an API key by a new one.
+
+    The new key has the tenant, user, role, project and label of the old one. Only this answer contains its secret.
+    """
+    return await access.rotate_key(caller, _known_form(key_id, KEY_ID, "key"), rotation)
+
+
+@router.patch(
+    "/v1/keys/{key_id}",
+    responses={409: {"description": "The key no longer works, or no other admin key would last: `conflict`."}},
+)
+async def change_key(caller: Admin, key_id: str, change: KeyChange, access: TheAccess) -> ApiKey:
+    """Set when an API key stops working."""
+    return await access.change_key(caller, _known_form(key_id, KEY_ID, "key"), change)
+
+
+@router.delete(
+    "/v1/keys/{key_id}", status_code=204, responses={409: {"description": "It is the last admin key: `conflict`."}}
+)
+async def revoke_key(caller: Admin, key_id: str, access: TheAccess) -> None:
+    """Revoke an API key."""
+    await access.revoke_key(caller, _known_form(key_id, KEY_ID, "key"))
+
+
+@router.get("/v1/audit")
+async def list_audit_entries(_: Operator, page: Annotated[AuditQuery, Query()], access: TheAccess) -> AuditList:
+    """List what operators and admins did, newest first."""
+    return await access.audit(page)
 
 
 def _known_form(text: str, pattern: str, what: str) -> str:

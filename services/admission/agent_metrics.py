@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import aiohttp
 from fastapi import APIRouter, Response
@@ -13,6 +14,7 @@ from services.admission.repository.jobs import JobRepository
 from services.contracts.identity import Identity
 from services.kit.identity import Operator
 from services.kit.metrics import MEDIA_TYPE
+from services.kit.routes import from_state
 from services.kit.scraping import SERVICE_UP, merged, scraped
 
 AT_ONCE = 64
@@ -41,13 +43,11 @@ class AgentMetrics:
         return SERVICE_UP.format(int(text is not None)) + (text or "")
 
 
-def agent_metrics_routes(metrics: AgentMetrics) -> APIRouter:
-    """Return the route by which the gateway asks for them."""
-    router = APIRouter(prefix="/internal/agents")
+TheMetrics = Annotated[AgentMetrics, from_state("agent_metrics")]
+router = APIRouter(prefix="/internal/agents")
 
-    @router.get("/metrics")
-    async def read_agent_metrics(caller: Operator) -> Response:
-        """Return what the agents of all nodes measure."""
-        return Response(await metrics.text(caller), media_type=MEDIA_TYPE)
 
-    return router
+@router.get("/metrics")
+async def read_agent_metrics(caller: Operator, metrics: TheMetrics) -> Response:
+    """Return what the agents of all nodes measure."""
+    return Response(await metrics.text(caller), media_type=MEDIA_TYPE)

@@ -10,19 +10,25 @@ from fastapi import FastAPI, Request, Response
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from services.admission import (
+    access_endpoints,
+    agent_metrics,
+    array_endpoints,
+    budget_endpoints,
+    endpoints,
+    exec_endpoints,
+    secret_endpoints,
+    upload_endpoints,
+    user_endpoints,
+)
 from services.admission.access import Access
-from services.admission.access_endpoints import access_routes
-from services.admission.agent_metrics import AgentMetrics, agent_metrics_routes
+from services.admission.agent_metrics import AgentMetrics
 from services.admission.agents import AgentTokens
-from services.admission.array_endpoints import array_routes
 from services.admission.arrays import Arrays
-from services.admission.budget_endpoints import budget_routes
 from services.admission.budgets import Budgets
 from services.admission.capacity import Capacity, CapacityCache
 from services.admission.changes import Changes
 from services.admission.commits import Committer
-from services.admission.endpoints import job_routes
-from services.admission.exec_endpoints import exec_routes
 from services.admission.exec_sessions import Exec
 from services.admission.feed import EventFeed
 from services.admission.figures import show_figures
@@ -35,17 +41,14 @@ from services.admission.repository.jobs import JobRepository
 from services.admission.repository.submissions import SubmissionRepository
 from services.admission.repository.webhooks import WebhookRepository
 from services.admission.retention import Kept, Retention
-from services.admission.secret_endpoints import secret_routes
 from services.admission.secrets import Secrets
 from services.admission.service import Submissions
 from services.admission.settings import AdmissionSettings
 from services.admission.streaming import EventStreams
-from services.admission.upload_endpoints import upload_routes
 from services.admission.uploads import UploadLimits, Uploads
-from services.admission.user_endpoints import user_routes
 from services.admission.users import Users
+from services.admission.webhooks import endpoints as webhook_endpoints
 from services.admission.webhooks.addresses import AddressRules
-from services.admission.webhooks.endpoints import webhook_routes
 from services.admission.webhooks.publishing import Publisher
 from services.admission.webhooks.sending import Sender, SendingRules
 from services.admission.webhooks.service import Webhooks
@@ -67,6 +70,18 @@ log = Log(__name__)
 MAX_GROUP_BYTES = 128 * 1024 * 1024
 FORGET_S = 3_600.0
 CLEAR_S = 600.0
+ROOMS = (
+    endpoints,
+    array_endpoints,
+    agent_metrics,
+    exec_endpoints,
+    access_endpoints,
+    user_endpoints,
+    budget_endpoints,
+    webhook_endpoints,
+    secret_endpoints,
+    upload_endpoints,
+)
 
 
 def create_app(settings: AdmissionSettings) -> FastAPI:
@@ -99,9 +114,6 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         )
         capacity = CapacityCache(read_capacity, settings.capacity_max_age_s)
         submissions = Submissions(committer, capacity, References(engine), arrays.find, disk)
-        app.include_router(job_routes(submissions, jobs, streams, logs))
-        app.include_router(array_routes(arrays))
-        app.include_router(agent_metrics_routes(AgentMetrics(engine, session, agent_tokens)))
         sessions = Exec(
             engine,
             jobs,
@@ -110,12 +122,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
             timeout_s=settings.agent_timeout_s,
             most_per_key=settings.exec_sessions_per_key,
         )
-        app.include_router(exec_routes(sessions))
         budgets = Budgets(engine, hints.give)
         show_figures(app.state.metrics, engine, disk)
-        app.include_router(access_routes(Access(engine)))
-        app.include_router(user_routes(Users(engine)))
-        app.include_router(budget_routes(budgets))
         addresses, signer = (
             AddressRules(settings.webhook_networks),
             Signer(settings.webhook_key or settings.service_token),
@@ -124,10 +132,13 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
         sender = Sender(engine, signer, addresses, rules)
         publisher = Publisher(engine, settings.webhook_settle_s)
         webhooks = Webhooks(engine, signer, addresses, sender, max_per_tenant=settings.webhooks_per_tenant)
-        app.include_router(webhook_routes(webhooks))
-        app.include_router(secret_routes(Secrets(engine, Sealer(settings.secrets_key))))
         uploads = Uploads(engine, UploadLimits.of(settings), disk)
-        app.include_router(upload_routes(uploads))
+        app.state.submissions, app.state.jobs, app.state.streams, app.state.logs = submissions, jobs, streams, logs
+        app.state.arrays, app.state.budgets, app.state.exec_sessions = arrays, budgets, sessions
+        app.state.webhooks, app.state.uploads = webhooks, uploads
+        app.state.access, app.state.users = Access(engine), Users(engine)
+        app.state.secrets = Secrets(engine, Sealer(settings.secrets_key))
+        app.state.agent_metrics = AgentMetrics(engine, session, agent_tokens)
         if secret := await ensure_first_admin_patiently(engine, settings.data_dir, settings.first_account):
             show_secret(secret, settings.data_dir)
         clearing = repeat(uploads.clear, CLEAR_S, failed="uploads.not_cleared")
@@ -167,6 +178,8 @@ def create_app(settings: AdmissionSettings) -> FastAPI:
     app = create_service(
         "Wattshift admission", settings, lifespan=lifespan, readiness=readiness, max_body_bytes=MAX_GROUP_BYTES
     )
+    for room in ROOMS:
+        app.include_router(room.router)
     answer_unavailable(app, "The database", (OSError, PoolTimeoutError))
     app.add_exception_handler(DBAPIError, answer_database_error)
     return app

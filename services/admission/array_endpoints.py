@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
@@ -11,30 +11,62 @@ from services.admission.steering import Command
 from services.contracts.jobs import JobArray, JobArrayList
 from services.contracts.queries import ArrayQuery
 from services.kit.identity import ProjectCaller
+from services.kit.routes import from_state
+
+TheArrays = Annotated[Arrays, from_state("arrays")]
+router = APIRouter(tags=["jobs"])
+
+WRONG_STATE: dict[int | str, dict[str, Any]] = {
+    409: {"description": "The state of no task allows it: `invalid_transition`."}
+}
 
 
-def array_routes(arrays: Arrays) -> APIRouter:
-    """Return the routes that are about arrays."""
-    router = APIRouter()
+@router.get("/v1/arrays")
+async def list_arrays(caller: ProjectCaller, query: Annotated[ArrayQuery, Query()], arrays: TheArrays) -> JobArrayList:
+    """List arrays of jobs, newest first.
 
-    @router.get("/v1/arrays")
-    async def list_arrays(caller: ProjectCaller, query: Annotated[ArrayQuery, Query()]) -> JobArrayList:
-        return await arrays.page(caller, query)
+    `POST /v1/jobs` with `array` makes them. `GET /v1/jobs?array=ID` lists the tasks of one.
+    """
+    return await arrays.page(caller, query)
 
-    @router.get("/v1/arrays/{array_id}")
-    async def get_array(caller: ProjectCaller, array_id: str) -> JobArray:
-        return await arrays.get(caller, array_id)
 
-    @router.post("/v1/arrays/{array_id}/cancel")
-    async def cancel(caller: ProjectCaller, array_id: str) -> JobArray:
-        return await arrays.steer(caller, array_id, Command.CANCEL)
+@router.get("/v1/arrays/{array_id}")
+async def get_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
+    """Get an array of jobs."""
+    return await arrays.get(caller, array_id)
 
-    @router.post("/v1/arrays/{array_id}/hold")
-    async def hold(caller: ProjectCaller, array_id: str) -> JobArray:
-        return await arrays.steer(caller, array_id, Command.HOLD)
 
-    @router.post("/v1/arrays/{array_id}/release")
-    async def release(caller: ProjectCaller, array_id: str) -> JobArray:
-        return await arrays.steer(caller, array_id, Command.RELEASE)
+@router.post(
+    "/v1/arrays/{array_id}/cancel",
+    responses=WRONG_STATE,
+)
+async def cancel_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
+    """Cancel all tasks of an array.
 
-    return router
+    In one transaction. Tasks that have ended stay as they are; cancelling again changes nothing.
+    """
+    return await arrays.steer(caller, array_id, Command.CANCEL)
+
+
+@router.post(
+    "/v1/arrays/{array_id}/hold",
+    responses=WRONG_STATE,
+)
+async def hold_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
+    """Hold all tasks of an array.
+
+    In one transaction. Tasks that run are stopped first, with their grace period.
+    """
+    return await arrays.steer(caller, array_id, Command.HOLD)
+
+
+@router.post(
+    "/v1/arrays/{array_id}/release",
+    responses=WRONG_STATE,
+)
+async def release_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
+    """Release the held tasks of an array.
+
+    In one transaction.
+    """
+    return await arrays.steer(caller, array_id, Command.RELEASE)

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
 
 from services.admission.endpoints import UNBUFFERED
 from services.admission.exec_sessions import Exec
-from services.contracts.exec_sessions import ExecInput, ExecInputAnswer, ExecRequest
+from services.contracts.exec_sessions import ExecEvent, ExecInput, ExecInputAnswer, ExecRequest
 from services.kit.identity import ProjectCaller
+from services.kit.routes import EventStream, from_state
+
+TheSessions = Annotated[Exec, from_state("exec_sessions")]
+router = APIRouter(tags=["jobs"])
 
 
-def exec_routes(sessions: Exec) -> APIRouter:
-    """Return the routes that are about commands in running jobs."""
-    router = APIRouter()
+@router.post(
+    "/v1/jobs/{job_id}/exec",
+    responses={200: {"model": ExecEvent}, 409: {"description": "The job does not run: `conflict`."}},
+    response_class=EventStream,
+)
+async def run_in_job(caller: ProjectCaller, job_id: str, request: ExecRequest, sessions: TheSessions) -> Response:
+    """Run a command in a running job.
 
-    @router.post("/v1/jobs/{job_id}/exec")
-    async def run_in_job(caller: ProjectCaller, job_id: str, request: ExecRequest) -> Response:
-        events = await sessions.run(caller, job_id, request)
-        return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
+    It gets the environment, folder and account of one of the job's processes, on its node. The answer lasts as long as
+    the command, and the command as long as the answer: a client that closes it ends the command. A client sends input,
+    or an empty one, at least every 30 seconds.
+    """
+    events = await sessions.run(caller, job_id, request)
+    return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
 
-    @router.put("/v1/jobs/{job_id}/exec/{session_id}")
-    async def send_to_exec(caller: ProjectCaller, job_id: str, session_id: str, given: ExecInput) -> ExecInputAnswer:
-        return await sessions.send(caller, job_id, session_id, given)
 
-    return router
+@router.put(
+    "/v1/jobs/{job_id}/exec/{session_id}",
+    responses={409: {"description": "Bytes before `offset` are missing: `conflict`."}},
+)
+async def send_to_command(
+    caller: ProjectCaller, job_id: str, session_id: str, given: ExecInput, sessions: TheSessions
+) -> ExecInputAnswer:
+    """Send input to a command in a running job.
+
+    Only the API key that started the command may send. What is sent again counts once.
+    """
+    return await sessions.send(caller, job_id, session_id, given)

@@ -44,7 +44,7 @@ class RequireRole:
 
     This is the one place where a service's route states its role: by a parameter of type ``Caller``, ``Operator`` or
     ``Admin``, or of type ``ProjectCaller`` where the route answers keys that are limited to a project, too, and honours
-    ``Identity.project``. ``tests/architecture/test_routes.py`` compares it with the gateway's table.
+    ``Identity.project``. ``tools.operations`` reads it into the gateway's table.
 
     It is a coroutine, as all dependencies here are: FastAPI sends those that are none to a thread, which costs more
     than the rest of a short request (``tests/architecture/test_routes.py``).

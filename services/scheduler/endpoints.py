@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Path, Query
 from redis.asyncio import Redis
 
 from services.contracts.codes import ProblemCode
@@ -46,6 +46,7 @@ from services.kit.identity import Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.projects import spec_in_project
 from services.kit.redis import hint
+from services.kit.routes import from_state
 from services.scheduler.learning.learned import curve_of, table_of
 from services.scheduler.planning.dry_run import DryRuns
 from services.scheduler.power.hooks import PowerHook
@@ -57,49 +58,39 @@ from services.scheduler.shares import shares_of
 
 router = APIRouter(prefix="/v1")
 
+NOT_POWERED: dict[int | str, dict[str, Any]] = {
+    409: {
+        "description": "The node's state does not allow it: `conflict`; "
+        "or no power hook covers the node: `capability_missing`."
+    }
+}
+
 LARGEST_ROUND = 2**63 - 1
 
 
-async def _service(request: Request) -> SchedulerService:
-    return request.app.state.service
-
-
-async def _settings(request: Request) -> SchedulerSettings:
-    return request.app.state.settings
-
-
-async def _redis(request: Request) -> Redis:
-    return request.app.state.redis
-
-
-async def _hook(request: Request) -> PowerHook:
-    return request.app.state.power_hook
-
-
-async def _dry_runs(request: Request) -> DryRuns:
-    return request.app.state.dry_runs
-
-
-Service = Annotated[SchedulerService, Depends(_service)]
-Settings = Annotated[SchedulerSettings, Depends(_settings)]
-Hints = Annotated[Redis, Depends(_redis)]
-Hook = Annotated[PowerHook, Depends(_hook)]
-DryRunning = Annotated[DryRuns, Depends(_dry_runs)]
+Service = Annotated[SchedulerService, from_state("service")]
+Settings = Annotated[SchedulerSettings, from_state("settings")]
+Hints = Annotated[Redis, from_state("redis")]
+Hook = Annotated[PowerHook, from_state("power_hook")]
+DryRunning = Annotated[DryRuns, from_state("dry_runs")]
 Round = Annotated[int, Path(ge=0, le=LARGEST_ROUND)]
 
 
-@router.post("/jobs:estimate")
-async def estimate_start(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunning) -> StartEstimate:
-    """Say where and when a job would start, and what it would emit, without submitting it."""
+@router.post("/jobs:estimate", tags=["jobs"])
+async def estimate_job(spec: JobSpec, caller: ProjectCaller, dry_runs: DryRunning) -> StartEstimate:
+    """Estimate when a job would start and what it would emit.
+
+    Nothing is submitted, and nothing is reserved. What cannot be known is null.
+    """
     if spec.service is not None:
         errors = [FieldError(pointer="/service", detail="Only the controller of pools may ask for a service instance.")]
         raise ProblemError(422, ProblemCode.INVALID_REQUEST, errors[0].detail, errors=errors)
     return await dry_runs.estimate(spec_in_project(spec, caller.project), caller.tenant_id)
 
 
-@router.get("/policies")
+@router.get("/policies", tags=["policies"])
 async def list_policies(_: ProjectCaller, service: Service) -> PolicyList:
-    """Return every policy with its parameters."""
+    """List policies."""
     row = await service.active_policy()
     active = row.policy if row else None
     entries = {entry.name: entry for entry in describe_policies()}
@@ -108,21 +99,21 @@ async def list_policies(_: ProjectCaller, service: Service) -> PolicyList:
     return PolicyList(items=[_description(entry, active) for entry in entries.values()])
 
 
-@router.get("/policies/active")
-async def read_active_policy(_: ProjectCaller, service: Service, settings: Settings) -> ActivePolicy:
-    """Return the policy in force."""
+@router.get("/policies/active", tags=["policies"])
+async def get_active_policy(_: ProjectCaller, service: Service, settings: Settings) -> ActivePolicy:
+    """Get the policy that is active."""
     return _active(await service.active_policy(), settings)
 
 
-@router.put("/policies/active")
-async def set_active_policy(
-    choice: PolicyChoice,
-    caller: Operator,
-    service: Service,
-    settings: Settings,
-    redis: Hints,
+@router.put(
+    "/policies/active",
+    tags=["policies"],
+    responses={409: {"description": "Another request changed the policy at the same time: `conflict`."}},
+)
+async def choose_policy(
+    choice: PolicyChoice, caller: Operator, service: Service, settings: Settings, redis: Hints
 ) -> ActivePolicy:
-    """Choose the policy that decides from the next round on."""
+    """Choose the policy and its parameters."""
     name = policy_name(choice.name)
     if entry_of(name) is None:
         pointer = FieldError(pointer="/name", detail=f"One of {known_policies()}.")
@@ -133,18 +124,18 @@ async def set_active_policy(
     return _active(row, settings)
 
 
-@router.get("/shares")
-async def read_shares(_: Operator, service: Service) -> TenantShares:
-    """Return how the GPUs are shared between the tenants that have jobs."""
+@router.get("/shares", tags=["policies"])
+async def get_shares(_: Operator, service: Service) -> TenantShares:
+    """Show how the GPUs are shared between tenants."""
     found = await service.shares()
     if found is None:
         raise unavailable("The scheduler")
     return shares_of(*found)
 
 
-@router.get("/policies/{name}")
-async def read_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDescription:
-    """Return one policy with its parameters."""
+@router.get("/policies/{name}", tags=["policies"])
+async def get_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDescription:
+    """Get a policy."""
     row = await service.active_policy()
     entry = describe_policy(name)
     if entry is not None:
@@ -152,26 +143,29 @@ async def read_policy(name: str, _: ProjectCaller, service: Service) -> PolicyDe
     raise ProblemError(404, ProblemCode.UNKNOWN_POLICY, _unknown(name))
 
 
-@router.get("/plans")
+@router.get("/plans", tags=["policies"])
 async def list_plans(_: Operator, service: Service, query: Annotated[PlanQuery, Query()]) -> PlanList:
-    """Return rounds, newest first: active ones, and passive ones that started something."""
+    """List scheduling rounds, newest first."""
     rows = await service.plans(_before(query.cursor), query.limit + 1)
     following = str(rows[query.limit - 1].round) if len(rows) > query.limit else None
     return PlanList(items=[_summary(row) for row in rows[: query.limit]], next_cursor=following)
 
 
-@router.get("/plans/{round_number}")
-async def read_plan(round_number: Round, _: Operator, service: Service) -> PlanSummary:
-    """Return one round with its actions."""
+@router.get("/plans/{round_number}", tags=["policies"])
+async def get_plan(round_number: Round, _: Operator, service: Service) -> PlanSummary:
+    """Get a scheduling round."""
     row = await service.plan(round_number)
     if row is None:
         raise not_found("plan")
     return _summary(row)
 
 
-@router.post("/nodes/{node_id}/sleep")
-async def put_to_sleep(node_id: Name, operator: Operator, service: Service, redis: Hints, hook: Hook) -> NodePower:
-    """Power an idle node down; a gang that is planned on it wakes it."""
+@router.post("/nodes/{node_id}/sleep", tags=["nodes"], responses=NOT_POWERED)
+async def sleep_node(node_id: Name, operator: Operator, service: Service, redis: Hints, hook: Hook) -> NodePower:
+    """Power down an idle node.
+
+    A job that is planned on the node wakes it again.
+    """
     await _power(service, node_id)
     _check_hook(hook, node_id)
     with _refusals():
@@ -179,8 +173,8 @@ async def put_to_sleep(node_id: Name, operator: Operator, service: Service, redi
     return await _hinted(service, redis, node_id)
 
 
-@router.post("/nodes/{node_id}/wake")
-async def wake_up(node_id: Name, operator: Operator, service: Service, redis: Hints, hook: Hook) -> NodePower:
+@router.post("/nodes/{node_id}/wake", tags=["nodes"], responses=NOT_POWERED)
+async def wake_node(node_id: Name, operator: Operator, service: Service, redis: Hints, hook: Hook) -> NodePower:
     """Wake a node."""
     await _power(service, node_id)
     _check_hook(hook, node_id)
@@ -189,16 +183,19 @@ async def wake_up(node_id: Name, operator: Operator, service: Service, redis: Hi
     return await _hinted(service, redis, node_id)
 
 
-@router.post("/nodes/{node_id}/pin-awake")
-async def pin_awake(node_id: Name, operator: Operator, service: Service, redis: Hints) -> NodePower:
-    """Keep a node awake, and wake it if it is off."""
+@router.post("/nodes/{node_id}/pin-awake", tags=["nodes"])
+async def pin_node_awake(node_id: Name, operator: Operator, service: Service, redis: Hints) -> NodePower:
+    """Keep a node awake.
+
+    The node is woken if it is off, and plans do not power it down until it is unpinned.
+    """
     await _power(service, node_id)
     await service.pin(node_id, True, operator)
     return await _hinted(service, redis, node_id)
 
 
-@router.post("/nodes/{node_id}/unpin")
-async def unpin(node_id: Name, operator: Operator, service: Service, redis: Hints) -> NodePower:
+@router.post("/nodes/{node_id}/unpin", tags=["nodes"])
+async def unpin_node(node_id: Name, operator: Operator, service: Service, redis: Hints) -> NodePower:
     """Let plans power a node down again."""
     await _power(service, node_id)
     await service.pin(node_id, False, operator)
@@ -233,15 +230,13 @@ def _refusals() -> Generator[None]:
         raise ProblemError(409, ProblemCode.CONFLICT, str(error)) from None
 
 
-@router.get("/jobs/{job_id}/profile")
-async def read_profile(job_id: Name, caller: ProjectCaller, service: Service) -> JobProfile:
-    """Return the measurements of a job's kind; a tenant sees those of its own jobs.
-
-    Curves are learned from all jobs of a kind, whatever their project, so that a key of one project gets none.
-    """
+@router.get("/jobs/{job_id}/profile", tags=["jobs"])
+async def get_job_profile(job_id: Name, caller: ProjectCaller, service: Service) -> JobProfile:
+    """Get the measured effect of power limits and clocks on jobs of this kind."""
     job = await service.job(job_id)
     if job is None or not caller.sees(job.tenant_id, job.project):
         raise not_found("job")
+    # Curves are learned from all jobs of a kind, whatever their project, so that a key of one project gets none.
     curves, measurements = await service.profile(job.kind)
     return JobProfile(
         job_id=job_id,
@@ -256,15 +251,19 @@ async def read_profile(job_id: Name, caller: ProjectCaller, service: Service) ->
     )
 
 
-@router.get("/predictions/models")
+@router.get("/predictions/models", tags=["policies"])
 async def list_length_models(_: Operator, service: Service) -> LengthModelList:
-    """Return the stored versions of the job length model, with their errors."""
+    """List the versions of the job length model, with their errors."""
     return LengthModelList(items=[LengthModel.model_validate(row._asdict()) for row in await service.length_models()])
 
 
-@router.get("/predictions/{job_id}")
-async def read_prediction(job_id: Name, caller: ProjectCaller, service: Service) -> JobPrediction:
-    """Return the predicted length of a job, its uncertainty, and the actual length; a tenant sees its own jobs."""
+@router.get(
+    "/predictions/{job_id}",
+    tags=["jobs"],
+    responses={409: {"description": "No prediction was made for this job: `conflict`."}},
+)
+async def get_job_prediction(job_id: Name, caller: ProjectCaller, service: Service) -> JobPrediction:
+    """Get the predicted run time of a job, with its uncertainty."""
     row = await service.prediction(job_id)
     if row is None or not caller.sees(row.tenant_id, row.project):
         raise not_found("job")

@@ -15,12 +15,15 @@ from services.kit.problems import not_found
 from services.scheduler.repository import engines
 from services.scheduler.repository.engines import DayRow
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", tags=["nodes"])
 
 
 @router.get("/engines")
 async def list_engines(request: Request, _: Operator) -> EngineList:
-    """Return every engine that a bridge has reported."""
+    """List engines.
+
+    What else runs jobs on the site, such as Slurm, and what was decided of its jobs, day by day.
+    """
     database: Database = request.app.state.database
     async with database.transaction("repeatable_read", readonly=True) as connection:
         found = await engines.engines(connection)
@@ -37,7 +40,10 @@ async def list_engines(request: Request, _: Operator) -> EngineList:
 async def list_days_of_engine(
     name: Name, request: Request, _: Operator, query: Annotated[EngineDaysQuery, Query()]
 ) -> EngineDays:
-    """Return what was decided of an engine's jobs on each of the last days, and what a dry run would have saved."""
+    """List days of an engine.
+
+    What was decided of its jobs on each of the last days, and what a dry run would have saved on those that ended then.
+    """
     database: Database = request.app.state.database
     async with database.transaction("repeatable_read", readonly=True) as connection:
         if not await engines.is_known(connection, name):

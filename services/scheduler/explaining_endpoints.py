@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter
 
 from services.contracts.explanations import Explanation
 from services.contracts.live import LiveState
 from services.contracts.schema import Name
 from services.kit.identity import Operator, ProjectCaller
+from services.kit.routes import from_state
 from services.scheduler.explaining.explanations import Explanations
 
-router = APIRouter()
+router = APIRouter(tags=["jobs"])
 
 
-async def _explanations(request: Request) -> Explanations:
-    return request.app.state.explanations
-
-
-Explaining = Annotated[Explanations, Depends(_explanations)]
+Explaining = Annotated[Explanations, from_state("explanations")]
 
 
 @router.get("/v1/jobs/{job_id}/explain")
 async def explain_job(job_id: Name, caller: ProjectCaller, explaining: Explaining) -> Explanation:
-    """Explain why a job waits, how it runs, or what happened to it; a tenant sees its own jobs."""
+    """Explain why a job waits, how it runs, or what happened to it.
+
+    Nothing is changed, and nothing is reserved. What other policies would do with the job is simulated in the
+    background: `under_policies` is `pending` until it is there.
+    """
     return await explaining.explain(caller, job_id)
 
 

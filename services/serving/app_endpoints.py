@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 
 from services.contracts.apps import (
     App,
@@ -21,65 +21,47 @@ from services.contracts.apps import (
     FleetPlanList,
     FleetSpec,
 )
-from services.contracts.problems import Problem
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
-from services.kit.background.http import NOT_FOUND, PROBLEMS
 from services.kit.identity import Caller, Operator
+from services.kit.routes import from_state
 from services.serving.fleets.observations import Observations
 from services.serving.fleets.service import Apps, Fleets
 
-router = APIRouter(responses=PROBLEMS)
-
-IN_USE: dict[int | str, dict[str, Any]] = {
-    **NOT_FOUND,
-    409: {"model": Problem, "description": "`conflict`: applications use it, or it is being deleted."},
-}
-TAKEN: dict[int | str, dict[str, Any]] = {
-    **NOT_FOUND,
-    409: {"model": Problem, "description": "`conflict`: it is being deleted, or the fleet has no GPU left for it."},
-}
+router = APIRouter(tags=["apps"])
 
 
-async def _fleets(request: Request) -> Fleets:
-    return request.app.state.fleets
-
-
-async def _apps(request: Request) -> Apps:
-    return request.app.state.apps
-
-
-async def _observations(request: Request) -> Observations:
-    return request.app.state.observations
-
-
-KnownFleets = Annotated[Fleets, Depends(_fleets)]
-KnownApps = Annotated[Apps, Depends(_apps)]
-Taking = Annotated[Observations, Depends(_observations)]
+KnownFleets = Annotated[Fleets, from_state("fleets")]
+KnownApps = Annotated[Apps, from_state("apps")]
+Taking = Annotated[Observations, from_state("observations")]
 FleetName = Annotated[Name, Path()]
 AppName = Annotated[Name, Path()]
 PlanId = Annotated[Name, Path()]
 
 
-@router.get("/v1/fleets", tags=["apps"])
+@router.get("/v1/fleets")
 async def list_fleets(query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets) -> FleetList:
-    """List the fleets that the caller's applications may use, by name."""
+    """List fleets by name."""
     return await fleets.page(query, caller)
 
 
-@router.get("/v1/fleets/{fleet}", tags=["apps"], responses=NOT_FOUND)
-async def read_fleet(fleet: FleetName, caller: Caller, fleets: KnownFleets) -> Fleet:
-    """Read a fleet: its spec, its GPUs as they are cut, and its newest plan."""
+@router.get("/v1/fleets/{fleet}")
+async def get_fleet(fleet: FleetName, caller: Caller, fleets: KnownFleets) -> Fleet:
+    """Get a fleet, its GPUs and its newest plan."""
     return await fleets.find(fleet, caller)
 
 
 @router.put(
-    "/v1/fleets/{fleet}", tags=["apps"], responses={201: {"model": Fleet, "description": "It is new."}, **IN_USE}
+    "/v1/fleets/{fleet}",
+    responses={
+        201: {"description": "The fleet is new."},
+        409: {"description": "The fleet is being deleted: `conflict`."},
+    },
 )
 async def put_fleet(
     fleet: FleetName, spec: FleetSpec, caller: Operator, fleets: KnownFleets, response: Response
 ) -> Fleet:
-    """Set GPUs aside for applications, or change that; the same spec again changes nothing."""
+    """Set GPUs aside for applications, or change how many."""
     found, is_new = await fleets.put(fleet, spec, caller)
     if is_new:
         response.status_code = 201
@@ -87,13 +69,18 @@ async def put_fleet(
     return found
 
 
-@router.delete("/v1/fleets/{fleet}", tags=["apps"], status_code=202, responses=IN_USE)
+@router.delete(
+    "/v1/fleets/{fleet}", status_code=202, responses={409: {"description": "Applications use the fleet: `conflict`."}}
+)
 async def delete_fleet(fleet: FleetName, caller: Operator, fleets: KnownFleets) -> Fleet:
-    """Make a fleet's GPUs whole and give them back. Its applications must be deleted first."""
+    """Delete a fleet.
+
+    Its GPUs are made whole and given back.
+    """
     return await fleets.delete(fleet, caller)
 
 
-@router.get("/v1/fleets/{fleet}/plans", tags=["apps"], responses=NOT_FOUND)
+@router.get("/v1/fleets/{fleet}/plans")
 async def list_fleet_plans(
     fleet: FleetName, query: Annotated[PageQuery, Query()], caller: Caller, fleets: KnownFleets
 ) -> FleetPlanList:
@@ -103,35 +90,41 @@ async def list_fleet_plans(
 
 @router.post(
     "/v1/fleets/{fleet}/plans/{plan_id}/apply",
-    tags=["apps"],
     responses={
-        **NOT_FOUND,
         409: {
-            "model": Problem,
-            "description": "`invalid_transition`: it is no proposal; `conflict`: it is outdated, or cannot be applied.",
-        },
+            "description": "The plan is no proposal: `invalid_transition`; or outdated, "
+            "or cannot be applied: `conflict`."
+        }
     },
 )
 async def apply_fleet_plan(fleet: FleetName, plan_id: PlanId, caller: Operator, fleets: KnownFleets) -> FleetPlan:
-    """Carry a proposed plan out."""
+    """Carry out a proposed plan."""
     return await fleets.apply(fleet, plan_id, caller)
 
 
-@router.get("/v1/apps", tags=["apps"])
+@router.get("/v1/apps")
 async def list_apps(query: Annotated[PageQuery, Query()], caller: Caller, apps: KnownApps) -> AppList:
-    """List the applications of the caller's tenant by name; operators see all."""
+    """List applications by name."""
     return await apps.page(query, caller)
 
 
-@router.get("/v1/apps/{app}", tags=["apps"], responses=NOT_FOUND)
-async def read_app(app: AppName, caller: Caller, apps: KnownApps) -> App:
-    """Read an application: its spec, what runs, the fleet's newest plan, and the requests of the last minute."""
+@router.get("/v1/apps/{app}")
+async def get_app(app: AppName, caller: Caller, apps: KnownApps) -> App:
+    """Get an application, what runs of it, and its newest plan."""
     return await apps.find(app, caller)
 
 
-@router.put("/v1/apps/{app}", tags=["apps"], responses={201: {"model": App, "description": "It is new."}, **TAKEN})
+@router.put(
+    "/v1/apps/{app}",
+    responses={
+        201: {"description": "The application is new."},
+        409: {
+            "description": "It is being deleted, is on another fleet, or the fleet has no GPU left for it: `conflict`."
+        },
+    },
+)
 async def put_app(app: AppName, spec: AppSpec, caller: Caller, apps: KnownApps, response: Response) -> App:
-    """Create an application, or replace its spec; the same spec again changes nothing."""
+    """Create an application or replace its spec."""
     found, is_new = await apps.put(app, spec, caller)
     if is_new:
         response.status_code = 201
@@ -139,25 +132,31 @@ async def put_app(app: AppName, spec: AppSpec, caller: Caller, apps: KnownApps, 
     return found
 
 
-@router.delete("/v1/apps/{app}", tags=["apps"], status_code=202, responses=NOT_FOUND)
+@router.delete("/v1/apps/{app}", status_code=202)
 async def delete_app(app: AppName, caller: Caller, apps: KnownApps) -> App:
-    """Drain an application's instances. When the last has ended, it is deleted with what was seen of its requests."""
+    """Delete an application.
+
+    Its instances are drained first; the application is removed when the last one has ended.
+    """
     return await apps.delete(app, caller)
 
 
-@router.get("/v1/apps/{app}/instances", tags=["apps"], responses=NOT_FOUND)
+@router.get("/v1/apps/{app}/instances")
 async def list_app_instances(
     app: AppName, query: Annotated[AppInstanceQuery, Query()], caller: Caller, apps: KnownApps
 ) -> AppInstanceList:
-    """List an application's instances, newest first; ended ones only on request."""
+    """List an application's instances, newest first."""
     return await apps.instances(app, query, caller)
 
 
-@router.get("/v1/apps/{app}/report", tags=["apps"], responses=NOT_FOUND)
-async def report_app(
+@router.get("/v1/apps/{app}/report")
+async def get_app_report(
     app: AppName, query: Annotated[AppReportQuery, Query()], caller: Caller, apps: KnownApps
 ) -> AppReport:
-    """Report an application's mix of variants, accuracy, latency and emissions, beside BASE."""
+    """Report an application's variants, accuracy, latency and emissions.
+
+    Beside them stands BASE: the most accurate variant on whole GPUs, modelled by its profile.
+    """
     return await apps.report(app, query, caller)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Response
 
-from services.contracts.problems import Problem
 from services.contracts.queries import PageQuery
 from services.contracts.schema import Name
 from services.contracts.serving import (
@@ -25,29 +24,18 @@ from services.contracts.serving import (
     TrafficReceipt,
     TrafficReport,
 )
-from services.kit.background.http import NOT_FOUND, PROBLEMS
 from services.kit.identity import Caller, Operator
+from services.kit.routes import LARGE_BODY, from_state
 from services.serving.service import Pools, etag
 from services.serving.traffic import TrafficReports
 
-router = APIRouter(prefix="/v1/pools", tags=["pools"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/pools", tags=["pools"])
 
-DELETED: dict[int | str, dict[str, Any]] = {
-    **NOT_FOUND,
-    409: {"model": Problem, "description": "`conflict`: it is being deleted."},
-}
+BEING_DELETED: dict[int | str, dict[str, Any]] = {409: {"description": "The pool is being deleted: `conflict`."}}
 
 
-async def _pools(request: Request) -> Pools:
-    return request.app.state.pools
-
-
-async def _traffic(request: Request) -> TrafficReports:
-    return request.app.state.traffic
-
-
-Known = Annotated[Pools, Depends(_pools)]
-Traffic = Annotated[TrafficReports, Depends(_traffic)]
+Known = Annotated[Pools, from_state("pools")]
+Traffic = Annotated[TrafficReports, from_state("traffic")]
 PoolName = Annotated[Name, Path()]
 PlanId = Annotated[Name, Path()]
 IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` that the pool must still have.")]
@@ -55,28 +43,29 @@ IfMatch = Annotated[str | None, Header(max_length=200, description="The `ETag` t
 
 @router.get("")
 async def list_pools(query: Annotated[PageQuery, Query()], caller: Caller, pools: Known) -> PoolList:
-    """List the pools of the caller's tenant by name; operators see all."""
+    """List pools by name."""
     return await pools.page(query, caller)
 
 
-@router.get("/{pool}", responses=NOT_FOUND)
-async def read_pool(pool: PoolName, caller: Caller, pools: Known, response: Response) -> Pool:
-    """Read a pool: its spec, the plan in force, and the number of instances in each state."""
+@router.get("/{pool}")
+async def get_pool(pool: PoolName, caller: Caller, pools: Known, response: Response) -> Pool:
+    """Get a pool."""
     return _tagged(await pools.find(pool, caller), response)
 
 
 @router.put(
     "/{pool}",
     responses={
-        201: {"model": Pool, "description": "It is new."},
-        412: {"model": Problem, "description": "`conflict`: its `ETag` is not the one in `If-Match`."},
-        **DELETED,
+        201: {"description": "The pool is new."},
+        409: {"description": "The pool is being deleted: `conflict`."},
+        412: {"description": "The pool's `ETag` is not the one in `If-Match`, or there is no such pool: `conflict`."},
     },
+    openapi_extra=LARGE_BODY,
 )
-async def put_pool(
+async def set_pool(
     pool: PoolName, spec: PoolSpec, caller: Operator, pools: Known, response: Response, if_match: IfMatch = None
 ) -> Pool:
-    """Create a pool, or replace its spec; the same spec again changes nothing."""
+    """Create a pool or replace its spec."""
     put = await pools.put(pool, spec, caller, if_match)
     if put.is_new:
         response.status_code = 201
@@ -84,74 +73,81 @@ async def put_pool(
     return _tagged(put.pool, response)
 
 
-@router.patch("/{pool}", responses=DELETED)
+@router.patch("/{pool}", responses=BEING_DELETED)
 async def change_pool(pool: PoolName, change: PoolChange, caller: Operator, pools: Known, response: Response) -> Pool:
-    """Choose whether plans are carried out or only proposed. A plan that is being made continues."""
+    """Choose whether a pool's plans are carried out or only proposed."""
     return _tagged(await pools.set_mode(pool, change.mode, caller), response)
 
 
-@router.delete("/{pool}", status_code=202, responses=NOT_FOUND)
+@router.delete("/{pool}", status_code=202)
 async def delete_pool(pool: PoolName, caller: Operator, pools: Known) -> Pool:
-    """Drain a pool's instances. When the last has ended, the pool and its traffic are deleted."""
+    """Delete a pool.
+
+    Its instances are drained first; the pool is removed when the last one has ended.
+    """
     return await pools.delete(pool, caller)
 
 
-@router.get("/{pool}/plans", responses=NOT_FOUND)
-async def list_plans(
+@router.get("/{pool}/plans")
+async def list_pool_plans(
     pool: PoolName, query: Annotated[PoolPlanQuery, Query()], caller: Caller, pools: Known
 ) -> PoolPlanList:
     """List a pool's plans, newest first."""
     return await pools.plans(pool, query, caller)
 
 
-@router.post("/{pool}/plans", status_code=202, responses=DELETED)
+@router.post("/{pool}/plans", status_code=202, responses=BEING_DELETED)
 async def plan_pool(pool: PoolName, caller: Operator, pools: Known, response: Response) -> PoolPlanSummary:
-    """Plan a pool now, or return the plan that is being made."""
+    """Plan a pool now.
+
+    While a plan is being made, that plan is returned and no other is started.
+    """
     plan = await pools.plan_now(pool, caller)
     response.headers["Location"] = f"/v1/pools/{pool}/plans/{plan.id}"
     return plan
 
 
-@router.get("/{pool}/plans/{plan_id}", responses=NOT_FOUND)
-async def read_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> PoolPlanDetail:
-    """Read a plan: its outcome, its inputs, and its instances."""
+@router.get("/{pool}/plans/{plan_id}")
+async def get_pool_plan(pool: PoolName, plan_id: PlanId, caller: Caller, pools: Known) -> PoolPlanDetail:
+    """Get a plan."""
     return await pools.plan(pool, plan_id, caller)
 
 
 @router.post(
     "/{pool}/plans/{plan_id}/apply",
     responses={
-        **NOT_FOUND,
-        409: {
-            "model": Problem,
-            "description": "`invalid_transition`: it is not a proposal; `conflict`: it is outdated.",
-        },
+        409: {"description": "The plan is not a proposal: `invalid_transition`; or it is outdated: `conflict`."}
     },
 )
-async def apply_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> PoolPlanSummary:
-    """Put a proposed plan in force."""
+async def apply_pool_plan(pool: PoolName, plan_id: PlanId, caller: Operator, pools: Known) -> PoolPlanSummary:
+    """Apply a proposed plan."""
     return await pools.accept(pool, plan_id, caller)
 
 
-@router.get("/{pool}/instances", responses=NOT_FOUND)
-async def list_instances(
+@router.get("/{pool}/instances")
+async def list_pool_instances(
     pool: PoolName, query: Annotated[InstanceQuery, Query()], caller: Caller, pools: Known
 ) -> InstanceList:
-    """List a pool's instances, newest first; ended ones only on request."""
+    """List a pool's instances, newest first."""
     return await pools.instances(pool, query, caller)
 
 
-@router.get("/{pool}/clocks", responses=NOT_FOUND)
-async def list_clocks(
+@router.get("/{pool}/clocks")
+async def list_pool_clocks(
     pool: PoolName, query: Annotated[ClockHistoryQuery, Query()], caller: Caller, pools: Known
 ) -> ClockHistory:
-    """List the clocks of a pool's instances minute by minute, newest first."""
+    """List the clocks of a pool's instances, minute by minute, newest first."""
     return await pools.clocks(pool, query, caller)
 
 
-@router.post("/{pool}/traffic", responses=NOT_FOUND)
-async def report_traffic(pool: PoolName, report: TrafficReport, caller: Caller, traffic: Traffic) -> TrafficReceipt:
-    """Report the requests that arrived. A window that is reported again replaces the earlier one."""
+@router.post("/{pool}/traffic", openapi_extra=LARGE_BODY)
+async def report_pool_traffic(
+    pool: PoolName, report: TrafficReport, caller: Caller, traffic: Traffic
+) -> TrafficReceipt:
+    """Report the requests that arrived.
+
+    A window that was reported before is replaced.
+    """
     return await traffic.report(pool, report, caller)
 
 

@@ -4,53 +4,44 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from services.contracts.queries import PageQuery
 from services.contracts.routing import Endpoint, EndpointList, EndpointSpec, HeldRequests, RoutingTable, UpstreamKeys
 from services.contracts.schema import Name
-from services.kit.background.http import NOT_FOUND, PROBLEMS
 from services.kit.identity import Caller, Operator
+from services.kit.routes import from_state
 from services.serving.routing import Endpoints, Routing
 from services.serving.upstream_keys import open_upstream_keys
 
-router = APIRouter(responses=PROBLEMS)
+router = APIRouter(tags=["endpoints"])
 
 
-async def _endpoints(request: Request) -> Endpoints:
-    return request.app.state.endpoints
-
-
-async def _routing(request: Request) -> Routing:
-    return request.app.state.routing
-
-
-Registered = Annotated[Endpoints, Depends(_endpoints)]
-Known = Annotated[Routing, Depends(_routing)]
+Registered = Annotated[Endpoints, from_state("endpoints")]
+Known = Annotated[Routing, from_state("routing")]
 EndpointName = Annotated[Name, Path()]
 
 
-@router.get("/v1/endpoints", tags=["endpoints"])
+@router.get("/v1/endpoints")
 async def list_endpoints(query: Annotated[PageQuery, Query()], caller: Caller, endpoints: Registered) -> EndpointList:
-    """List the endpoints of the caller's tenant by name; operators see all."""
+    """List registered model servers by name."""
     return await endpoints.page(query, caller)
 
 
-@router.get("/v1/endpoints/{endpoint}", tags=["endpoints"], responses=NOT_FOUND)
-async def read_endpoint(endpoint: EndpointName, caller: Caller, endpoints: Registered) -> Endpoint:
-    """Read an endpoint."""
+@router.get("/v1/endpoints/{endpoint}")
+async def get_endpoint(endpoint: EndpointName, caller: Caller, endpoints: Registered) -> Endpoint:
+    """Get a registered model server."""
     return await endpoints.find(endpoint, caller)
 
 
-@router.put(
-    "/v1/endpoints/{endpoint}",
-    tags=["endpoints"],
-    responses={201: {"model": Endpoint, "description": "It is new."}},
-)
+@router.put("/v1/endpoints/{endpoint}", responses={201: {"description": "The endpoint is new."}})
 async def put_endpoint(
     endpoint: EndpointName, spec: EndpointSpec, caller: Operator, endpoints: Registered, response: Response
 ) -> Endpoint:
-    """Register an endpoint, or replace its spec; the same spec again changes nothing."""
+    """Register a model server, or replace its spec.
+
+    Its address must lie within the networks of `WATTSHIFT_ENDPOINT_NETWORKS`.
+    """
     found, is_new = await endpoints.put(endpoint, spec, caller)
     if is_new:
         response.status_code = 201
@@ -58,9 +49,12 @@ async def put_endpoint(
     return found
 
 
-@router.delete("/v1/endpoints/{endpoint}", tags=["endpoints"], responses=NOT_FOUND)
+@router.delete("/v1/endpoints/{endpoint}")
 async def delete_endpoint(endpoint: EndpointName, caller: Operator, endpoints: Registered) -> Endpoint:
-    """Deregister an endpoint. Requests that it holds are finished."""
+    """Deregister a model server.
+
+    Requests that it holds are finished.
+    """
     return await endpoints.remove(endpoint, caller)
 
 

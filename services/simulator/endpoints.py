@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from services.contracts.background import WorkState
 from services.contracts.simulations import (
@@ -14,33 +14,24 @@ from services.contracts.simulations import (
     SimulationSummary,
     TrainingRequest,
 )
-from services.kit.background.http import ENDED, NOT_FOUND, PROBLEMS, SUBMIT_PROBLEMS, IdempotencyKey
 from services.kit.identity import Caller
+from services.kit.routes import LARGE_BODY, IdempotencyKey, from_state
 from services.simulator.service import SimulatorService
 
-router = APIRouter(prefix="/v1/simulations", tags=["simulations"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1/simulations", tags=["simulations"])
 
 
-async def read_service(request: Request) -> SimulatorService:
-    """Return the service of this process."""
-    return request.app.state.simulator
-
-
-Service = Annotated[SimulatorService, Depends(read_service)]
+Service = Annotated[SimulatorService, from_state("simulator")]
 
 
 @router.post(
     "",
     status_code=202,
-    responses={200: {"model": SimulationSummary, "description": "The same run has already succeeded."}}
-    | SUBMIT_PROBLEMS,
+    responses={200: {"description": "The same simulation has succeeded already."}},
+    openapi_extra=LARGE_BODY,
 )
 async def submit_simulation(
-    body: TrainingRequest,
-    caller: Caller,
-    service: Service,
-    response: Response,
-    idempotency_key: IdempotencyKey = None,
+    body: TrainingRequest, caller: Caller, service: Service, response: Response, idempotency_key: IdempotencyKey = None
 ) -> SimulationSummary:
     """Simulate what policies would have done with past jobs."""
     submission = await service.submit(body, caller, idempotency_key)
@@ -54,20 +45,17 @@ async def submit_simulation(
 async def list_simulations(
     query: Annotated[SimulationQuery, Query()], caller: Caller, service: Service
 ) -> SimulationList:
-    """List runs, newest first.
-
-    Operators see the runs of all tenants, other callers those of their own tenant.
-    """
+    """List simulations, newest first."""
     return await service.page(query, caller)
 
 
-@router.get("/{simulation_id}", responses=NOT_FOUND)
-async def read_simulation(simulation_id: str, caller: Caller, service: Service) -> Simulation:
-    """Return a run: its status, progress, request and result."""
+@router.get("/{simulation_id}")
+async def get_simulation(simulation_id: str, caller: Caller, service: Service) -> Simulation:
+    """Get a simulation."""
     return await service.find(simulation_id, caller)
 
 
-@router.delete("/{simulation_id}", responses=ENDED)
+@router.delete("/{simulation_id}", responses={409: {"description": "The simulation has ended: `invalid_transition`."}})
 async def cancel_simulation(simulation_id: str, caller: Caller, service: Service) -> SimulationSummary:
-    """Cancel a run that is queued or running; its computation stops within seconds."""
+    """Cancel a queued or running simulation."""
     return await service.cancel(simulation_id, caller)

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query
 
 from services.contracts.queries import SavingsQuery
 from services.contracts.savings import SavingsReport
-from services.kit.background.http import PROBLEMS
 from services.kit.identity import Operator
+from services.kit.routes import from_state
 from services.simulator.daily import DailySavings
 
-router = APIRouter(prefix="/v1/reports", tags=["reports"], responses=PROBLEMS)
-
-
-async def read_savings(request: Request) -> DailySavings:
-    """Return the savings of this process."""
-    return request.app.state.savings
+router = APIRouter(prefix="/v1/reports", tags=["footprint"])
 
 
 @router.get("/savings")
 async def report_savings(
-    query: Annotated[SavingsQuery, Query()], _: Operator, savings: Annotated[DailySavings, Depends(read_savings)]
+    query: Annotated[SavingsQuery, Query()], _: Operator, savings: Annotated[DailySavings, from_state("savings")]
 ) -> SavingsReport:
-    """Return what each lever saved, day by day, as it was stored."""
+    """Get what each lever of the policy saved.
+
+    Once a day the jobs of the day before are replayed: under `fifo`, which is the baseline, and then under the policy
+    in force with one lever more each time. The savings are stored, and add up to the difference.
+    """
     return await savings.report(query.start, query.end)

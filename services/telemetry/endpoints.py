@@ -28,7 +28,7 @@ from services.contracts.nodes import (
     NodeList,
     NodeRegistration,
 )
-from services.contracts.problems import FieldError, Problem
+from services.contracts.problems import FieldError
 from services.contracts.queries import (
     LINE_MEDIA,
     FootprintQuery,
@@ -38,14 +38,22 @@ from services.contracts.queries import (
     PastJobsQuery,
     RequestQuery,
 )
-from services.contracts.reports import FootprintReport, InvariantReport, JobFootprintReport, PastJobs, RequestReport
+from services.contracts.reports import (
+    FootprintReport,
+    InvariantReport,
+    JobFootprintReport,
+    LedgerLine,
+    PastJobs,
+    RequestReport,
+)
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.kit.identity import Admin, Caller, Operator, ProjectCaller
 from services.kit.problems import ProblemError, not_found
+from services.kit.routes import Lines, from_state
+from services.telemetry import invariants
 from services.telemetry.history import past_jobs
-from services.telemetry.invariants import check_invariants
 from services.telemetry.report_route import ReportRoute
 from services.telemetry.reports import footprint_report, job_footprint
 from services.telemetry.repository.jobs import owner_of
@@ -58,12 +66,7 @@ NODE_PATHS = re.compile(
 )
 """Paths whose callers are nodes: they send a token or a credential of their own, and no service's."""
 
-router = APIRouter(prefix="/v1", responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
-
-
-async def read_telemetry(request: Request) -> Telemetry:
-    """Return the use cases of this process."""
-    return request.app.state.telemetry
+router = APIRouter(prefix="/v1")
 
 
 async def read_token(request: Request) -> str:
@@ -72,7 +75,7 @@ async def read_token(request: Request) -> str:
     return token if scheme.lower() == "bearer" else ""
 
 
-Service = Annotated[Telemetry, Depends(read_telemetry)]
+Service = Annotated[Telemetry, from_state("telemetry")]
 Token = Annotated[str, Depends(read_token)]
 
 
@@ -94,147 +97,174 @@ for path, endpoint in (("/nodes/{node_id}/heartbeat", heartbeat), ("/nodes/{node
     router.add_api_route(path, endpoint, methods=["POST"], tags=["nodes"], route_class_override=ReportRoute)
 
 
-@router.post("/nodes/register", tags=["nodes"])
+@router.post("/nodes/register")
 async def register(registration: NodeRegistration, token: Token, service: Service) -> NodeCredentials:
     """Register a node; needs its credential. A node gets a new token by registering again."""
     return await service.register(registration, token)
 
 
-@router.post("/nodes/{node_id}/enroll", tags=["nodes"])
+@router.post("/nodes/{node_id}/enroll")
 async def enroll(node_id: Name, enroller: NodeEnroller, token: Token, service: Service) -> NodeCredential:
     """Become a node; needs a token for that name and role. The answer to the same keys is the same."""
     return await service.enrolment.enrol(node_id, token, enroller)
 
 
-@router.post("/nodes/{node_id}/rotate", tags=["nodes"])
+@router.post("/nodes/{node_id}/rotate")
 async def rotate(node_id: Name, keys: NodeKeys, token: Token, service: Service) -> NodeCredential:
     """Replace a node's keys; needs its credential. The old ones end when the new one is shown here."""
     return await service.enrolment.replace(node_id, token, keys)
 
 
-@router.post("/nodes/{node_id}/engine", tags=["nodes"])
+@router.post("/nodes/{node_id}/engine")
 async def mirror_engine(node_id: Name, body: EngineReport, token: Token, service: Service) -> EngineReply:
     """Report an engine's nodes and jobs, for its bridge; repeating a report changes nothing."""
     return await service.mirror(node_id, token, body)
 
 
-@router.post("/nodes/{node_id}/engine-energy", tags=["nodes"])
+@router.post("/nodes/{node_id}/engine-energy")
 async def store_engine_energy(node_id: Name, body: EngineEnergyReport, token: Token, service: Service) -> EnergyReceipt:
     """Report energy of one of an engine's nodes, for its bridge; repeated intervals change nothing."""
     return await service.store_engine_energy(node_id, token, body)
 
 
-@router.post("/nodes/{node_id}/secrets", tags=["nodes"], responses={404: {"model": Problem}})
+@router.post("/nodes/{node_id}/secrets")
 async def open_secrets(node_id: Name, body: SecretsWanted, token: Token, service: Service) -> OpenedSecrets:
     """Open the secrets of a gang, for a node that is about to start it."""
     return await service.open_secrets(node_id, token, body.allocation_id)
 
 
-@router.post("/nodes/{node_id}/upload", tags=["nodes"], responses={404: {"model": Problem}})
+@router.post("/nodes/{node_id}/upload")
 async def open_chunk(node_id: Name, body: ChunkWanted, token: Token, service: Service) -> OpenedChunk:
     """Read a part of the archive of a gang, for a node that is about to start it."""
     return await service.open_chunk(node_id, token, body)
 
 
-@router.get("/nodes", tags=["nodes"], response_model=NodeList)
+@router.get("/nodes", response_model=NodeList, tags=["nodes"])
 async def list_nodes(_: Operator, service: Service, query: Annotated[NodeQuery, Query()]) -> Response:
-    """List the nodes; they are checked as they are read, and written once."""
+    """List nodes."""
     return Response((await service.list_nodes(query)).model_dump_json(), media_type="application/json")
 
 
-@router.get("/nodes/{node_id}", tags=["nodes"], responses={404: {"model": Problem}})
-async def read_node(node_id: Name, _: Operator, service: Service) -> Node:
-    """Read one node."""
+@router.get("/nodes/{node_id}", tags=["nodes"])
+async def get_node(node_id: Name, _: Operator, service: Service) -> Node:
+    """Get a node."""
     return await service.node(node_id)
 
 
-@router.post("/nodes/{node_id}/drain", tags=["nodes"], responses={404: {"model": Problem}})
-async def drain(node_id: Name, operator: Operator, service: Service) -> Node:
-    """Drain a node: running jobs continue, and nothing new starts there."""
+@router.post("/nodes/{node_id}/drain", tags=["nodes"])
+async def drain_node(node_id: Name, operator: Operator, service: Service) -> Node:
+    """Drain a node.
+
+    Running jobs continue; nothing new starts on the node.
+    """
     return await service.set_draining(node_id, True, operator)
 
 
-@router.post("/nodes/{node_id}/resume", tags=["nodes"], responses={404: {"model": Problem}})
-async def resume(node_id: Name, operator: Operator, service: Service) -> Node:
+@router.post("/nodes/{node_id}/resume", tags=["nodes"])
+async def resume_node(node_id: Name, operator: Operator, service: Service) -> Node:
     """Return a drained node to service."""
     return await service.set_draining(node_id, False, operator)
 
 
-@router.post("/nodes/{node_id}/gpus/{gpu}/drain", tags=["nodes"], responses={404: {"model": Problem}})
+@router.post("/nodes/{node_id}/gpus/{gpu}/drain", tags=["nodes"])
 async def drain_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> Node:
-    """Take one GPU out of service: what runs on it continues, and nothing new starts there."""
+    """Drain one GPU.
+
+    What runs on it continues; nothing new starts there, and the node's other GPUs stay in service.
+    """
     return await service.drain_gpu(node_id, gpu, operator)
 
 
 @router.post(
     "/nodes/{node_id}/gpus/{gpu}/resume",
     tags=["nodes"],
-    responses={404: {"model": Problem}, 409: {"model": Problem}},
+    responses={409: {"description": "The fault lasts: `conflict`."}},
 )
 async def resume_gpu(node_id: Name, gpu: GpuIndex, operator: Operator, service: Service) -> Node:
-    """Return a GPU to service that was drained, or taken out of it for a fault that is over."""
+    """Return a GPU to service.
+
+    One that was drained, or that was taken out of service for a fault that is over.
+    """
     return await service.resume_gpu(node_id, gpu, operator)
 
 
-@router.post("/nodes/{node_id}/enrollments", status_code=201, tags=["nodes"], responses={409: {"model": Problem}})
-async def allow_enrolment(node_id: Name, spec: NodeEnrolmentSpec, admin: Admin, service: Service) -> NodeEnrolment:
-    """Make a one-time token by which a host becomes this node, or a bridge to an engine does."""
+@router.post(
+    "/nodes/{node_id}/enrollments",
+    status_code=201,
+    tags=["nodes"],
+    responses={409: {"description": "The name is that of a node in the other role: `conflict`."}},
+)
+async def allow_node_enrollment(
+    node_id: Name, spec: NodeEnrolmentSpec, admin: Admin, service: Service
+) -> NodeEnrolment:
+    """Let a host become a node, or a bridge to an engine.
+
+    The token of the answer can be used once, in its role. Who enrols under the name of a node takes its place.
+    """
     return await service.enrolment.allow(node_id, spec, admin)
 
 
-@router.post("/nodes/{node_id}/revoke", status_code=204, tags=["nodes"], responses={404: {"model": Problem}})
-async def revoke(node_id: Name, admin: Admin, service: Service) -> None:
-    """Let a node in no more."""
+@router.post("/nodes/{node_id}/revoke", status_code=204, tags=["nodes"])
+async def revoke_node(node_id: Name, admin: Admin, service: Service) -> None:
+    """Revoke a node's credential.
+
+    From now on the node gets no answers and no commands; what runs there ends when its lease does.
+    """
     await service.enrolment.revoke(node_id, admin)
 
 
 @router.put(
     "/nodes/{node_id}/gpus/{gpu}/partition",
     tags=["nodes"],
-    responses={404: {"model": Problem}, 409: {"model": Problem}},
+    responses={
+        409: {"description": "The GPU cannot be cut: `capability_missing`; or it is reserved for a fleet: `conflict`."}
+    },
 )
-async def partition(
-    node_id: Name,
-    gpu: GpuIndex,
-    body: GpuPartitionSpec,
-    operator: Operator,
-    service: Service,
+async def partition_gpu(
+    node_id: Name, gpu: GpuIndex, body: GpuPartitionSpec, operator: Operator, service: Service
 ) -> GpuPartition:
-    """Cut a GPU into MIG slices, or make it whole again, as soon as no gang runs on it."""
+    """Cut a GPU into MIG slices, or make it whole again.
+
+    The node does it when no gang runs on the GPU, on which nothing new starts until then. Jobs that ask for a slice run
+    on the slices; all others need a whole GPU.
+    """
     return await service.partition(node_id, gpu, body.sizes, operator)
 
 
-@router.get("/jobs/{job_id}/footprint", tags=["reports"], responses={404: {"model": Problem}})
-async def read_job_footprint(
+@router.get("/jobs/{job_id}/footprint", tags=["footprint"])
+async def get_job_footprint(
     job_id: Name, page: Annotated[LedgerQuery, Query()], caller: ProjectCaller, service: Service
 ) -> JobFootprintReport:
-    """Read a job's energy and emissions, with the intensities used."""
+    """Get a job's energy and emissions, with the carbon intensities used."""
     owner = await owner_of(service.database, job_id)
     if owner is None or not caller.sees(owner.tenant_id, owner.project):
         raise not_found("job")
     return await job_footprint(service.database, job_id, page.cursor, page.limit)
 
 
-@router.get("/reports/footprint", tags=["reports"])
-async def read_footprint(
+@router.get("/reports/footprint", tags=["footprint"])
+async def report_footprint(
     query: Annotated[FootprintQuery, Query()], caller: ProjectCaller, service: Service
 ) -> FootprintReport:
-    """Sum energy and emissions.
+    """Sum energy and emissions by job, user, project, tenant, GPU model, zone, node, day, week or month.
 
-    A tenant sees its own jobs, a key of a project that project's, an
-    operator all, including idle energy."""
+    A user sees its tenant's jobs; an operator sees everything, idle energy included.
+    """
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
     return await footprint_report(service.database, query, tenant_id, caller.project, service.settings)
 
 
-@router.get("/reports/lines", tags=["reports"], responses={403: {"model": Problem}, 429: {"model": Problem}})
-async def export_lines(
+@router.get("/reports/lines", tags=["footprint"], responses={200: {"model": LedgerLine}}, response_class=Lines)
+async def export_ledger_lines(
     query: Annotated[LinesQuery, Query()], caller: ProjectCaller, service: Service
 ) -> StreamingResponse:
-    """Export the ledger's lines, each with what it follows from.
+    """Export the lines of the ledger.
 
-    A tenant sees its own jobs', a key of a project that project's, an operator all, including idle energy."""
+    Every line with its node, devices, meters, and the provider, fetch and kind of its carbon intensity, in order of
+    time, and of one instant. The columns are those of `LedgerLine`. A user sees its tenant's jobs; an operator sees
+    everything, idle energy included.
+    """
     _check_period(query.start, query.end)
     if query.seals and (not caller.is_operator or caller.project is not None):
         raise ProblemError(403, ProblemCode.FORBIDDEN, "Seals are of the whole ledger: an operator exports them.")
@@ -243,25 +273,31 @@ async def export_lines(
     return StreamingResponse(pieces, media_type=LINE_MEDIA[query.format])
 
 
-@router.get("/reports/requests", tags=["reports"])
-async def read_requests(query: Annotated[RequestQuery, Query()], caller: Caller, service: Service) -> RequestReport:
-    """Sum requests to models; a tenant sees its own, an operator all, and the unattributed rest."""
+@router.get("/reports/requests", tags=["footprint"])
+async def report_requests(query: Annotated[RequestQuery, Query()], caller: Caller, service: Service) -> RequestReport:
+    """Sum requests to models with their energy and emissions by model, key, class, tenant or day.
+
+    The energy is a part of that of the servers' jobs, which `/v1/reports/footprint` sums. A user sees its tenant's
+    requests; an operator sees everything, and the part that is no request's.
+    """
     _check_period(query.start, query.end)
     return await request_report(service.database, query, None if caller.is_operator else caller.tenant_id)
 
 
-@router.get("/reports/history", tags=["reports"])
-async def read_history(query: Annotated[PastJobsQuery, Query()], caller: ProjectCaller, service: Service) -> PastJobs:
-    """List jobs as they ran, in order of submission; a tenant sees its own, an operator all."""
+@router.get("/reports/history", tags=["jobs"])
+async def export_past_jobs(
+    query: Annotated[PastJobsQuery, Query()], caller: ProjectCaller, service: Service
+) -> PastJobs:
+    """Export past jobs as they ran, to replay them."""
     _check_period(query.start, query.end)
     tenant_id = query.tenant if caller.is_operator else caller.tenant_id
     return await past_jobs(service.database, query, tenant_id, caller.project)
 
 
-@router.get("/invariants", tags=["reports"])
-async def read_invariants(_: Operator, service: Service) -> InvariantReport:
+@router.get("/invariants", tags=["footprint"])
+async def check_invariants(_: Operator, service: Service) -> InvariantReport:
     """Check that the live system is consistent."""
-    return await check_invariants(service.database)
+    return await invariants.check_invariants(service.database)
 
 
 def _check_period(start: datetime | None, end: datetime | None) -> None:

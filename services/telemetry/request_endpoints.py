@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from services.contracts.problems import Problem
 from services.contracts.routing import UsageReceipt, UsageReport
 from services.telemetry.endpoints import Service
 from services.telemetry.repository.requests import replace_usages
 
-router = APIRouter(responses={401: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}})
+router = APIRouter()
 
 
 @router.post("/internal/request-usage")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES: dict[str, str] = dict(re.findall(r"^## Recipe: (.+?)\n(.*?)(?=^## |\Z)", GUIDE, re.MULTILINE | re.DOTALL))
 SOURCES = (
-    "lab",
+    *("lab", "tools"),
     *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"),
     *(
         "examples",

@@ -12,7 +12,7 @@ from tests.architecture.rules import effects, imports_of, room_of, wrong_arrows,
 ROOT = Path(__file__).parents[2]
 ROOTS = (
     *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"),
-    "lab",
+    *("lab", "tools"),
 )
 PACKAGES = ("services", "services.engines")
 """Of rooms, and none themselves."""
@@ -77,6 +77,8 @@ def test_every_module_has_a_room() -> None:
         ("services.kit.policies", "import importlib\nimportlib.import_module('lab.policies')"),
         ("gpu_agent.app", "from lab import policies"),
         ("migrations.env", "import lab.policies"),
+        ("gateway.app", "from tools.openapi import describe"),
+        ("tools.operations", "import lab.policies"),
     ],
 )
 def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
@@ -101,6 +103,7 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
         ),
         ("lab.policies.entries", "from services.core.policies.registry import PolicyEntry"),
         ("lab.experiments.runner", "import services.simulator.engine, services.cli.client, lab.policies"),
+        ("tools.operations", "import gateway.endpoints, services.admission.app"),
         ("scripts.anything", "import services.scheduler.app"),
     ],
 )

@@ -1,83 +1,28 @@
-"""The gateway's table and the services' own routes agree: method, path, role, and the types of what goes in and out."""
+"""The public API is read from the services' own routes, all of them, and what is not public is known not to be."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Annotated
 
 import pytest
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-import carbon_service.carbon_aware
-import carbon_service.endpoints
-import optimizer_service.endpoints
-import services.scheduler.endpoints
-import services.scheduler.engine_endpoints
-import services.scheduler.explaining_endpoints
-import services.serving.app_endpoints
-import services.serving.endpoints
-import services.serving.routing_endpoints
-import services.simulator.comparison_endpoints
-import services.simulator.endpoints
-import services.simulator.savings_endpoints
-import services.telemetry.endpoints
-import services.telemetry.request_endpoints
-from gateway.routes import METRICS, ROUTES, SUBMIT, SUBMIT_BATCH, Route, Upstream
-from services.admission.access_endpoints import access_routes
-from services.admission.agent_metrics import agent_metrics_routes
-from services.admission.array_endpoints import array_routes
-from services.admission.budget_endpoints import budget_routes
-from services.admission.endpoints import job_routes
-from services.admission.exec_endpoints import exec_routes
-from services.admission.secret_endpoints import secret_routes
-from services.admission.upload_endpoints import upload_routes
-from services.admission.user_endpoints import user_routes
-from services.admission.webhooks.endpoints import webhook_routes
+from gateway.routes import EVENTS, Route, Upstream
 from services.contracts.identity import Role
-from services.kit.identity import Operator, RequireRole
+from services.contracts.jobs import JobBatch, JobEvent, JobSpec, SubmittedJob
+from services.contracts.queries import PageQuery
+from services.kit.identity import Admin, Caller, Operator, ProjectCaller
+from services.kit.routes import LARGE_BODY, EventStream, for_all_users
 from tests.architecture.test_imports import ROOT, ROOTS
+from tools.operations import ROUTERS, Operation, operations, operations_of
 
-UNUSED: Any = None
-"""In place of what a router's functions call."""
-
-ROUTERS: dict[Upstream, tuple[APIRouter, ...]] = {
-    Upstream.ADMISSION: (
-        job_routes(UNUSED, UNUSED, UNUSED, UNUSED),
-        array_routes(UNUSED),
-        access_routes(UNUSED),
-        budget_routes(UNUSED),
-        user_routes(UNUSED),
-        webhook_routes(UNUSED),
-        secret_routes(UNUSED),
-        exec_routes(UNUSED),
-        upload_routes(UNUSED),
-        agent_metrics_routes(UNUSED),
-    ),
-    Upstream.CARBON: (carbon_service.endpoints.router, carbon_service.carbon_aware.router),
-    Upstream.OPTIMIZER: (optimizer_service.endpoints.router,),
-    Upstream.SERVING: (
-        services.serving.endpoints.router,
-        services.serving.routing_endpoints.router,
-        services.serving.app_endpoints.router,
-    ),
-    Upstream.SCHEDULER: (
-        services.scheduler.endpoints.router,
-        services.scheduler.explaining_endpoints.router,
-        services.scheduler.engine_endpoints.router,
-    ),
-    Upstream.SIMULATOR: (
-        services.simulator.endpoints.router,
-        services.simulator.comparison_endpoints.router,
-        services.simulator.savings_endpoints.router,
-    ),
-    Upstream.TELEMETRY: (services.telemetry.endpoints.router, services.telemetry.request_endpoints.router),
-}
 NOT_BEHIND_THE_GATEWAY = {
+    "gateway/endpoints.py": "what the gateway answers itself",
     "gpu_agent/endpoints.py": "an agent is asked by admission and telemetry only",
     "services/kit/metrics.py": "every process shows its figures, which the gateway gathers",
     "gpu_agent/exec_endpoints.py": "an agent is asked by admission and telemetry only",
@@ -104,68 +49,30 @@ NOT_PUBLIC = {
     ("POST", "/v1/nodes/{node_id}/secrets"): "nodes ask telemetry directly, with their own token",
     ("POST", "/v1/nodes/{node_id}/upload"): "nodes ask telemetry directly, with their own token",
 }
-GATHERED = {(route.method, route.path) for route in (SUBMIT, SUBMIT_BATCH, METRICS)}
-"""Answered by the gateway: submissions it sends to ``/internal/submissions``, many in one request; and it asks all
-services for what they measure."""
-
-ANSWERED_ALIKE_FOR_ALL = re.compile(r"/v1/carbon/.*|/emissions/.*|/locations")
-"""Grid data: the carbon service's routes read no caller, as services ask them too, on nobody's behalf."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """What the gateway and a service both say of an operation."""
+def test_what_a_service_serves_is_public_or_known_not_to_be() -> None:
+    public = {(each.route.method, each.route.path) for each in operations()}
+    routes = [route for routers in ROUTERS.values() for router in routers for route in router.routes]
+    served = {(method, route.path) for route in routes if isinstance(route, APIRoute) for method in route.methods or ()}
 
-    method: str
-    path: str
-    role: Role
-    query: object
-    body: object
-    answer: object
-    status: int
-    for_projects: bool
+    assert served - public == set(NOT_PUBLIC)
+    assert public - served == {("POST", "/v1/jobs"), ("POST", "/v1/jobs:batch"), ("GET", "/metrics")}
 
 
-def endpoint_of_row(route: Route) -> Endpoint:
-    """Return what the gateway says."""
-    said = (route.method, route.path, route.role, route.query, route.body, route.answer, route.status)
-    return Endpoint(*said, route.for_projects)
+def test_every_router_is_read() -> None:
+    making = re.compile(r"APIRouter\(")
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for root in ROOTS
+        for path in (ROOT / root).rglob("*.py")
+        if making.search(path.read_text(encoding="utf-8"))
+    }
+    read = sum(len(routers) for routers in ROUTERS.values())
 
-
-def endpoints_of(router: APIRouter) -> Iterator[Endpoint]:
-    """Yield what a service says, from the routes that FastAPI made of its functions."""
-    for route in router.routes:
-        assert isinstance(route, APIRoute)
-        parameters = list(_parameters(route.dependant))
-        requirement = _requirement(route)
-        for method in sorted(route.methods or ()):
-            yield Endpoint(
-                method,
-                route.path,
-                requirement.role,
-                next((kind for kind, where in parameters if where == "query"), None),
-                next((kind for kind, where in parameters if where == "body"), None),
-                route.response_model,
-                route.status_code or 200,
-                requirement.for_projects,
-            )
-
-
-def _parameters(dependant: Dependant) -> Iterator[tuple[object, str]]:
-    for where, fields in (("query", dependant.query_params), ("body", dependant.body_params)):
-        assert len(fields) <= 1, f"{dependant.path}: query parameters are fields of one model, as in the gateway's row"
-        for each in fields:
-            yield each.field_info.annotation, where
-    for inner in dependant.dependencies:
-        yield from _parameters(inner)
-
-
-def _requirement(route: APIRoute) -> RequireRole:
-    stated = [inner.call for inner in route.dependant.dependencies if isinstance(inner.call, RequireRole)]
-    if not stated and (ANSWERED_ALIKE_FOR_ALL.fullmatch(route.path) or _is_internal(route)):
-        return RequireRole(Role.USER, for_projects=True)
-    assert len(stated) == 1, f"{route.path} states its role by one parameter: Caller, ProjectCaller, Operator or Admin"
-    return stated[0]
+    assert set(ROUTERS) == set(Upstream) - {Upstream.GATEWAY}
+    assert set(NOT_BEHIND_THE_GATEWAY) < found
+    assert len(found) == read + len(NOT_BEHIND_THE_GATEWAY)
 
 
 def test_no_dependency_is_sent_to_a_thread() -> None:
@@ -186,62 +93,135 @@ def _is_coroutine(call: object) -> bool:
     return iscoroutinefunction(call) or iscoroutinefunction(getattr(type(call), "__call__", None))  # noqa: B004
 
 
-def _is_internal(route: APIRoute) -> bool:
-    return all((method, route.path) in NOT_PUBLIC for method in route.methods or ())
+def test_an_operation_is_what_its_function_says() -> None:
+    router = APIRouter(prefix="/v1", tags=["jobs"])
+
+    @router.post(
+        "/jobs",
+        status_code=201,
+        responses={200: {"description": "It was there."}, 409: {"description": "It is not."}},
+        openapi_extra=LARGE_BODY,
+    )
+    async def submit_job(
+        spec: JobSpec,
+        query: Annotated[PageQuery, Query()],
+        _: ProjectCaller,
+        if_match: Annotated[str | None, Header()] = None,
+    ) -> SubmittedJob:
+        """Submit a
+        job.
+
+        It is on disk. Nothing
+        is lost.
+        """
+        ...
+
+    (found,) = operations_of(Upstream.ADMISSION, router)
+
+    assert found == Operation(
+        Route(
+            "submit_job",
+            "POST",
+            "/v1/jobs",
+            Role.USER,
+            Upstream.ADMISSION,
+            "jobs",
+            has_body=True,
+            has_large_body=True,
+            for_projects=True,
+        ),
+        summary="Submit a job",
+        detail="It is on disk. Nothing is lost.",
+        status=201,
+        query=PageQuery,
+        body=JobSpec,
+        answer=SubmittedJob,
+        data=None,
+        headers=("if-match",),
+        statuses={200: "It was there.", 409: "It is not."},
+    )
 
 
-SERVED = {
-    upstream: [endpoint for router in routers for endpoint in endpoints_of(router)]
-    for upstream, routers in ROUTERS.items()
-}
+def test_a_stream_says_what_its_events_are() -> None:
+    router = APIRouter(tags=["events"])
+
+    @router.get("/v1/events", responses={200: {"model": JobEvent}}, response_class=EventStream)
+    async def follow_events(_: Operator) -> EventStream:
+        """Follow events."""
+        ...
+
+    (found,) = operations_of(Upstream.ADMISSION, router)
+
+    assert (found.route.media, found.data, found.answer, found.statuses) == (EVENTS, JobEvent, None, {})
+    assert not found.route.answers_head
 
 
-FORWARDED = [route for route in ROUTES if (route.method, route.path) not in GATHERED]
+def test_a_role_is_what_the_signature_says_and_without_one_nothing_is_public() -> None:
+    router, for_all = APIRouter(tags=["nodes"]), APIRouter(tags=["carbon"], dependencies=[Depends(for_all_users)])
 
+    @router.get("/v1/nodes")
+    async def list_nodes(_: Operator) -> None:
+        """List nodes."""
 
-@pytest.mark.parametrize("route", FORWARDED, ids=lambda route: f"{route.method} {route.path}")
-def test_a_row_is_what_one_service_serves(route: Route) -> None:
-    same_operation = [
-        (upstream, endpoint)
-        for upstream, endpoints in SERVED.items()
-        for endpoint in endpoints
-        if (endpoint.method, endpoint.path) == (route.method, route.path)
+    @router.delete("/v1/nodes")
+    async def remove_nodes(_: Admin) -> None:
+        """Remove nodes."""
+
+    @router.post("/v1/nodes")
+    async def add_node(_: Caller) -> None:
+        """Add a node."""
+
+    @router.post("/v1/nodes/register")
+    async def register() -> None:
+        """Register a node."""
+
+    @router.get("/internal/nodes")
+    async def list_all(_: Operator) -> None:
+        """List all nodes."""
+
+    @for_all.get("/v1/carbon/zones")
+    async def list_zones() -> None:
+        """List zones."""
+
+    found = [
+        each.route for each in (*operations_of(Upstream.TELEMETRY, router), *operations_of(Upstream.CARBON, for_all))
     ]
 
-    assert same_operation == [(route.to, endpoint_of_row(route))]
-
-
-def test_what_a_service_serves_is_public_or_known_not_to_be() -> None:
-    public = {(route.method, route.path) for route in ROUTES}
-    served = {(endpoint.method, endpoint.path) for endpoints in SERVED.values() for endpoint in endpoints}
-
-    assert served - public == set(NOT_PUBLIC)
-    assert public - served == GATHERED
-
-
-def test_every_router_is_compared() -> None:
-    making = re.compile(r"APIRouter\(")
-    found = {
-        path.relative_to(ROOT).as_posix()
-        for root in ROOTS
-        for path in (ROOT / root).rglob("*.py")
-        if making.search(path.read_text(encoding="utf-8"))
+    assert {each.operation: (each.role, each.for_projects) for each in found} == {
+        "list_nodes": (Role.OPERATOR, False),
+        "remove_nodes": (Role.ADMIN, False),
+        "add_node": (Role.USER, False),
+        "list_zones": (Role.USER, True),
     }
-    compared = sum(len(routers) for routers in ROUTERS.values())
-
-    assert set(ROUTERS) == set(Upstream)
-    assert set(NOT_BEHIND_THE_GATEWAY) < found
-    assert len(found) == compared + len(NOT_BEHIND_THE_GATEWAY)
 
 
-def test_a_role_is_read_from_the_signature_and_must_be_there() -> None:
-    with_role, without = APIRouter(), APIRouter()
+async def _silent(_: Caller) -> None: ...
 
-    @with_role.get("/v1/nodes")
-    async def list_nodes(_: Operator) -> None: ...
 
-    without.get("/v1/nodes")(lambda: None)
+async def _described(_: Caller) -> None:
+    """Say it."""
 
-    assert [endpoint.role for endpoint in endpoints_of(with_role)] == [Role.OPERATOR]
-    with pytest.raises(AssertionError, match="states its role"):
-        list(endpoints_of(without))
+
+async def _twice(_: Caller, __: Operator) -> None:
+    """Ask twice."""
+
+
+async def _several(_: Caller, first: JobSpec, second: JobBatch) -> None:
+    """Take two bodies."""
+
+
+@pytest.mark.parametrize(
+    ("function", "tags", "why"),
+    [
+        (_silent, ["nodes"], "needs a docstring"),
+        (_twice, ["nodes"], "more than once"),
+        (_several, ["nodes"], "fields of one model"),
+        (_described, [], "one tag"),
+    ],
+)
+def test_a_function_that_says_too_little_or_too_much_is_refused(function: object, tags: list[str], why: str) -> None:
+    router = APIRouter()
+    router.add_api_route("/v1/things", function, methods=["POST"], tags=[*tags])  # pyright: ignore[reportArgumentType]
+
+    with pytest.raises(ValueError, match=why):
+        list(operations_of(Upstream.TELEMETRY, router))

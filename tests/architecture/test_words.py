@@ -12,7 +12,7 @@ import pytest
 from tests.architecture.test_imports import ROOT
 
 FOLDERS = (
-    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "lab"),
+    *("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "lab", "tools"),
     *("tests", "examples", "clients", "deploy", "docs"),
 )
 ALONE = ("README.md", "CONTRIBUTING.md", "docker-compose.yml")

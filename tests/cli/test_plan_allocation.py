@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.examples import BODIES
 from services.cli.errors import CliError
 from services.cli.main import app
+from tests.support.api_examples import EXAMPLES
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "allocation" / "five-jobs.json"
 Document = dict[str, Any]
@@ -28,7 +28,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
     """The problem of the API's example, changed by a function."""
 
     def write(change: Callable[[Document], Any] = lambda document: None) -> str:
-        document = json.loads(json.dumps(BODIES["solve_allocation"]))
+        document = json.loads(json.dumps(EXAMPLES["AllocationRequest"]))
         change(document)
         path = tmp_path / "problem.json"
         path.write_text(json.dumps(document))

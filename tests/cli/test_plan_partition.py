@@ -10,10 +10,10 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from gateway.examples import BODIES
 from services.cli.errors import CliError
 from services.cli.main import app
 from services.core.policies.clover.layouts import LAYOUTS
+from tests.support.api_examples import EXAMPLES
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "partition" / "two-applications.json"
 
@@ -29,7 +29,7 @@ def written(tmp_path: Path) -> Callable[..., str]:
     """A problem of one application, with changes to the whole and to the application."""
 
     def write(application: dict[str, Any] | None = None, **changes: Any) -> str:
-        document = json.loads(json.dumps(BODIES["solve_partition"])) | changes
+        document = json.loads(json.dumps(EXAMPLES["PartitionRequest"])) | changes
         document["applications"][0] |= application or {}
         path = tmp_path / "problem.json"
         path.write_text(json.dumps(document))

@@ -13,7 +13,7 @@ import pytest
 from tests.support.servers import ROOT
 
 PACKAGE = ROOT / "clients" / "python" / "src" / "wattshift"
-COMMAND = "run `.venv/bin/python -m gateway.published`"
+COMMAND = "run `.venv/bin/python -m tools.published`"
 
 
 def test_what_is_generated_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:

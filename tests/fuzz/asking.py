@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -10,13 +11,16 @@ import requests
 from requests.structures import CaseInsensitiveDict
 from schemathesis.config import SchemathesisConfig
 
-from gateway.routes import EVENTS, ROUTES
+from gateway.routes import EVENTS, read_routes
 from services.contracts.problems import Problem
+from tests.support.servers import ROOT
 
+DESCRIBED: dict[str, Any] = json.loads((ROOT / "deploy" / "openapi.json").read_text())
+"""The public API."""
 MOST = int(os.environ.get("FUZZ_EXAMPLES", "2"))
 """Examples of each operation."""
 WITHIN_S = 30.0
-FOLLOWED = {route.path for route in ROUTES if route.media == EVENTS} | {"/v1/jobs/{job_id}/logs"}
+FOLLOWED = {route.path for route in read_routes() if route.media == EVENTS} | {"/v1/jobs/{job_id}/logs"}
 """What goes on until it is told not to."""
 CONFIG = SchemathesisConfig.from_dict(
     {

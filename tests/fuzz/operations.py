@@ -5,6 +5,7 @@ Bounded and repeatable: boundary cases from the description, and a few generated
 cases takes ten seconds, so this file is collected by `test_api.py` alone, not by every worker of a run.
 """
 
+import copy
 from typing import Any
 
 import schemathesis
@@ -14,9 +15,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi import checks
 
-from gateway.openapi import describe
-from gateway.routes import EVENTS, JSON, ROUTES
-from tests.fuzz.asking import FOLLOWED
+from gateway.routes import EVENTS, JSON, read_routes
+from tests.fuzz.asking import DESCRIBED, FOLLOWED
 from tests.fuzz.world import World
 
 CONFIG = SchemathesisConfig.from_dict(
@@ -31,8 +31,8 @@ CONFIG = SchemathesisConfig.from_dict(
 
 def described() -> dict[str, Any]:
     """Return the description, with events as Schemathesis reads them: one by one, where generators want a string."""
-    document = describe("fuzz")
-    for route in ROUTES:
+    document = copy.deepcopy(DESCRIBED)
+    for route in read_routes():
         if route.media == EVENTS:
             content = document["paths"][route.path][route.method.lower()]["responses"]["200"]["content"][EVENTS]
             data = {"type": "string", "contentMediaType": JSON, "contentSchema": content["schema"]["x-event-data"]}

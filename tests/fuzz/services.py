@@ -23,9 +23,9 @@ from schemathesis import Case
 import gpu_agent.endpoints
 import gpu_agent.exec_endpoints
 import services.kit.metrics
-from tests.architecture.test_routes import ROUTERS
 from tests.fuzz.asking import BODIES, CONFIG, FOLLOWED, JSON, MOST, WORDS, ask, assert_answered, bearer
 from tests.fuzz.world import BRIDGE, HOSTILE, World, is_for_nodes
+from tools.operations import ROUTERS
 
 FOR_GOOD = ("/revoke", "/enroll", "/rotate", "/cancel")
 """What ends an object: asked about others than those that the rest is asked about."""

@@ -12,7 +12,6 @@ import asyncpg
 import httpx
 import requests
 
-from gateway.examples import BODIES
 from services.contracts.identity import Identity, Role
 from services.kit.callers import CALLERS
 from services.kit.enrolment import Keys
@@ -21,6 +20,7 @@ from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from services.telemetry.endpoints import NODE_PATHS
 from tests.fuzz.asking import WITHIN_S, bearer
+from tests.support.api_examples import EXAMPLES
 from tests.support.control_plane import FakeAgent, eventually
 from tests.support.forked import forked_by_the_supervisor
 from tests.support.servers import ON_PORTS, scratch_folder
@@ -196,7 +196,7 @@ async def objects_of_acme(
         "array_id": (await made("/v1/jobs", user, {**held, "array": "0-1"}))["id"],
         "webhook_id": (await made("/v1/webhooks", user, webhook))["id"],
         "budget_id": (await made("/v1/budgets", admin, budget, "PUT"))["id"],
-        "solve_id": (await made("/v1/optimize/allocation", user, BODIES["solve_allocation"]))["id"],
+        "solve_id": (await made("/v1/optimize/allocation", user, EXAMPLES["AllocationRequest"]))["id"],
         "simulation_id": (await made("/v1/simulations", user, simulation))["id"],
         "name": "TAKEN",  # as a secret of its own any tenant may have it too
         "endpoint": MARKER,

@@ -26,9 +26,9 @@ from services.kit.tokens import outgoing
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
 from services.telemetry.endpoints import NODE_PATHS
-from tests.architecture.test_routes import ROUTERS
 from tests.support.control_plane import eventually
 from tests.support.servers import ON_PORTS, fresh_database, scratch_folder
+from tools.operations import ROUTERS
 
 JOB_NAME, SECRET = "marker-of-acme", "ACME_MARKER"
 STRANGER = Identity(tenant_id="other", role=Role.USER, key_id="key_of_other")

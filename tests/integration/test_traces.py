@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.examples import BODIES
 from services.standalone.processes import SERVICES
 from services.standalone.stack import Stack
+from tests.support.api_examples import EXAMPLES
 from tests.support.collector import Collector, Received, collector
 from tests.support.control_plane import eventually
 from tests.support.servers import fresh_database, scratch_folder
@@ -127,7 +127,7 @@ async def test_the_log_of_each_process_names_the_trace(traced: Traced) -> None:
 async def test_a_task_of_a_worker_is_part_of_the_request_that_gave_it(traced: Traced) -> None:
     trace_id = "8" * 32
     sent = {"traceparent": f"00-{trace_id}-{CALLERS_SPAN}-01"}
-    answer = await traced.http.post("/v1/optimize/partition", json=BODIES["solve_partition"], headers=sent)
+    answer = await traced.http.post("/v1/optimize/partition", json=EXAMPLES["PartitionRequest"], headers=sent)
     assert answer.is_success, answer.text
 
     async def is_run() -> bool:

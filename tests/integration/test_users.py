@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.routes import EVENTS, ROUTES, Route
+from gateway.routes import EVENTS, Route, read_routes
 from services.contracts.identity import Role
 from tests.integration.conftest import Installation
 from tests.support.servers import wait_until
@@ -69,10 +69,12 @@ def test_a_key_of_a_project_reaches_nothing_of_another(installation: Installatio
         installation.gateway.call("PUT", "/v1/budgets", body=budget)
     installation.wait_for_ends([birds, fish], 60)
     with key_for(installation, project="birds") as key:
-        answers = {route.operation: asked(key, route, birds, arrays[0]) for route in ROUTES}
-        foreign = {route.operation: asked(key, route, fish, arrays[1]) for route in ROUTES if "{job_id}" in route.path}
+        answers = {route.operation: asked(key, route, birds, arrays[0]) for route in read_routes()}
+        foreign = {
+            route.operation: asked(key, route, fish, arrays[1]) for route in read_routes() if "{job_id}" in route.path
+        }
         foreign |= {
-            route.operation: asked(key, route, fish, arrays[1]) for route in ROUTES if "{array_id}" in route.path
+            route.operation: asked(key, route, fish, arrays[1]) for route in read_routes() if "{array_id}" in route.path
         }
         elsewhere = key.post("/v1/jobs", json={"name": "x", "command": ["true"], "project": FOREIGN})
         listed = key.get("/v1/jobs", params={"project": FOREIGN})
@@ -80,7 +82,7 @@ def test_a_key_of_a_project_reaches_nothing_of_another(installation: Installatio
         assert {job["project"] for job in key.get("/v1/jobs").json()["items"]} == {"birds"}
         assert [each["project"] for each in key.get("/v1/budgets").json()["items"]] == ["birds"]
 
-    for route in ROUTES:
+    for route in read_routes():
         answer, other = answers[route.operation], foreign.get(route.operation)
         if not route.for_projects:
             assert (answer.status_code, answer.json()["code"]) == (403, "forbidden"), route
@@ -100,10 +102,10 @@ def asked(client: httpx.Client, route: Route, job_id: str, array_id: str) -> htt
     """Ask one operation about a job and an array; names of other things are made up."""
     path = route.path.replace("{job_id}", job_id).replace("{array_id}", array_id)
     path = re.sub(r"\{[^}]*\}", "unknown", path)
-    body = BODIES.get(route.operation, {}) if route.body is not None else None
+    body = BODIES.get(route.operation, {}) if route.has_body else None
     query = QUERIES.get(route.operation) or ({"follow": "false"} if route.media == EVENTS else None)
     return client.request(route.method, path, json=body, params=query)
 
 
 def test_roles_and_projects_of_the_table_agree() -> None:
-    assert [route.operation for route in ROUTES if route.for_projects and route.role is not Role.USER] == []
+    assert [route.operation for route in read_routes() if route.for_projects and route.role is not Role.USER] == []

@@ -10,10 +10,10 @@ import httpx
 import psutil
 import pytest
 
-from gateway.examples import BODIES
 from services.contracts.identity import Role
 from services.contracts.problems import Problem
 from tests.optimizer.problems import START, a_bound, a_long_bound, points
+from tests.support.api_examples import EXAMPLES
 from tests.support.background import Installation
 from tests.support.servers import wait_until
 
@@ -259,7 +259,7 @@ async def test_other_refusals_are_problems_too(optimizer: Installation) -> None:
 
 
 async def test_pools_are_planned_by_a_worker(optimizer: Installation) -> None:
-    body = BODIES["solve_pools"]
+    body = EXAMPLES["PoolsRequest"]
     solve = await optimizer.ended(await optimizer.accepted(body, path=POOLS))
     assert (solve["kind"], solve["outcome"]["status"]) == ("pools", "optimal")
     result = solve["result"]
@@ -272,18 +272,18 @@ async def test_pools_are_planned_by_a_worker(optimizer: Installation) -> None:
 
 
 async def test_pools_that_do_not_fit_together_are_refused(optimizer: Installation) -> None:
-    body = BODIES["solve_pools"] | {"running": [{"location": "texas", "mode": "A100-TP4", "instances": 1}]}
+    body = EXAMPLES["PoolsRequest"] | {"running": [{"location": "texas", "mode": "A100-TP4", "instances": 1}]}
     answer = await optimizer.submit(body, path=POOLS)
     assert answer.status_code == 422
     assert "no location texas" in problem_of(answer).model_dump_json()
     locked = [{"location": "virginia", "mode": "A100-TP4", "instances": 3, "up_s": 0}]
-    answer = await optimizer.submit(BODIES["solve_pools"] | {"running": locked, "min_up_s": 60}, path=POOLS)
+    answer = await optimizer.submit(EXAMPLES["PoolsRequest"] | {"running": locked, "min_up_s": 60}, path=POOLS)
     assert answer.status_code == 422
     assert "more GPUs than there are" in problem_of(answer).detail
 
 
 async def test_a_partition_is_solved_and_refused(optimizer: Installation) -> None:
-    body = BODIES["solve_partition"]
+    body = EXAMPLES["PartitionRequest"]
     solve = await optimizer.ended(await optimizer.accepted(body, path="/v1/optimize/partition"))
     assert solve["state"] == "succeeded"
     plan = solve["result"]["applications"][0]
@@ -296,7 +296,7 @@ async def test_a_partition_is_solved_and_refused(optimizer: Installation) -> Non
 
 
 async def test_an_allocation_is_solved_once_and_refused(optimizer: Installation) -> None:
-    body, path = BODIES["solve_allocation"], "/v1/optimize/allocation"
+    body, path = EXAMPLES["AllocationRequest"], "/v1/optimize/allocation"
     solve = await optimizer.ended(await optimizer.accepted(body, path=path))
     assert (solve["state"], solve["outcome"]["solver"]) == ("succeeded", "greedy")
     bert, resnet = solve["result"]["jobs"]

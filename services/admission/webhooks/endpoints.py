@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter
 
 from services.admission.webhooks.service import Webhooks
@@ -16,38 +18,70 @@ from services.contracts.webhooks import (
     WebhookSpec,
 )
 from services.kit.identity import Caller
+from services.kit.routes import from_state
+
+TheWebhooks = Annotated[Webhooks, from_state("webhooks")]
+router = APIRouter(tags=["webhooks"])
 
 
-def webhook_routes(webhooks: Webhooks) -> APIRouter:
-    """Return the routes that are about webhooks."""
-    router = APIRouter()
+@router.post("/v1/webhooks", status_code=201)
+async def create_webhook(caller: Caller, spec: WebhookSpec, webhooks: TheWebhooks) -> NewWebhook:
+    """Create a webhook.
 
-    @router.post("/v1/webhooks", status_code=201)
-    async def create_webhook(caller: Caller, spec: WebhookSpec) -> NewWebhook:
-        return await webhooks.create(caller, spec)
+    It is sent events of the caller's tenant from now on. Only this answer contains its secret, by which messages are
+    signed as the Standard Webhooks specification has it. Only an operator may have `node.lost` sent.
+    """
+    return await webhooks.create(caller, spec)
 
-    @router.get("/v1/webhooks")
-    async def list_webhooks(caller: Caller) -> WebhookList:
-        return await webhooks.list(caller)
 
-    @router.get("/v1/webhooks/{webhook_id}")
-    async def get_webhook(caller: Caller, webhook_id: str) -> WebhookDetail:
-        return await webhooks.get(caller, webhook_id)
+@router.get("/v1/webhooks")
+async def list_webhooks(caller: Caller, webhooks: TheWebhooks) -> WebhookList:
+    """List webhooks.
 
-    @router.patch("/v1/webhooks/{webhook_id}")
-    async def change_webhook(caller: Caller, webhook_id: str, change: WebhookChange) -> Webhook:
-        return await webhooks.change(caller, webhook_id, change)
+    A user sees its tenant's; an operator sees all.
+    """
+    return await webhooks.list(caller)
 
-    @router.post("/v1/webhooks/{webhook_id}/test")
-    async def test_webhook(caller: Caller, webhook_id: str) -> WebhookDelivery:
-        return await webhooks.test(caller, webhook_id)
 
-    @router.post("/v1/webhooks/{webhook_id}/rotate", status_code=201)
-    async def rotate_webhook(caller: Caller, webhook_id: str, rotation: WebhookRotation) -> NewWebhook:
-        return await webhooks.rotate(caller, webhook_id, rotation)
+@router.get("/v1/webhooks/{webhook_id}")
+async def get_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> WebhookDetail:
+    """Get a webhook and what became of its last messages."""
+    return await webhooks.get(caller, webhook_id)
 
-    @router.delete("/v1/webhooks/{webhook_id}", status_code=204)
-    async def delete_webhook(caller: Caller, webhook_id: str) -> None:
-        await webhooks.delete(caller, webhook_id)
 
-    return router
+@router.patch("/v1/webhooks/{webhook_id}")
+async def change_webhook(caller: Caller, webhook_id: str, change: WebhookChange, webhooks: TheWebhooks) -> Webhook:
+    """Enable or disable a webhook.
+
+    Events in the time that it is disabled are not sent later.
+    """
+    return await webhooks.change(caller, webhook_id, change)
+
+
+@router.post("/v1/webhooks/{webhook_id}/test")
+async def test_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> WebhookDelivery:
+    """Send a test message.
+
+    A `ping`, attempted once; the answer says what became of it.
+    """
+    return await webhooks.test(caller, webhook_id)
+
+
+@router.post("/v1/webhooks/{webhook_id}/rotate", status_code=201)
+async def rotate_webhook(
+    caller: Caller, webhook_id: str, rotation: WebhookRotation, webhooks: TheWebhooks
+) -> NewWebhook:
+    """Replace a webhook's secret.
+
+    Until the overlap ends, messages have a signature by the old secret too. Only this answer contains the new one.
+    """
+    return await webhooks.rotate(caller, webhook_id, rotation)
+
+
+@router.delete("/v1/webhooks/{webhook_id}", status_code=204)
+async def delete_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> None:
+    """Delete a webhook.
+
+    Messages that wait are not sent.
+    """
+    await webhooks.delete(caller, webhook_id)

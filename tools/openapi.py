@@ -1,16 +1,19 @@
-"""The description of the public API: OpenAPI 3.1, made from the table of routes and the contracts' models."""
+"""The description of the public API: OpenAPI 3.1, made from operations and the contracts' models."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from gateway.examples import ANSWERS, BODIES, PARAMETERS
-from gateway.routes import EVENTS, JSON, LINES, METRICS, ROUTES, SUBMIT, SUBMIT_BATCH, TEXT, Route
+import services.contracts
+from gateway.routes import EVENTS, JSON, Upstream
 from services.contracts.exec_sessions import ExecEvent
 from services.contracts.identity import IDEMPOTENCY_HEADER, REQUEST_ID_HEADER, Role
 from services.contracts.jobs import JobEvent
@@ -34,8 +37,12 @@ from services.contracts.webhooks import (
     NodeLostMessage,
     PingMessage,
 )
+from tools.operations import Operation
 
 Schema = dict[str, Any]
+
+TEXT = "text/plain"
+LINES = "text/csv"
 
 DESCRIPTION = """\
 Wattshift decides when, where, how wide and how fast GPU work runs, so that it finishes on time with the least carbon.
@@ -131,12 +138,20 @@ MESSAGE_HEADERS = {
 }
 
 
-def describe(version: str, routes: tuple[Route, ...] = ROUTES) -> Schema:
-    """Return the description."""
-    models = _Models(routes)
+def examples() -> Schema:
+    """Return examples of ``parameters`` in paths by their names, and of ``models`` by theirs."""
+    return json.loads((Path(services.contracts.__file__).parent / "examples.json").read_text(encoding="utf-8"))
+
+
+EXAMPLES = examples()
+
+
+def describe(version: str, operations: Sequence[Operation]) -> Schema:
+    """Return the description: by the order of tags, and in each by that of the services' routers."""
+    models = _Models(operations)
     paths: Schema = {}
-    for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, models)
+    for each in sorted(operations, key=lambda operation: list(TAGS).index(operation.route.tag)):
+        paths.setdefault(each.route.path, {})[each.route.method.lower()] = _operation(each, models)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -147,9 +162,7 @@ def describe(version: str, routes: tuple[Route, ...] = ROUTES) -> Schema:
         },
         "servers": [{"url": "/"}],
         "security": [{"apiKey": []}],
-        "tags": [
-            {"name": name, "description": text} for name, text in TAGS.items() if any(r.tag == name for r in routes)
-        ],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "webhooks": {kind: _webhook(kind, model, models) for kind, model in MESSAGES.items()},
         "components": {
@@ -165,13 +178,12 @@ def describe(version: str, routes: tuple[Route, ...] = ROUTES) -> Schema:
 class _Models:
     """The models of all routes, as schemas of one set of components."""
 
-    def __init__(self, routes: tuple[Route, ...]) -> None:
+    def __init__(self, operations: Sequence[Operation]) -> None:
         wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [(Problem, "serialization")]
         wanted.extend((message, "serialization") for message in MESSAGES.values())
-        for route in routes:
-            wanted.extend((model, "serialization") for model in _models_in(route.event))
-            wanted.extend((model, "validation") for model in _models_in(route.body))
-            wanted.extend((model, "serialization") for model in _models_in(route.answer or route.lines))
+        for each in operations:
+            wanted.extend((model, "validation") for model in _models_in(each.body))
+            wanted.extend((model, "serialization") for model in _models_in(each.answer or each.data))
         unique = list(dict.fromkeys(wanted))
         self._names, definitions = models_json_schema(unique, ref_template="#/components/schemas/{model}")
         self.schemas: Schema = definitions.get("$defs", {})
@@ -216,19 +228,19 @@ def _is_part_of_input(name: str, taken_in: set[str], schemas: Schema) -> bool:
     return name in seen
 
 
-def _operation(route: Route, models: _Models) -> Schema:
+def _operation(operation: Operation, models: _Models) -> Schema:
     described: Schema = {
-        "operationId": route.operation,
-        "summary": route.summary,
-        "tags": [route.tag],
-        "parameters": [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)],
-        "responses": _responses(route, models),
+        "operationId": operation.route.operation,
+        "summary": operation.summary,
+        "tags": [operation.route.tag],
+        "parameters": [*_path_parameters(operation), *_query_parameters(operation), *_header_parameters(operation)],
+        "responses": _responses(operation, models),
     }
-    if text := " ".join(part for part in (route.detail, _AUDIENCE[route.role]) if part):
+    if text := " ".join(part for part in (operation.detail, _AUDIENCE[operation.route.role]) if part):
         described["description"] = text
-    if route.body is not None:
-        content: Schema = {"schema": models.schema(route.body, "validation")}
-        if example := BODIES.get(route.operation):
+    if operation.body is not None:
+        content: Schema = {"schema": models.schema(operation.body, "validation")}
+        if example := EXAMPLES["models"].get(operation.body.__name__):
             content["example"] = example
         described["requestBody"] = {"required": True, "content": {JSON: content}}
     return described
@@ -236,7 +248,7 @@ def _operation(route: Route, models: _Models) -> Schema:
 
 def _webhook(kind: str, message: type[BaseModel], models: _Models) -> Schema:
     content: Schema = {"schema": models.schema(message, "serialization")}
-    if example := ANSWERS.get(kind):
+    if example := EXAMPLES["models"].get(message.__name__):
         content["example"] = example
     described: Schema = {
         "operationId": f"receive_{kind.replace('.', '_')}",
@@ -252,7 +264,7 @@ def _webhook(kind: str, message: type[BaseModel], models: _Models) -> Schema:
     return {"post": described}
 
 
-def _path_parameters(route: Route) -> list[Schema]:
+def _path_parameters(operation: Operation) -> list[Schema]:
     pattern = "^[A-Za-z0-9][A-Za-z0-9._~:-]{0,254}$"
     return [
         {
@@ -260,16 +272,16 @@ def _path_parameters(route: Route) -> list[Schema]:
             "in": "path",
             "required": True,
             "schema": {"type": "string", "pattern": pattern},
-            "example": PARAMETERS[name],
+            "example": EXAMPLES["parameters"][name],
         }
-        for name in re.findall(r"{(\w+)}", route.path)
+        for name in re.findall(r"{(\w+)}", operation.route.path)
     ]
 
 
-def _query_parameters(route: Route) -> list[Schema]:
-    if route.query is None:
+def _query_parameters(operation: Operation) -> list[Schema]:
+    if operation.query is None:
         return []
-    schema = route.query.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = operation.query.model_json_schema(ref_template="#/components/schemas/{model}")
     inlined = _inline(schema, schema.get("$defs", {}))
     found: list[Schema] = []
     for name, field in inlined["properties"].items():
@@ -299,70 +311,70 @@ def _without_null(field: Schema) -> Schema:
     return {**field, **kinds[0]} if len(kinds) == 1 else {**field, "anyOf": kinds} if kinds else field
 
 
-def _header_parameters(route: Route) -> list[Schema]:
+def _header_parameters(operation: Operation) -> list[Schema]:
     return [
         {"name": NAMES[name], "in": "header", "required": False, "description": text, "schema": schema}
-        for name in route.headers
+        for name in operation.headers
         for text, schema in [HEADERS[name]]
     ]
 
 
-def _responses(route: Route, models: _Models) -> Schema:
-    success: Schema = {"description": HTTPStatus(route.status).phrase, "headers": _answer_headers(route)}
-    if route.media == EVENTS:
-        success["content"] = {EVENTS: _event_stream(route, models)}
-    elif route.media == TEXT:
+def _responses(operation: Operation, models: _Models) -> Schema:
+    success: Schema = {"description": HTTPStatus(operation.status).phrase, "headers": _answer_headers(operation)}
+    if operation.route.media == EVENTS:
+        success["content"] = {EVENTS: _event_stream(operation, models)}
+    elif operation.route.media == TEXT:
         success["content"] = {TEXT: {"schema": {"type": "string"}}}
-    elif route.lines is not None:
-        line = models.schema(route.lines, "serialization")
+    elif operation.data is not None:
+        line = models.schema(operation.data, "serialization")
         text: Schema = {"type": "string"}
         success["content"] = {
-            LINES: {"schema": {**text, "x-columns": list(route.lines.model_fields)}},
+            LINES: {"schema": {**text, "x-columns": list(operation.data.model_fields)}},
             LINE_MEDIA["jsonl"]: {"schema": {**text, "x-line": line}},
         }
-    elif route.answer is not None:
-        content: Schema = {"schema": models.schema(route.answer, "serialization")}
-        if example := ANSWERS.get(route.operation):
+    elif operation.answer is not None:
+        content: Schema = {"schema": models.schema(operation.answer, "serialization")}
+        if example := EXAMPLES["models"].get(getattr(operation.answer, "__name__", "")):
             content["example"] = example
         success["content"] = {JSON: content}
-    responses: Schema = {str(route.status): success}
-    refused = sorted({*PROBLEMS} - ({413, 415} if route.body is None else set()))
+    responses: Schema = {str(operation.status): success}
+    refused = sorted({*PROBLEMS} - ({413, 415} if operation.body is None else set()))
     for code in refused:
         responses[str(code)] = {"$ref": f"#/components/responses/Problem{code}"}
-    for status in route.statuses:
-        if status.code >= 400:
-            responses[str(status.code)] = _problem_response(status.code, status.meaning)
-        elif status.code in (200, 201):
-            responses[str(status.code)] = {**success, "description": status.meaning}
+    for status, meaning in operation.statuses.items():
+        if status >= 400:
+            responses[str(status)] = _problem_response(status, meaning)
+        elif status in (200, 201):
+            responses[str(status)] = {**success, "description": meaning}
         else:
-            responses[str(status.code)] = {"description": status.meaning}
+            responses[str(status)] = {"description": meaning}
     return dict(sorted(responses.items()))
 
 
-def _event_stream(route: Route, models: _Models) -> Schema:
+def _event_stream(operation: Operation, models: _Models) -> Schema:
     """Return a string, as generated clients read it: most of them have no notion of an event stream."""
-    assert route.event is not None
+    assert operation.data is not None
     schema: Schema = {
         "type": "string",
-        "description": EVENT_STREAMS[route.event],
+        "description": EVENT_STREAMS[operation.data],
         "contentMediaType": EVENTS,
-        "x-event-data": models.schema(route.event, "serialization"),
+        "x-event-data": models.schema(operation.data, "serialization"),
     }
-    return {"schema": schema, "example": ANSWERS["events" if route.event is JobEvent else "exec_events"]}
+    return {"schema": schema, "example": EXAMPLES["models"][operation.data.__name__]}
 
 
-def _answer_headers(route: Route) -> Schema:
+def _answer_headers(operation: Operation) -> Schema:
     headers: Schema = {
         REQUEST_ID_HEADER: {
             "description": "Identifies the request in our logs.",
             "schema": {"type": "string"},
         },
     }
-    if route in (SUBMIT, SUBMIT_BATCH):
+    if operation.route.to is Upstream.GATEWAY and operation.body is not None:
         headers |= SUBMISSION_HEADERS
-    if "if-none-match" in route.headers or (route.answer is Pool and route.status == 200):
+    if "if-none-match" in operation.headers or (operation.answer is Pool and operation.status == 200):
         headers["ETag"] = {"description": "Identifies this version of the answer.", "schema": {"type": "string"}}
-    if route.media == TEXT and route is not METRICS:
+    if operation.route.media == TEXT and operation.route.to is not Upstream.GATEWAY:
         headers |= {name: {"description": text, "schema": {"type": "string"}} for name, text in LOG_HEADERS.items()}
     return headers
 

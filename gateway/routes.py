@@ -1,0 +1,73 @@
+"""The public API as one table: which path goes to which service, and who may ask.
+
+A route is stated once, by its function in the service that answers it. ``python -m tools.published`` reads the
+services' routers and writes ``routes.json``, and ``openapi.json`` for people and clients; the gateway loads both, and
+imports no service. ``tests/gateway/test_published.py`` fails while they are out of date.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+from services.contracts.identity import Role
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+
+
+class Upstream(StrEnum):
+    """Who answers: a service behind the gateway, or the gateway itself."""
+
+    ADMISSION = "admission"
+    CARBON = "carbon service"
+    GATEWAY = "gateway"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    SERVING = "serving"
+    SIMULATOR = "simulator"
+    TELEMETRY = "telemetry"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What the gateway has to know of an operation.
+
+    Attributes:
+        operation: Its name in the description and in generated clients, such as `submit_job`.
+        method: The HTTP method, in capitals.
+        path: Segments in braces match one segment of ``services.kit.edge.matching.SEGMENT``.
+        role: The lowest role that may ask.
+        to: Who answers.
+        tag: The section of the description it belongs to.
+        media: Media type of the answer.
+        has_body: Whether it takes a body, which is JSON.
+        has_large_body: Whether the body may be as large as a batch's.
+        for_projects: Whether keys that are limited to a project may ask; the service then limits its answer to it.
+    """
+
+    operation: str
+    method: str
+    path: str
+    role: Role
+    to: Upstream
+    tag: str
+    media: str = JSON
+    has_body: bool = False
+    has_large_body: bool = False
+    for_projects: bool = False
+
+    @property
+    def answers_head(self) -> bool:
+        """Whether a GET answers HEAD too, which a stream does not."""
+        return self.media == JSON
+
+
+@cache
+def read_routes() -> tuple[Route, ...]:
+    """Return the table."""
+    rows = json.loads(Path(__file__).with_name("routes.json").read_bytes())
+    return tuple(Route(**{**row, "role": Role(row["role"]), "to": Upstream[row["to"]]}) for row in rows)
