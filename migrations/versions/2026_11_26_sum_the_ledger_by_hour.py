@@ -1,7 +1,8 @@
 """Sum the ledger by hour: exact sums of its lines, kept by triggers in the transaction of whatever changes a line.
 
 Each amount is the sum of the lines' numbers as they are written in decimals. ``length_s`` and ``intensity_s``, the
-intensity times the length, count each interval of a node once. Hours in which no line is left have no row.
+intensity times the length, count each interval of a node once; ``guessed_gco2`` was priced by an intensity that was
+estimated or forecast. Hours in which no line is left have no row.
 """
 
 from alembic import op
@@ -14,7 +15,7 @@ depends_on = None
 KEY = "hour, node_id, job_id, zone, signal"
 AMOUNTS = (
     *("energy_j", "gpu_energy_j", "estimated_energy_j", "carbon_gco2", "gpu_s", "facility_energy_j", "estimated_gco2"),
-    *("length_s", "intensity_s"),
+    *("guessed_gco2", "length_s", "intensity_s"),
 )
 
 TABLE = f"""
@@ -42,6 +43,7 @@ LINES = """
             + static_energy_j AS estimated_energy_j,
         carbon_gco2, gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s,
         intensity_estimated OR source NOT IN ('counter', 'sampled') AS estimated, intensity_gco2_per_kwh,
+        CASE WHEN intensity_estimated THEN carbon_gco2 ELSE 0 END AS guessed_gco2,
         CASE WHEN NOT starts_with(boot_id, 'returned:')
                 AND row_number() OVER (PARTITION BY node_id, boot_id, sequence ORDER BY owner) = 1
             THEN extract(epoch FROM end_at - start_at)::float8 ELSE 0 END AS length_s
@@ -50,7 +52,8 @@ LINES = """
 
 DAYS = """
     SELECT node_id, job_id, start_at, zone, signal, pue, energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s,
-        estimated, 0 AS intensity_gco2_per_kwh, 0 AS length_s
+        estimated, CASE WHEN estimated THEN carbon_gco2 ELSE 0 END AS guessed_gco2,
+        0 AS intensity_gco2_per_kwh, 0 AS length_s
     FROM {rows}
 """
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Annotated, Any, get_args
@@ -33,6 +33,7 @@ REQUEST_GROUPS: tuple[str, ...] = get_args(RequestGroup)
 COLUMNS = (
     *("group", "name", "jobs", "gpu_h", "energy_kwh", "estimated_energy_kwh", "facility_energy_kwh"),
     *("location_based_kgco2", "estimated_kgco2", "market_based_kgco2", "embodied_kgco2", "baseline_kgco2", "unknown"),
+    *("energy_half_width_kwh", "location_based_half_width_kgco2"),
 )
 
 
@@ -302,12 +303,24 @@ def amounts(lines: Sequence[Report]) -> list[list[str]]:
     """Return energy, emissions by each account, the baseline, and the change against it, of each line of a table."""
     used, accounts = [line["footprint"] for line in lines], [line["accounts"] for line in lines]
     columns = [
-        output.energies(each["energy_j"] for each in used),
-        output.emissions(each["carbon_gco2"] for each in used),
+        _within(used, accounts, "energy_j", output.energies),
+        _within(used, accounts, "carbon_gco2", output.emissions),
         *(output.emissions(each[f"{name}_gco2"] for each in accounts) for name in ("market", "embodied", "baseline")),
         [change(own["carbon_gco2"], each["baseline_gco2"]) for own, each in zip(used, accounts, strict=True)],
     ]
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _within(
+    used: Sequence[Report], accounts: Sequence[Report], name: str, shown: Callable[[Iterable[float]], list[str]]
+) -> list[str]:
+    """Return figures, each with the share by which it can be off."""
+    figures = [each[name] for each in used]
+    widths = [(each.get("half_width") or {}).get(name) for each in accounts]
+    return [
+        text if not width or not figure else f"{text} ±{100 * width / abs(figure):.1f} %"
+        for text, figure, width in zip(shown(figures), figures, widths, strict=True)
+    ]
 
 
 def notes(found: Report) -> list[str]:
@@ -317,6 +330,7 @@ def notes(found: Report) -> list[str]:
     sentences = [
         f"CO2: location-based, PUE included. Estimated: {share(total['estimated_energy_j'], total['energy_j'])} of the "
         f"energy, {share(accounts['estimated_gco2'], total['carbon_gco2'])} of the emissions.",
+        "±: the 90 % interval, from errors of meters, models and intensities; that of a sum is less than its parts'.",
         "Baseline: the same energy at each zone's mean intensity in the period; energy that was saved is not in it.",
         f"GPU energy by the devices' own counters: {output.energy(metered)}; difference {gap:.4%}",
     ]
@@ -348,6 +362,7 @@ def _write_csv(target: str, found: Report) -> None:
 
 def _row(line: Report) -> Sequence[Any]:
     footprint, accounts = line["footprint"], line["accounts"]
+    width = accounts.get("half_width") or {"energy_j": None, "carbon_gco2": None}
 
     def kg(value: float | None) -> float | str:
         return "" if value is None else value / 1_000
@@ -366,6 +381,8 @@ def _row(line: Report) -> Sequence[Any]:
         kg(accounts["embodied_gco2"]),
         kg(accounts["baseline_gco2"]),
         "; ".join(accounts["unknown"]),
+        "" if width["energy_j"] is None else width["energy_j"] / 3.6e6,
+        kg(width["carbon_gco2"]),
     )
 
 

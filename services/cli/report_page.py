@@ -164,11 +164,12 @@ def _cards(found: Report) -> str:
 
 def _summary(found: Report) -> str:
     total, accounts, idle = found["total"], found["total_accounts"], found["idle"]
+    energy, carbon, *_ = amounts([{"footprint": total, "accounts": accounts}])[0]
     rows = [
-        ["Energy of GPUs and hosts", output.energy(total["energy_j"])],
+        ["Energy of GPUs and hosts", energy],
         ["PUE, mean", f"{accounts['facility_energy_j'] / total['energy_j']:.3g}"],
         ["Energy with PUE", output.energy(accounts["facility_energy_j"])],
-        ["Scope 2, location-based", output.carbon(total["carbon_gco2"])],
+        ["Scope 2, location-based", carbon],
         ["Scope 2, market-based", output.emissions([accounts["market_gco2"]])[0]],
         ["Embodied, share of the period", output.emissions([accounts["embodied_gco2"]])[0]],
         ["Baseline: the same energy at mean intensity", output.emissions([accounts["baseline_gco2"]])[0]],

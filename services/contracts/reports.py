@@ -11,6 +11,13 @@ from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
 
 
+class HalfWidth(Message):
+    """Half of a 90 % interval: 9 times out of 10 the truth is no further from the figure. docs/method.md has how."""
+
+    energy_j: float
+    carbon_gco2: float
+
+
 class CarbonAccounts(Message):
     """Emissions by other accounts than `carbon_gco2`, which is location-based. Null: an input is unknown."""
 
@@ -30,6 +37,9 @@ class CarbonAccounts(Message):
         "energy through power limits, other gangs or sleeping nodes is not counted as a saving.",
     )
     unknown: list[str] = Field(default_factory=list[str], description="Inputs that are missing.")
+    half_width: HalfWidth | None = Field(
+        default=None, description="How far `energy_j` and `carbon_gco2` of the footprint can be off."
+    )
 
 
 class FootprintLine(Message):
@@ -165,6 +175,7 @@ class JobFootprintReport(Message):
 
     job_id: str
     footprint: JobFootprint
+    half_width: HalfWidth | None = Field(default=None, description="How far the footprint can be off.")
     zone: str | None
     signal: Signal | None
     pue: float | None

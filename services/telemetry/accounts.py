@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 
-from services.contracts.reports import CarbonAccounts, FunctionalUnit, ZoneIntensity
+from services.contracts.reports import CarbonAccounts, FunctionalUnit, HalfWidth, ZoneIntensity
+from services.core.accounting.uncertainty import Cell, half_widths
 from services.core.domain.units import J_PER_KWH
 from services.telemetry.repository.accounts import DoneRow, MeanRow, PartRow, SpentRow
 
@@ -45,11 +46,17 @@ def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
     by_zone: dict[str, Decimal] = defaultdict(Decimal)
     by_model: dict[str | None, Decimal] = defaultdict(Decimal)
     estimated = Decimal()
+    cells: dict[tuple[str, str], list[Decimal]] = defaultdict(lambda: [Decimal()] * 4)
     with localcontext(prec=DIGITS):
         for part in parts:
             by_zone[part.zone] += part.facility_energy_j
             by_model[part.model] += part.gpu_s
             estimated += part.estimated_gco2
+            cell = cells[part.node_id, part.zone]
+            for place, amount in enumerate(
+                (part.energy_j, part.estimated_energy_j, part.carbon_gco2, part.guessed_gco2)
+            ):
+                cell[place] += amount
         facility_j = float(sum(by_zone.values(), Decimal()))
     market: float | None = 0.0
     baseline: float | None = 0.0
@@ -66,7 +73,13 @@ def accounts_of(parts: Iterable[PartRow], inputs: Inputs) -> CarbonAccounts:
         baseline_gco2=baseline,
         embodied_gco2=embodied_gco2(gpu_s, inputs, unknown),
         unknown=sorted(unknown),
+        half_width=half_width_of(Cell(*where, *map(float, amounts)) for where, amounts in cells.items()),
     )
+
+
+def half_width_of(cells: Iterable[Cell]) -> HalfWidth:
+    """Return how far a sum can be off."""
+    return HalfWidth(**half_widths(cells)._asdict())
 
 
 def embodied_gco2(gpu_s: Mapping[str | None, float], inputs: Inputs, unknown: set[str]) -> float | None:

@@ -16,7 +16,14 @@ from services.contracts.reports import (
 from services.core.domain.signal import Signal
 from services.db.database import Database
 from services.kit.cursors import read_cursor, write_cursor
-from services.telemetry.accounts import Inputs, accounts_of, functional_units, known_means, zone_intensities
+from services.telemetry.accounts import (
+    Inputs,
+    accounts_of,
+    functional_units,
+    half_width_of,
+    known_means,
+    zone_intensities,
+)
 from services.telemetry.repository import accounts, reports
 from services.telemetry.repository.accounts import PartRow
 from services.telemetry.repository.reports import Amounts, Dimensions, GroupRow, Subject, TotalRow
@@ -97,11 +104,12 @@ def _lines(by: Dimensions, rows: Sequence[GroupRow], parts: Sequence[PartRow], i
 async def job_footprint(database: Database, job_id: str, cursor: str | None, limit: int) -> JobFootprintReport:
     """Return a job's footprint and what it used under which intensity, in order of time."""
     after = int(read_cursor(cursor, r"[0-9]{1,12}") or 0)
-    footprint, terms, uses = await reports.uses_of(database, job_id, after=after, limit=limit + 1)
+    footprint, cells, terms, uses = await reports.uses_of(database, job_id, after=after, limit=limit + 1)
     page = uses[:limit]
     return JobFootprintReport(
         job_id=job_id,
         footprint=_footprint(footprint),
+        half_width=half_width_of(cells),
         zone=terms.zone if terms else None,
         signal=Signal(terms.signal) if terms else None,
         pue=terms.pue if terms else None,

@@ -17,7 +17,7 @@ from services.cli import report as module
 from services.cli.errors import CliError
 from services.cli.ledger_lines import save_lines
 from services.cli.main import app
-from services.cli.report import change, fetch, notes, period_of
+from services.cli.report import amounts, change, fetch, notes, period_of
 from services.cli.report_page import render
 from services.cli.savings import sentences, stored
 from services.contracts.jobs import JobFootprint
@@ -26,12 +26,18 @@ from services.contracts.reports import (
     FootprintLine,
     FootprintReport,
     FunctionalUnit,
+    HalfWidth,
     LedgerLine,
     ZoneIntensity,
 )
 
 KNOWN = CarbonAccounts(
-    facility_energy_j=3.6e6, market_gco2=0.0, embodied_gco2=7_000.0, baseline_gco2=2_000.0, estimated_gco2=250.0
+    facility_energy_j=3.6e6,
+    market_gco2=0.0,
+    embodied_gco2=7_000.0,
+    baseline_gco2=2_000.0,
+    estimated_gco2=250.0,
+    half_width=HalfWidth(energy_j=0.36e6, carbon_gco2=125.0),
 )
 UNKNOWN = CarbonAccounts(facility_energy_j=3.6e6, unknown=["market factor of DE", "embodied emissions of H100"])
 USED = JobFootprint(energy_j=3.6e6, gpu_energy_j=3.0e6, carbon_gco2=1_000.0, gpu_s=7_200.0, estimated_energy_j=0.36e6)
@@ -166,6 +172,20 @@ def test_csv_has_figures_with_units_and_empty_cells_for_what_is_unknown(
     assert (total["energy_kwh"], total["gpu_h"], total["location_based_kgco2"]) == ("1.0", "2.0", "1.0")
     assert (total["market_based_kgco2"], total["embodied_kgco2"], total["baseline_kgco2"]) == ("", "", "")
     assert total["unknown"] == "market factor of DE; embodied emissions of H100"
+    assert (total["energy_half_width_kwh"], total["location_based_half_width_kgco2"]) == ("", "")
+
+
+def test_the_interval_stands_beside_energy_and_emissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Gateway", FakeGateway)
+    assert CliRunner().invoke(app, ["report", "--csv", str(tmp_path / "out.csv")]).exit_code == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        total = list(csv.DictReader(file))[-1]
+    assert (total["energy_half_width_kwh"], total["location_based_half_width_kgco2"]) == ("0.1", "0.125")
+    (cells,) = amounts([{"footprint": USED.model_dump(), "accounts": KNOWN.model_dump()}])
+    assert [cell.partition(" ±")[2] for cell in cells[:2]] == ["10.0 %", "12.5 %"]
+    done = CliRunner().invoke(app, ["report"], env={"COLUMNS": "200"})
+    assert "±10.0 %" in done.output
+    assert "±: the 90 % interval" in done.output
 
 
 def test_the_table_says_what_is_unknown_and_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +236,7 @@ def test_the_page_stands_alone_and_shows_every_account(accounts: CarbonAccounts)
     assert "<b>resnet (2026-11-01)" in read.text, "names are escaped"
     assert "Sign-off" in read.text
     assert "5 others" in read.text
-    expected = ["unknown"] if accounts is UNKNOWN else ["-50.0 %", "7.000 kg", "0.5 g"]
+    expected = ["unknown"] if accounts is UNKNOWN else ["-50.0 %", "7.000 kg", "0.5 g", "±10.0 %", "±12.5 %"]
     assert all(word in read.text for word in expected)
 
 

@@ -411,11 +411,13 @@ energy_hours = Table(
     Column("gpu_s", Numeric, nullable=False),
     Column("facility_energy_j", Numeric, nullable=False),
     Column("estimated_gco2", Numeric, nullable=False),
+    Column("guessed_gco2", Numeric, nullable=False),
     Column("length_s", Numeric, nullable=False),
     Column("intensity_s", Numeric, nullable=False),
 )
 """The lines of ``energy_usages`` and ``energy_days`` that begin in an hour, summed exactly, in decimals: triggers keep
-it in the transaction that changes a line. ``job_id`` is empty for idle. ``length_s`` and ``intensity_s``, the intensity
+it in the transaction that changes a line. ``job_id`` is empty for idle. ``guessed_gco2`` was priced by an intensity
+that was estimated or forecast. ``length_s`` and ``intensity_s``, the intensity
 times the length, count each interval of a node once, daily sums not at all."""
 
 metered_days = Table(

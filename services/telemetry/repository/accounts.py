@@ -17,10 +17,12 @@ PARTS = """
 WITH {sums}, {boards}
 SELECT {group} AS name, {then} AS then_name, l.job_id IS NULL AS idle, l.zone, b.model,
     sum(l.facility_energy_j) AS facility_energy_j, sum(l.gpu_s) AS gpu_s,
-    sum(l.estimated_gco2) AS estimated_gco2, l.signal
+    sum(l.estimated_gco2) AS estimated_gco2, l.signal, l.node_id, sum(l.energy_j) AS energy_j,
+    sum(l.estimated_energy_j) AS estimated_energy_j, sum(l.carbon_gco2) AS carbon_gco2,
+    sum(l.guessed_gco2) AS guessed_gco2
 FROM sums l LEFT JOIN {jobs} j ON j.id = l.job_id LEFT JOIN boards b USING (node_id)
 WHERE {period} AND {owned}
-GROUP BY 1, 2, 3, 4, 5, l.signal ORDER BY 1, 2, 3, 4, 5, l.signal
+GROUP BY 1, 2, 3, 4, 5, l.signal, l.node_id ORDER BY 1, 2, 3, 4, 5, l.signal, l.node_id
 """
 
 # Every node reports its own interval, with one line per owner: each interval counts once, by its length.
@@ -73,7 +75,7 @@ GROUP BY 1 ORDER BY 1
 
 
 class PartRow(NamedTuple):
-    """Energy of one group in one zone on boards of one model; the idle share has no group where jobs are grouped."""
+    """Energy of one group on one node in one zone; the idle share has no group where jobs are grouped."""
 
     name: str | None
     then_name: str | None
@@ -84,6 +86,11 @@ class PartRow(NamedTuple):
     gpu_s: Decimal
     estimated_gco2: Decimal
     signal: str
+    node_id: str
+    energy_j: Decimal
+    estimated_energy_j: Decimal
+    carbon_gco2: Decimal
+    guessed_gco2: Decimal
 
 
 class MeanRow(NamedTuple):
@@ -138,7 +145,7 @@ async def account_rows(
 
 
 async def part_rows(connection: Connection, by: Dimensions, about: Subject) -> list[PartRow]:
-    """Return the energy of each group by zone and board."""
+    """Return the energy of each group by node and zone."""
     return await fetch_rows(connection, PartRow, PARTS.format(**_TEXTS, **by.columns), *about)
 
 

@@ -16,7 +16,8 @@ FIGURES_OF_LINES = f"""
                 + static_energy_j AS estimated_energy_j,
             carbon_gco2,
             gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s,
-            intensity_estimated OR source NOT IN ('counter', 'sampled') AS estimated {{more}}
+            intensity_estimated OR source NOT IN ('counter', 'sampled') AS estimated,
+            CASE WHEN intensity_estimated THEN carbon_gco2 ELSE 0 END AS guessed_gco2 {{more}}
         FROM {{raw}}
     ) AS lines
 """
@@ -29,7 +30,8 @@ FIGURES_OF_DAYS = f"""
     SELECT *, {_FOLLOWING} FROM (
         SELECT node_id, owner, job_id, start_at, end_at, zone, signal,
             coalesce(carbon_gco2 / nullif(energy_j / 3.6e6 * pue, 0), 0) AS intensity_gco2_per_kwh, pue,
-            energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s, estimated {{more}}
+            energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s, estimated,
+            CASE WHEN estimated THEN carbon_gco2 ELSE 0 END AS guessed_gco2 {{more}}
         FROM energy_days
     ) AS days
 """
@@ -146,6 +148,7 @@ _SUMMED = (
     "gpu_s",
     "facility_energy_j",
     "estimated_gco2",
+    "guessed_gco2",
 )
 
 SUMS = f"""

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.contracts.queries import GroupBy
+from services.core.accounting.uncertainty import Cell
 from services.db.database import Connection, Database
 from services.db.past_jobs import REPORTED_JOBS
 from services.db.rows import fetch_row, fetch_rows
@@ -114,6 +115,13 @@ WITH {ledger} SELECT zone, signal, pue FROM ledger WHERE job_id = $1 ORDER BY st
 FOOTPRINT = """
 SELECT energy_j, gpu_energy_j, estimated_energy_j, carbon_gco2, gpu_s FROM job_footprints WHERE job_id = $1
 """
+
+CELLS = """
+WITH {ledger} SELECT node_id, zone, sum(energy_j) AS energy_j, sum(estimated_energy_j) AS modelled_j,
+    sum(carbon_gco2) AS carbon_gco2, sum(guessed_gco2) AS guessed_gco2
+FROM ledger WHERE job_id = $1 GROUP BY 1, 2 ORDER BY 1, 2
+"""
+"""What a job used by node and zone."""
 
 
 class Subject(NamedTuple):
@@ -258,10 +266,12 @@ async def group_rows(
 
 async def uses_of(
     database: Database, job_id: str, *, after: int, limit: int
-) -> tuple[Amounts | None, TermsRow | None, list[UseRow]]:
-    """Return a job's footprint, the terms of its newest line, and at most ``limit`` uses after that number."""
+) -> tuple[Amounts | None, list[Cell], TermsRow | None, list[UseRow]]:
+    """Return a job's footprint, what it has of each node, the terms of its newest line, and at most ``limit`` uses
+    after that number."""
     async with database.transaction("repeatable_read", readonly=True) as connection:
         footprint = await fetch_row(connection, Amounts, FOOTPRINT, job_id)
+        cells = await fetch_rows(connection, Cell, CELLS.format(ledger=LEDGER), job_id)
         terms = await fetch_row(connection, TermsRow, LAST_TERMS.format(ledger=LEDGER), job_id)
         uses = await fetch_rows(connection, UseRow, USES.format(ledger=LEDGER), job_id, after, limit)
-    return footprint, terms, uses
+    return footprint, cells, terms, uses

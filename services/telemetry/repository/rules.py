@@ -57,11 +57,13 @@ ORDER BY abs(coalesce(l.energy_j, 0) - coalesce(f.energy_j, 0)) DESC
 _HOURS = f"""
 WITH {LEDGER}, kept AS (
     SELECT date_trunc('hour', start_at, 'UTC') AS hour, node_id, count(*) AS lines, sum(energy_j) AS energy_j,
-        sum(carbon_gco2) AS carbon_gco2, sum(estimated_gco2) AS estimated_gco2, sum(abs(energy_j)) AS most
+        sum(carbon_gco2) AS carbon_gco2, sum(estimated_gco2) AS estimated_gco2,
+        sum(guessed_gco2) AS guessed_gco2, sum(abs(energy_j)) AS most
     FROM ledger GROUP BY 1, 2
 ), summed AS (
     SELECT hour, node_id, sum(lines) AS lines, sum(energy_j)::float8 AS energy_j,
-        sum(carbon_gco2)::float8 AS carbon_gco2, sum(estimated_gco2)::float8 AS estimated_gco2
+        sum(carbon_gco2)::float8 AS carbon_gco2, sum(estimated_gco2)::float8 AS estimated_gco2,
+        sum(guessed_gco2)::float8 AS guessed_gco2
     FROM energy_hours GROUP BY 1, 2
 )
 SELECT node_id AS node, hour, coalesce(k.lines, 0) AS lines, coalesce(k.energy_j, 0) AS lines_j,
@@ -70,6 +72,7 @@ FROM kept k FULL JOIN summed s USING (hour, node_id)
 WHERE k.lines IS DISTINCT FROM s.lines OR abs(k.energy_j - s.energy_j) > 1e-9 * k.most + {ROUNDING_J}
     OR abs(k.carbon_gco2 - s.carbon_gco2) > 1e-6 * abs(k.carbon_gco2) + 1e-6
     OR abs(k.estimated_gco2 - s.estimated_gco2) > 1e-6 * abs(k.carbon_gco2) + 1e-6
+    OR abs(k.guessed_gco2 - s.guessed_gco2) > 1e-6 * abs(k.carbon_gco2) + 1e-6
 ORDER BY hour, node_id
 """
 

@@ -87,6 +87,7 @@ class CarbonAccounts:
         baseline_gco2: What the same energy would have emitted at the mean intensity of its zone in the period.
             Less energy through power limits, other gangs or sleeping nodes is not counted as a saving.
         unknown: Inputs that are missing.
+        half_width: How far `energy_j` and `carbon_gco2` of the footprint can be off.
     """
 
     facility_energy_j: float = 0
@@ -95,6 +96,7 @@ class CarbonAccounts:
     embodied_gco2: float | None = None
     baseline_gco2: float | None = None
     unknown: list[str] = field(default_factory=list[str])
+    half_width: HalfWidth | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -450,6 +452,14 @@ class GridForecast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HalfWidth:
+    """Half of a 90 % interval: 9 times out of 10 the truth is no further from the figure. docs/method.md has how."""
+
+    energy_j: float
+    carbon_gco2: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class IntensityForecast:
     """Forecast intensities from now on.
 
@@ -659,10 +669,15 @@ class JobFootprint:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFootprintReport:
-    """A job's footprint with the intensities used to compute it."""
+    """A job's footprint with the intensities used to compute it.
+
+    Attributes:
+        half_width: How far the footprint can be off.
+    """
 
     job_id: str
     footprint: JobFootprint
+    half_width: HalfWidth | None = None
     zone: str | None
     signal: str | None
     pue: float | None

@@ -34,6 +34,8 @@ export const gpuHours = scaled([[360, "GPU h", 3600], [1, "GPU s"]]);
 /** Return how far a value is from a base, as a share of it; null without a base above 0: more would be shown as less. */
 export const relativeChange = (value, base) => (base > 0 && !isUnknown(value) ? value / base - 1 : null);
 export const percent = (share) => (isUnknown(share) ? UNKNOWN : `${digits(share * 100)} %`);
+/** Return by how much a figure can be off, as a share of it; nothing where that is not known. */
+export const within = (width, value) => (width && value ? h("span", { class: "sub" }, `± ${percent(width / Math.abs(value))}`) : null);
 export const count = (value) => (isUnknown(value) ? UNKNOWN : value.toLocaleString("en"));
 /** Whether the greenest time of an estimate is now. */
 export const startsNow = ({ now, greenest }) => Boolean(now) && now.starts_at === greenest?.starts_at;

@@ -1,7 +1,7 @@
 // One job: its state, why, its life against the grid, its footprint and its output.
 import { get, send } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
-import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, percent, power, startsNow, unknown, words, clock } from "./format.js";
+import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, percent, power, startsNow, unknown, within, words, clock } from "./format.js";
 import { LifeLine } from "./life.js";
 import { follow, throttled, every } from "./live.js";
 import { Output } from "./output.js";
@@ -73,8 +73,8 @@ async function showFootprint() {
   const shown = report.intervals.slice(-12);
   const [joules, grams] = [energy.of(shown.map((each) => each.energy_j)), carbon.of(shown.map((each) => each.carbon_gco2))];
   fill(by("footprint"), facts([
-    ["Energy", started ? figure(used.energy_j, energy, { id: "job-energy" }) : "none yet"],
-    ["Emissions", started ? figure(used.carbon_gco2, carbon, { id: "job-carbon" }) : "none yet"],
+    ["Energy", started ? figure(used.energy_j, energy, { id: "job-energy" }) : "none yet", within(report.half_width?.energy_j, used.energy_j)],
+    ["Emissions", started ? figure(used.carbon_gco2, carbon, { id: "job-carbon" }) : "none yet", within(report.half_width?.carbon_gco2, used.carbon_gco2)],
     ["GPU time", figure(used.gpu_s, gpuHours)],
     ["Of it estimated", started && used.energy_j ? percent(used.estimated_energy_j / used.energy_j) : "–"],
     ["Zone, signal", report.zone ? `${report.zone}, ${words(report.signal)}` : unknown()],

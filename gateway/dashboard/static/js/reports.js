@@ -1,7 +1,7 @@
 // Energy and emissions of a period, as the ledger has them.
 import { get } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
-import { carbon, count, digits, energy, figure, gpuHours, intensity, percent, relativeChange, unknown, words } from "./format.js";
+import { carbon, count, digits, energy, figure, gpuHours, intensity, percent, relativeChange, unknown, within, words } from "./format.js";
 import { meter } from "./charts.js";
 import { busy } from "./forms.js";
 import { notice, trying } from "./shell.js";
@@ -37,8 +37,8 @@ function showTotal(report) {
   const { total, idle, total_accounts: accounts } = report;
   const share = relativeChange(total.carbon_gco2, accounts.baseline_gco2);
   fill(by("total"), facts([
-    ["Emissions, location-based", figure(total.carbon_gco2, carbon, { class: "big", id: "total-carbon" })],
-    ["Energy", figure(total.energy_j, energy, { class: "big", id: "total-energy" })],
+    ["Emissions, location-based", figure(total.carbon_gco2, carbon, { class: "big", id: "total-carbon" }), within(accounts.half_width?.carbon_gco2, total.carbon_gco2)],
+    ["Energy", figure(total.energy_j, energy, { class: "big", id: "total-energy" }), within(accounts.half_width?.energy_j, total.energy_j)],
     ["At the mean intensity", figure(accounts.baseline_gco2, carbon), share === null ? null : h("span", { class: `sub ${share <= 0 ? "up-is-good" : "up-is-bad"}` }, Math.abs(share) < 0.0005 ? "the same" : `${percent(Math.abs(share))} ${share < 0 ? "less" : "more"} emitted`)],
     ["Market-based", figure(accounts.market_gco2, carbon)],
     ["Embodied", figure(accounts.embodied_gco2, carbon)],
@@ -47,7 +47,7 @@ function showTotal(report) {
     ["Rests on estimates", total.carbon_gco2 > 0 ? percent(accounts.estimated_gco2 / total.carbon_gco2) : "–"],
     ["GPUs by their own counters", figure(report.metered_gpu_energy_j, energy), h("span", { class: "sub" }, `ledger ${energy(total.gpu_energy_j)}`)],
   ]), accounts.unknown.length ? h("p", { class: "note" }, `Unknown: ${accounts.unknown.join(", ")}.`) : null,
-  h("p", { class: "note" }, `Signals: ${report.signals.map(words).join(", ") || "none"}. The baseline is the same energy at its zone's mean intensity in the period.`));
+  h("p", { class: "note" }, `Signals: ${report.signals.map(words).join(", ") || "none"}. The baseline is the same energy at its zone's mean intensity in the period. ± is the 90 % interval; that of a sum is less than its parts'.`));
 }
 
 function showGroups() {
@@ -57,8 +57,8 @@ function showGroups() {
   const most = Math.max(0, ...lines.map((each) => each.footprint.carbon_gco2));
   fill(by("groups"), lines.length ? table("Energy and emissions by group", [[form.elements.group.value], ["Carbon", "number"], [""], ["At the mean", "number"], ["Energy", "number"], ["GPU time", "number"], ["Jobs", "number"]], lines.map((each) => h("tr", {},
     h("td", { class: "name" }, form.elements.group.value === "job" ? h("a", { href: `/jobs/${each.group}` }, each.name ?? each.group) : each.group),
-    h("td", { class: "number" }, figure(each.footprint.carbon_gco2, grams)), h("td", { class: "share" }, meter(each.footprint.carbon_gco2, most, percent(most ? each.footprint.carbon_gco2 / most : 0))),
-    h("td", { class: "number" }, figure(each.accounts.baseline_gco2, base)), h("td", { class: "number" }, figure(each.footprint.energy_j, joules)),
+    h("td", { class: "number" }, figure(each.footprint.carbon_gco2, grams), within(each.accounts.half_width?.carbon_gco2, each.footprint.carbon_gco2)), h("td", { class: "share" }, meter(each.footprint.carbon_gco2, most, percent(most ? each.footprint.carbon_gco2 / most : 0))),
+    h("td", { class: "number" }, figure(each.accounts.baseline_gco2, base)), h("td", { class: "number" }, figure(each.footprint.energy_j, joules), within(each.accounts.half_width?.energy_j, each.footprint.energy_j)),
     h("td", { class: "number" }, figure(each.footprint.gpu_s, hours)), h("td", { class: "number" }, count(each.jobs))))) : h("p", { class: "empty" }, "Nothing was used in this period."));
   by("more").hidden = !cursor || limit === MOST;
   by("csv").disabled = !lines.length;
@@ -90,12 +90,12 @@ async function show() {
 }
 
 function download() {
-  const names = ["group", "name", "jobs", "energy_j", "gpu_energy_j", "carbon_gco2", "baseline_gco2", "gpu_s", "estimated_energy_j"];
+  const names = ["group", "name", "jobs", "energy_j", "gpu_energy_j", "carbon_gco2", "baseline_gco2", "gpu_s", "estimated_energy_j", "energy_half_width_j", "carbon_half_width_gco2"];
   const cell = (value) => { // a spreadsheet would take a text that begins so for a formula
     const text = value === null || value === undefined ? "" : String(value);
     return `"${(typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
   };
-  const rows = lines.map(({ group, name, jobs, footprint, accounts }) => names.map((key) => cell({ group, name, jobs, ...footprint, baseline_gco2: accounts.baseline_gco2 }[key])).join());
+  const rows = lines.map(({ group, name, jobs, footprint, accounts }) => names.map((key) => cell({ group, name, jobs, ...footprint, baseline_gco2: accounts.baseline_gco2, energy_half_width_j: accounts.half_width?.energy_j, carbon_half_width_gco2: accounts.half_width?.carbon_gco2 }[key])).join());
   const url = URL.createObjectURL(new Blob([[names.join(), ...rows].join("\r\n"), "\r\n"], { type: "text/csv" }));
   h("a", { href: url, download: `wattshift-${asked.group_by}-${(asked.start ?? "all").slice(0, 10)}.csv` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
