@@ -10,51 +10,50 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections import defaultdict
+from collections import defaultdict, namedtuple
 from datetime import date, datetime
+from functools import lru_cache
 from hashlib import sha256, sha512
 from itertools import pairwise
 from multiprocessing import Pool
-from operator import itemgetter
+from multiprocessing.pool import ThreadPool
+from operator import add, itemgetter, methodcaller
 
-HASHED = {
-    1: "node_id boot_id sequence allocation_id job_id start_at end_at gpus gpu_energy_j cpu_energy_j static_energy_j "
+HASHED = (
+    "node_id boot_id sequence allocation_id job_id start_at end_at gpus gpu_energy_j cpu_energy_j static_energy_j "
     "gpu_source cpu_source zone signal intensity_gco2_per_kwh intensity_estimated pue carbon_gco2 basis "
     "reported_energy_j devices provider fetched_at intensity_kind release"
-}
-"""The columns that a batch of a version is hashed over, in their order; `SUMMED`: those of a daily sum."""
+)  # the columns that a batch of version 1 is hashed over, in their order; then those of a daily sum
 SUMMED = (
     "node_id allocation_id job_id start_at end_at zone signal pue energy_j gpu_energy_j estimated_energy_j carbon_gco2 "
     "gpu_s estimated"
 )
-USED = (
-    "batch sum_number start_at end_at gpus gpu_energy_j cpu_energy_j static_energy_j gpu_source cpu_source "
-    "intensity_estimated intensity_gco2_per_kwh pue carbon_gco2 energy_j estimated_energy_j gpu_s facility_energy_j "
-    "estimated_gco2 estimated node_id"
-)
+TEXTS = "batch sum_number start_at end_at gpu_source cpu_source intensity_estimated estimated"
+OF_ALL = "gpu_energy_j pue carbon_gco2 energy_j estimated_energy_j gpu_s facility_energy_j estimated_gco2"
+OF_RAW = "gpus cpu_energy_j static_energy_j intensity_gco2_per_kwh"
 NAMES = "job_id tenant project user model zone node_id"
 GROUPS = ("job", "tenant", "project", "user", "model", "zone", "node", "day", "week", "month")
 FIGURES = (
     *("energy_j", "gpu_energy_j", "estimated_energy_j", "facility_energy_j", "carbon_gco2", "estimated_gco2", "gpu_s"),
 )
-MEASURED = ("counter", "sampled")
-NOTHING, NO_BATCH, NO_SUMS = "0" * 64, (0, 0, ""), (0.0,) * len(FIGURES)
-JSON_WORDS = {None: "", True: "true", False: "false"}
-AT_MOST = 20
+MEASURED, NOTHING, AT_MOST, BLOCK = ("counter", "sampled"), "0" * 64, 20, 1 << 16
+WORDS, SPLIT = {None: "", True: "true", False: "false"}, methodcaller("split", ",")
+Batch = namedtuple("Batch", "id lane number version at lines first last digest")
 
 # The curve of RFC 8032, section 5.1.
 P, ORDER = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493
-D = -121665 * pow(121666, -1, P) % P
-ROOT = pow(2, (P - 1) // 4, P)
+D, ROOT = -121665 * pow(121666, -1, P) % P, pow(2, (P - 1) // 4, P)
 
 
-def _x(y: int, odd: int) -> int | None:
+def _point(data: bytes):
+    y, odd = int.from_bytes(data, "little") & (2**255 - 1), data[31] >> 7
     square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
     x = pow(square, (P + 3) // 8, P)
     x = x if (x * x - square) % P == 0 else x * ROOT % P
-    if (x * x - square) % P or (x == 0 and odd):
+    if y >= P or (x * x - square) % P or (x == 0 and odd):
         return None
-    return x if x & 1 == odd else P - x
+    x = x if x & 1 == odd else P - x
+    return x, y, 1, x * y % P
 
 
 def _add(a, b):
@@ -70,13 +69,6 @@ def _times(n: int, point):
     return result
 
 
-def _point(data: bytes):
-    y = int.from_bytes(data, "little")
-    odd, y = y >> 255, y & (2**255 - 1)
-    x = _x(y, odd) if y < P else None
-    return None if x is None else (x, y, 1, x * y % P)
-
-
 BASE = _point((4 * pow(5, -1, P) % P).to_bytes(32, "little"))
 
 
@@ -84,107 +76,116 @@ def signed(public: bytes, message: bytes, signature: bytes) -> bool:
     """Return whether a signature is that of a message by a key: RFC 8032, section 5.1.7."""
     if len(public) != 32 or len(signature) != 64 or (s := int.from_bytes(signature[32:], "little")) >= ORDER:
         return False
-    key, r = _point(public), _point(signature[:32])
-    if key is None or r is None:
+    if (key := _point(public)) is None or (r := _point(signature[:32])) is None:
         return False
     h = int.from_bytes(sha512(signature[:32] + public + message).digest(), "little") % ORDER
     a, b = _times(s, BASE), _add(r, _times(h, key))
     return (a[0] * b[2] - b[0] * a[2]) % P == 0 and (a[1] * b[2] - b[1] * a[2]) % P == 0
 
 
-def close(a: float, b: float) -> bool:
-    """Return whether two figures are the same but for rounding."""
-    return abs(a - b) <= 1e-9 * max(abs(a), abs(b)) + 1e-9
+def zeros() -> list[float]:
+    return [0.0] * len(FIGURES)
 
 
-def rows_of(path: str, first: int, last: int, is_csv: bool, columns: list[str]):
-    """Yield the rows of a part of the file, as text."""
-    with open(path, "rb") as file:
-        file.seek(first)
-        lines = map(bytes.decode, _up_to(file, last - first))
-        if is_csv:
-            yield from csv.reader(lines, strict=True)
-            return
-        for line in lines:
-            row = json.loads(line, parse_float=str, parse_int=str)
-            if list(row) != columns:
-                raise ValueError("a line has other fields than the first")
-            yield [JSON_WORDS.get(value, value) for value in row.values()]
-
-
-def _up_to(file, size: int):
-    while size > 0 and (line := file.readline()):
-        size -= len(line)
-        yield line
-
-
-def check_part(path: str, first: int, last: int, is_csv: bool, columns: list[str], known: dict, period) -> dict:
-    """Compute the lines between two offsets again; return their sums, and what can be said only of the whole."""
-
-    def fields(names: str):
-        return itemgetter(*map(columns.index, names.split()))
-
-    hashed, summed, used, named = fields(HASHED[1]), fields(SUMMED), fields(USED), fields(NAMES)
-    start, end = ("" if period[0] == "-" else period[0]), ("~" if period[1] == "-" else period[1])
-    sums, opened, of_sums, whole, faults = {}, {}, defaultdict(list), [], []
-    count, unsealed, latest, interval, length_s, instant = 0, 0, "", None, 0.0, datetime.fromisoformat
-    for row in rows_of(path, first, last, is_csv, columns):
-        count += 1
-        batch, number, began, ended, gpus, gpu_j, cpu_j, static_j, meter, cpu_meter, *rest = used(row)
-        guessed, factor, pue, carbon, energy, modelled, seconds, facility, share, estimated, node = rest
-        gpu, energy_j, carbon_g, is_estimated = float(gpu_j), float(energy), float(carbon), estimated == "true"
-        modelled_j, held_s, right = float(modelled), float(seconds), start <= began < end and len(row) == len(columns)
-        if batch:
-            cpu, static = float(cpu_j), float(static_j)
-            parts = (0.0 if meter in MEASURED else gpu) + (0.0 if cpu_meter in MEASURED else cpu) + static
-            if (began, ended) != interval:
-                interval = began, ended
-                length_s = max(0.0, (instant(ended) - instant(began)).total_seconds())
-            right = (
-                right
-                and energy_j == gpu + cpu + static
-                and modelled_j == parts
-                and abs(held_s - int(gpus) * length_s) <= 1e-9 * abs(held_s) + 1e-9
-                and abs(carbon_g - energy_j / 3.6e6 * float(factor) * float(pue)) <= 1e-9 * abs(carbon_g) + 1e-9
-                and is_estimated == (guessed == "true" or meter not in MEASURED)
-            )
-            if batch == "0":
-                unsealed, latest = unsealed + 1, max(latest, began)
-            else:
-                found = opened.setdefault(batch, [])
-                found.append("\t".join(hashed(row)))
-                _, lines, digest = known.get(batch, NO_BATCH)
-                if len(found) == lines:
-                    whole.append(batch)
-                    if digest_of(opened.pop(batch), HASHED[1]) != digest:
-                        faults.append(f"batch {batch} is not as it was hashed: a line of {began}, node {node}")
-        else:
-            of_sums[number].append("\t".join(summed(row)))
-        facility_j, share_g = energy_j * float(pue), carbon_g
-        if not is_estimated:
-            share_g = carbon_g * modelled_j / energy_j if energy_j else 0.0
-        if not (
-            right
-            and abs(float(facility) - facility_j) <= 1e-9 * abs(facility_j) + 1e-9
-            and abs(float(share) - share_g) <= 1e-9 * abs(share_g) + 1e-9
-        ):
-            faults.append(f"a line does not follow from what was metered: {began}, node {node}, batch {batch or '-'}")
-        if (known_sums := sums.get(key := (began[:10], *named(row)))) is None:
-            known_sums = sums[key] = [*NO_SUMS]
-        for place, amount in enumerate((energy_j, gpu, modelled_j, facility_j, carbon_g, share_g, held_s)):
-            known_sums[place] += amount
-    return {
-        **{"sums": sums, "opened": opened, "of_sums": of_sums, "whole": whole, "faults": faults[:AT_MOST]},
-        **{"count": count, "unsealed": unsealed, "latest": latest},
-    }
+def plus(sums: list[float], amounts) -> list[float]:
+    return list(map(float.__add__, sums, amounts))
 
 
 def digest_of(texts: list[str], columns: str) -> str:
     """Return the SHA-256 of lines in the order of their text; none if a field has what separates them."""
     body = "".join(f"{text}\n" for text in sorted(texts))
-    if body.count("\t") != columns.count(" ") * len(texts) or body.count("\n") != len(texts):
-        return ""
-    return sha256(body.encode()).hexdigest()
+    fits = body.count("\t") == columns.count(" ") * len(texts) and body.count("\n") == len(texts)
+    return sha256(body.encode()).hexdigest() if fits else ""
+
+
+def rows_of(path: str, first: int, last: int, columns: list[str], is_csv: bool):
+    """Yield the rows of a part of the file, as texts."""
+    with open(path, "rb") as file:
+        file.seek(first)
+        while (left := last - file.tell()) > 0:
+            block = (file.read(left) if left <= BLOCK else file.read(BLOCK) + file.readline()).decode()
+            if not block:
+                raise ValueError("is cut off")
+            lines, plain = lines_of(block), block.replace(',"",', ",,")
+            if is_csv:
+                yield from csv.reader(lines, strict=True) if '"' in plain else map(SPLIT, lines_of(plain))
+                continue
+            for line in lines:
+                row = json.loads(line, parse_float=str, parse_int=str)
+                if list(row) != columns:
+                    raise ValueError("a line has other fields than the first")
+                yield [WORDS.get(value, value) for value in row.values()]
+
+
+def lines_of(text: str) -> list[str]:
+    return text.removesuffix("\n").split("\n") if text else []  # splitlines() knows other ends of lines, too
+
+
+@lru_cache(1 << 12)
+def length_s(began: str, ended: str) -> float:
+    return max(0.0, (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds())
+
+
+def check_part(path: str, first: int, last: int, columns: list[str], is_csv: bool, batches: dict, period) -> dict:
+    """Compute the lines between two offsets again; return their sums, and what can be said only of the whole."""
+
+    def fields(names: str):
+        return itemgetter(*map(columns.index, names.split()))
+
+    hashed, summed, named, texts, of_all, of_raw = map(fields, (HASHED, SUMMED, NAMES, TEXTS, OF_ALL, OF_RAW))
+    start, end = ("" if period[0] == "-" else period[0]), ("~" if period[1] == "-" else period[1])
+    sums, opened, of_sums = defaultdict(zeros), defaultdict(list), defaultdict(list)
+    whole, faults, count, unsealed, latest = [], [], 0, 0, ""
+    for row in rows_of(path, first, last, columns, is_csv):
+        count += 1
+        batch, number, began, ended, meter, cpu_meter, guessed, estimated = texts(row)
+        gpu, pue, carbon, energy, modelled, gpu_s, facility, share = map(float, of_all(row))
+        right, facility_j, its_share = start <= began < end and len(row) == len(columns), energy * pue, carbon
+        if estimated != "true":
+            its_share = carbon * modelled / energy if energy else 0.0
+        if batch:
+            gpus, cpu, static, factor = map(float, of_raw(row))
+            parts = (0.0 if meter in MEASURED else gpu) + (0.0 if cpu_meter in MEASURED else cpu) + static
+            held_s, grams = gpus * length_s(began, ended), energy / 3.6e6 * factor * pue
+            right = (
+                right
+                and energy == gpu + cpu + static
+                and modelled == parts
+                and abs(gpu_s - held_s) <= 1e-9 * abs(held_s) + 1e-9
+                and abs(carbon - grams) <= 1e-9 * abs(grams) + 1e-9
+                and (estimated == "true") == (guessed == "true" or meter not in MEASURED)
+            )
+            if batch == "0":
+                unsealed, latest = unsealed + 1, max(latest, began)
+            else:
+                found = opened[batch]
+                found.append("\t".join(hashed(row)))
+                lines, digest = batches.get(batch, (0, ""))
+                if len(found) == lines:
+                    whole.append(batch)
+                    if digest_of(opened.pop(batch), HASHED) != digest:
+                        faults.append(f"batch {batch} is not as it was hashed: a line of {began}")
+        else:
+            of_sums[number].append("\t".join(summed(row)))
+        if not (
+            right
+            and abs(facility - facility_j) <= 1e-9 * abs(facility_j) + 1e-9
+            and abs(share - its_share) <= 1e-9 * abs(its_share) + 1e-9
+        ):
+            faults.append(f"a line does not follow from what was metered: {','.join(row)}")
+        key = began[:10], *named(row)
+        total = sums[key]
+        total[0] += energy
+        total[1] += gpu
+        total[2] += modelled
+        total[3] += facility_j
+        total[4] += carbon
+        total[5] += its_share
+        total[6] += gpu_s
+    return {
+        **{"sums": sums, "opened": opened, "of_sums": of_sums, "whole": whole, "faults": faults[:AT_MOST]},
+        **{"count": count, "unsealed": unsealed, "latest": latest},
+    }
 
 
 class Check:
@@ -198,61 +199,49 @@ class Check:
 
     def run(self) -> list[str]:
         """Return what is wrong; sets `facts`, sentences of what was checked."""
-        first, seals_at, columns = self._ends()
-        kinds = defaultdict(list)
-        for words in self.seals:
-            kind, _, rest = words.partition(" ")
-            kinds[kind].append(rest)
-        self.period = (kinds["period"] or ["- -"])[0].split(" ")
-        self.batches = {each[0]: each[1:] for each in (rest.split(" ") for rest in kinds["batch"])}
-        if later := {b[2] for b in self.batches.values()} - {str(version) for version in HASHED}:
-            raise ValueError(
-                f"version {max(later)} of the hashes is unknown here: use the verify.py of a later release"
-            )
-        known = {number: (int(b[2]), int(b[4]), b[7]) for number, b in self.batches.items()}
-        parts = self._parts(first, seals_at, columns, known)
-        opened, days = defaultdict(list), defaultdict(list)
-        self.sums: dict = {}
+        first, seals_at, columns, seals = self._ends()
+        of = defaultdict(list)
+        for kind, _, rest in (seal.partition(" ") for seal in seals):
+            of[kind].append(rest)
+        self.period = (of["period"] or ["- -"])[0].split(" ")
+        self.batches = {each.id: each for each in (Batch(*rest.split(" ")) for rest in of["batch"])}
+        if later := {each.version for each in self.batches.values()} - {"1"}:
+            raise ValueError(f"version {max(later)} of the hashes is unknown: use the verify.py of a later release")
+        parts = self._parts(first, seals_at, columns)
+        sums, opened, of_sums = defaultdict(zeros), defaultdict(list), defaultdict(list)
         for part in parts:
             self.faults += part["faults"]
-            for number, texts in part["opened"].items():
-                opened[number] += texts
-            for number, texts in part["of_sums"].items():
-                days[number] += texts
-            for key, amounts in part["sums"].items():
-                self.sums[key] = tuple(map(float.__add__, self.sums.get(key, NO_SUMS), amounts))
-        for kind, into in (("line", opened), ("sumline", days)):
-            for rest in kinds[kind]:
-                number, _, text = rest.partition(" ")
+            for into, name, joined in ((sums, "sums", plus), (opened, "opened", add), (of_sums, "of_sums", add)):
+                for key, found in part[name].items():
+                    into[key] = joined(into[key], found)
+        for kind, into in (("line", opened), ("sumline", of_sums)):
+            for number, _, text in (rest.partition(" ") for rest in of[kind]):
                 into[number].append(json.loads(text))
-        whole = [number for part in parts for number in part["whole"]]
         for number, texts in opened.items():
-            version, lines, digest = known.get(number, NO_BATCH)
-            if version not in HASHED or len(texts) != lines:
-                self.faults.append(f"batch {number} has {len(texts)} lines instead of {lines}")
-            elif digest_of(texts, HASHED[version]) != digest:
-                self.faults.append(f"batch {number} is not as it was hashed")
-            whole.append(number)
-        if len(whole) != len(set(whole)):
-            self.faults.append("a batch has its lines twice")
+            known = self.batches.get(number)
+            if known is None or len(texts) != int(known.lines) or digest_of(texts, HASHED) != known.digest:
+                self.faults.append(f"batch {number} is not as it was hashed: {len(texts)} lines")
+        whole = [number for part in parts for number in part["whole"]] + list(opened)
         self.whole = set(whole)
-        self.count, unsealed = sum(part["count"] for part in parts), sum(part["unsealed"] for part in parts)
-        latest = max((part["latest"] for part in parts), default="")
-        since = self._days(kinds["day"], self._sums(kinds["sum"], days))
-        self._totals(kinds["total"])
+        if len(whole) != len(self.whole):
+            self.faults.append("a batch has its lines twice")
+        since = self._days(of["day"], self._sums(of["sum"], of_sums))
+        self._totals(of["total"], sums)
         self._signature("the file", *self.end, must=bool(self.keys))
+        count, unsealed = (sum(part[name] for part in parts) for name in ("count", "unsealed"))
+        latest = max((part["latest"] for part in parts), default="")
         if unsealed and since and latest >= since:
             self.faults.append(f"a line without a batch begins at {latest}, when lines had batches since {since}")
         self.facts = [
-            f"{self.count} lines, each computed again; {len(kinds['total'])} totals, each summed again",
-            f"{len(self.batches)} batches and {len(kinds['day'])} days hashed; {unsealed} lines are older than that",
+            f"{count} lines, each computed again; {len(of['total'])} totals, each summed again",
+            f"{len(self.batches)} batches and {len(of['day'])} days hashed; {unsealed} lines are older than that",
             f"{self.unsigned} batches since the last signed day, or of days without a signature",
             *(f"signed by the key {key}" for key in sorted(self.keys) or ["of nobody: whoever has it can change it"]),
         ]
         return self.faults
 
     def _ends(self):
-        """Read the head and the seals, and check the whole file against its end."""
+        """Read the head and the seals; what is between them is lines."""
         with open(self.path, "rb") as file:
             head = file.readline()
             self.is_csv = not head.startswith(b"{")
@@ -262,114 +251,96 @@ class Check:
             kind, key, signature, text = ([*self._seal(last).split(" ", 3), "", "", "", ""])[:4]
             if kind != "end":
                 raise ValueError("has no seals, or was cut off; `wattshift report --lines FILE --seals` writes them")
-            stated = dict(line.split(" ", 1) for line in json.loads(text).split("\n") if " " in line)
-            seals_at, end_at = int(stated["lines_end"]), size - len(last.encode()) - 1
             self.end = json.loads(text), key, signature
-            file.seek(0)
-            whole = sha256()
-            for piece in iter(lambda: file.read(min(1 << 20, max(0, end_at - file.tell()))), b""):
-                whole.update(piece)
-            if whole.hexdigest() != stated["sha256"]:
-                self.faults.append("the file is not as it was written: its SHA-256 is another")
+            self.stated = dict(line.split(" ", 1) for line in self.end[0].split("\n") if " " in line)
+            seals_at, self.end_at = int(self.stated["lines_end"]), size - len(last.encode()) - 1
             file.seek(seals_at)
-            body = file.read(end_at - seals_at).decode()
-        self.seals = [self._seal(line) for line in body.splitlines()]
+            seals = list(map(self._seal, lines_of(file.read(self.end_at - seals_at).decode())))
         columns = next(csv.reader([head.decode()])) if self.is_csv else list(json.loads(head))
-        if first == seals_at:
-            columns = f"{HASHED[1]} {SUMMED} {USED} {NAMES}".split()
-        return first, seals_at, columns
+        return first, seals_at, columns, seals
 
     def _seal(self, line: str) -> str:
         return line.removeprefix("# ") if self.is_csv else json.loads(line)["seal"]
 
-    def _parts(self, first: int, last: int, columns, known) -> list[dict]:
-        cuts = [first]
+    def _parts(self, first: int, last: int, columns: list[str]) -> list[dict]:
+        """Check the lines on all processes, and the whole file against its end meanwhile."""
+        cuts, known = [first], {each.id: (int(each.lines), each.digest) for each in self.batches.values()}
         with open(self.path, "rb") as file:
-            for number in range(1, self.processes):
+            for number in range(1, self.processes if last - first > 1 << 20 else 1):
                 file.seek(first + (last - first) * number // self.processes)
                 file.readline()
                 cuts.append(max(cuts[-1], min(last, file.tell())))
-        cuts.append(last)
-        if last - first < 1 << 20:
-            return [check_part(self.path, first, last, self.is_csv, columns, known, self.period)]
-        jobs = [(self.path, *part, self.is_csv, columns, known, self.period) for part in pairwise(cuts)]
-        with Pool(self.processes) as pool:
-            return pool.starmap(check_part, jobs)
+        jobs = [(self.path, *part, columns, self.is_csv, known, self.period) for part in pairwise([*cuts, last])]
+        with ThreadPool(1) if len(jobs) == 1 else Pool(len(jobs)) as pool, open(self.path, "rb") as file:
+            found, whole = pool.starmap_async(check_part, jobs if first < last else []), sha256()
+            while piece := file.read(min(1 << 20, max(0, self.end_at - file.tell()))):
+                whole.update(piece)
+            if whole.hexdigest() != self.stated["sha256"]:
+                self.faults.append("the file is not as it was written: its SHA-256 is another")
+            return found.get()
 
     def _signature(self, what: str, text: str, key: str, signature: str, must: bool = False) -> None:
-        if key == "-":
-            if must:
-                self.faults.append(f"{what} is not signed, and others are")
-            return
-        if not signed(bytes.fromhex(key), text.encode(), bytes.fromhex(signature)):
-            self.faults.append(f"the signature of {what} does not fit")
-        self.keys.add(key)
+        if key != "-":
+            self.keys.add(key)
+            if not signed(bytes.fromhex(key), text.encode(), bytes.fromhex(signature)):
+                self.faults.append(f"the signature of {what} does not fit")
+        elif must:
+            self.faults.append(f"{what} is not signed, and others are")
 
     def _overlaps(self, first: str, last: str) -> bool:
-        if "-" in (first, last):
-            return False
-        start, end = (None if each == "-" else datetime.fromisoformat(each) for each in self.period)
-        began, ended = datetime.fromisoformat(first), datetime.fromisoformat(last)
-        return (end is None or began < end) and (start is None or ended >= start)
+        start, end = self.period
+        return "-" not in (first, last) and (end == "-" or first < end) and (start == "-" or last >= start)
 
     def _stated(self, what: str, rows: list[str]):
-        """Yield the statements of a kind, each with its fields; each names the one before it."""
+        """Yield the statements of a kind, each with its fields, lanes and hash; each names the one before it."""
         before, last_key = NOTHING, "-"
         for number, row in enumerate(rows, 1):
             key, signature, quoted = row.split(" ", 2)
             text = json.loads(quoted)
             self._signature(f"{what} {number}", text, key, signature, must=last_key != "-")
-            last_key = key
-            fields = dict(line.partition(" ")[::2] for line in text.split("\n") if not line.startswith("lane "))
-            if fields.get("number") != str(number) or fields.get("before") != before:
+            lines = [line.split(" ", 1) for line in text.split("\n") if " " in line]
+            stated, last_key = dict(line for line in lines if line[0] != "lane"), key
+            if stated.get("number") != str(number) or stated.get("before") != before:
                 self.faults.append(f"the statement of {what} {number} does not follow the one before it")
             before = sha256(text.encode()).hexdigest()
-            yield number, text, fields, before, key
+            yield str(number), stated, [rest.split(" ") for name, rest in lines if name == "lane"], before, key
 
-    def _sums(self, rows: list[str], days: dict[str, list[str]]) -> dict[str, str]:
-        """Check the daily sums; return the hash of each day that one stands for, and of each sum by its number."""
+    def _sums(self, rows: list[str], of_sums: dict[str, list[str]]) -> dict[str, str]:
+        """Check the daily sums; return the hash of each day that one stands for."""
         self.sum_hashes, replaced = {"0": NOTHING}, {}
-        for number, _, fields, stated, _ in self._stated("sum", rows):
-            self.sum_hashes[str(number)] = stated
-            if "replaces" in fields:
-                replaced[fields["replaces"].partition(" ")[2]] = str(number)
-            lines, first, last = fields["lines"].split(" ")
-            texts = days.pop(str(number), [])
-            if not self._overlaps(first, last):
-                wrong = bool(texts)
-            else:
-                wrong = len(texts) != int(lines) or digest_of(texts, SUMMED) != fields["digest"]
-            if wrong:
+        for number, stated, _, its_hash, _ in self._stated("sum", rows):
+            self.sum_hashes[number] = its_hash
+            if "replaces" in stated:
+                replaced[stated["replaces"].partition(" ")[2]] = number
+            lines, first, last = stated["lines"].split(" ")
+            texts, whole = of_sums.pop(number, []), self._overlaps(first, last)
+            if len(texts) != (int(lines) if whole else 0) or (whole and digest_of(texts, SUMMED) != stated["digest"]):
                 self.faults.append(f"the lines of sum {number} are not those that were signed")
-        for number in days.keys() - {"0"}:
-            self.faults.append(f"lines are of sum {number}, which is not stated")
+        self.faults += [f"lines are of sum {number}, which is not stated" for number in of_sums.keys() - {"0"}]
         return replaced
 
     def _days(self, rows: list[str], replaced: dict[str, str]) -> str:
         """Check the running hash of each lane, day by day; return since when lines have batches."""
         heads: dict[str, tuple[int, str]] = {}
-        batches = {(b[0], int(b[1])): number for number, b in self.batches.items()}
+        batches = {(each.lane, int(each.number)): each for each in self.batches.values()}
         since = ""
-        for number, text, fields, stated, key in self._stated("day", rows):
-            since = fields["since"]
-            last_sum, _, hashed = fields["sums"].partition(" ")
+        for number, stated, lanes, its_hash, key in self._stated("day", rows):
+            since = stated["since"]
+            last_sum, _, hashed = stated["sums"].partition(" ")
             if self.sum_hashes.get(last_sum) != hashed:
                 self.faults.append(f"day {number} names a sum {last_sum} that is not here")
-            ends = dict(line.split(" ")[1:3] for line in text.split("\n") if line.startswith("lane "))
-            marks = dict(line.split(" ")[1::2] for line in text.split("\n") if line.startswith("lane "))
-            if self._overlaps(*fields["lines"].split(" ")[1:]) and replaced.pop(stated, None) is None:
+            if self._overlaps(*stated["lines"].split(" ")[1:]) and replaced.pop(its_hash, None) is None:
                 count = len(batches)
-                for lane, end in ends.items():
-                    if self._advance(lane, heads.get(lane, (0, NOTHING)), int(end), batches) != marks[lane]:
+                for lane, end, mark in lanes:
+                    if self._advance(lane, heads.get(lane, (0, NOTHING)), int(end), batches) != mark:
                         self.faults.append(f"lane {lane} of day {number} does not come to the hash that was signed")
                 self.unsigned += count - len(batches) if key == "-" else 0
-            heads = {lane: (int(end), marks[lane]) for lane, end in ends.items()}
+            heads = {lane: (int(end), mark) for lane, end, mark in lanes}
         self.unsigned += len(batches)
         for lane in sorted({lane for lane, _ in batches}):
             self._advance(lane, heads.get(lane, (0, NOTHING)), max(n for each, n in batches if each == lane), batches)
-        if batches:
-            self.faults.append(f"batch {next(iter(batches.values()))} is of no day")
-        return since or min((b[3] for b in self.batches.values()), default="")
+        self.faults += [f"batch {each.id} is of no day" for each in batches.values()]
+        return since or min((each.at for each in self.batches.values()), default="")
 
     def _advance(self, lane: str, head: tuple[int, str], end: int, batches: dict) -> str:
         """Return the running hash of a lane at a batch, and take the batches that it covers."""
@@ -378,34 +349,29 @@ class Check:
             if (found := batches.pop((lane, number), None)) is None:
                 self.faults.append(f"batch {number} of lane {lane} is missing")
                 return ""
-            _, _, version, at, lines, first, last, digest = self.batches[found]
-            head_line = f"{lane} {number} {at} {lines} {first} {last}"
-            text = f"wattshift ledger batch {version}\n{head_line}\n{running}\n{digest}\n"
-            running = sha256(text.encode()).hexdigest()
-            if self._overlaps(first, last) and found not in self.whole:
-                self.faults.append(f"the {lines} lines of batch {found} are missing")
+            text = f"{lane} {number} {found.at} {found.lines} {found.first} {found.last}\n{running}\n{found.digest}\n"
+            running = sha256(f"wattshift ledger batch {found.version}\n{text}".encode()).hexdigest()
+            if self._overlaps(found.first, found.last) and found.id not in self.whole:
+                self.faults.append(f"the {found.lines} lines of batch {found.id} are missing")
         return running
 
-    def _totals(self, rows: list[str]) -> None:
+    def _totals(self, rows: list[str], sums: dict[tuple[str, ...], list[float]]) -> None:
         """Sum every total again."""
-        found: dict = defaultdict(lambda: NO_SUMS)
-        for (day, *names), amounts in self.sums.items():
-            job = names[0]
+        again: dict = defaultdict(zeros)
+        for (day, job, *names), amounts in sums.items():
             groups = [("all", "")] if job else [("all", ""), ("idle", "")]
-            if names[1]:  # a job that the installation knows
+            if names[0]:  # a job that the installation knows
                 year, week, _ = date.fromisoformat(day).isocalendar()
-                groups += zip(GROUPS, (*names, day, f"{year}-W{week:02}", day[:7]), strict=True)
+                groups += zip(GROUPS, (job, *names, day, f"{year}-W{week:02}", day[:7]), strict=True)
             for group in groups:
-                found[group] = tuple(map(float.__add__, found[group], amounts))
+                again[group] = plus(again[group], amounts)
         for row in rows:
-            group, *figures = row.split(" ", 8)
-            name = json.loads(figures.pop())
-            again = found.pop((group, name), NO_SUMS)
-            for figure, stated, summed in zip(FIGURES, figures, again, strict=True):
-                if not close(float(stated), summed):
+            group, *figures, name = row.split(" ", 8)
+            found = again.pop((group, json.loads(name)), zeros())
+            for figure, stated, summed in zip(FIGURES, map(float, figures), found, strict=True):
+                if abs(stated - summed) > 1e-9 * max(abs(stated), abs(summed)) + 1e-9:
                     self.faults.append(f"{figure} of {group} {name}: the report says {stated}, the lines {summed}")
-        for group, name in found:
-            self.faults.append(f"the report has no total of {group} {name}")
+        self.faults += [f"the report has no total of {group} {name}" for group, name in again]
 
 
 def verify(path: str, processes: int = 2, key: str | None = None) -> int:

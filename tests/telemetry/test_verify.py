@@ -91,7 +91,7 @@ async def a_ledger(plane: Any) -> Signer:
     signer = Signer(plane.database, Sealer("k" * 32))
     await signer.use(close_days)
     agent = await plane.agent(zone="DE")
-    job, other = [await accept_job(plane.database, labels={"user": name}) for name in ("ada", "bob")]
+    job, other = [await accept_job(plane.database, labels={"user": name}) for name in ('ada "x",",y\u2028', "bob")]
     gangs = [await allocate(plane.database, each, {"n0": [at]}) for at, each in enumerate((job, other))]
     now = utc_now().timestamp()
     old = now // DAY_S * DAY_S - 5 * DAY_S
@@ -168,6 +168,11 @@ def test_the_file_runs_alone(exported, tmp_path: Path) -> None:
     wrong = subprocess.run([*command, "ab" * 32], cwd=tmp_path, capture_output=True, text=True)
     assert wrong.returncode == 1
     assert "it is signed by" in wrong.stdout
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_lines_that_would_end_beyond_the_file_are_no_wait_without_end(exported, tmp_path: Path, form: str) -> None:
+    assert faults_of(tmp_path / "cut", re.sub("lines_end [0-9]+", "lines_end 99999999", exported[form]))
 
 
 async def test_whoever_is_no_operator_gets_no_seals(plane) -> None:

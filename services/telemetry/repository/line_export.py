@@ -24,11 +24,14 @@ _TIME = "to_json({at}) #>> ARRAY[]::text[]"
 OWNER = f"""
     LEFT JOIN LATERAL (
         SELECT i.tenant_id, i.project,
-            coalesce((SELECT u.name FROM users u WHERE u.id = i.user_id), i.user_label) AS user_name
-        FROM {REPORTED_JOBS} i WHERE i.id = l.job_id OFFSET 0
+            {_VISIBLE.format(text="name.name")} AS user_name
+        FROM {REPORTED_JOBS} i CROSS JOIN LATERAL (
+            SELECT coalesce((SELECT u.name FROM users u WHERE u.id = i.user_id), i.user_label) AS name
+        ) AS name WHERE i.id = l.job_id OFFSET 0
     ) j ON true
     LEFT JOIN LATERAL (
-        SELECT min(d ->> 'model') AS name FROM nodes n CROSS JOIN jsonb_array_elements(n.devices) d
+        SELECT {_VISIBLE.format(text="min(d ->> 'model')")} AS name
+        FROM nodes n CROSS JOIN jsonb_array_elements(n.devices) d
         WHERE n.id = l.node_id HAVING count(DISTINCT d ->> 'model') = 1
     ) model ON true
 """
@@ -38,8 +41,7 @@ _FLAG = "::text /* and not t or f, in CSV */"
 _COLUMNS = f"""
     {_TIME.format(at="l.start_at")} AS start_at, {_TIME.format(at="l.end_at")} AS end_at, l.node_id,
     {_VISIBLE.format(text="l.boot_id")} AS boot_id, l.sequence, l.owner AS allocation_id, l.job_id,
-    j.tenant_id AS tenant, j.project, {_VISIBLE.format(text="j.user_name")} AS "user",
-    {_VISIBLE.format(text="model.name")} AS model, l.devices, l.gpus, l.gpu_s,
+    j.tenant_id AS tenant, j.project, j.user_name AS "user", model.name AS model, l.devices, l.gpus, l.gpu_s,
     l.energy_j, l.gpu_energy_j, l.cpu_energy_j, l.static_energy_j, l.source AS gpu_source, l.cpu_source,
     l.basis, l.reported_energy_j, l.estimated_energy_j, l.zone, l.signal, l.provider,
     {_TIME.format(at="l.fetched_at")} AS fetched_at, l.intensity_kind, l.intensity_gco2_per_kwh, l.pue,
