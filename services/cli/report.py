@@ -362,7 +362,7 @@ def _write_csv(target: str, found: Report) -> None:
 
 def _row(line: Report) -> Sequence[Any]:
     footprint, accounts = line["footprint"], line["accounts"]
-    width = accounts.get("half_width") or {"energy_j": None, "carbon_gco2": None}
+    width: Report = accounts.get("half_width") or {"energy_j": None, "carbon_gco2": None}
 
     def kg(value: float | None) -> float | str:
         return "" if value is None else value / 1_000

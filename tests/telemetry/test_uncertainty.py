@@ -40,7 +40,7 @@ async def a_ledger(plane: Plane) -> list[str]:
     return jobs
 
 
-def of_rows(rows: list[dict[str, str]]) -> dict[str, Any]:
+def of_rows(rows: list[dict[str, str]]) -> Any:
     def cell(row: dict[str, str]) -> Cell:
         carbon, guessed = float(row["carbon_gco2"]), row["intensity_estimated"] or row["estimated"]
         amounts = float(row["energy_j"]), float(row["estimated_energy_j"]), carbon
