@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from enum import StrEnum
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from services.cli.bars import bar
-from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.output import console, print_json, table
+from services.cli.values import read_cells
 from services.core.domain.errors import DomainError
-from services.kit.text import decoded
 
 if TYPE_CHECKING:
     from services.core.profiles.capped import CappedModel
@@ -117,28 +116,18 @@ def read_points(file: Path, needed: tuple[str, ...], *, energies: bool) -> tuple
     from services.core.domain.controls import ControlKind
     from services.core.profiles.observations import COLUMN_OF, Observations
 
-    try:
-        text = decoded(file.read_bytes())
-    except FileNotFoundError:
-        raise CliError(f"there is no file {str(file)!r}", EXIT_NOT_FOUND) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"cannot read {str(file)!r}: {error}", EXIT_USAGE) from None
-    reader = csv.reader(text.splitlines())
-    header = [name.strip() for name in next(reader, [])]
+    found = read_cells(file)
+    header = [name.strip() for name in found[0][1]] if found else []
     missing = [name for name in needed if name not in header]
     if missing:
         raise CliError(f"{file}, line 1: no column {', '.join(missing)} (found: {', '.join(header)})", EXIT_USAGE)
     if len(set(header)) < len(header):
         raise CliError(f"{file}, line 1: a column is there twice", EXIT_USAGE)
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    for row in reader:
-        if not any(cell.strip() for cell in row):
-            continue
-        lines.append(reader.line_num)
+    found = [each for each in found[1:] if any(cell.strip() for cell in each[1])]
+    for line, row in found:
         if len(row) != len(header):
-            raise CliError(f"{file}, line {lines[-1]}: {len(row)} cells under {len(header)} columns", EXIT_USAGE)
-        rows.append([cell.strip() for cell in row])
+            raise CliError(f"{file}, line {line}: {len(row)} cells under {len(header)} columns", EXIT_USAGE)
+    lines, rows = [line for line, _ in found], [[cell.strip() for cell in row] for _, row in found]
     if not rows:
         raise CliError(f"{file}: no points below the header", EXIT_USAGE)
     given = {name: at for at, name in enumerate(header) if any(row[at] for row in rows)}

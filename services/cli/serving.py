@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from array import array
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliErro
 from services.cli.jobs import AsJson
 from services.cli.output import console
 from services.cli.pools import show_plan
-from services.cli.values import filled, json_document, moment_s, past_time
+from services.cli.values import filled, json_document, past_time, refuse_dropped
 
 PoolArgument = Annotated[str, typer.Argument(metavar="NAME", help="The pool's name.")]
 
@@ -290,8 +289,10 @@ def report(
 
 def _read_log(file: Path, since: str | None) -> Windows:
     """Return the requests of each window between the first and the last."""
-    from services.simulator.readers.text import TraceFormatError, open_text
+    from services.simulator.raw import ReadReport
+    from services.simulator.readers.text import TraceFormatError, moment_s, open_text, table, whole
 
+    report = ReadReport(file.name, "requests")
     found: Windows = {}
     try:
         since_s = moment_s(since) if since else float("-inf")
@@ -299,27 +300,22 @@ def _read_log(file: Path, since: str | None) -> Windows:
         raise CliError(f"--since takes an ISO 8601 date and time, or seconds, not {since!r}", EXIT_USAGE) from None
     try:
         with open_text(file) as opened:
-            rows = csv.DictReader(opened, strict=True)
-            if missing := [column for column in LOG_COLUMNS if column not in (rows.fieldnames or ())]:
-                raise CliError(f"{file} has no column {missing[0]}", EXIT_USAGE)
-            for row in rows:
+            for line, row in table(opened, LOG_COLUMNS, report):
                 try:
-                    arrived_s = moment_s(row["arrived_at"])
-                    lengths = int(row["input_tokens"]), int(row["output_tokens"])
+                    arrived_s = moment_s(row["arrived_at"], "arrived_at")
+                    lengths = [whole(row[column], column) for column in LOG_COLUMNS[1:]]
                     start_s = int(arrived_s // WINDOW_S) * WINDOW_S
-                except (ValueError, TypeError, OverflowError):
-                    line = ",".join(str(row[column]) for column in LOG_COLUMNS)
-                    raise CliError(
-                        f"{file}, line {rows.line_num}: expected a time and two lengths, got {line}", EXIT_USAGE
-                    ) from None
+                except ValueError as error:
+                    report.drop(line, str(error))
+                    continue
+                report.kept += 1
                 if arrived_s >= since_s:
                     found.setdefault(start_s, array("q")).extend(lengths)
     except TraceFormatError as error:
         raise CliError(str(error), EXIT_USAGE if file.exists() else EXIT_NOT_FOUND) from None
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}", EXIT_NOT_FOUND) from None
-    except csv.Error as error:
-        raise CliError(f"{file} is not CSV: {error}", EXIT_USAGE) from None
+    refuse_dropped(file, report)
     if not found:
         raise CliError(f"{file} has no requests" + (f" since {since}" if since else ""), EXIT_USAGE)
     return found

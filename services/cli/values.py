@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.kit.text import decoded
+
+if TYPE_CHECKING:
+    from services.simulator.raw import ReadReport
 
 
 def json_document(file: Path) -> Any:
@@ -69,19 +71,44 @@ def parameter_value(text: str) -> Any:
 
 
 def _pairs(file: Path) -> list[list[float]]:
-    try:
-        rows = [row for row in csv.reader(decoded(file.read_bytes()).splitlines(), strict=True) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise CliError(f"{file} cannot be read: {error}", EXIT_USAGE) from None
     pairs: list[list[float]] = []
-    for at, row in enumerate(rows):
+    for at, (line, row) in enumerate(read_cells(file)):
         try:
             when, value = row
             pairs.append([moment_s(when.strip()), float(value)])
         except ValueError:
             if at:
-                raise CliError(f"{file}, row {at + 1}: expected a time and a number, got {row}", EXIT_USAGE) from None
+                raise CliError(f"{file}, line {line}: expected a time and a number, got {row}", EXIT_USAGE) from None
     return pairs
+
+
+def read_cells(file: Path) -> list[tuple[int, list[str]]]:
+    """Return line number and cells of each row of a table in which no row may be missing, by the reader of all tables.
+
+    Raises:
+        CliError: The file cannot be read, or a row of it.
+    """
+    from services.simulator.raw import ReadReport  # here: few commands read a table, and this loads NumPy
+    from services.simulator.readers.text import TraceFormatError, cells_of, open_text
+
+    report = ReadReport(file.name, "table")
+    try:
+        with open_text(file) as text:
+            found = list(cells_of(text, report))
+    except (OSError, TraceFormatError) as error:
+        raise CliError(f"{file} cannot be read: {error}", EXIT_USAGE if file.exists() else EXIT_NOT_FOUND) from None
+    refuse_dropped(file, report)
+    return found
+
+
+def refuse_dropped(file: Path, report: ReadReport) -> None:
+    """Refuse a table of which a row cannot be read, where none may be missing.
+
+    Raises:
+        CliError: Names the row's line.
+    """
+    for reason, lines in report.lines.items():
+        raise CliError(f"{file}, line {lines[0]}: {reason}", EXIT_USAGE)
 
 
 def moment_s(text: str) -> float:

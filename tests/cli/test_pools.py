@@ -253,7 +253,7 @@ def test_a_spec_with_what_is_no_finite_number_is_one_line(wattshift: Any, tmp_pa
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("arrived_at,input_tokens\n1,2\n", "has no column output_tokens"),
+        ("arrived_at,input_tokens\n1,2\n", "no column 'output_tokens'"),
         ("arrived_at,input_tokens,output_tokens\n2026-11-20,1,1\n2026-11-20,x,1\n", "line 3"),
         ("arrived_at,input_tokens,output_tokens\n", "has no requests"),
         ("arrived_at,input_tokens,output_tokens\n1,1\n", "line 2"),

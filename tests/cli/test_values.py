@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.cli.errors import CliError
+from services.cli.fit import read_points
+from services.cli.serving import LOG_COLUMNS, _read_log
 from services.cli.values import parameter_value
 
 
@@ -28,7 +33,43 @@ def test_a_file_holds_a_limit_by_the_hour_or_by_time(tmp_path: Path) -> None:
 def test_a_file_that_is_none_or_holds_something_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "cap.csv"
     file.write_text("0,9000\nnoon,6000\n")
-    with pytest.raises(CliError, match="row 2"):
+    with pytest.raises(CliError, match="line 2"):
         parameter_value(f"@{file}")
     with pytest.raises(CliError, match="cannot be read"):
         parameter_value(f"@{tmp_path / 'nowhere'}")
+
+
+def _fitted(file: Path) -> Any:
+    points, lines = read_points(file, ("gpus", "seconds_per_iteration"), energies=False)
+    return points.seconds_per_iteration.tolist(), [line - lines[0] for line in lines]
+
+
+DOORS: dict[str, tuple[Callable[[Path], Any], list[list[str]]]] = {
+    "pairs": (lambda file: parameter_value(f"@{file}"), [["hour", "watts"], ["0", "9000.5"], ["17.5", "6000"]]),
+    "fit": (_fitted, [["gpus", "seconds_per_iteration"], ["1", "4.5"], ["2", "2.5"], ["4", "1.5"]]),
+    "log": (
+        lambda file: _read_log(file, None),
+        [list(LOG_COLUMNS), ["1760000000.5", "7", "8"], ["1760000009", "1", "2"]],
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_door_for_tables_reads_every_dialect(tmp_path: Path, door: str) -> None:
+    read, rows = DOORS[door]
+    file = tmp_path / "table.csv"
+
+    def found(delimiter: str, encoding: str = "utf-8", first: str = "", end: str = "\n") -> Any:
+        cells = [[cell.replace(".", ",") if delimiter != "," else cell for cell in row] for row in rows]
+        text = first + "".join(delimiter.join(row) + end for row in cells)
+        file.write_bytes(text.encode(encoding))
+        return read(file)
+
+    plain = found(",")
+    assert found(";") == found("\t") == found(";", "utf-16") == found(",", "utf-8-sig", end="\r\n") == plain
+    assert found(";", first="sep=;\r\n", end="\r\n") == found("\t", first="sep=\t\n") == plain
+    file.write_bytes(gzip.compress(file.read_bytes()))
+    assert read(file) == plain
+    file.write_bytes(",".join(rows[0]).encode() + b"\n" + ",".join(rows[1]).encode() + b"\n\xff,1\n")
+    with pytest.raises(CliError, match="line 3: bytes that are not UTF-8"):
+        read(file)

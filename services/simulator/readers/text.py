@@ -35,7 +35,9 @@ Row = dict[str, str]
 
 
 class _Lines(io.TextIOWrapper):
-    """Text whose lines are read one by one, and none that would fill the memory."""
+    """Text whose lines are read one by one, and none that would fill the memory; Excel's ``sep=;`` counts as empty."""
+
+    _is_first = True
 
     def __next__(self) -> str:
         line = self.readline(LONGEST_LINE + 1)
@@ -43,7 +45,8 @@ class _Lines(io.TextIOWrapper):
             raise StopIteration
         if len(line) > LONGEST_LINE:
             raise TraceFormatError(f"a line has more than {LONGEST_LINE} characters: it is no trace")
-        return line
+        is_first, self._is_first = self._is_first, False
+        return "\n" if is_first and _SEPARATOR.fullmatch(line) else line
 
 
 @contextmanager
@@ -110,7 +113,7 @@ def header_of(lines: Iterable[str]) -> tuple[str, ...]:
     """Return the cells of the first line that is not empty, trimmed; none for an empty file or one of no table."""
     for _, line in numbered(lines):
         try:
-            return tuple(_header(line, _delimiter(line)))
+            return tuple(_NOT_UTF_8.sub("\ufffd", cell).strip() for cell in _cells(line, _delimiter(line)))
         except csv.Error:
             return ()
     return ()
@@ -165,27 +168,14 @@ def table(
     Raises:
         TraceFormatError: The header lacks a column.
     """
-    rows = numbered(lines)
-    first = next(rows, None)
+    found = cells_of(lines, report, named=named)
+    first = next(found, None)
     if first is None:
         raise TraceFormatError(f"{report.source} is empty")
-    delimiter = _delimiter(first[1])
-    try:
-        header = _header(first[1], delimiter)
-    except csv.Error:
-        header = []
+    header = [_NOT_UTF_8.sub("\ufffd", cell).strip() for cell in first[1]]
     if missing := [column for column in columns if column not in header]:
         raise TraceFormatError(f"{report.source} is not of format {report.format}: no column {missing[0]!r}")
-    for line, text in counted(rows, report, named=named):
-        try:
-            cells = _cells(text, delimiter)
-        except csv.Error as error:
-            is_open = str(error) == "unexpected end of data"
-            report.drop(line, "a quoted cell that does not end on its line" if is_open else f"not CSV: {error}")
-            continue
-        if delimiter != "," and any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
-            report.note("commas in numbers are read as decimal commas, as no comma separates the cells")
-            cells = [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in cells]
+    for line, cells in found:
         if len(cells) != len(header):
             report.drop(line, f"{len(cells)} cells where the header has {len(header)}")
         elif not any(cells):
@@ -196,17 +186,41 @@ def table(
             yield line, dict(zip(header, cells, strict=True))
 
 
+def cells_of(lines: Iterable[str], report: ReadReport, *, named: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """Yield line number and cells of each row of a table, the first, which may be a header, uncounted.
+
+    The arguments and what drops are those of ``table``; no cells: the first row is none.
+    """
+    rows = numbered(lines)
+    first = next(rows, None)
+    if first is None:
+        return
+    delimiter = _delimiter(first[1])
+    try:
+        yield first[0], _cells(first[1], delimiter)
+    except csv.Error:
+        yield first[0], []
+    for line, text in counted(rows, report, named=named):
+        try:
+            cells = _cells(text, delimiter)
+        except csv.Error as error:
+            is_open = str(error) == "unexpected end of data"
+            report.drop(line, "a quoted cell that does not end on its line" if is_open else f"not CSV: {error}")
+            continue
+        if delimiter != "," and any(_DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+            report.note("commas in numbers are read as decimal commas, as no comma separates the cells")
+            cells = [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in cells]
+        yield line, cells
+
+
 _NUMBER = re.compile(r"[-+\d.eE_]+")
 _NOT_UTF_8 = re.compile("[\udc80-\udcff]")
+_SEPARATOR = re.compile("sep=.?\\s*")
 _DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 
 
 def _delimiter(header: str) -> str:
     return max(",|;\t", key=header.count)
-
-
-def _header(line: str, delimiter: str) -> list[str]:
-    return [_NOT_UTF_8.sub("\ufffd", cell).strip() for cell in _cells(line, delimiter)]
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
