@@ -24,10 +24,6 @@ class Log:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
 
-    def debug(self, event: str, **fields: Any) -> None:
-        """Log something that only developers need."""
-        self._emit(logging.DEBUG, event, fields)
-
     def info(self, event: str, **fields: Any) -> None:
         """Log something that happened as expected."""
         self._emit(logging.INFO, event, fields)

@@ -68,10 +68,6 @@ class TrafficReporter:
             window.requests.append(lengths)
         return lengths
 
-    def windows_of(self, pool: str) -> list[list[list[int]]]:
-        """Return the requests of each window that is still known of a pool, the oldest window first."""
-        return [window.requests for _, window in sorted(self._windows.get(pool, {}).items())]
-
     async def send(self, now_s: float | None = None) -> None:
         """Report the windows that are over and new or changed; what is not accepted is reported again next time."""
         now_s = time.time() if now_s is None else now_s

@@ -11,14 +11,22 @@ FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def public_definitions(tree: ast.Module) -> Iterator[tuple[str, Definition]]:
-    """Yield the qualified name and the node of every public function, class and method of a module."""
+    """Yield the qualified name and the node of every public function, class and method of a module.
+
+    Left out is what a decorator with arguments hands to somebody: routes, commands, tasks.
+    """
     for node in tree.body:
-        if isinstance(node, (*FUNCTION, ast.ClassDef)) and not node.name.startswith("_"):
+        if isinstance(node, (*FUNCTION, ast.ClassDef)) and not node.name.startswith("_") and not is_registered(node):
             yield node.name, node
         if isinstance(node, ast.ClassDef):
             for member in node.body:
-                if isinstance(member, FUNCTION) and not member.name.startswith("_"):
+                if isinstance(member, FUNCTION) and not member.name.startswith("_") and not is_registered(member):
                     yield f"{node.name}.{member.name}", member
+
+
+def is_registered(node: Definition) -> bool:
+    """Whether a definition is given to a router, a group of commands or the like: ``@router.get("/v1/...")``."""
+    return any(isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) for each in node.decorator_list)
 
 
 def names_in(node: ast.AST) -> Counter[str]:
