@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "services/core"
-READER = CORE / "cycle/ranking.py"
+READER = CORE / "cycle/rounds.py"
 
 
 def reads_hints(source: str) -> bool:
@@ -20,7 +20,7 @@ def reads_hints(source: str) -> bool:
     )
 
 
-def test_only_ranking_reads_the_hints_of_a_round() -> None:
+def test_one_module_alone_reads_the_hints_of_a_round() -> None:
     readers = {path for path in CORE.rglob("*.py") if reads_hints(path.read_text())}
 
     assert readers == {READER}

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from services.core.cycle import reconcile as reconciling
 from services.core.cycle.filling import Filler
 from services.core.cycle.plan import Hold, Plan, Preempt, Start
-from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption
 from services.core.cycle.snapshot import Phase, Snapshot
 from services.core.cycle.validate import check_plan
 from services.core.domain.reasons import Reason
@@ -67,7 +68,7 @@ def test_jobs_kept_at_once_are_those_kept_one_by_one(
 
     at_once = reconcile(snapshot, ranking, preemption=preemption)
     one_by_one = patch.object(Filler, "_keep_first", lambda _, positions: positions)
-    with one_by_one, patch.object(reconciling, "leaves_all_as_is", lambda *_: False):
+    with one_by_one, patch.object(reconciling, "has_nothing_to_do", lambda *_: False):
         assert reconcile(snapshot, ranking, preemption=preemption) == at_once
 
 

@@ -33,10 +33,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Preemption, Ranking, contenders, order_by, rank, wishes_first
+from services.core.cycle.ranking import Ranking, rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, contenders
 from services.core.cycle.sizes import possible_sizes, powers_of_two
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.parameters import Parameter, check_parameters

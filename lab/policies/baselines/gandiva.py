@@ -22,18 +22,12 @@ import numpy as np
 
 from lab.policies.baselines.packing import Packed, PackingMemory, look, pack, started
 from services.core.cycle.plan import Hold, Plan, Preempt, Start
-from services.core.cycle.ranking import (
-    Preemption,
-    contenders,
-    order_by,
-    rank,
-    wishes_first,
-    with_holds,
-    without_indices,
-)
+from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, contenders, with_holds, without_indices
 from services.core.cycle.sharing import guests_of, less_quota
 from services.core.cycle.snapshot import QUEUED, Phase, Snapshot, Trigger
+from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason

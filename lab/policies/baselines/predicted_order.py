@@ -27,8 +27,9 @@ import numpy as np
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
-from services.core.cycle.ranking import Preemption, rank, waiting
+from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, waiting
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters

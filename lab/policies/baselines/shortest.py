@@ -13,8 +13,9 @@ import numpy as np
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
-from services.core.cycle.ranking import Preemption, Ranking, contenders, rank
+from services.core.cycle.ranking import Ranking, rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, contenders
 from services.core.cycle.snapshot import Snapshot
 from services.core.policies.baselines.fixed_gang import GangParameter, fixed_sizes
 from services.core.policies.parameters import Parameter, check_parameters

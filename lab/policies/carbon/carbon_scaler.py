@@ -38,8 +38,9 @@ from services.core.cycle.capacity import Capacity
 from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
-from services.core.cycle.ranking import Preemption, Ranking, contenders, rank
+from services.core.cycle.ranking import Ranking, rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, contenders
 from services.core.cycle.sizes import possible_sizes, powers_of_two
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints

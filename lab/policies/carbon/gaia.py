@@ -23,8 +23,9 @@ import numpy as np
 
 from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Preemption, rank, waiting
+from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, waiting
 from services.core.cycle.snapshot import QUEUED, Snapshot, Trigger
 from services.core.domain.arrays import Ints
 from services.core.domain.carbon import CarbonCurve

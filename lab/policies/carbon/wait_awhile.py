@@ -16,8 +16,9 @@ import numpy as np
 
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StatelessPolicy
-from services.core.cycle.ranking import Preemption, contenders, rank
+from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, contenders
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.reasons import Reason

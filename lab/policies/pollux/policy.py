@@ -25,10 +25,12 @@ from lab.policies.pollux.speedup import costs, restart_factor, speedups
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.placing import consolidated
 from services.core.cycle.plan import Plan, Preempt
-from services.core.cycle.ranking import Preemption, Ranking, order_by, wishes_first
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.policies.batches import with_batches
 from services.core.policies.goodput_by_size import goodput_of

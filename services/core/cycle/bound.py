@@ -20,7 +20,7 @@ import numpy as np
 
 from services.core.cycle.placing import FreeDevices, block_among
 from services.core.cycle.plan import Action, Hold, Plan, Start
-from services.core.cycle.ranking import stopping
+from services.core.cycle.rounds import stopping
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, JobTable, Snapshot
 from services.core.domain.arrays import Bools, Ints
 from services.core.domain.errors import PlanError

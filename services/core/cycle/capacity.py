@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from services.core.cycle.ranking import is_uniform, stopping
+from services.core.cycle.rounds import is_uniform, stopping
 from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Bools, Ints

@@ -92,9 +92,10 @@ class Ranked:
         """Whether the job may be restarted at another size."""
         return (self.phase == RUNNING) & self._capacity.movable[self.jobs]
 
-    def waiting(self) -> Ints:
-        """Return the positions of jobs without devices, or about to be without."""
-        return np.flatnonzero((self.phase == QUEUED) | (self.phase == PREEMPTING))
+    def waiting(self) -> Ints | None:
+        """Return the positions of jobs without devices, or about to be without; None: of all."""
+        waits = (self.phase == QUEUED) | (self.phase == PREEMPTING)
+        return None if waits.all() else np.flatnonzero(waits)
 
     def movable(self) -> Ints:
         """Return the positions of all jobs but those that run and may not be preempted."""

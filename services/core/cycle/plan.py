@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from services.core.domain.controls import ControlKind
 from services.core.domain.ids import JobId, NodeId
@@ -40,9 +40,8 @@ class Preempt:
     next_gpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Leave a job waiting, and say why.
+class Hold(NamedTuple):
+    """Leave a job waiting, and say why. A round may make a hundred thousand, tuples in half the time of dataclasses.
 
     ``expected_start_s``: when the policy lets it start, if its GPUs are free by then; UTC seconds, None: not known.
     """

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import among_first, order_by
 from services.core.cycle.snapshot import Snapshot
+from services.core.cycle.sorting import among_first, order_by
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 
@@ -25,27 +26,15 @@ from services.core.cycle.filling import Filler, Quota, Ranked, Verdict
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices, Placer
 from services.core.cycle.plan import Action, Hold, Plan, Preempt, Start
-from services.core.cycle.ranking import (
-    Preemption,
-    Ranking,
-    gives_reasons,
-    has_tenants,
-    is_uniform,
-    leaves_all_as_is,
-    stopping,
-    within_reach_of_stops,
-)
+from services.core.cycle.ranking import Ranking
+from services.core.cycle.rounds import Preemption, gives_reasons
 from services.core.cycle.shares import share_out
+from services.core.cycle.sifting import has_nothing_to_do, sifted, starts_of_few
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot
 from services.core.domain.arrays import Ints
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason
 
-FEW = 16
-"""Fewer jobs are visited one by one sooner than sifted."""
-MOST_MADE = 1 << 18
-"""So many holds are kept at most, and those of the round that makes more."""
-_MADE: dict[Reason, dict[JobId, Hold]] = {}
 KEEP, RESIZE, OVER_QUOTA = int(Verdict.KEEP), int(Verdict.RESIZE), int(Verdict.OVER_QUOTA)
 
 
@@ -73,21 +62,18 @@ def reconcile(
         backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
     """
     explained = gives_reasons(snapshot)
-    sifted = preemption is not Preemption.NOW and not explained
-    if (sifted and not ranking.order.size) or leaves_all_as_is(snapshot, ranking):
+    if has_nothing_to_do(snapshot, ranking.order, ranking.gpus):
         return Plan(snapshot.version, ())
     behind = frozenset[int]()
     in_own_order = ranking
     if snapshot.shares is not None:
         ranking, behind = share_out(snapshot, snapshot.shares, in_own_order, preemption)
-    if sifted and ranking.order.size < FEW and is_uniform(snapshot) and not snapshot.tenant_gpu_quota:
-        few = _those_that_fit(snapshot, ranking, backfill)
+    few = starts_of_few(snapshot, ranking.order, ranking.gpus, preemption, backfill=backfill)
+    if few is not None:
         return Plan(snapshot.version, tuple(start for _, start in _starts(snapshot, few, place)[0]))
     capacity = Capacity(snapshot)
-    if sifted:
-        ranking = _waiting_only(snapshot, ranking, capacity, backfill)
-    elif backfill:
-        ranking = _without_the_hopeless(snapshot, ranking)
+    order, gpus = sifted(snapshot, ranking.order, ranking.gpus, capacity, preemption, backfill=backfill)
+    ranking = replace(ranking, order=order, gpus=gpus)
     ranked = Ranked(snapshot, ranking, capacity)
     if preemption is Preemption.NOW:
         filler = _fill_all(snapshot, ranked, capacity, backfill)
@@ -95,7 +81,7 @@ def reconcile(
         quota = _quota(snapshot, all_runs_on=True)
         bound = NodeRoom(snapshot, reclaims=False) if snapshot.bound else None
         filler = Filler(ranked, capacity.room, capacity.free, quota, backfill=backfill, bound=bound)
-        filler.fill(None if sifted else ranked.waiting())
+        filler.fill(ranked.waiting())
     found = [(ranked.jobs.item(at), ranked.wanted.item(at), model) for at, model in filler.starts]
     starts, declined = _starts(snapshot, found, place, filler.bound)
     preempts: list[Preempt] = []
@@ -125,35 +111,6 @@ def reconcile(
     return Plan(snapshot.version, actions)
 
 
-def _waiting_only(snapshot: Snapshot, ranking: Ranking, capacity: Capacity, backfill: bool) -> Ranking:
-    """Return the ranking without the jobs that a round without preemption leaves as they are anyway.
-
-    Those are the jobs that hold devices, and, where there is one GPU model and no quota: jobs wider than all the room
-    there is, and whatever ranks below as many one-GPU jobs as there is room for, since nothing is left for it.
-    """
-    order, gpus = ranking.order, ranking.gpus
-    phase = snapshot.jobs.phase[order]
-    waits = (phase == QUEUED) | (phase == PREEMPTING)
-    if np.count_nonzero(waits) < waits.size:
-        order, gpus = order[waits], gpus[waits]
-    sifts = backfill and not has_tenants(snapshot) and not snapshot.bound
-    if order.size > FEW and capacity.total.size == 1 and sifts:
-        room = capacity.room[0]
-        fits = np.flatnonzero((gpus <= room) & snapshot.jobs.eligible[order, 0])
-        order, gpus = order[fits], gpus[fits]
-        single = np.flatnonzero(gpus == 1)
-        if single.size > room:
-            order, gpus = order[: single[room]], gpus[: single[room]]
-    return Ranking(order, gpus)
-
-
-def _without_the_hopeless(snapshot: Snapshot, ranking: Ranking) -> Ranking:
-    """Return the ranking of an active round without waiting jobs that get nothing, whatever it stops."""
-    order, gpus = ranking.order, ranking.gpus
-    reach = within_reach_of_stops(snapshot, order, gpus, np.arange(order.size))
-    return ranking if reach is None else replace(ranking, order=order[reach], gpus=gpus[reach])
-
-
 def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:
     return Quota(snapshot, all_runs_on=all_runs_on) if snapshot.tenant_gpu_quota else None
 
@@ -169,35 +126,6 @@ def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: 
     filler = Filler(ranked, room, capacity.free, _quota(snapshot, all_runs_on=False), backfill=backfill, bound=bound)
     filler.fill(ranked.movable())
     return filler
-
-
-def _those_that_fit(snapshot: Snapshot, ranking: Ranking, backfill: bool) -> list[tuple[int, int, int]]:
-    """Return (job, size, GPU model) of each start among a few waiting jobs, in rank order.
-
-    That is what ``Filler`` decides where there is one GPU model and no quota, in a round without preemption and
-    without reasons; most of a simulation's rounds are such ones, with one job to start.
-    """
-    jobs = snapshot.jobs
-    goes = stopping(snapshot)
-    free = snapshot.nodes.free_total
-    room = free + int(jobs.gpus[goes].sum()) if goes.size else free
-    most = snapshot.total_gpus
-    fit: list[tuple[int, int, int]] = []
-    for job, gpus in zip(ranking.order.tolist(), ranking.gpus.tolist(), strict=True):
-        phase = jobs.phase.item(job)
-        if not room:
-            break
-        if phase not in (QUEUED, PREEMPTING) or gpus > most or not jobs.eligible.item(job, 0):
-            continue
-        if gpus > room:
-            if not backfill:
-                break
-            continue
-        room -= gpus
-        if phase == QUEUED and gpus <= free:
-            free -= gpus
-            fit.append((job, gpus, 0))
-    return fit
 
 
 def _starts(
@@ -305,21 +233,6 @@ def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
 
 
 def _holds(ids: Sequence[JobId], reasons: Mapping[int, Reason], expected_s: Mapping[int, float]) -> list[Hold]:
-    """Return a hold for each of these jobs, in their order.
-
-    The same immutable values serve every round that jobs spend waiting for the same reason: to look up a hundred
-    thousand takes a fraction of the time that it takes to make them.
-    """
-    made: list[Hold] = []
-    if sum(map(len, _MADE.values())) > MOST_MADE:
-        _MADE.clear()
-    for reason in dict.fromkeys(reasons.values()):
-        _MADE.setdefault(reason, {})
-    for job, reason in reasons.items():
-        job_id, known = ids[job], _MADE[reason]
-        expected_start_s = expected_s.get(job) if expected_s else None
-        hold = known.get(job_id)
-        if hold is None or hold.expected_start_s != expected_start_s:
-            hold = known[job_id] = Hold(job_id, reason, expected_start_s)
-        made.append(hold)
-    return made
+    """Return a hold for each of these jobs, in their order."""
+    expected = map(expected_s.get, reasons) if expected_s else repeat(None)
+    return [*map(Hold._make, zip(map(ids.__getitem__, reasons), reasons.values(), expected))]  # noqa: B905

@@ -25,7 +25,7 @@ import numpy as np
 
 from services.core.cycle.placing import FreeDevices, block_among
 from services.core.cycle.plan import Action, Hold, Preempt, Start
-from services.core.cycle.ranking import with_holds, without_indices
+from services.core.cycle.rounds import with_holds, without_indices
 from services.core.cycle.snapshot import PREEMPTING, JobTable, NodeTable, ServiceInstance, Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.packing import pack

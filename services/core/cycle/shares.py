@@ -32,7 +32,8 @@ from dataclasses import replace
 import numpy as np
 
 from services.core.cycle.capacity import Capacity
-from services.core.cycle.ranking import Preemption, Ranking, gives_reasons
+from services.core.cycle.ranking import Ranking
+from services.core.cycle.rounds import Preemption, gives_reasons
 from services.core.cycle.snapshot import RUNNING, STARTING, Snapshot, TenantShares
 from services.core.domain.arrays import Bools, Ints
 

@@ -334,7 +334,7 @@ class RoundHints:
     """What a round may leave out if its caller does not need it: a simulation holds millions of rounds.
 
     A plan's starts and stops are the same with and without hints (``tests/simulator/test_waiting.py``). Only
-    ``services.core.cycle.ranking`` reads them; live rounds have none.
+    ``services.core.cycle.rounds`` reads them; live rounds have none.
 
     Attributes:
         reasons: Whether the reasons why jobs wait are read. If not, a plan holds only starts and stops.

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from services.core.cycle.plan import Hold, Plan
-from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Trigger
 from services.core.domain.ids import JobId

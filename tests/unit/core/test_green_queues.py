@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle.ranking import every_job, order_by
+from services.core.cycle.rounds import every_job
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
+from services.core.cycle.sorting import order_by
 from services.core.policies.green.config import GreenConfig
 from services.core.policies.green.memory import GreenMemory, dump_memory
 from services.core.policies.green.mlfq import Green, passive_ranking

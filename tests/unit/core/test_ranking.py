@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle import ranking
+from services.core.cycle import sorting
 from services.core.cycle.plan import Start
 from services.core.cycle.policy import StandingOrder
-from services.core.cycle.ranking import Ranking, among_first, order_by, wishes_first
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.run_cycle import run_cycle
 from services.core.cycle.sizes import model_gpus, possible_sizes
 from services.core.cycle.snapshot import RoundHints, Trigger
+from services.core.cycle.sorting import among_first, order_by, wishes_first
 from services.core.domain.errors import DomainError
 from services.core.domain.ids import JobId
 from services.core.policies.registry import build_policy
@@ -35,7 +36,7 @@ def test_the_first_key_counts_most_and_the_id_last() -> None:
 @pytest.mark.parametrize("kind", [np.int64, np.float64])
 @pytest.mark.parametrize("seed", range(20))
 def test_it_sorts_as_python_does(seed: int, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "MANY", 10)
+    monkeypatch.setattr(sorting, "MANY", 10)
     rng = np.random.default_rng(seed)
     names = ids(*(f"j{at}" for at in rng.permutation(50)))
     first, second = rng.integers(0, 30, 50).astype(kind), rng.integers(0, 4, 50).astype(float)
@@ -47,7 +48,7 @@ def test_it_sorts_as_python_does(seed: int, kind: type, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("seed", range(10))
 def test_queues_are_sorted_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "MANY", 10)
+    monkeypatch.setattr(sorting, "MANY", 10)
     rng = np.random.default_rng(seed)
     names = ids(*(f"j{at}" for at in rng.permutation(90)))
     queue, key = rng.integers(-2, 3, 90), rng.integers(0, 9, 90).astype(float)
@@ -78,7 +79,7 @@ def test_a_standing_order_is_walked_from_its_first_job_to_its_last(few: int) -> 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_one_value_that_most_share_is_sorted_by_the_other_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "MANY", 10)
+    monkeypatch.setattr(sorting, "MANY", 10)
     rng = np.random.default_rng(seed)
     names = ids(*(f"j{at}" for at in rng.permutation(50)))
     first = np.where(np.arange(50) % 3 == 0, rng.permutation(50), 0.0)

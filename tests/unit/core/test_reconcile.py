@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.core.cycle import ranking as ranking_rules
+from services.core.cycle import sifting
 from services.core.cycle.plan import Hold, Plan
-from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption
 from services.core.cycle.snapshot import Phase, RoundHints, Snapshot, Trigger
 from services.core.cycle.validate import check_plan
 from tests.support.builders import a_job, a_node, a_snapshot, story
@@ -284,7 +285,7 @@ def test_a_gang_the_placer_declines_waits_and_keeps_its_claim() -> None:
 def test_an_active_round_over_a_long_queue_decides_as_one_that_looks_at_all(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranking_rules, "MANY", 0)
+    monkeypatch.setattr(sifting, "MANY", 0)
     random = np.random.default_rng(seed)
     jobs = [
         a_job(f"r{at}", gpus=int(random.integers(1, 3)), preemptible=bool(random.random() < 0.7)) for at in range(3)

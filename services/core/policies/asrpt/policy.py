@@ -42,8 +42,9 @@ from services.core.cycle.graph_placing import (
 )
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan, Start
-from services.core.cycle.ranking import Preemption, Ranking, queue_changes, ranks_whole_queue
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, queue_changes, ranks_whole_queue
 from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Ints

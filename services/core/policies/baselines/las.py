@@ -18,8 +18,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Preemption, contenders, every_job, last_index, rank
+from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, contenders, every_job, last_index
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import PolicyConfigError

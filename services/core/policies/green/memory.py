@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.core.cycle.ranking import order_by
+from services.core.cycle.sorting import order_by
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.policies.green.efficiency import BeforeGrowth

@@ -24,18 +24,12 @@ import numpy as np
 from services.core.cycle.grids import present_curves
 from services.core.cycle.plan import Plan
 from services.core.cycle.policy import StandingOrder
-from services.core.cycle.ranking import (
-    Preemption,
-    among_first,
-    contenders,
-    every_job,
-    last_index,
-    order_by,
-    rank,
-)
+from services.core.cycle.ranking import rank
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, contenders, every_job, last_index
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import QUEUED, RUNNING, STARTING, Snapshot
+from services.core.cycle.sorting import among_first, order_by
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.ids import JobId
 from services.core.domain.reasons import Reason

@@ -20,8 +20,9 @@ from services.core.cycle.graph_placing import Servers, extremes_s, mapper_of, se
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.placing import FreeDevices
 from services.core.cycle.plan import Action, Hold, Plan
-from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption
 from services.core.cycle.snapshot import QUEUED, Snapshot
 from services.core.domain.ids import JobId
 from services.core.domain.placement import Placement

@@ -17,10 +17,12 @@ from services.core.cycle.bound import Widening, bound_among
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.grids import eligible_curves
 from services.core.cycle.plan import Plan
-from services.core.cycle.ranking import Preemption, Ranking, contenders, order_by, wishes_first
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption, contenders
 from services.core.cycle.sizes import possible_sizes
 from services.core.cycle.snapshot import PREEMPTING, QUEUED, RUNNING, STARTING, Snapshot, Trigger
+from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.control_curves import ControlCurve

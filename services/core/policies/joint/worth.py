@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from services.core.cycle.grids import eligible_curves
-from services.core.cycle.ranking import every_job
+from services.core.cycle.rounds import every_job
 from services.core.cycle.snapshot import Snapshot
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.carbon import CarbonCurve

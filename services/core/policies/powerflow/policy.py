@@ -25,8 +25,9 @@ import numpy as np
 from services.core.cycle.capacity import Capacity
 from services.core.cycle.placers import PLACERS
 from services.core.cycle.plan import Plan, Preempt, Start
-from services.core.cycle.ranking import Preemption, Ranking
+from services.core.cycle.ranking import Ranking
 from services.core.cycle.reconcile import reconcile
+from services.core.cycle.rounds import Preemption
 from services.core.cycle.sizes import model_gpus
 from services.core.cycle.snapshot import Phase, Snapshot, Trigger
 from services.core.domain.arrays import Bools, Floats, Ints

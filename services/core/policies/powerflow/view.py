@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from services.core.cycle.ranking import order_by, wishes_first
 from services.core.cycle.sizes import model_gpus, possible_sizes, powers_of_two
 from services.core.cycle.snapshot import Phase, Snapshot
+from services.core.cycle.sorting import order_by, wishes_first
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind
 from services.core.domain.gangs import GangTable, StackedTables

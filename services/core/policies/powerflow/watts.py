@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.core.cycle.plan import Action, Control, Hold, Plan, PowerNode, Preempt, Start, set_to
-from services.core.cycle.ranking import with_holds
+from services.core.cycle.rounds import with_holds
 from services.core.cycle.snapshot import PREEMPTING, Snapshot
 from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.controls import ControlKind

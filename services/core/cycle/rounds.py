@@ -1,0 +1,145 @@
+"""What kind of round it is: whether it may stop jobs, and which jobs it has to look at.
+
+A caller may let a round leave out what it would not use (``RoundHints``). Only the functions here read the hints, so
+that policies have the same code, and decide the same, with and without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from enum import Enum
+from itertools import repeat
+
+import numpy as np
+
+from services.core.cycle.plan import Action, Hold
+from services.core.cycle.snapshot import PREEMPTING, QUEUED, RoundHints, Snapshot, Trigger
+from services.core.domain.arrays import Ints
+from services.core.domain.ids import JobId
+from services.core.domain.plain_members import plain_members
+
+
+@plain_members
+class Preemption(Enum):
+    """Whether running jobs may be stopped for better-ranked ones."""
+
+    NEVER = "never"
+    """The policy lets every job run to its end."""
+    LATER = "later"
+    """Not in this round, but in the next active one; a job that will then displace others has that as its reason."""
+    NOW = "now"
+
+    @classmethod
+    def at(cls, trigger: Trigger) -> Preemption:
+        """Return what a preemptive policy may do in a round with this trigger."""
+        return cls.NOW if trigger is Trigger.ACTIVE else cls.LATER
+
+
+def gives_reasons(snapshot: Snapshot) -> bool:
+    """Whether the round has to say why each job waits."""
+    return snapshot.hints.reasons
+
+
+def with_holds(snapshot: Snapshot, actions: Iterable[Action]) -> tuple[Action, ...]:
+    """Return a plan's actions, without the holds if the round gives no reasons."""
+    if snapshot.hints.reasons:
+        return tuple(actions)
+    return tuple(action for action in actions if not isinstance(action, Hold))
+
+
+def without_indices(snapshot: Snapshot) -> RoundHints:
+    """Return the round's hints for a snapshot of other jobs, to which indices of these jobs mean nothing."""
+    return replace(snapshot.hints, contenders=None, newly_waiting=None, before=None)
+
+
+def waiting(snapshot: Snapshot) -> Ints:
+    """Return the indices of the jobs that a round without stops ranks: those that wait, and those that are stopping.
+
+    Where the round gives no reasons, queued jobs that certainly get nothing may be left out.
+    """
+    if snapshot.hints.contenders is not None:
+        return snapshot.hints.contenders
+    phase = snapshot.jobs.phase
+    return np.flatnonzero((phase == QUEUED) | (phase == PREEMPTING))
+
+
+def stopping(snapshot: Snapshot) -> Ints:
+    """Return the indices of the jobs that are stopping."""
+    phase, sorted_out = snapshot.jobs.phase, snapshot.hints.contenders
+    if sorted_out is None:
+        return np.flatnonzero(phase == PREEMPTING)
+    return sorted_out[phase[sorted_out] == PREEMPTING]
+
+
+def every_job(snapshot: Snapshot) -> Ints:
+    """Return the indices of all jobs."""
+    return np.arange(len(snapshot.jobs))
+
+
+def contenders(snapshot: Snapshot, preemption: Preemption) -> Ints:
+    """Return the indices of the jobs that a policy has to rank in this round.
+
+    Those are all jobs where running ones may be stopped, and those of ``waiting`` otherwise. A round whose successor
+    may stop jobs ranks all too if it gives reasons: it then says who will displace others.
+    """
+    if preemption is Preemption.NOW or (preemption is Preemption.LATER and snapshot.hints.reasons):
+        return every_job(snapshot)
+    return waiting(snapshot)
+
+
+def last_index(snapshot: Snapshot, index: Callable[[], Mapping[JobId, int]], which: Ints | None = None) -> Ints:
+    """Return where each of these jobs stood in the table of the last active round, -1 where it did not: (n_which,).
+
+    By this a policy finds what it remembers of jobs in columns, although their indices change from round to round.
+
+    Args:
+        snapshot: The cluster.
+        index: Returns the indices by id, as the policy remembers them; called only if the round does not tell them.
+        which: (n_which,) indices of the jobs meant; None for all.
+    """
+    before = snapshot.hints.before
+    if before is not None:
+        return before if which is None else before[which]
+    ids = snapshot.jobs.ids
+    named = ids if which is None else map(ids.__getitem__, which.tolist())
+    return np.fromiter(map(index().get, named, repeat(-1)), np.int64, len(ids) if which is None else which.size)
+
+
+def queue_changes(snapshot: Snapshot, known: Callable[[], set[JobId]]) -> tuple[list[int], set[JobId]]:
+    """Return what changes a queue that a policy keeps itself.
+
+    Args:
+        snapshot: The cluster.
+        known: Returns the jobs of the policy's queue; called only if they have to be compared with the snapshot.
+
+    Returns:
+        The indices of the jobs that wait and are not in the queue, and the jobs of the queue that no longer wait.
+    """
+    if snapshot.hints.newly_waiting is not None:
+        return snapshot.hints.newly_waiting.tolist(), set()
+    ids = snapshot.jobs.ids
+    queued: list[int] = np.flatnonzero(snapshot.jobs.phase == QUEUED).tolist()
+    in_queue = known()
+    new = [job for job in queued if ids[job] not in in_queue]
+    return new, in_queue.difference(ids[job] for job in queued)
+
+
+def ranks_whole_queue(snapshot: Snapshot) -> bool:
+    """Whether a strict queue is to be ranked down to its end, and not only to the first job that finds no room.
+
+    So it is where the round gives reasons, and with several GPU models or tenants' quotas, for then a job that does
+    not fit stops only some of those behind it, and where GPUs are divided between tenants, which changes the order.
+    A job that is bound to a node stops none.
+    """
+    return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot) or bool(snapshot.bound)
+
+
+def is_uniform(snapshot: Snapshot) -> bool:
+    """Whether all devices are alike to all jobs: of one GPU model, on nodes that take work."""
+    return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable and not snapshot.bound
+
+
+def has_tenants(snapshot: Snapshot) -> bool:
+    """Whether it matters whose a job is."""
+    return bool(snapshot.tenant_gpu_quota) or snapshot.shares is not None
