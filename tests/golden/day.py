@@ -1,4 +1,4 @@
-"""One day of forty jobs on eight GPUs, and what each policy makes of it.
+"""One day of forty jobs on four nodes of two GPUs, or on three of four, and what each policy makes of it.
 
 ``python -m tests.golden.day`` writes ``metrics.json`` anew; a commit that moves a number quotes it before and after.
 The jobs lie in ``jobs.csv``, so that they do not change with a random generator.
@@ -29,14 +29,25 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "green on 1 GPU": ("green", {"fixed_gpus": 1}),
     "green on 2 GPUs": ("green", {"fixed_gpus": 2}),
     "green by GPU hours": ("green", {"carbon_factor": "gpu_seconds"}),
+    "joint": ("joint", {}),
+    "joint, hours may wait": ("joint", {"slack_s": 43_200.0}),
+    "joint in order of submission, without limits": ("joint", {"order": "submitted", "limits": False}),
+    "joint by an hour of 60 Wh, on nodes that stay up": ("joint", {"hour_wh": 60.0, "sleep_after_s": None}),
+}
+CLUSTERS = {"4x2": 4 * (2,), "3x4": 3 * (4,)}
+"""GPUs by node."""
+DAYS = {
+    f"{name} on {cluster}": (*variant, cluster)
+    for name, variant in VARIANTS.items()
+    for cluster in (CLUSTERS if variant[0] == "joint" else ["4x2"])
 }
 INTENSITIES = [220 + 120 * math.cos(2 * math.pi * (hour - 19) / 24) for hour in range(24 * 14)]
 """gCO2/kWh by hour: dirtiest at 19:00, greenest at 07:00."""
 
 
-def run(policy: str, parameters: dict[str, object]) -> Harness:
+def run(policy: str, parameters: dict[str, object], cluster: str) -> Harness:
     """Return the harness after the day's jobs have ended."""
-    nodes = [a_node(f"n{at}", gpus=2) for at in range(4)]
+    nodes = [a_node(f"n{at}", gpus=gpus) for at, gpus in enumerate(CLUSTERS[cluster])]
     harness = Harness(policy, parameters, nodes=nodes, curve=hourly_curve(INTENSITIES))
     with (HERE / "jobs.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -70,8 +81,8 @@ def metrics_of(harness: Harness) -> dict[str, object]:
 
 
 def main() -> None:
-    """Write the metrics of every variant."""
-    metrics = {name: metrics_of(run(*variant)) for name, variant in VARIANTS.items()}
+    """Write the metrics of every day."""
+    metrics = {name: metrics_of(run(*day)) for name, day in DAYS.items()}
     (HERE / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
 
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from tests.golden.day import HERE, VARIANTS, metrics_of, run
+from tests.golden.day import DAYS, HERE, metrics_of, run
 
 GOLDEN = json.loads((HERE / "metrics.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", DAYS)
 def test_the_day_comes_out_as_before(name: str) -> None:
-    assert metrics_of(run(*VARIANTS[name])) == GOLDEN[name]
+    assert metrics_of(run(*DAYS[name])) == GOLDEN[name]
