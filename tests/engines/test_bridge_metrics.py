@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.contracts.engines import EngineAction, EngineDecision, EngineJob, EngineJobState, EngineMode, EngineReport
-from services.kit.bridge_figures import BridgeFigures, shown_at
+from services.kit.bridges.figures import BridgeFigures, shown_at
 from services.kit.ids import utc_now
 from services.kit.metrics import REGISTRY, Metrics
 from tests.support.ports import Ports

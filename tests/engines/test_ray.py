@@ -129,7 +129,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entry points ask often, and jobs are looked for at once."""
     monkeypatch.setattr(steering, "_AGAIN_S", 0.05)
     monkeypatch.setattr(bridges, "FIRST_ASKS_S", 0.0)
-    monkeypatch.setattr(bridges, "PRESENT_EVERY_S", 0.0)
+    monkeypatch.setattr("services.kit.bridges.talk.PRESENT_EVERY_S", 0.0)
 
 
 @pytest.fixture

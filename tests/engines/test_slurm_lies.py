@@ -125,7 +125,7 @@ RUNS = {"job_state": "RUNNING", "nodes": "gpu1", "gres_detail": ["gpu:h200:2(IDX
 async def test_a_job_that_cannot_be_read_is_as_it_was_and_others_go_on(
     lies: Path, row: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.engines.slurm.bridge.PRESENT_EVERY_S", 0.0)
+    monkeypatch.setattr("services.kit.bridges.talk.PRESENT_EVERY_S", 0.0)
     told = Told()
     told.decisions = [EngineDecision(external_id="7@1000", revision=1, action=EngineAction.REQUEUE)]
     tagged = {"admin_comment": "wattshift:7@1000"}
@@ -194,7 +194,7 @@ async def test_a_number_that_is_used_again_is_another_job(lies: Path) -> None:
     await bridge.look()
     say(lies, {"submit_time": 2_000, "user_name": "bob"})
     for _ in range(3):
-        bridge._present_at_s = 0
+        bridge._talk.ask_again()
         await bridge.look()
 
     assert told.jobs["7@1000"].state == "missing"
@@ -264,7 +264,7 @@ async def test_a_job_that_vanishes_ended_as_accounting_says_or_is_missing(lies: 
     say(lies)
     (lies / "sacct").write_text("7|1000|COMPLETED|0:0\n7|900|FAILED|1:0\nnonsense\n")
     for _ in range(3):
-        bridge._present_at_s = 0
+        bridge._talk.ask_again()
         await bridge.look()
 
     assert told.jobs["7@1000"].state == "succeeded"
@@ -348,4 +348,4 @@ async def test_old_decisions_do_not_follow_newer_ones(lies: Path) -> None:
 
     bridge.take([newer, older])
 
-    assert bridge._decisions == {"7@1000": newer}
+    assert bridge._talk.decisions == {"7@1000": newer}

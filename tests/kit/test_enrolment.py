@@ -9,7 +9,7 @@ import pytest
 
 from services.contracts.nodes import NodeCredential, NodeRole
 from services.kit import enrolment as module
-from services.kit.bridges import BridgeSettings
+from services.kit.bridges.process import BridgeSettings
 from services.kit.credentials import caller_key
 from services.kit.enrolment import Enrolment
 from services.kit.problems import ProblemError

@@ -13,8 +13,8 @@ import contextlib
 from services.engines.kueue.bridge import Bridge
 from services.engines.kueue.cluster import Cluster, ClusterSilentError
 from services.engines.kueue.settings import KueueSettings
-from services.kit.bridge_figures import shown_at
-from services.kit.bridges import run_bridge
+from services.kit.bridges.figures import shown_at
+from services.kit.bridges.process import run_bridge
 from services.kit.ids import utc_now
 from services.kit.logging import Log, configure_logging
 from services.kit.metrics import Metrics

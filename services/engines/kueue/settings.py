@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.contracts.engines import EngineMode
 from services.contracts.schema import Name
-from services.kit.bridges import BridgeSettings
+from services.kit.bridges.process import BridgeSettings
 
 
 class KueueSettings(BridgeSettings):
@@ -33,7 +33,6 @@ class KueueSettings(BridgeSettings):
     gpu_models: dict[str, str] = Field(
         default_factory=dict[str, str], description="GPU models by that label or by flavor, as JSON; else the label."
     )
-    gpu_memory_gib: float = Field(80.0, gt=0, description="Memory of a GPU; flavors do not say.")
     interval_s: float = Field(1.0, gt=0, le=600, description="How often workloads are compared with what is decided.")
     queues_interval_s: float = Field(10.0, gt=0, le=600, description="How often queues and flavors are read.")
     silence_s: float = Field(

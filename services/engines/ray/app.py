@@ -7,7 +7,7 @@ import asyncio
 from services.engines.ray.bridge import Bridge
 from services.engines.ray.head import Head
 from services.engines.ray.settings import RaySettings
-from services.kit.bridges import run_bridge
+from services.kit.bridges.process import run_bridge
 from services.kit.logging import configure_logging
 from services.kit.settings import settings_or_exit
 

@@ -7,7 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from services.contracts.engines import EngineMode
 from services.contracts.schema import Name
-from services.kit.bridges import BridgeSettings
+from services.kit.bridges.process import BridgeSettings
 
 
 class RaySettings(BridgeSettings):
@@ -34,7 +34,6 @@ class RaySettings(BridgeSettings):
         pattern=r"^\S+:[0-9]{1,5}$",
         description="Where the entry points of jobs ask; every node that runs drivers must reach it.",
     )
-    interval_s: float = Field(2.0, gt=0, le=600, description="How often Ray is looked at.")
     nodes_interval_s: float = Field(10.0, gt=0, le=600, description="How often its nodes are.")
     hold_s: float = Field(900.0, ge=1, le=86_400, description="A job that hears nothing for so long starts by itself.")
     silence_s: float = Field(
@@ -47,7 +46,6 @@ class RaySettings(BridgeSettings):
         default_factory=dict[str, str],
         description='GPU models by Ray\'s accelerator type, as JSON: `{"H100": "H100-SXM5-80GB"}`; else the type.',
     )
-    gpu_memory_gib: float = Field(80.0, gt=0, description="Memory of a GPU; Ray does not say.")
     energy: bool = Field(True, description="Whether energy is modelled; false where agents on the nodes measure it.")
     energy_interval_s: float = Field(60.0, ge=10, le=3_600, description="How often it is booked.")
     timeout_s: float = Field(30.0, gt=0, le=600, description="How long one answer of Ray may take.")

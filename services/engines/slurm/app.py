@@ -8,7 +8,7 @@ from services.engines.slurm.bridge import Bridge, Slurm
 from services.engines.slurm.commands import Commands
 from services.engines.slurm.rest import Rest
 from services.engines.slurm.settings import SlurmSettings
-from services.kit.bridges import run_bridge
+from services.kit.bridges.process import run_bridge
 from services.kit.logging import configure_logging
 from services.kit.settings import settings_or_exit
 

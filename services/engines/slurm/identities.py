@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from services.contracts.engines import EngineJob, EngineJobState
+from services.contracts.engines import EngineJob
 from services.engines.slurm.reading import SlurmJob
+from services.kit.bridges.talk import unknown_job
 
 _NAME = re.compile(r"(\d+)@(\d+)")
 
@@ -62,13 +63,4 @@ class Identities:
     @staticmethod
     def unknown(name: str, key: tuple[int, int]) -> EngineJob:
         """Return what can be said of a job that this process has never seen."""
-        return EngineJob(
-            external_id=name,
-            number=str(key[0]),
-            name="",
-            user="",
-            state=EngineJobState.MISSING,
-            steered=False,
-            gpus=1,
-            submitted_at=datetime.fromtimestamp(key[1], UTC),
-        )
+        return unknown_job(name, number=str(key[0]), submitted_at=datetime.fromtimestamp(key[1], UTC))

@@ -10,7 +10,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.contracts.engines import EngineMode
 from services.contracts.schema import Name
-from services.kit.bridges import BridgeSettings
+from services.kit.bridges.process import BridgeSettings
 
 
 class SlurmSettings(BridgeSettings):
@@ -37,7 +37,6 @@ class SlurmSettings(BridgeSettings):
     leave_qos: Annotated[list[str], NoDecode] = Field(
         default_factory=list[str], description="QOS whose jobs are left alone."
     )
-    interval_s: float = Field(2.0, gt=0, le=600, description="How often Slurm is looked at.")
     nodes_interval_s: float = Field(10.0, gt=0, le=600, description="How often its nodes are.")
     hold_s: float = Field(
         900.0, ge=60, le=86_400, description="A hold ends by itself after so long, unless it is renewed."
@@ -57,7 +56,6 @@ class SlurmSettings(BridgeSettings):
         default_factory=dict[str, str],
         description='GPU models by GRES type, as JSON: `{"h200": "H200-SXM5-141GB"}`; by default the type itself.',
     )
-    gpu_memory_gib: float = Field(80.0, gt=0, description="Memory of a GPU; Slurm does not say.")
     energy_interval_s: float = Field(
         60.0, ge=10, le=3_600, description="How often energy is booked, by the models of the GPUs that jobs hold."
     )

@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from services.contracts.engines import EngineDecision, EngineMode, direct_adapter
 from services.contracts.nodes import EnergySource, NodeRegistration, NodeRole
 from services.contracts.schema import Name
-from services.kit.bridge_figures import BridgeFigures, NotedControlPlane, shown_at
+from services.kit.bridges.figures import BridgeFigures, NotedControlPlane, shown_at
 from services.kit.command_stream import CommandStream
 from services.kit.control_plane import ControlPlane
 from services.kit.enrolment import Enrolment, NodeRedis
@@ -37,6 +37,9 @@ class BridgeSettings(SharedSettings):
     state_dir: Path | None = Field(None, description="By default the bridge's folder under the data folder.")
     own_zone: Name | None = None
     mode: EngineMode = EngineMode.DRY_RUN
+    interval_s: float = Field(2.0, gt=0, le=600, description="How often the engine is looked at.")
+    silence_s: float = Field(60.0, gt=0)
+    gpu_memory_gib: float = Field(80.0, gt=0, description="Memory of a GPU; the engine does not say.")
     metrics_address: str = Field(
         "",
         pattern=r"^(\S+:[0-9]{1,5})?$",

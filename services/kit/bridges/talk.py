@@ -1,0 +1,224 @@
+"""What a bridge and the control plane tell each other: reports of what has changed, and decisions.
+
+Nothing has to survive this process: what the control plane has not taken is told again, and decisions are repeated to a
+bridge that starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from services.contracts.engines import (
+    MAX_JOBS_OF_A_REPORT,
+    EngineDecision,
+    EngineJob,
+    EngineJobState,
+    EngineNode,
+    EngineReply,
+    EngineReport,
+)
+from services.kit.bridges.process import BridgeSettings
+from services.kit.control_plane import ControlPlane
+from services.kit.ids import utc_now
+from services.kit.logging import Log
+from services.kit.problems import ProblemError
+
+log = Log(__name__)
+
+PRESENT_EVERY_S = 30.0
+"""How often all jobs are named, so that those that the engine has lost are noticed."""
+_TOGETHER_S = 0.1
+"""Decisions of one round come in several commands, and jobs change together."""
+
+
+class Talk:
+    """One bridge's side of it.
+
+    Attributes:
+        decisions: By job; of two on a job the newer one is in force.
+        sent: What was reported of each job last.
+        is_known: Whether this process has told all of the engine, and asked for decisions; false: it is to be done.
+        woken: Set by decisions, and by whoever wants a look before the next is due.
+        version: The engine's; "" if it is not known.
+        queues: Those that are steered.
+    """
+
+    def __init__(
+        self, kind: str, settings: BridgeSettings, control_plane: ControlPlane | None, *, heard: bool = True
+    ) -> None:
+        """Talk to this control plane; without one, nothing is told and nobody is heard.
+
+        ``heard``: whether it counts as heard until it has had time to answer.
+        """
+        self.decisions: dict[str, EngineDecision] = {}
+        self.sent: dict[str, EngineJob] = {}
+        self.is_known = False
+        self.woken = asyncio.Event()
+        self.version = ""
+        self.queues: Sequence[str] = ()
+        self._gone_since_s: dict[str, float] = {}
+        self._kind, self._settings, self._control_plane = kind, settings, control_plane
+        self._boot_id = secrets.token_hex(8)
+        self._heard_at_s = time.monotonic() if heard else -1e9
+        self._present_at_s = -1e9
+        self._problem: str | None = None
+
+    def take(self, decisions: Sequence[EngineDecision]) -> None:
+        """Take decisions; of two on a job the newer one is in force."""
+        for decision in decisions:
+            known = self.decisions.get(decision.external_id)
+            if known is None or known.revision < decision.revision:
+                self.decisions[decision.external_id] = decision
+                self.woken.set()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the control plane has answered lately (``silence_s``)."""
+        silent_s = time.monotonic() - self._heard_at_s
+        return self._control_plane is not None and silent_s < self._settings.silence_s
+
+    async def keep_looking(self, look: Callable[[], Awaitable[object]]) -> None:
+        """Look whenever that is due or somebody wants it, until cancelled."""
+        while True:
+            began_s = time.monotonic()
+            self.woken.clear()
+            try:
+                await look()
+            except ProblemError as error:
+                log.warning("control_plane.silent", error=error.detail)
+            except Exception:  # whatever the engine has answered, the next look begins anew
+                log.exception("look.failed")
+            pause_s = max(self._settings.interval_s - (time.monotonic() - began_s), 0.05)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self.woken.wait()
+                await asyncio.sleep(_TOGETHER_S)
+            except TimeoutError:
+                pass
+
+    async def tell(
+        self, reports: Mapping[str, EngineJob], took: Callable[[Sequence[EngineJob], EngineReply], None] | None = None
+    ) -> None:
+        """Report the jobs that have changed, in reports of limited size; what is not taken is told again.
+
+        Args:
+            reports: By job.
+            took: Called with each part that the control plane has taken, and its answer.
+
+        Raises:
+            ProblemError: The control plane does not answer, or refuses.
+        """
+        self._problem = None
+        changed = [report for name, report in reports.items() if self.sent.get(name) != report]
+        for at in range(0, len(changed), MAX_JOBS_OF_A_REPORT):
+            part = changed[at : at + MAX_JOBS_OF_A_REPORT]
+            reply = await self.say(jobs=part)
+            self.sent |= {report.external_id: report for report in part}
+            if took is not None:
+                took(part, reply)
+
+    async def tell_all(
+        self, nodes: Sequence[EngineNode] | None, live: Sequence[str] | None, **more: Any
+    ) -> EngineReply:
+        """Report nodes, and now and then which jobs there are.
+
+        Args:
+            nodes: All of them; None: as before.
+            live: The jobs that wait or run; None: it is not known yet.
+            more: Other fields of the report.
+
+        Returns:
+            The answer; where it was asked, ``unreported`` are jobs not among ``live`` of which it knows no end.
+
+        Raises:
+            ProblemError: The control plane does not answer, or refuses.
+        """
+        now_s = time.monotonic()
+        asks = live is not None and now_s - self._present_at_s >= PRESENT_EVERY_S
+        more |= {} if nodes is None else {"nodes": nodes}
+        reply = await self.say(wants_decisions=not self.is_known, present=live if asks else None, **more)
+        self.is_known = True
+        if asks:
+            self._present_at_s = now_s
+        return reply
+
+    def gone_for_s(self, names: Collection[str]) -> dict[str, float]:
+        """Return for how long jobs have been gone without an end; until that is known, it is asked for at each look."""
+        now_s = time.monotonic()
+        self._gone_since_s = {name: self._gone_since_s.get(name, now_s) for name in names}
+        if names:
+            self.ask_again()
+        return {name: now_s - since_s for name, since_s in self._gone_since_s.items()}
+
+    def ask_again(self) -> None:
+        """Have the next report name all jobs."""
+        self._present_at_s = -1e9
+
+    async def tell_ends(self, over: Sequence[EngineJob]) -> None:
+        """Report how jobs ended that the engine shows no more; what does not fit into one report follows later.
+
+        Raises:
+            ProblemError: The control plane does not answer, or refuses.
+        """
+        if over:
+            log.warning(f"{self._kind}.jobs_gone", jobs=len(over))
+            await self.say(jobs=over[:MAX_JOBS_OF_A_REPORT])
+            self.sent |= {report.external_id: report for report in over[:MAX_JOBS_OF_A_REPORT]}
+
+    def forget(self, seen: Collection[str], *also: dict[str, Any]) -> None:
+        """Forget jobs that the engine has forgotten and that were told to be over, ``also`` in what is kept of them."""
+        for known in (*also, self.decisions, self.sent):
+            for name in [name for name in known if name not in seen and name not in self._gone_since_s]:
+                if name not in self.sent or self.sent[name].state.is_over:
+                    del known[name]
+
+    async def complain(self, error: Exception) -> None:
+        """Tell that the engine does not answer.
+
+        Raises:
+            ProblemError: The control plane does not answer, or refuses.
+        """
+        problem = str(error) or type(error).__name__
+        if problem != self._problem:
+            log.error(f"{self._kind}.silent", error=problem)
+        self._problem = problem
+        await self._send({"problem": problem[:500]})
+
+    async def say(self, **fields: Any) -> EngineReply:
+        """Send one report; its decisions are taken.
+
+        Raises:
+            ProblemError: The control plane does not answer, or refuses.
+        """
+        return await self._send(
+            {"version": self.version, "queues": self.queues, "zone": self._settings.own_zone, **fields}
+        )
+
+    async def _send(self, fields: Mapping[str, Any]) -> EngineReply:
+        if self._control_plane is None:
+            return EngineReply()
+        always = {"boot_id": self._boot_id, "kind": self._kind, "mode": self._settings.mode}
+        report = EngineReport.model_validate(always | dict(fields))
+        reply = await self._control_plane.call("engine", report, EngineReply, 30.0)
+        self._heard_at_s = time.monotonic()
+        self.take(reply.decisions)
+        return reply
+
+
+def unknown_job(name: str, *, number: str, submitted_at: datetime | None = None) -> EngineJob:
+    """Return what can be said of a job that this process has never seen, and that nobody knows any more."""
+    return EngineJob(
+        external_id=name,
+        number=number[:100],
+        name="",
+        user="",
+        state=EngineJobState.MISSING,
+        steered=False,
+        gpus=1,
+        submitted_at=submitted_at or utc_now(),
+    )
