@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from migrations.run import downgrade, upgrade
+from migrations.run import TooNewError, downgrade, upgrade
 
 
 def main(arguments: list[str]) -> None:
@@ -15,7 +15,10 @@ def main(arguments: list[str]) -> None:
         sys.exit("DATABASE_URL is not set")
     match arguments:
         case [] | ["upgrade"]:
-            upgrade(url)
+            try:
+                upgrade(url)
+            except TooNewError as error:
+                sys.exit(str(error))
         case ["upgrade", revision]:
             upgrade(url, revision)
         case ["downgrade", revision]:

@@ -1,6 +1,9 @@
 """Migrations only add, so that the processes of the release before go on working while, and after, they run."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from typing import NamedTuple
 
 import asyncpg
@@ -124,3 +127,63 @@ def test_every_migration_only_adds(postgres_url: str) -> None:
         for what in sorted(found.get(revision, set()) ^ set(EXCEPTIONS.get(revision, {})))
     ]
     assert not unexpected, "\n".join(unexpected)
+
+
+def migrate(url: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "migrations"],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_release_starts_on_a_newer_schema_that_only_added(postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    asyncio.run(
+        execute(url, "ALTER TABLE jobs ADD COLUMN of_next_year TEXT; UPDATE alembic_version SET version_num = '9999'")
+    )
+
+    done = migrate(url)
+
+    assert done.returncode == 0, done.stderr
+    assert "only added" in done.stderr
+    assert asyncio.run(execute(url, "SELECT version_num FROM alembic_version")) == "9999"
+
+
+def test_a_release_refuses_a_newer_schema_that_took_something_away(postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    head = asyncio.run(execute(url, "SELECT version_num FROM alembic_version"))
+    asyncio.run(
+        execute(
+            url,
+            "UPDATE alembic_version SET version_num = '9999'; UPDATE schema_compatibility SET least_revision = '9998'",
+        )
+    )
+
+    done = migrate(url)
+
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "9999" in done.stderr
+    assert "9998" in done.stderr
+    assert f"downgrade {head}" in done.stderr
+
+
+def test_what_a_schema_serves_is_known_of_this_release(postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    head = asyncio.run(execute(url, "SELECT version_num FROM alembic_version"))
+
+    assert asyncio.run(execute(url, "SELECT least_revision FROM schema_compatibility")) <= head
+
+
+async def execute(url: str, statements: str) -> str:
+    connection = await asyncpg.connect(url)
+    try:
+        if statements.startswith("SELECT"):
+            return str(await connection.fetchval(statements))
+        return await connection.execute(statements)
+    finally:
+        await connection.close()

@@ -9,6 +9,7 @@ from services.db.tables import (
     pools,
     predictions,
     scheduler,
+    schema,
     simulator,
     telemetry,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "pools",
     "predictions",
     "scheduler",
+    "schema",
     "simulator",
     "telemetry",
 ]
