@@ -17,7 +17,7 @@ from services.router.openai import JSON
 from services.router.outcomes import Outcomes
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint, StreamReader
-from services.router.turn import Expected, Tokens, Turn
+from services.router.turn import NO_TOKENS, Expected, Tokens, Turn
 from services.router.upstream import Connection, UpstreamError
 
 log = Log(__name__)
@@ -25,7 +25,6 @@ log = Log(__name__)
 PASSED_OUT = frozenset({b"content-type", b"content-encoding", b"retry-after", b"openai-processing-ms"})
 UNBUFFERED: Header = (b"x-accel-buffering", b"no")
 """Has nginx pass a stream on as it comes."""
-NO_TOKENS = Tokens(0, 0, are_stated=True)
 LARGEST_USAGE_BYTES = 256 * 1024
 """The usage of a larger answer is looked for in its last bytes only."""
 
@@ -51,7 +50,7 @@ class AnswerPasser:
         """
         content = await connection.whole(self._settings.max_answer_bytes)
         now_s, share_s = time.monotonic(), give_back()
-        footprint = _footprint(server, share_s)
+        footprint = server.footprint(share_s)
         usage = _usage(content) if connection.status == 200 else None
         tokens = _tokens(usage, turn.expected) if connection.status == 200 else NO_TOKENS
         if connection.status == 200:
@@ -88,7 +87,7 @@ class AnswerPasser:
             headers.append((b"x-wattshift-model", turn.model.encode()))
 
         def so_far() -> Footprint:
-            return _footprint(server, server.so_far(ticket.share_began_s))
+            return server.footprint(server.so_far(ticket.share_began_s))
 
         is_plain = is_identity(connection.headers)
         reader = StreamReader(
@@ -133,7 +132,7 @@ class AnswerPasser:
             tokens = _of_stream(reader, turn.expected, is_plain)
             if status == 200 and reader.is_complete:
                 self._outcomes.learn(turn, server, now_s, tokens)
-            self._outcomes.end(turn, server, status, share_s, tokens, _footprint(server, share_s))
+            self._outcomes.end(turn, server, status, share_s, tokens, server.footprint(share_s))
 
 
 def is_stream(headers: list[Header]) -> bool:
@@ -157,11 +156,6 @@ def _is_json(headers: list[Header]) -> bool:
 
 def _location(server: Server) -> list[Header]:
     return [(b"x-wattshift-location", server.location.encode())]
-
-
-def _footprint(server: Server, share_s: float) -> Footprint:
-    energy_j = server.energy_j(share_s)
-    return Footprint(energy_j, server.carbon_gco2(energy_j), server.location)
 
 
 def _usage(content: bytes) -> Mapping[str, Any] | None:

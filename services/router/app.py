@@ -44,13 +44,12 @@ from services.router.answers import AnswerPasser
 from services.router.apps.asked import is_apps
 from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
-from services.router.apps.door import AppDoor, AppTurn
-from services.router.apps.fleet import AppFleet, Instance
+from services.router.apps.door import AppDoor
 from services.router.apps.observations import ObservationReporter
 from services.router.dispatch import Dispatcher
 from services.router.door import Door, route_of
 from services.router.expectations import Expectations
-from services.router.fleet import Fleet, Server
+from services.router.fleet import Fleet
 from services.router.gate import Gate
 from services.router.lanes import LaneRules, Lanes
 from services.router.latency import LatencyReporter
@@ -63,10 +62,8 @@ from services.router.peers import Peers
 from services.router.probes import probe
 from services.router.settings import RouterSettings
 from services.router.shared_metrics import MetricsFolder
-from services.router.streams import Footprint
 from services.router.table import TableReader
 from services.router.traffic import TrafficReporter
-from services.router.turn import Tokens, Turn
 from services.router.upstream import CHECK_S, Limits
 from services.router.upstream_keys import UpstreamKeys
 from services.router.usage import UsageReporter
@@ -93,9 +90,8 @@ class Router:
         self.name = name or f"router-{secrets.token_hex(4)}"
         self.metrics = Metrics()
         self.fleet = Fleet(read_networks(settings.endpoint_networks))
-        self.apps = AppFleet()
         self.assigner = Assigner(settings.max_queue, settings.queue_timeout_s)
-        self.coordinator = Coordinator(self.name, settings.credential.peers_secret(), self.assigner, self.apps)
+        self.coordinator = Coordinator(self.name, settings.credential.peers_secret(), self.assigner, self.fleet)
         self.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
         self._stack = contextlib.AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,20 +100,17 @@ class Router:
         """Connect to the other processes, take the last known table, and start looking."""
         settings = self.settings
         session: aiohttp.ClientSession = await self._stack.enter_async_context(new_session(tls=settings.tls))
-        credential = settings.credential
-        admission = ServiceClient(
-            session, settings.admission_url, "Admission", tokens=outgoing(credential, "admission"), timeout_s=3
-        )
-        serving = ServiceClient(
-            session, settings.serving_url, "Serving", tokens=outgoing(credential, "serving"), timeout_s=10
-        )
-        telemetry = ServiceClient(
-            session, settings.telemetry_url, "Telemetry", tokens=outgoing(credential, "telemetry"), timeout_s=10
-        )
+
+        def client(url: str, name: str, timeout_s: float) -> ServiceClient:
+            tokens = outgoing(settings.credential, name)
+            return ServiceClient(session, url, name.capitalize(), tokens=tokens, timeout_s=timeout_s)
+
+        serving = client(settings.serving_url, "serving", 10)
+        telemetry = client(settings.telemetry_url, "telemetry", 10)
         redis = connect(settings.redis_url, settings)
         self._stack.push_async_callback(redis.aclose)
         keys = KeyCache(
-            resolve_at(admission),
+            resolve_at(client(settings.admission_url, "admission", 3)),
             max_age_s=settings.key_max_age_s,
             grace_s=settings.key_grace_s,
             size=settings.key_cache_size,
@@ -126,7 +119,7 @@ class Router:
         self.usage = UsageReporter(telemetry, self.name)
         self.latency = LatencyReporter(redis, self.fleet, self.lanes, self.name)
         self.observations = ObservationReporter(serving, self.name, self.assigner.waiting)
-        self.peers = Peers(redis, self.fleet, self.apps, self.coordinator, self.name, settings.workers)
+        self.peers = Peers(redis, self.fleet, self.coordinator, self.name, settings.workers)
         self.limits = Limits(
             settings.connect_timeout_s,
             settings.first_byte_timeout_s,
@@ -135,7 +128,7 @@ class Router:
         )
         self.expectations = Expectations()
         self.upstream_keys = UpstreamKeys(settings.keys_dir, serving)
-        outcomes = Outcomes(self.expectations, self.metrics, self.latency, self._ended)
+        outcomes = Outcomes(self.expectations, self.metrics, self.latency, self.usage)
         dispatcher = Dispatcher(
             settings,
             self.fleet,
@@ -154,19 +147,19 @@ class Router:
             redis, ROUTER_LIMITS_HASH, gate.limiter, gate.at_once, self.name, started_at_s
         )
         self.overview = Overview(
-            self.name, self.peers, self.fleet, self.lanes, self.apps, self.assigner, self.coordinator, self.gate
+            self.name, self.peers, self.fleet, self.lanes, self.assigner, self.coordinator, self.gate
         )
-        self.door = Door(settings, self.fleet, self.gate, dispatcher)
+        self.door = Door(self.fleet, self.gate, dispatcher)
         self.app_door = AppDoor(
             settings,
             self.gate,
-            self.apps,
+            self.fleet,
             self.coordinator,
             self.observations,
             self.metrics,
             self.limits,
             self.upstream_keys,
-            self._app_ended,
+            self.usage,
         )
         await self.coordinator.listen(settings.peer_host)
         path = settings.data_dir / "router" / "table.json"
@@ -204,32 +197,31 @@ class Router:
                 await self.peers.leave()
         await self.shared_limits.leave()
         await self.coordinator.stop()
-        for server in (*self.fleet.every_server(), *self.apps.every_instance()):
+        for server in self.fleet.everyone():
             server.origin.close()
         await self._stack.aclose()
 
     def _adopt(self, table: RoutingTable) -> None:
         self.fleet.adopt(table, self.peers.processes)
         self.lanes.rearrange(self.fleet)
-        self.apps.adopt(table)
         self.assigner.adopt(table)
 
     def _draining(self) -> dict[str, int]:
         """Return the requests at servers and instances that drain; those that other processes sent are counted too."""
-        found = self.fleet.draining() | self.apps.draining()
+        found = self.fleet.draining()
         for name, held in self.assigner.draining().items():
             found[name] = max(held, found.get(name, 0))
         return found
 
     async def _send_observations(self) -> None:
-        await self.observations.send(self.apps.apps)
+        await self.observations.send(self.fleet.apps)
 
     async def _renew_keys(self) -> None:
-        await self.upstream_keys.renew((*self.fleet.servers.values(), *self.apps.instances.values()))
+        await self.upstream_keys.renew((*self.fleet.servers.values(), *self.fleet.instances.values()))
 
     async def _check(self) -> None:
         now_s = time.monotonic()
-        for server in (*self.fleet.every_server(), *self.apps.every_instance()):
+        for server in self.fleet.everyone():
             server.origin.check(self.limits, now_s)
         self.assigner.check()
         for lane in self.lanes.all():
@@ -252,35 +244,6 @@ class Router:
         while True:
             await asyncio.sleep(1.0)
             await self.latency.send()
-
-    def _ended(self, turn: Turn, server: Server, share_s: float, tokens: Tokens, footprint: Footprint) -> None:
-        identity = turn.received.key.identity
-        self.usage.add(
-            (
-                server.spec.job_id or server.id,
-                identity.tenant_id,
-                identity.key_id,
-                turn.model,
-                turn.expected.request_class or "any",
-            ),
-            share_s=share_s,
-            input_tokens=tokens.input,
-            output_tokens=tokens.output,
-            is_estimated=not tokens.are_stated,
-            energy_j=footprint.energy_j,
-            carbon_gco2=footprint.carbon_gco2,
-        )
-
-    def _app_ended(self, turn: AppTurn, instance: Instance, share_s: float, footprint: Footprint) -> None:
-        identity, spec = turn.key.identity, instance.spec
-        self.usage.add(
-            (spec.job_id or spec.id, identity.tenant_id, identity.key_id, spec.app, spec.variant),
-            share_s=share_s,
-            input_tokens=0,
-            output_tokens=0,
-            energy_j=footprint.energy_j,
-            carbon_gco2=footprint.carbon_gco2,
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

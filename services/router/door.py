@@ -8,14 +8,13 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from services.contracts.identity import Identity, ResolvedKey, Role
-from services.kit.edge.exchange import Exchange, check_json_type, while_connected
+from services.kit.edge.exchange import Exchange, check_json_type
 from services.kit.problems import ProblemError
 from services.router import openai
 from services.router.dispatch import Dispatcher
 from services.router.fleet import Fleet
 from services.router.gate import Gate
 from services.router.openai import JSON, DoorError
-from services.router.settings import RouterSettings
 from services.router.turn import Received
 
 COMPLETIONS = {"/v1/chat/completions": "chat", "/v1/completions": "completion", "/v1/embeddings": "embedding"}
@@ -29,8 +28,7 @@ def route_of(path: str) -> str:
 class Door:
     """Lets requests in, and answers those that are refused."""
 
-    def __init__(self, settings: RouterSettings, fleet: Fleet, gate: Gate, dispatcher: Dispatcher) -> None:
-        self._settings = settings
+    def __init__(self, fleet: Fleet, gate: Gate, dispatcher: Dispatcher) -> None:
         self._fleet = fleet
         self._gate = gate
         self._dispatcher = dispatcher
@@ -61,16 +59,9 @@ class Door:
         if not key.identity.role.may(method, Role.USER):
             raise DoorError(403, "forbidden", f"A key with the role {key.identity.role} may not ask for completions.")
         check_json_type(exchange.headers.get(b"content-type"))
-        tenant = key.identity.tenant_id
-        self._gate.at_once.enter(tenant)
-        try:
-            body = await self._gate.bodies.read(exchange, self._settings.max_body_bytes)
-            try:
-                await self._complete(exchange, kind, path, key, body.content)
-            finally:
-                body.release()
-        finally:
-            self._gate.at_once.leave(tenant)
+        await self._gate.with_body(
+            exchange, key.identity.tenant_id, lambda body: self._complete(exchange, kind, path, key, body)
+        )
 
     async def _models(self, exchange: Exchange, caller: Identity, name: str) -> None:
         found = self._fleet.models(caller)
@@ -93,8 +84,7 @@ class Door:
         pool = self._fleet.pool_of(asked.model, key.identity)
         if pool is None:
             raise _no_model(asked.model)
-        received = Received(exchange, kind, path, key, asked, at_s, at_utc_s)
-        await while_connected(exchange, self._dispatcher.serve(received, pool))
+        await self._dispatcher.serve(Received(exchange, kind, path, key, asked, at_s, at_utc_s), pool)
 
 
 def _check_method(method: str, *allowed: str) -> None:

@@ -1,19 +1,23 @@
-"""The servers and pools that the router knows, and what it has seen of each."""
+"""The servers that the router knows, of pools and of applications, and what it has seen of each.
+
+An instance of an application is a server too: its pool is ``app:`` and the application's name, its class the variant.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.contracts.identity import Identity
-from services.contracts.routing import EVERY_TENANT, RoutedPool, RoutedServer, RoutingTable
+from services.contracts.routing import EVERY_TENANT, RoutedApp, RoutedAppServer, RoutedPool, RoutedServer, RoutingTable
+from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.cleanest import marginal_j
 from services.kit.networks import Network
 from services.router.breaker import Breaker
 from services.router.shares import SharedTime
+from services.router.streams import Footprint
 from services.router.upstream import Origin
 
-KWH_J = 3.6e6
 USUAL_TTFT_S = 0.2
 USUAL_TBT_S = 0.03
 """Assumed of a server that has neither a profile nor answers yet."""
@@ -26,10 +30,12 @@ IDLE_SHARE = 0.4
 
 
 class Server(SharedTime):
-    """A model server.
+    """A model server, or an instance of an application.
 
     Attributes:
         spec: Its row of the routing table.
+        instance: Its row as an instance of an application; None for a model server.
+        was_key_asked_for: Whether the key of an instance, if it has one, was fetched since it came into the table.
         ttft_s, tbt_s: Means of the newest answers; those of its profile before the first, and by and by without any.
         network_s: Time that a connection took.
     """
@@ -39,6 +45,7 @@ class Server(SharedTime):
         "_has_answered",
         "breaker",
         "id",
+        "instance",
         "lanes",
         "limit",
         "location",
@@ -46,9 +53,12 @@ class Server(SharedTime):
         "spec",
         "tbt_s",
         "ttft_s",
+        "was_key_asked_for",
     )
 
-    def __init__(self, spec: RoutedServer, networks: tuple[Network, ...]) -> None:
+    def __init__(
+        self, spec: RoutedServer, networks: tuple[Network, ...], instance: RoutedAppServer | None = None
+    ) -> None:
         super().__init__()
         self.id = spec.id
         self.location = spec.location
@@ -60,7 +70,8 @@ class Server(SharedTime):
         self.lanes: list[str] = []
         self.limit = spec.capacity
         self.spec: RoutedServer = spec
-        self.update(spec)
+        self.instance = instance
+        self.was_key_asked_for = False
 
     def update(self, spec: RoutedServer, processes: int = 1) -> None:
         """Take in a newer row, and how many router processes share the server."""
@@ -129,15 +140,17 @@ class Server(SharedTime):
             self.tbt_s += NEW_SHARE * (tbt_s - self.tbt_s)
         self._has_answered = False
 
-    def energy_j(self, share_s: float) -> float | None:
-        """Return the energy of that much of the server's time; None while its power is unknown."""
-        return None if self.spec.power_w is None else share_s * self.spec.power_w
+    def footprint(self, share_s: float) -> Footprint:
+        """Return the energy and emissions of a request that had so many seconds of the server.
 
-    def carbon_gco2(self, energy_j: float | None) -> float | None:
-        """Return what that energy emits; None while the intensity is unknown."""
-        if energy_j is None or self.spec.gco2_per_kwh is None:
-            return None
-        return energy_j / KWH_J * self.spec.pue * self.spec.gco2_per_kwh
+        Idle time between requests is no request's.
+        """
+        spec = self.spec
+        energy_j = None if spec.power_w is None else share_s * spec.power_w
+        carbon_gco2 = None
+        if energy_j is not None and spec.gco2_per_kwh is not None:
+            carbon_gco2 = energy_j / J_PER_KWH * spec.pue * spec.gco2_per_kwh
+        return Footprint(energy_j, carbon_gco2, spec.location)
 
 
 @dataclass(slots=True)
@@ -163,11 +176,6 @@ class Pool:
             each.name: each.max_latency_s for each in self.spec.classes if each.max_latency_s is not None
         }
 
-    def is_for(self, tenant_id: str) -> bool:
-        """Whether a tenant's keys may use it."""
-        spec = self.spec
-        return tenant_id == spec.tenant_id or tenant_id in spec.tenants or EVERY_TENANT in spec.tenants
-
     def class_of(self, input_tokens: float, is_long_output: bool) -> str:
         """Return a request's class by the thresholds in force."""
         spec = self.spec
@@ -177,12 +185,21 @@ class Pool:
 
 
 class Fleet:
-    """The newest routing table, and the state of its servers, which survives newer tables."""
+    """The newest routing table, and the state of its servers, which survives newer tables.
 
-    def __init__(self, networks: tuple[Network, ...]) -> None:
+    Attributes:
+        servers: Model servers by id.
+        instances: Those of applications, by id.
+        apps: Applications by name.
+        made_at_s: When the table was made, UTC seconds; 0 before the first.
+    """
+
+    def __init__(self, networks: tuple[Network, ...] = ()) -> None:
         self._networks = networks
         self.servers: dict[str, Server] = {}
+        self.instances: dict[str, Server] = {}
         self.pools: dict[str, Pool] = {}
+        self.apps: dict[str, RoutedApp] = {}
         self.made_at_s = 0.0
         self._by_model: dict[str, list[Pool]] = {}
         self._leaving: dict[str, Server] = {}
@@ -190,20 +207,22 @@ class Fleet:
     def adopt(self, table: RoutingTable, processes: int = 1) -> None:
         """Take in a table: servers that are gone from it get no more requests and finish those they hold."""
         self.made_at_s = table.made_at.timestamp()
-        found: dict[str, Server] = {}
-        for spec in table.servers:
-            server = self.servers.pop(spec.id, None) or self._leaving.pop(spec.id, None)
-            if server is None:
-                server = Server(spec, self._networks)
+        known = {each.id: each for each in self.everyone()}
+
+        def kept(spec: RoutedServer, processes: int, instance: RoutedAppServer | None = None) -> Server:
+            server = known.pop(spec.id, None) or Server(spec, self._networks)
             server.update(spec, processes)
-            found[spec.id] = server
-        self._leaving |= self.servers
-        for server in self._leaving.values():
+            server.instance = instance
+            return server
+
+        self.apps = {app.name: app for app in table.apps}
+        self.servers = {spec.id: kept(spec, processes) for spec in table.servers}
+        self.instances = {each.id: kept(_of_app(each, self.apps.get(each.app)), 1, each) for each in table.app_servers}
+        for server in known.values():
             server.origin.close()
-        self._leaving = {name: each for name, each in self._leaving.items() if each.held}
-        self.servers = found
+        self._leaving = {name: each for name, each in known.items() if each.held}
         pools = {spec.name: Pool(spec) for spec in table.pools}
-        for server in found.values():
+        for server in self.servers.values():
             server.lanes = []
             if server.is_ready:
                 self._assign(server, pools)
@@ -220,6 +239,9 @@ class Fleet:
         for server in self.servers.values():
             server.update(server.spec, processes)
             server.held_elsewhere = held_elsewhere.get(server.id, 0)
+        for instance in self.instances.values():
+            if instance.spec.capacity > 1:  # where one request fits, no other process holds any meanwhile
+                instance.held_elsewhere = held_elsewhere.get(instance.id, 0)
 
     def _assign(self, server: Server, pools: dict[str, Pool]) -> None:
         spec = server.spec
@@ -252,7 +274,7 @@ class Fleet:
         for pool in found:
             if pool.spec.tenant_id == caller.tenant_id:
                 return pool
-            if shared is None and (caller.is_operator or pool.is_for(caller.tenant_id)):
+            if shared is None and (caller.is_operator or _may_use(caller.tenant_id, pool.spec)):
                 shared = pool
         return shared
 
@@ -261,14 +283,64 @@ class Fleet:
         found = {model: pool for model in self._by_model if (pool := self.pool_of(model, caller)) is not None}
         return sorted(found.items(), key=lambda each: each[0])
 
+    def app_of(self, name: str, caller: Identity) -> RoutedApp | None:
+        """Return an application that a caller may use; None where there is none."""
+        app = self.apps.get(name)
+        return app if app is not None and (caller.is_operator or _may_use(caller.tenant_id, app)) else None
+
+    def instance(self, name: str) -> Server | None:
+        """Return an instance of an application by its id; None where this process does not know it."""
+        return self.instances.get(name) or self._leaving.get(name)
+
+    def add(self, instance: RoutedAppServer) -> None:
+        """Take an instance that another process found in a newer table."""
+        if self.instance(instance.id) is None:
+            spec = _of_app(instance, self.apps.get(instance.app))
+            self._leaving[instance.id] = Server(spec, self._networks, instance)
+
+    def ready(self, app: str) -> list[Server]:
+        """Return the instances of an application that are ready."""
+        return [each for each in self.instances.values() if each.is_ready and each.spec.pool == f"app:{app}"]
+
     def draining(self) -> dict[str, int]:
         """Return how many requests this process holds at servers that drain, or that left the table."""
-        held = {name: each.held for name, each in self.servers.items() if each.spec.state == "draining"}
+        there = (*self.servers.values(), *self.instances.values())
+        held = {each.id: each.held for each in there if each.spec.state == "draining"}
         return held | {name: each.held for name, each in self._leaving.items()}
 
-    def every_server(self) -> Iterable[Server]:
-        """Return all servers, those included that are gone from the table and still hold requests."""
-        return [*self.servers.values(), *self._leaving.values()]
+    def everyone(self) -> list[Server]:
+        """Return all servers and instances, those included that are gone from the table and still hold requests."""
+        return [*self.servers.values(), *self.instances.values(), *self._leaving.values()]
+
+    def every_server(self) -> list[Server]:
+        """Return model servers alone of ``everyone``."""
+        return [each for each in self.everyone() if each.instance is None]
+
+
+def _of_app(row: RoutedAppServer, app: RoutedApp | None) -> RoutedServer:
+    """Return an instance's row as that of any server.
+
+    Its power is that at work: what its GPU draws above idle, by the profile, and its share of the GPU's idle power.
+    """
+    return RoutedServer(
+        id=row.id,
+        pool=f"app:{row.app}",
+        url=row.url,
+        tenant_id=app.tenant_id if app else "",
+        location=row.location,
+        request_class=row.variant,
+        state=row.state,
+        capacity=app.concurrency if app else 1,
+        job_id=row.job_id,
+        node_id=row.node_id,
+        power_w=None if row.busy_w is None or row.idle_w is None else row.busy_w + row.idle_w,
+        gco2_per_kwh=row.gco2_per_kwh,
+        pue=row.pue,
+    )
+
+
+def _may_use(tenant_id: str, owned: RoutedPool | RoutedApp) -> bool:
+    return tenant_id == owned.tenant_id or tenant_id in owned.tenants or EVERY_TENANT in owned.tenants
 
 
 def _usual_s(spec: RoutedServer) -> tuple[float, float]:

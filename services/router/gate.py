@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from services.contracts.codes import ProblemCode
 from services.kit.edge.bodies import BodyReader
-from services.kit.edge.exchange import ClientGoneError, Exchange
+from services.kit.edge.exchange import ClientGoneError, Exchange, while_connected
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import ConcurrencyLimiter, RateLimiter
 from services.kit.logging import Log
@@ -38,6 +38,7 @@ class Gate:
         self.limiter = RateLimiter()
         self.at_once = ConcurrencyLimiter(settings.max_requests_per_tenant, "requests", retry_after_s=1)
         self.bodies = BodyReader(settings.max_buffered_bytes)
+        self._most_bytes = settings.max_body_bytes
         self.in_flight = 0
         self.is_empty = asyncio.Event()
         self._is_closing = False
@@ -75,6 +76,23 @@ class Gate:
             self.in_flight -= 1
             if self._is_closing and not self.in_flight:
                 self.is_empty.set()
+
+    async def with_body(self, exchange: Exchange, tenant: str, serve: Callable[[bytes], Awaitable[None]]) -> None:
+        """Have a request served with its body, while its client is there.
+
+        Raises:
+            ProblemError: The tenant has too many requests at once, or the body is too large.
+            ClientGoneError: The client left.
+        """
+        self.at_once.enter(tenant)
+        try:
+            body = await self.bodies.read(exchange, self._most_bytes)
+            try:
+                await while_connected(exchange, serve(body.content))
+            finally:
+                body.release()
+        finally:
+            self.at_once.leave(tenant)
 
     def close(self) -> None:
         """Have ``is_empty`` set once no request is in flight."""

@@ -10,17 +10,20 @@ from services.router.fleet import Server
 from services.router.latency import LatencyReporter
 from services.router.metrics import Metrics
 from services.router.streams import Footprint
-from services.router.turn import Ended, Tokens, Turn
+from services.router.turn import Tokens, Turn
+from services.router.usage import UsageReporter
 
 
 class Outcomes:
     """Takes in answers."""
 
-    def __init__(self, expectations: Expectations, metrics: Metrics, latency: LatencyReporter, ended: Ended) -> None:
+    def __init__(
+        self, expectations: Expectations, metrics: Metrics, latency: LatencyReporter, usage: UsageReporter
+    ) -> None:
         self.latency = latency
         self._expectations = expectations
         self._metrics = metrics
-        self._ended = ended
+        self._usage = usage
 
     def learn(self, turn: Turn, server: Server, now_s: float, tokens: Tokens) -> None:
         """Learn from a complete answer."""
@@ -75,4 +78,5 @@ class Outcomes:
             metrics.energy.add(labels, footprint.energy_j)
         if footprint.carbon_gco2 is not None:
             metrics.carbon.add(labels, footprint.carbon_gco2)
-        self._ended(turn, server, share_s, tokens, footprint)
+        request_class = turn.expected.request_class or "any"
+        self._usage.served(server, turn.received.key, turn.model, request_class, share_s, tokens, footprint)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
-from services.router.apps.fleet import AppFleet
 from services.router.breaker import BreakerState
 from services.router.fleet import Fleet
 from services.router.gate import Gate
@@ -24,7 +24,6 @@ class Overview:
     peers: Peers
     fleet: Fleet
     lanes: Lanes
-    apps: AppFleet
     assigner: Assigner
     coordinator: Coordinator
     gate: Gate
@@ -73,19 +72,19 @@ class Overview:
                     "instances": [
                         {
                             "id": each.id,
-                            "variant": each.spec.variant,
-                            "slice": each.spec.slice,
+                            "variant": each.instance.variant,
+                            "slice": each.instance.slice,
                             "location": each.spec.location,
                             "state": each.spec.state,
                             "held": each.held,
                             "breaker": None if queue is None else queue.breaker_state(each.id, now_s),
                             "gco2_per_kwh": each.spec.gco2_per_kwh,
                         }
-                        for each in self.apps.every_instance()
-                        if each.spec.app == app.name
+                        for each in self.fleet.everyone()
+                        if each.instance is not None and each.instance.app == app.name
                     ],
                 }
-                for app in self.apps.apps.values()
+                for app in self.fleet.apps.values()
                 for queue in (self.assigner.queues.get(app.name),)
             ],
         }
@@ -128,7 +127,14 @@ class Overview:
                 "wattshift_router_app_instances",
                 "Instances that are ready.",
                 ("app", "variant"),
-                self.apps.ready_by_variant(),
+                {
+                    (app, variant): float(count)
+                    for (app, variant), count in Counter(
+                        (each.instance.app, each.instance.variant)
+                        for each in self.fleet.instances.values()
+                        if each.instance is not None and each.is_ready
+                    ).items()
+                },
                 is_summed=False,
             ),
             Gauge(

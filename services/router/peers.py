@@ -18,7 +18,6 @@ from services.contracts.routing import RouterState
 from services.contracts.streams import ROUTERS_HASH
 from services.kit.logging import Log
 from services.router.apps.coordination import Coordinator
-from services.router.apps.fleet import AppFleet
 from services.router.fleet import Fleet
 
 log = Log(__name__)
@@ -35,7 +34,6 @@ class Peers:
         self,
         redis: Redis,
         fleet: Fleet,
-        apps: AppFleet,
         coordinator: Coordinator,
         router: str,
         at_least: int = 1,
@@ -43,7 +41,6 @@ class Peers:
         """Take what is told of the others, and how many processes there are at least."""
         self._redis = redis
         self._fleet = fleet
-        self._apps = apps
         self._coordinator = coordinator
         self._router = router
         self.processes = at_least
@@ -62,10 +59,9 @@ class Peers:
 
     async def _look(self) -> None:
         now_s = time.time()
-        servers = (*self._fleet.every_server(), *self._apps.every_instance())
         own = RouterState(
             at_s=now_s,
-            held={server.id: server.held for server in servers if server.held},
+            held={server.id: server.held for server in self._fleet.everyone() if server.held},
             started_at_s=self._coordinator.started_at_s,
             address=self._coordinator.address,
         )
@@ -90,7 +86,6 @@ class Peers:
                 held[server] = held.get(server, 0) + count
         self.processes = 1 + len(alive)
         self._fleet.share(self.processes, held)
-        self._apps.share(held)
         self._coordinator.choose(alive)
 
     async def leave(self) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from services.contracts.identity import ResolvedKey
 from services.kit.edge.exchange import Exchange
-from services.router.fleet import Pool, Server
+from services.router.fleet import Pool
 from services.router.lanes import Lane
 from services.router.openai import Asked
-from services.router.streams import Footprint
 
 
 @dataclass(slots=True)
@@ -85,5 +83,4 @@ class Tokens(NamedTuple):
     are_stated: bool
 
 
-Ended = Callable[[Turn, Server, float, Tokens, Footprint], None]
-"""Takes in a request that ended: its turn, server, share of the server's time, tokens, footprint."""
+NO_TOKENS = Tokens(0, 0, are_stated=True)

@@ -16,7 +16,6 @@ from services.contracts import routing
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
-from services.router.apps.fleet import Instance
 from services.router.fleet import Server
 from services.router.upstream import UpstreamError
 
@@ -39,13 +38,13 @@ class UpstreamKeys:
         self._not_before_s = 0.0
         self._is_away = False
 
-    def of(self, server: Server | Instance) -> bytes | None:
+    def of(self, server: Server) -> bytes | None:
         """Return a server's key; None for one that asks for none.
 
         Raises:
             UpstreamError: It is not known, or cannot be sent.
         """
-        if isinstance(server, Instance) or server.spec.pool is not None:
+        if server.spec.pool is not None:
             known = self._secrets.get(server.id)
             return None if known is None else known[1]
         spec = server.spec
@@ -58,17 +57,17 @@ class UpstreamKeys:
             return known[1]
         return None if spec.upstream_key is None else self._file(spec.upstream_key)
 
-    def is_wanted(self, server: Server | Instance) -> bool:
+    def is_wanted(self, server: Server) -> bool:
         """Whether a request must wait until a server's key is fetched.
 
         One for an instance does not while serving is away: its server may answer without, and else refuses.
         """
-        is_ours = isinstance(server, Instance) or server.spec.pool is not None
+        is_ours = server.spec.pool is not None
         return self.is_due(server) and not (is_ours and self._is_away)
 
-    def is_due(self, server: Server | Instance) -> bool:
+    def is_due(self, server: Server) -> bool:
         """Whether a server's secret is unknown, or was set again since it was fetched."""
-        if isinstance(server, Instance):
+        if server.instance is not None:
             return not server.was_key_asked_for
         set_at = server.spec.upstream_secret_set_at
         if set_at is None:
@@ -76,7 +75,7 @@ class UpstreamKeys:
         known = self._secrets.get(server.id)
         return known is None or known[0] != set_at
 
-    async def renew(self, servers: Iterable[Server | Instance]) -> None:
+    async def renew(self, servers: Iterable[Server]) -> None:
         """Fetch secrets if any is due; while serving does not answer, what is known stays in use."""
         due = [each for each in servers if self.is_due(each)]
         if not due:
@@ -96,8 +95,7 @@ class UpstreamKeys:
                 self._is_away = False
                 self._take(found)
                 for each in due:
-                    if isinstance(each, Instance):
-                        each.was_key_asked_for = True
+                    each.was_key_asked_for = True
             if any(self.is_due(each) for each in due):
                 self._not_before_s = time.monotonic() + PAUSE_S
 

@@ -10,10 +10,14 @@ import time
 from collections import OrderedDict
 from datetime import UTC, datetime
 
+from services.contracts.identity import ResolvedKey
 from services.contracts.routing import RequestUsage, UsageReport
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.router.fleet import Server
+from services.router.streams import Footprint
+from services.router.turn import Tokens
 
 log = Log(__name__)
 
@@ -60,6 +64,27 @@ class UsageReporter:
         amounts = (1.0, input_tokens, output_tokens, is_estimated, share_s, energy_j or 0.0, carbon_gco2 or 0.0)
         for at, amount in enumerate(amounts):
             sums[at] += amount
+
+    def served(
+        self,
+        server: Server,
+        key: ResolvedKey,
+        model: str,
+        request_class: str,
+        share_s: float,
+        tokens: Tokens,
+        footprint: Footprint,
+    ) -> None:
+        """Add a request that ended now; ``share_s``: its share of the server's time."""
+        self.add(
+            (server.spec.job_id or server.id, key.identity.tenant_id, key.identity.key_id, model, request_class),
+            share_s=share_s,
+            input_tokens=tokens.input,
+            output_tokens=tokens.output,
+            is_estimated=not tokens.are_stated,
+            energy_j=footprint.energy_j,
+            carbon_gco2=footprint.carbon_gco2,
+        )
 
     async def send(self, now_s: float | None = None, *, all_windows: bool = False) -> None:
         """Report the windows that are over, and at the end of the process also the one that is not.

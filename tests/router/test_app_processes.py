@@ -153,7 +153,7 @@ async def test_when_the_assigning_process_goes_the_other_serves_what_waits_and_s
 
 
 async def test_an_instance_that_only_the_assigning_process_has_read_of_is_used(pair: Pair) -> None:
-    pair.second.router.apps.adopt = lambda table: None  # type: ignore[method-assign]  # it reads no newer table
+    pair.second.router.fleet.adopt = lambda table, processes=1: None  # type: ignore[method-assign]  # it reads no newer table
     pair.stage.plane.app_servers = [a_routed_instance(pair.two)]
     await pair.first.adopted()
     assert (await ask(pair.second, 0)).json()["outputs"][0]["data"] == ["two"]

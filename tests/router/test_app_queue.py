@@ -136,6 +136,19 @@ def test_requests_wait_for_an_instance_that_was_there_a_moment_ago_and_for_no_ot
         stage.arrive()
 
 
+def test_a_request_that_asks_twice_waits_once_and_in_its_place() -> None:
+    stage = Stage()
+    stage.instances("one")
+    served, first, second = (stage.arrive() for _ in range(3))
+    stage.queue.take(first, stage.now_s)
+    assert stage.queue.waiting == 2
+    stage.leave(served)
+    assert stage.given[-1][0] is first
+    stage.leave(first)
+    assert stage.given[-1][0] is second
+    assert (stage.queue.waiting, len(stage.given)) == (0, 3)
+
+
 def test_beyond_the_bound_requests_are_refused_with_a_time_that_follows_the_queue() -> None:
     stage = Stage(AppQueue(3, 60.0))
     stage.queue.adopt([("one", 1, True, 2.0)], 0.0)

@@ -259,7 +259,7 @@ async def test_what_must_not_be_sent_twice_takes_no_connection_that_may_be_closi
     apps: Apps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.router.apps.door.FRESH_S", 0.0)
-    origin = apps.router.router.apps.instances["instance_one"].origin
+    origin = apps.router.router.fleet.instances["instance_one"].origin
     await apps.infer()
     (kept,) = origin.idle
     await apps.infer()

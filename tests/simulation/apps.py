@@ -11,9 +11,9 @@ from unittest.mock import patch
 from services.contracts.routing import RoutedApp, RoutedAppServer, RouterState, RoutingTable
 from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
-from services.router.apps.fleet import AppFleet
 from services.router.apps.queue import AppQueue, NotAssignedError, Outcome, Seat, Ticket
 from services.router.apps.remote import AssignerLink
+from services.router.fleet import Fleet
 from tests.simulation.loop import EPOCH_S, Simulation
 
 MOST_WAITING, PATIENCE_S, LOOK_S = 5, 1.0, 0.25
@@ -32,7 +32,7 @@ class _Process:
 
     def __init__(self, name: str, token: str) -> None:
         self.assigner = Assigner(most_waiting=MOST_WAITING, patience_s=PATIENCE_S)
-        self.fleet = AppFleet()
+        self.fleet = Fleet()
         self.coordinator = Coordinator(name, token, self.assigner, self.fleet)
         self.is_alive = True
 
@@ -192,8 +192,9 @@ def _judged(simulation: Simulation, give: Any) -> Any:
     def judge(self: AppQueue, ticket: Ticket, seat: Seat, *, is_told: bool = True) -> None:
         now_s = time.monotonic()
         if is_told:
-            before = [each for each in self._waiting.get(ticket.tenant, ()) if (each.place or 0) < (ticket.place or 0)]
-            overtaken = [each.id for each in before if seat.id not in each.excluded and each is not ticket]
+            others = [each for each in self.tickets.values() if each.tenant == ticket.tenant and each is not ticket]
+            before = [each for each in others if (each.place or 0) < (ticket.place or 0)]
+            overtaken = [each.id for each in before if seat.id not in each.excluded]
             simulation.check("nobody is overtaken", not overtaken, f"{ticket.id} before {overtaken}")
             may = seat.is_ready and seat.held < seat.limit and seat.breaker.passes(now_s)
             simulation.check("an instance gets what it may have", may, f"{seat}")
@@ -211,10 +212,9 @@ def _stands_idle(processes: list[_Process]) -> str | None:
                 for seat in queue.seats.values()
                 if seat.is_ready and seat.held < seat.limit and seat.breaker.opened_s is None
             }
-            waiting = [ticket for each in queue._waiting.values() for ticket in each]
-            if len(waiting) != queue.waiting:
-                return f"{len(waiting)} requests wait, and {queue.waiting} are counted"
-            for ticket in waiting:
+            if len(queue._queue) != queue.waiting:
+                return f"{len(queue._queue)} requests wait, and {queue.waiting} are counted"
+            for ticket in queue.tickets.values():
                 if free - ticket.excluded:
                     return f"{process.coordinator.name}: {ticket.id} waits, and {free} are free"
     return None

@@ -24,7 +24,6 @@ from services.kit.problems import ProblemError
 from services.router import upstream
 from services.router.answers import AnswerPasser
 from services.router.app import Router
-from services.router.apps.fleet import AppFleet
 from services.router.dispatch import Dispatcher
 from services.router.door import Door
 from services.router.expectations import Expectations
@@ -313,14 +312,14 @@ def _router(simulation: Simulation) -> Router:
 
 def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
     settings, made = router.settings, cast(Any, router)
-    made.metrics, made.fleet, made.apps = Metrics(), Fleet(()), AppFleet()
+    made.metrics, made.fleet = Metrics(), Fleet(())
     made.assigner = SimpleNamespace(check=lambda: None, adopt=lambda _: None)
     made.peers = SimpleNamespace(processes=1)
     made.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
     made.limits = LIMITS
     made.upstream_keys = _UpstreamKeys()
     expectations = Expectations()
-    nothing = cast(Any, SimpleNamespace(**dict.fromkeys(("end", "first", "gap", "whole"), lambda *_: None)))
+    nothing = cast(Any, SimpleNamespace(**dict.fromkeys(("end", "first", "gap", "whole", "served"), lambda *_: None)))
     dispatcher = Dispatcher(
         settings,
         router.fleet,
@@ -328,14 +327,14 @@ def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
         expectations,
         router.upstream_keys,
         RequestWriter(settings.order, router.upstream_keys),
-        AnswerPasser(Outcomes(expectations, router.metrics, nothing, lambda *_: None), settings),
+        AnswerPasser(Outcomes(expectations, router.metrics, nothing, nothing), settings),
         router.metrics,
         lambda *_: [0, 0],
         made.limits,
     )
     made.gate = Gate(settings, cast(Any, _Keys()))
     made.gate.limiter = RateLimiter(clock_s)
-    made.door = Door(settings, router.fleet, router.gate, dispatcher)
+    made.door = Door(router.fleet, router.gate, dispatcher)
 
 
 class _Servers:

@@ -1,5 +1,8 @@
 """One router process assigns instances for all, so that an application has one queue and no instance has too many.
 
+Processes divide what a model server takes at once among them. An instance often takes one request, which cannot be
+divided, and there may be fewer instances than processes; plans keep an SLA with one queue before all instances.
+
 It is the process that has run for the longest; the others keep a connection to it (``remote``), and send requests to
 the instances that it names. Processes find each other through Redis (``peers``). When the connection to it ends, each
 process assigns instances by itself until it has connected to the next, which takes milliseconds if the process died:
@@ -18,9 +21,9 @@ from services.contracts.routing import RouterState
 from services.kit.logging import Log
 from services.kit.tasks import end_tasks
 from services.router.apps.assignment import Assigner
-from services.router.apps.fleet import AppFleet
 from services.router.apps.queue import NotAssignedError, Outcome, Ticket
 from services.router.apps.remote import AskingPeer, AssignerLink
+from services.router.fleet import Fleet
 
 log = Log(__name__)
 
@@ -33,7 +36,7 @@ class Coordinator:
         address: ``HOST:PORT`` at which other processes reach this one; None until it listens.
     """
 
-    def __init__(self, name: str, token: str, assigner: Assigner, fleet: AppFleet) -> None:
+    def __init__(self, name: str, token: str, assigner: Assigner, fleet: Fleet) -> None:
         self.name = name
         self._token = token
         self._assigner = assigner

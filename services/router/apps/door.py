@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.contracts.identity import ResolvedKey, Role
 from services.contracts.routing import RoutedApp
-from services.kit.edge.exchange import ClientGoneError, Exchange, Header, while_connected
+from services.kit.edge.exchange import ClientGoneError, Exchange, Header
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
 from services.kit.release import RELEASE
@@ -19,16 +19,18 @@ from services.router.answers import UNBUFFERED, is_identity, is_stream, wants_co
 from services.router.apps.asked import OPEN_INFERENCE, Asked, read
 from services.router.apps.coordination import Coordinator
 from services.router.apps.errors import AppError, no_app, not_assigned, of_problem, of_upstream
-from services.router.apps.fleet import AppFleet, Instance
 from services.router.apps.observations import ObservationReporter
 from services.router.apps.queue import NotAssignedError, Outcome, Ticket
+from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
 from services.router.metrics import Metrics
 from services.router.openai import JSON
 from services.router.settings import RouterSettings
 from services.router.streams import Footprint
+from services.router.turn import NO_TOKENS
 from services.router.upstream import KEPT_S, Connection, Limits, UpstreamError
 from services.router.upstream_keys import UpstreamKeys
+from services.router.usage import UsageReporter
 
 log = Log(__name__)
 
@@ -72,10 +74,6 @@ class AppTurn:
     wait_s: float = 0.0
 
 
-AppEnded = Callable[[AppTurn, Instance, float, Footprint], None]
-"""Takes in a request that an instance answered: its turn, the instance, its share of the instance's time, footprint."""
-
-
 class AppDoor:
     """Takes each request through its steps."""
 
@@ -83,13 +81,13 @@ class AppDoor:
         self,
         settings: RouterSettings,
         gate: Gate,
-        fleet: AppFleet,
+        fleet: Fleet,
         coordinator: Coordinator,
         observations: ObservationReporter,
         metrics: Metrics,
         limits: Limits,
         keys: UpstreamKeys,
-        ended: AppEnded,
+        usage: UsageReporter,
     ) -> None:
         self._settings = settings
         self._gate = gate
@@ -99,7 +97,7 @@ class AppDoor:
         self._metrics = metrics
         self._limits = limits
         self._keys = keys
-        self._ended = ended
+        self._usage = usage
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request to an application."""
@@ -125,24 +123,18 @@ class AppDoor:
         if asked.is_ready_asked:
             await self._say_ready(exchange, app)
             return
-        tenant = key.identity.tenant_id
-        self._gate.at_once.enter(tenant)
-        try:
-            body = await self._gate.bodies.read(exchange, self._settings.max_body_bytes)
-            try:
-                turn = AppTurn(exchange, key, app, asked, body.content, arrival_s)
-                await while_connected(exchange, self._serve(turn))
-            finally:
-                body.release()
-        finally:
-            self._gate.at_once.leave(tenant)
+        await self._gate.with_body(
+            exchange,
+            key.identity.tenant_id,
+            lambda body: self._serve(AppTurn(exchange, key, app, asked, body, arrival_s)),
+        )
 
     async def _of_the_router(self, exchange: Exchange) -> None:
         """Answer what the protocol asks of a server as a whole; no key is needed for it."""
         if exchange.scope["method"] not in ("GET", "HEAD"):
             raise AppError(405, "method_not_allowed", "This path answers GET and HEAD.")
         path = exchange.scope["path"]
-        is_well = path != "/v2/health/ready" or self._fleet.is_known
+        is_well = path != "/v2/health/ready" or self._fleet.made_at_s > 0
         state: dict[str, object] = {path.removeprefix("/v2/health/"): is_well}
         found = SERVER if path == OPEN_INFERENCE else state
         await exchange.answer(200 if is_well else 503, [JSON], orjson.dumps(found))
@@ -182,7 +174,7 @@ class AppDoor:
                     raise
                 ticket.excluded |= {instance.id}
 
-    async def _take(self, turn: AppTurn, ticket: Ticket) -> Instance:
+    async def _take(self, turn: AppTurn, ticket: Ticket) -> Server:
         """Return the instance that a request may be sent to, once it is its turn."""
         while True:
             left_s = turn.arrival_s + self._settings.queue_timeout_s - time.monotonic()
@@ -199,7 +191,7 @@ class AppDoor:
             self._coordinator.leave(ticket, Outcome.NOT_ASKED)  # it left the table at this moment
             ticket.excluded |= {name}
 
-    async def _ask(self, turn: AppTurn, ticket: Ticket, instance: Instance, *, is_last: bool) -> None:
+    async def _ask(self, turn: AppTurn, ticket: Ticket, instance: Server, *, is_last: bool) -> None:
         """Send a request to an instance, and pass on the answer; the instance is given back in any case.
 
         Raises:
@@ -236,7 +228,7 @@ class AppDoor:
                 content = await connection.whole(self._settings.max_answer_bytes)
             footprint = instance.footprint(give_back(outcome))
             self._end(turn, instance, status, sent_s, give_back(outcome), footprint)
-            headers = [*_passed_out(connection.headers), *instance.headers, *footprint.headers()]
+            headers = [*_passed_out(connection.headers), *_said_of(instance), *footprint.headers()]
             if status in WITHOUT_BODY:
                 await turn.exchange.begin(status, headers)
                 await turn.exchange.send({"type": "http.response.body", "body": b""})
@@ -252,13 +244,13 @@ class AppDoor:
                 connection.release()
 
     async def _stream(
-        self, turn: AppTurn, instance: Instance, connection: Connection, give_back: Callable[[], float], sent_s: float
+        self, turn: AppTurn, instance: Server, connection: Connection, give_back: Callable[[], float], sent_s: float
     ) -> None:
         """Pass on a stream of events as they arrive; a comment at its end says what it emitted."""
         send = turn.exchange.send
         piece = await connection.piece()
         headers = [each for each in _passed_out(connection.headers) if each[0] != UNBUFFERED[0]]
-        await turn.exchange.begin(connection.status, [*headers, UNBUFFERED, *instance.headers])
+        await turn.exchange.begin(connection.status, [*headers, UNBUFFERED, *_said_of(instance)])
         try:
             while piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -274,10 +266,10 @@ class AppDoor:
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
     def _end(
-        self, turn: AppTurn, instance: Instance, status: int, sent_s: float, share_s: float, footprint: Footprint
+        self, turn: AppTurn, instance: Server, status: int, sent_s: float, share_s: float, footprint: Footprint
     ) -> None:
         """Take in a request that was answered."""
-        name, variant, now_s = turn.app.name, instance.spec.variant, time.monotonic()
+        name, variant, now_s = turn.app.name, instance.spec.request_class or "", time.monotonic()
         latency_s = now_s - turn.arrival_s
         metrics = self._metrics
         metrics.app_requests.add((name, variant, str(status)))
@@ -288,10 +280,10 @@ class AppDoor:
         if footprint.carbon_gco2 is not None:
             metrics.app_carbon.add((name, variant), footprint.carbon_gco2)
         self._observations.answered(name, instance.id, latency_s, now_s - sent_s, time.time())
-        self._ended(turn, instance, share_s, footprint)
+        self._usage.served(instance, turn.key, name, variant, share_s, NO_TOKENS, footprint)
 
 
-def _request(turn: AppTurn, instance: Instance, key: bytes | None) -> bytes:
+def _request(turn: AppTurn, instance: Server, key: bytes | None) -> bytes:
     """Return the request as it is sent to an instance, with the instance's key if it has one."""
     asked, origin, exchange = turn.asked, instance.origin, turn.exchange
     named = exchange.headers.get(b"connection", b"").lower().split(b",")
@@ -310,6 +302,16 @@ def _request(turn: AppTurn, instance: Instance, key: bytes | None) -> bytes:
     if turn.body or asked.method in ("POST", "PUT", "PATCH"):
         head += b"content-length: %d\r\n" % len(turn.body)
     return head + b"\r\n" + turn.body
+
+
+def _said_of(server: Server) -> list[Header]:
+    """Return what every answer says of the instance that gave it."""
+    assert server.instance is not None
+    return [
+        (b"x-wattshift-variant", server.instance.variant.encode()),
+        (b"x-wattshift-accuracy", b"%g" % server.instance.accuracy_pct),
+        (b"x-wattshift-location", server.location.encode()),
+    ]
 
 
 def _passed_out(headers: list[Header]) -> list[Header]:

@@ -8,14 +8,14 @@ an equal part of it, those come after the others; within a tenant the order is t
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.core.policies.freesh.request_queue import over_share
+from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest
+from services.core.policies.freesh.request_queue import RequestQueue, over_share
 from services.router.breaker import Breaker, BreakerState
 
 
@@ -55,6 +55,7 @@ class Ticket:
         place: In the order of arrival; None until it has one. It is kept when the request waits again.
         excluded: Instances that failed to answer it.
         instance: That it was given.
+        waits_as: What it waits as, while it does.
     """
 
     id: int
@@ -64,6 +65,7 @@ class Ticket:
     place: int | None = None
     excluded: frozenset[str] = frozenset()
     instance: str | None = None
+    waits_as: ServingRequest | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +98,7 @@ class AppQueue:
     Attributes:
         seats: Its instances; those that are gone stay until they hold nothing.
         in_service: Requests at instances, by tenant.
+        tickets: Those that wait, by what they are called meanwhile.
     """
 
     def __init__(self, most_waiting: int, patience_s: float) -> None:
@@ -104,11 +107,17 @@ class AppQueue:
         self._patience_s = patience_s
         self.seats: dict[str, Seat] = {}
         self._free: dict[str, Seat] = {}  # the one that has been free the longest is first
-        self._waiting: dict[str, deque[Ticket]] = {}
-        self.waiting = 0
+        self._queue = RequestQueue(Order.FCFS, ServiceTimes(1.0, 1.0))
+        self._names = itertools.count()
+        self.tickets: dict[str, Ticket] = {}
         self.in_service: dict[str, int] = {}
         self._places = 0
         self._had_instance_s = -math.inf
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait."""
+        return len(self.tickets)
 
     @property
     def held(self) -> int:
@@ -141,17 +150,20 @@ class AppQueue:
         Raises:
             NotAssignedError: There is no instance and was none for a while, or too many requests wait.
         """
-        if not self.waiting:
-            seat = self._free_for(ticket, now_s)
-            if seat is not None:
-                self._place(ticket)
-                self._give(ticket, seat)
-                return
+        self._take_out(ticket)  # who asks twice waits once
+        if not self.waiting and (seat := self._free_for(ticket, now_s)) is not None:
+            self._place(ticket)
+            self._give(ticket, seat)
+            return
         if not self.seats and now_s - self._had_instance_s > self._patience_s:
             raise NotAssignedError("no_instance")
         if ticket.place is None and self.waiting >= self._most_waiting:
             raise NotAssignedError("queue_full", self.retry_after_s())
-        self._wait(ticket)
+        self._place(ticket)
+        name = str(next(self._names))
+        waits_as = ServingRequest(name, float(ticket.place or 0), 0.0, tenant=ticket.tenant, excluded=ticket.excluded)
+        ticket.waits_as, self.tickets[name] = waits_as, ticket
+        self._queue.requeue(waits_as)
         self.pump(now_s)
 
     def hold(self, ticket: Ticket, instance: str) -> None:
@@ -165,10 +177,7 @@ class AppQueue:
     def leave(self, ticket: Ticket, outcome: Outcome, now_s: float) -> bool:
         """Take out a request that waits, or that its instance is done with; return whether its instance is ejected."""
         if ticket.instance is None:
-            queue = self._waiting.get(ticket.tenant)
-            if queue is not None and ticket in queue:
-                queue.remove(ticket)
-                self._shrunk(ticket.tenant)
+            self._take_out(ticket)
             return False
         seat = self.seats[ticket.instance]
         ticket.instance = None
@@ -186,19 +195,25 @@ class AppQueue:
 
     def pump(self, now_s: float) -> None:
         """Give waiting requests the instances that are free, in order."""
+        stuck: set[frozenset[str]] = set()  # whoever excludes the same instances is looked at once
         while self.waiting and self._free:
-            found = self._next(now_s)
-            if found is None:
+            tenants = self._queue.tenants
+            behind = over_share(self.in_service, tenants) if len(tenants) > 1 else ()
+            head = self._queue.peek(behind=behind, without=stuck)
+            if head is None:
                 return
-            ticket, seat = found
-            self._waiting[ticket.tenant].remove(ticket)
-            self._shrunk(ticket.tenant)
-            self._give(ticket, seat)
+            ticket = self.tickets[head.id]
+            seat = self._free_for(ticket, now_s)
+            if seat is None:
+                stuck.add(head.excluded)
+            else:
+                self._take_out(ticket)
+                self._give(ticket, seat)
 
     def refuse_all(self, reason: str) -> None:
         """Tell all that wait that they get no instance."""
-        waiting, self._waiting, self.waiting = self._waiting, {}, 0
-        for ticket in (ticket for queue in waiting.values() for ticket in queue):
+        for ticket in [*self.tickets.values()]:
+            self._take_out(ticket)
             ticket.decided(NotAssignedError(reason))
 
     def retry_after_s(self) -> float:
@@ -216,39 +231,11 @@ class AppQueue:
             ticket.place = self._places
         self._places = max(self._places, ticket.place + 1)
 
-    def _wait(self, ticket: Ticket) -> None:
-        is_new = ticket.place is None
-        self._place(ticket)
-        queue = self._waiting.setdefault(ticket.tenant, deque())
-        if is_new:
-            queue.append(ticket)
-        else:
-            queue.insert(sum(_place_of(each) < _place_of(ticket) for each in queue), ticket)
-        self.waiting += 1
-
-    def _shrunk(self, tenant: str) -> None:
-        self.waiting -= 1
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
-
-    def _next(self, now_s: float) -> tuple[Ticket, Seat] | None:
-        """Return the first waiting request that one of the free instances may serve, and the instance."""
-        if not any(seat.breaker.passes(now_s) for seat in self._free.values()):
-            return None
-        for ticket in self._in_order():
-            seat = self._free_for(ticket, now_s)
-            if seat is not None:
-                return ticket, seat
-        return None
-
-    def _in_order(self) -> Iterator[Ticket]:
-        if len(self._waiting) == 1:
-            yield from next(iter(self._waiting.values()))
-            return
-        behind = over_share(self.in_service, self._waiting)
-        for is_behind in (False, True):
-            queues = [queue for tenant, queue in self._waiting.items() if (tenant in behind) is is_behind]
-            yield from heapq.merge(*queues, key=_place_of)
+    def _take_out(self, ticket: Ticket) -> None:
+        waited, ticket.waits_as = ticket.waits_as, None
+        if waited is not None:
+            self._queue.remove(waited.id)
+            del self.tickets[waited.id]
 
     def _free_for(self, ticket: Ticket, now_s: float) -> Seat | None:
         """Return the instance that has been free the longest; one that failed the request only if all of them did."""
@@ -272,11 +259,6 @@ class AppQueue:
         self.in_service[ticket.tenant] = self.in_service.get(ticket.tenant, 0) + 1
         if is_told:
             ticket.decided(seat.id)
-
-
-def _place_of(ticket: Ticket) -> int:
-    assert ticket.place is not None
-    return ticket.place
 
 
 def _note(breaker: Breaker, ticket: Ticket, outcome: Outcome, now_s: float) -> bool:

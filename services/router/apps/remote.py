@@ -21,8 +21,8 @@ from services.contracts.routing import RoutedAppServer
 from services.kit.crowd import CROWD
 from services.kit.logging import Log
 from services.router.apps.assignment import Assigner
-from services.router.apps.fleet import AppFleet
 from services.router.apps.queue import NotAssignedError, Outcome, Ticket
+from services.router.fleet import Fleet
 
 log = Log(__name__)
 
@@ -91,7 +91,7 @@ class AskingPeer(LineProtocol):
 
     held_bytes = 0
 
-    def __init__(self, name: str, token: str, assigner: Assigner, fleet: AppFleet, peers: set[AskingPeer]) -> None:
+    def __init__(self, name: str, token: str, assigner: Assigner, fleet: Fleet, peers: set[AskingPeer]) -> None:
         """Take this process's name, queues and instances, and where open connections are kept."""
         super().__init__()
         self._peers = peers
@@ -186,10 +186,10 @@ class AskingPeer(LineProtocol):
     def _row(self, name: str) -> dict[str, Any] | None:
         """Return an instance's row the first time, as the other process may not have read it yet."""
         instance = self._fleet.instance(name)
-        if name in self._sent_rows or instance is None:
+        if name in self._sent_rows or instance is None or instance.instance is None:
             return None
         self._sent_rows.add(name)
-        return instance.spec.model_dump(mode="json")
+        return instance.instance.model_dump(mode="json")
 
 
 class AssignerLink(LineProtocol):
@@ -204,7 +204,7 @@ class AssignerLink(LineProtocol):
         peer: str,
         token: str,
         name: str,
-        fleet: AppFleet,
+        fleet: Fleet,
         tickets: dict[int, Ticket],
         lost: Callable[[AssignerLink], None],
     ) -> None:
