@@ -108,19 +108,29 @@ class RoutedPool(Message):
     classes: list[RoutedClass] = Field(default_factory=list[RoutedClass])
 
 
-class RoutedServer(Message):
-    """A model server that requests are, or were just, sent to."""
+class Routed(Message):
+    """A server that requests are, or were just, sent to."""
 
     id: str
-    pool: str | None = Field(default=None, description="Null for a registered endpoint.")
     url: str
+    location: str
+    state: Literal["ready", "draining"]
+    job_id: str | None = None
+    node_id: str | None = None
+    gco2_per_kwh: float | None = Field(default=None, description="Carbon intensity of its grid now.")
+    is_intensity_estimated: bool = True
+    pue: float = 1
+
+
+class RoutedServer(Routed):
+    """A model server."""
+
+    pool: str | None = Field(default=None, description="Null for a registered endpoint.")
     models: list[str] = Field(default_factory=list[str], description="Of a registered endpoint.")
     tenant_id: str
     tenants: list[str] = Field(default_factory=list[str])
-    location: str
     request_class: str | None = None
     keeps_no_class: bool = Field(default=False, description="Whether it is kept without requests.")
-    state: Literal["ready", "draining"]
     weight: float = 1
     capacity: int = 64
     upstream_model: str | None = None
@@ -130,8 +140,6 @@ class RoutedServer(Message):
         default=None,
         description="When its secret was last set, or the key of an instance made; null if there is none.",
     )
-    job_id: str | None = None
-    node_id: str | None = None
     gpus: int = 0
     latency_s: float | None = None
     ttft_ms: float | None = None
@@ -141,9 +149,6 @@ class RoutedServer(Message):
     is_power_measured: bool = False
     full_power_w: float | None = Field(default=None, description="Power at `max_qps`, by the profile of its class.")
     max_qps: float | None = None
-    gco2_per_kwh: float | None = Field(default=None, description="Carbon intensity of its grid now.")
-    is_intensity_estimated: bool = True
-    pue: float = 1
     clocks: ServerClocks | None = Field(default=None, description="Null where its clocks do not follow latency.")
     load_path: str | None = Field(
         default=None,
@@ -163,25 +168,16 @@ class RoutedApp(Message):
     most_accurate: str | None = Field(default=None, description="Its most accurate variant.")
 
 
-class RoutedAppServer(Message):
+class RoutedAppServer(Routed):
     """An instance of an application: one variant on one GPU or slice."""
 
-    id: str
     app: str
     variant: str
     accuracy_pct: float
     slice: str | None = Field(default=None, description="`1g` to `7g`; null where the GPU's slices are not known.")
-    url: str
-    state: Literal["ready", "draining"]
     service_ms: float | None = Field(default=None, description="Mean service time of a request, by the profile.")
     busy_w: float | None = Field(default=None, description="Power above idle while it works, by the profile.")
     idle_w: float | None = Field(default=None, description="Its share of its GPU's idle power.")
-    gco2_per_kwh: float | None = Field(default=None, description="Carbon intensity of its grid now.")
-    is_intensity_estimated: bool = True
-    pue: float = 1
-    job_id: str | None = None
-    node_id: str | None = None
-    location: str
 
 
 def _is_empty(items: list[RoutedApp] | list[RoutedAppServer]) -> bool:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from services.contracts.codes import ProblemCode
 from services.contracts.problems import FieldError
 from services.kit.problems import ProblemError
+
+T = TypeVar("T")
+
+
+def one_page(found: Sequence[T], limit: int, position: Callable[[T], str]) -> tuple[list[T], str | None]:
+    """Return a page of what a query for one item more than its limit found, and the cursor of the next page."""
+    return [*found[:limit]], write_cursor(position(found[limit - 1])) if len(found) > limit else None
 
 
 def write_cursor(position: str) -> str:

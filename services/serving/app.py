@@ -19,15 +19,13 @@ from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
 from services.kit.tokens import outgoing
 from services.serving import app_endpoints, endpoints, routing_endpoints
-from services.serving.carbon import CarbonZones
+from services.serving.carbon import Baselines, CarbonZones, Intensities
 from services.serving.controller.controller import Controller
 from services.serving.controller.probes import Prober, new_probe_session
 from services.serving.controller.server_jobs import ServerJobs
 from services.serving.figures import show_figures
-from services.serving.fleets.intensity import Baselines
 from services.serving.fleets.observations import Observations
 from services.serving.fleets.planner import FleetPlanner
-from services.serving.fleets.search import search_by
 from services.serving.fleets.service import Apps, Fleets
 from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans
@@ -36,9 +34,10 @@ from services.serving.planning.workers import PlanWorkers
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
-from services.serving.routing import Endpoints, Intensities, Routing
+from services.serving.routing import Endpoints, Routing
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
+from services.serving.solver import search_by
 from services.serving.traffic import TrafficReports
 
 WORKERS_LOOK_S = 0.5
@@ -88,7 +87,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.fleets = Fleets(repository, zones)
             app.state.apps = Apps(repository)
             app.state.observations = Observations(repository)
-            app.state.endpoints = Endpoints(repository, settings, zones.signals)
+            app.state.endpoints = Endpoints(repository, settings, zones)
             intensities = Intensities(carbon)
             app.state.routing = routing = Routing(repository, intensities, settings)
             show_figures(app.state.metrics, engine, plan_rows)

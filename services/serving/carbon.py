@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterable, Mapping
 
-from services.contracts.carbon import IntensityForecast, ZoneList
+import numpy as np
+
+from services.contracts.apps import FleetSpec
+from services.contracts.carbon import CurrentIntensity, IntensityForecast, IntensityOutlook, ZoneList
+from services.contracts.codes import ProblemCode
+from services.contracts.invalid import no_such_zone
+from services.contracts.problems import FieldError
 from services.contracts.serving import PlaceIntensity, PoolPlace, PoolSpec
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEP_S
@@ -14,6 +22,10 @@ from services.kit.problems import ProblemError
 from services.kit.tokens import outgoing
 from services.serving.planning.problem import intensity_of
 from services.serving.settings import ServingSettings
+
+INTENSITY_AGE_S = 30.0
+"""How long an intensity is used before the carbon service is asked again."""
+BASELINE_S, BASELINE_AGE_S = 7 * 86_400.0, 600.0
 
 
 class CarbonZones:
@@ -29,6 +41,88 @@ class CarbonZones:
         except ProblemError:
             return None
         return {zone.zone: set(zone.signals) for zone in found.items}
+
+    async def check(self, named: Mapping[str, tuple[str, Signal | None]]) -> None:
+        """Refuse zones and signals that do not exist; what cannot be checked now shows in plans.
+
+        Args:
+            named: Zones with their signals, None for the default, by where the request names them.
+
+        Raises:
+            ProblemError: 422, there is no such zone or signal.
+        """
+        zones = await self.signals() if named else None
+        if zones is None:
+            return
+        for at, (zone, signal) in named.items():
+            if zone not in zones:
+                raise invalid(f"{at}/zone", no_such_zone(zone, zones), ProblemCode.UNKNOWN_ZONE)
+            if signal is not None and signal not in zones[zone]:
+                raise invalid(f"{at}/signal", f"Zone {zone} has {', '.join(sorted(zones[zone]))}, not {signal}.")
+
+
+def invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
+    """Return the refusal of a request, with what is wrong where."""
+    return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])
+
+
+class Intensities:
+    """The carbon intensities in force, by zone and signal, as far as the carbon service has said."""
+
+    def __init__(self, carbon: ServiceClient) -> None:
+        self._carbon = carbon
+        self._known: dict[tuple[str, str | None], tuple[float, CurrentIntensity | None]] = {}
+
+    async def of(self, wanted: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], CurrentIntensity]:
+        """Return what is known; a value that can not be renewed stays, marked as stale by its own age."""
+        now_s = time.monotonic()
+        keys = set(wanted)
+        due = [key for key in keys if self._known.get(key, (0.0, None))[0] <= now_s]
+        await asyncio.gather(*(self._renew(key, now_s) for key in due))
+        return {key: found for key in keys if (found := self._known[key][1]) is not None}
+
+    async def _renew(self, key: tuple[str, str | None], now_s: float) -> None:
+        zone, signal = key
+        params = {"signal": signal} if signal else None
+        known = self._known.get(key, (0.0, None))[1]
+        try:
+            known = await self._carbon.call(
+                "GET", f"/v1/carbon/{zone}/current", CurrentIntensity, params=params, attempts=1, timeout_s=2
+            )
+            self._known[key] = (now_s + INTENSITY_AGE_S, known)
+        except ProblemError:
+            self._known[key] = (now_s + INTENSITY_AGE_S / 10, known)
+
+
+class Baselines:
+    """The mean intensity of each zone's last seven days, by the grid's clock."""
+
+    def __init__(self, carbon: ServiceClient) -> None:
+        self._carbon = carbon
+        self._known: dict[tuple[str, str | None], tuple[float, float]] = {}
+
+    async def of(self, fleet: FleetSpec) -> float | None:
+        """Return the intensity in gCO2/kWh: the fleet's own, else the mean; None where nothing is known."""
+        if fleet.baseline_gco2_per_kwh is not None:
+            return fleet.baseline_gco2_per_kwh
+        key = fleet.zone, fleet.signal and str(fleet.signal)
+        known = self._known.get(key)
+        if known is not None and time.monotonic() < known[0] + BASELINE_AGE_S:
+            return known[1]
+        params: dict[str, str | float] = {"past_s": BASELINE_S, "ahead_s": 3_600, "clock": "grid"}
+        if key[1] is not None:
+            params["signal"] = key[1]
+        try:
+            outlook = await self._carbon.call(
+                "GET", f"/v1/carbon/{fleet.zone}/outlook", IntensityOutlook, params=params, attempts=1
+            )
+        except ProblemError:
+            return None if known is None else known[1]
+        past = [point.gco2_per_kwh for point in outlook.points if point.end_at <= outlook.now]
+        if not past:
+            return None if known is None else known[1]
+        self._known[key] = time.monotonic(), float(np.mean(past))
+        return self._known[key][1]
 
 
 async def place_intensities(

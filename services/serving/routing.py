@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 from services.contracts.apps import FleetSpec
@@ -14,7 +15,7 @@ from services.contracts.carbon import CurrentIntensity
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.invalid import NAME_PATTERN, no_such_zone
+from services.contracts.invalid import NAME_PATTERN
 from services.contracts.pools import ClassTerms, ModeProfile
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
@@ -32,10 +33,10 @@ from services.contracts.routing import (
 )
 from services.contracts.serving import InstanceState, PoolPartition, PoolSpec, ServerMode
 from services.core.domain.serving import LatencyLimits
-from services.kit.cursors import read_cursor, write_cursor
-from services.kit.http import ServiceClient
+from services.kit.cursors import one_page, read_cursor
 from services.kit.networks import is_within, read_networks
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError
+from services.serving.carbon import CarbonZones, Intensities
 from services.serving.fleets.problem import idle_w_of
 from services.serving.instances import read_terms
 from services.serving.repository import ServingRepository
@@ -44,42 +45,10 @@ from services.serving.repository.fleets import variant_and_slice
 from services.serving.repository.routing import PoolRow, ServerRow
 from services.serving.settings import ServingSettings
 
-ZonesKnown = Awaitable[Mapping[str, object] | None]
-"""The zones by name; None while the carbon service does not answer."""
-INTENSITY_AGE_S = 30.0
-"""How long an intensity is used before the carbon service is asked again."""
 TABLE_AGE_S = 0.2
 """Routers that ask at the same moment get the same table."""
 HELD_AGE_S = 5.0
 """How long a router's word counts about what it holds."""
-
-
-class Intensities:
-    """The carbon intensities in force, by zone and signal, as far as the carbon service has said."""
-
-    def __init__(self, carbon: ServiceClient) -> None:
-        self._carbon = carbon
-        self._known: dict[tuple[str, str | None], tuple[float, CurrentIntensity | None]] = {}
-
-    async def of(self, wanted: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], CurrentIntensity]:
-        """Return what is known; a value that can not be renewed stays, marked as stale by its own age."""
-        now_s = time.monotonic()
-        keys = set(wanted)
-        due = [key for key in keys if self._known.get(key, (0.0, None))[0] <= now_s]
-        await asyncio.gather(*(self._renew(key, now_s) for key in due))
-        return {key: found for key in keys if (found := self._known[key][1]) is not None}
-
-    async def _renew(self, key: tuple[str, str | None], now_s: float) -> None:
-        zone, signal = key
-        params = {"signal": signal} if signal else None
-        known = self._known.get(key, (0.0, None))[1]
-        try:
-            known = await self._carbon.call(
-                "GET", f"/v1/carbon/{zone}/current", CurrentIntensity, params=params, attempts=1, timeout_s=2
-            )
-            self._known[key] = (now_s + INTENSITY_AGE_S, known)
-        except ProblemError:
-            self._known[key] = (now_s + INTENSITY_AGE_S / 10, known)
 
 
 class Routing:
@@ -121,7 +90,7 @@ class Routing:
             now = await queries.now()
             pools = await queries.routing.pools()
             rows = await queries.routing.servers(self._settings.routing_power_s)
-            endpoints = await queries.routing.endpoints()
+            endpoints = await queries.endpoints.all()
             has_secrets = any(each.spec.upstream_secret for each in endpoints)
             keys = {row.endpoint: row.set_at for row in await queries.routing.keys()} if has_secrets else {}
             apps = {app.key: app for app in await queries.apps.routed()}
@@ -210,44 +179,45 @@ def _app_server(
     profile = next((each for each in variant.profiles if each.slice == size), None) if variant else None
     idle_w = idle_w_of(fleet)
     return RoutedAppServer(
-        id=row.id,
         app=app.name,
         variant=name,
         accuracy_pct=variant.accuracy_pct if variant else 0.0,
         slice=size,
-        url=row.url,
-        state="ready" if row.state == InstanceState.READY else "draining",
         service_ms=profile and profile.service_ms,
         busy_w=profile and profile.busy_w,
         idle_w=None if idle_w is None else idle_w * int(size[0]) / 7,
-        gco2_per_kwh=intensity.point.gco2_per_kwh if intensity else row.intensity_gco2_per_kwh,
-        is_intensity_estimated=intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
-        pue=row.pue or pue,
-        job_id=row.job_id,
-        node_id=row.node_id,
-        location=row.place,
+        **_of_any(row, intensity, pue),
     )
+
+
+def _of_any(row: ServerRow, intensity: CurrentIntensity | None, pue: float) -> dict[str, Any]:
+    """Return what routers are told of any instance."""
+    return {
+        "id": row.id,
+        "url": row.url,
+        "location": row.place,
+        "state": "ready" if row.state == InstanceState.READY else "draining",
+        "job_id": row.job_id,
+        "node_id": row.node_id,
+        "gco2_per_kwh": intensity.point.gco2_per_kwh if intensity else row.intensity_gco2_per_kwh,
+        "is_intensity_estimated": intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
+        "pue": row.pue or pue,
+    }
 
 
 def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, pue: float) -> RoutedServer:
     terms, _ = read_terms(row.terms)
     mode = next((mode for mode in spec.modes if mode.name == row.mode), terms.mode)
     profile = _profile(spec.partitions, row.partition, row.request_class, row.mode)
-    gco2 = intensity.point.gco2_per_kwh if intensity else row.intensity_gco2_per_kwh
     return RoutedServer(
-        id=row.id,
+        **_of_any(row, intensity, pue),
         pool=row.pool,
-        url=row.url,
         tenant_id=row.tenant_id,
-        location=row.place,
         request_class=row.request_class,
         keeps_no_class=row.partition is not None and row.request_class is None,
-        state="ready" if row.state == InstanceState.READY else "draining",
         weight=profile.max_qps if profile and profile.max_qps else 1,
         capacity=mode.max_requests,
         upstream_secret_set_at=row.key_set_at,
-        job_id=row.job_id,
-        node_id=row.node_id,
         gpus=mode.gpus,
         latency_s=profile and profile.latency_s,
         ttft_ms=profile and profile.ttft_ms,
@@ -257,9 +227,6 @@ def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, 
         is_power_measured=row.power_w is not None,
         full_power_w=profile and profile.power_w,
         max_qps=profile and profile.max_qps,
-        gco2_per_kwh=gco2,
-        is_intensity_estimated=intensity.point.is_estimated if intensity else row.intensity_estimated is not False,
-        pue=row.pue or pue,
         clocks=_clocks(spec, row, mode),
         load_path=None if spec.clocks.policy is ClockPolicy.DEFAULT else terms.probes.load_path,
     )
@@ -330,9 +297,7 @@ def _foreign(
 class Endpoints:
     """What operators may do with the endpoints of others; users see their tenant's."""
 
-    def __init__(
-        self, repository: ServingRepository, settings: ServingSettings, zones: Callable[[], ZonesKnown]
-    ) -> None:
+    def __init__(self, repository: ServingRepository, settings: ServingSettings, zones: CarbonZones) -> None:
         self._repository = repository
         self._networks = read_networks(settings.endpoint_networks)
         self._zones = zones
@@ -345,10 +310,10 @@ class Endpoints:
                 403 for an endpoint of another tenant that is sent a secret of that tenant.
         """
         self._check_address(spec)
-        await self._check_zone(spec)
+        await self._zones.check({} if spec.zone is None else {"": (spec.zone, None)})
         async with self._repository.writing() as queries:
-            is_new = await queries.routing.add_endpoint(name, spec, caller)
-            before = await queries.routing.endpoint(name, lock=True)
+            is_new = await queries.endpoints.add(name, spec, caller)
+            before = await queries.endpoints.known(name, lock="update")
             if before is None:
                 raise ProblemError(409, ProblemCode.CONFLICT, f"Endpoint {name} was removed meanwhile; try again.")
             if spec.upstream_secret is not None and (is_new or before.spec != spec):
@@ -362,14 +327,12 @@ class Endpoints:
                         f"with `wattshift secrets set {spec.upstream_secret}`.",
                     )
             if is_new:
-                await queries.routing.audit(caller, "endpoint.registered", name, url=spec.url)
+                await queries.audit(caller, "endpoint.registered", name, url=spec.url)
                 return before, True
             if before.spec != spec:
-                await queries.routing.set_endpoint(name, spec)
-                await queries.routing.audit(caller, "endpoint.changed", name, url=spec.url)
-            found = await queries.routing.endpoint(name)
-            assert found is not None
-            return found, False
+                await queries.endpoints.set_spec(name, spec)
+                await queries.audit(caller, "endpoint.changed", name, url=spec.url)
+            return await queries.endpoints.find(name), False
 
     async def find(self, name: str, caller: Identity) -> Endpoint:
         """Return an endpoint.
@@ -378,10 +341,7 @@ class Endpoints:
             ProblemError: 404 where there is none that the caller may see.
         """
         async with self._repository.reading() as queries:
-            found = await queries.routing.endpoint(name)
-        if found is None or not (caller.is_operator or found.tenant_id == caller.tenant_id):
-            raise not_found("endpoint")
-        return found
+            return await queries.endpoints.find(name, caller)
 
     async def page(self, query: PageQuery, caller: Identity) -> EndpointList:
         """Return one page of endpoints, by name.
@@ -390,13 +350,9 @@ class Endpoints:
             ProblemError: 422 for a cursor that is not one.
         """
         async with self._repository.reading() as queries:
-            found = await queries.routing.endpoints(
-                tenant_id=None if caller.is_operator else caller.tenant_id,
-                after=read_cursor(query.cursor, NAME_PATTERN),
-                limit=query.limit + 1,
-            )
-        items = found[: query.limit]
-        return EndpointList(items=items, next_cursor=write_cursor(items[-1].name) if len(found) > query.limit else None)
+            found = await queries.endpoints.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
+        items, cursor = one_page(found, query.limit, lambda endpoint: endpoint.name)
+        return EndpointList(items=items, next_cursor=cursor)
 
     async def remove(self, name: str, caller: Identity) -> Endpoint:
         """Deregister an endpoint; requests that it holds are finished.
@@ -405,11 +361,9 @@ class Endpoints:
             ProblemError: 404 where there is none.
         """
         async with self._repository.writing() as queries:
-            found = await queries.routing.endpoint(name, lock=True)
-            if found is None:
-                raise not_found("endpoint")
-            await queries.routing.remove_endpoint(name)
-            await queries.routing.audit(caller, "endpoint.removed", name)
+            found = await queries.endpoints.find(name, lock="update")
+            await queries.endpoints.remove(name)
+            await queries.audit(caller, "endpoint.removed", name)
             return found
 
     def _check_address(self, spec: EndpointSpec) -> None:
@@ -431,16 +385,6 @@ class Endpoints:
             return  # a name: what it resolves to is checked at each connection
         if not is_within(host, self._networks):
             raise _invalid("/url", f"{host} lies in none of the networks of WATTSHIFT_ENDPOINT_NETWORKS.")
-
-    async def _check_zone(self, spec: EndpointSpec) -> None:
-        if spec.zone is None:
-            return
-        zones = await self._zones()
-        if zones is not None and spec.zone not in zones:  # what cannot be checked now is shown as unknown intensity
-            detail = no_such_zone(spec.zone, zones)
-            raise ProblemError(
-                422, ProblemCode.UNKNOWN_ZONE, detail, errors=[FieldError(pointer="/zone", detail=detail)]
-            )
 
 
 def _invalid(pointer: str, detail: str) -> ProblemError:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.invalid import NAME_PATTERN, no_such_zone
+from services.contracts.invalid import NAME_PATTERN
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.serving import (
@@ -28,7 +28,7 @@ from services.contracts.serving import (
     PoolPlanQuery,
     PoolSpec,
 )
-from services.kit.cursors import read_cursor, write_cursor
+from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import ProblemError
 from services.serving.carbon import CarbonZones
 from services.serving.planning.plans import Plans
@@ -62,11 +62,11 @@ class Pools:
             ProblemError: 422 for an unknown zone or signal, 412 unless the pool is at ``if_match``, 409 for
                 one that is being deleted, and for a model that another pool of the tenant serves.
         """
-        await self._check_places(spec)
+        await self._zones.check({f"/places/{at}": (each.zone, each.signal) for at, each in enumerate(spec.places)})
         async with self._repository.writing() as queries:
             is_new = if_match is None and await queries.pools.add(name, spec, caller)
             if is_new:
-                await queries.pools.audit(caller, "pool.created", name)
+                await queries.audit(caller, "pool.created", name)
             else:
                 pool = await self._locked(queries, name, caller, if_match)
                 await _replace(queries, pool, spec, caller)
@@ -95,7 +95,7 @@ class Pools:
             if pool.deleted_at is None:
                 await queries.pools.mark_deleted(name)
                 await queries.plans.supersede(name)
-                await queries.pools.audit(caller, "pool.deleted", name)
+                await queries.audit(caller, "pool.deleted", name)
             return await queries.pools.show(name, self._plan_interval)
 
     async def find(self, name: str, caller: Identity) -> Pool:
@@ -115,14 +115,10 @@ class Pools:
             ProblemError: 422 for a cursor that is not one.
         """
         async with self._repository.reading() as queries:
-            found = await queries.pools.page(
-                self._plan_interval,
-                tenant_id=None if caller.is_operator else caller.tenant_id,
-                after=read_cursor(query.cursor, NAME_PATTERN),
-                limit=query.limit + 1,
-            )
-        items = found[: query.limit]
-        return PoolList(items=items, next_cursor=write_cursor(items[-1].name) if len(found) > query.limit else None)
+            after = read_cursor(query.cursor, NAME_PATTERN)
+            found = await queries.pools.show_page(self._plan_interval, after, query.limit + 1, caller)
+        items, cursor = one_page(found, query.limit, lambda pool: pool.name)
+        return PoolList(items=items, next_cursor=cursor)
 
     async def instances(self, name: str, query: InstanceQuery, caller: Identity) -> InstanceList:
         """Return one page of a pool's instances, newest first.
@@ -135,11 +131,9 @@ class Pools:
             before = read_cursor(query.cursor, INSTANCE_ID)
             found = await queries.instances.page(pool, states=query.state, before=before, limit=query.limit + 1)
             clocks = await queries.clocks.now([each.job_id for each in found if each.job_id is not None])
-        items = [
-            each.model_copy(update={"clock": clocks.get(each.job_id)}) if each.job_id in clocks else each
-            for each in found[: query.limit]
-        ]
-        return InstanceList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
+        found = [each.model_copy(update={"clock": clocks.get(each.job_id or "")}) for each in found]
+        items, cursor = one_page(found, query.limit, lambda instance: instance.id)
+        return InstanceList(items=items, next_cursor=cursor)
 
     async def clocks(self, name: str, query: ClockHistoryQuery, caller: Identity) -> ClockHistory:
         """Return one page of the minutes of a pool's clocks, newest first.
@@ -158,9 +152,8 @@ class Pools:
                 before=_minute_of(position) if position else None,
                 limit=query.limit + 1,
             )
-        items = found[: query.limit]
-        last = f"{items[-1].start_at.timestamp():.0f}.{items[-1].instance}" if len(found) > query.limit else None
-        return ClockHistory(items=items, next_cursor=last and write_cursor(last))
+        items, cursor = one_page(found, query.limit, lambda each: f"{each.start_at.timestamp():.0f}.{each.instance}")
+        return ClockHistory(items=items, next_cursor=cursor)
 
     async def plan_now(self, name: str, caller: Identity) -> PoolPlanDetail:
         """Have a pool planned, or return the plan that is being made.
@@ -170,7 +163,7 @@ class Pools:
         """
         async with self._repository.writing() as queries:  # first: nothing is done that is not written down
             await self._locked(queries, name, caller)
-            await queries.pools.audit(caller, "pool.plan_requested", name)
+            await queries.audit(caller, "pool.plan_requested", name)
         return await self._plans.find(name, await self._plans.submit(name, PlanTrigger.REQUEST, caller))
 
     async def accept(self, name: str, plan_id: str, caller: Identity) -> PoolPlanDetail:
@@ -203,18 +196,6 @@ class Pools:
             await queries.pools.find(name, caller)
         return await self._plans.page(name, query)
 
-    async def _check_places(self, spec: PoolSpec) -> None:
-        zones = await self._zones.signals()
-        if zones is None:  # what cannot be checked now is for the plans to say
-            return
-        for index, place in enumerate(spec.places):
-            if place.zone not in zones:
-                detail = no_such_zone(place.zone, zones)
-                raise _invalid(ProblemCode.UNKNOWN_ZONE, f"/places/{index}/zone", detail)
-            if place.signal is not None and place.signal not in zones[place.zone]:
-                detail = f"Zone {place.zone} has {', '.join(sorted(zones[place.zone]))}, not {place.signal}."
-                raise _invalid(ProblemCode.INVALID_REQUEST, f"/places/{index}/signal", detail)
-
     async def _locked(self, queries: Queries, name: str, caller: Identity, if_match: str | None = None) -> PoolRecord:
         pool = await queries.pools.find(name, caller, "update")
         if pool.deleted_at is not None:
@@ -241,8 +222,8 @@ async def _replace(queries: Queries, pool: PoolRecord, spec: PoolSpec, caller: I
         return
     is_revised = spec.model_copy(update={"mode": before.mode}) != before
     revision = pool.revision + is_revised
-    await queries.pools.set_spec(pool.name, spec, revision)
-    await queries.pools.audit(caller, "pool.changed", pool.name, revision=revision, mode=str(spec.mode))
+    await queries.pools.set_spec(pool.name, spec, revision=revision)
+    await queries.audit(caller, "pool.changed", pool.name, revision=revision, mode=str(spec.mode))
 
 
 async def _check_models(queries: Queries, name: str, spec: PoolSpec) -> None:
@@ -253,7 +234,3 @@ async def _check_models(queries: Queries, name: str, spec: PoolSpec) -> None:
         detail = f"Pool {taken[0]} serves the model {taken[1]}; a model is served by one pool of a tenant."
         pointer = FieldError(pointer="/models", detail=detail)
         raise ProblemError(409, ProblemCode.CONFLICT, detail, errors=[pointer])
-
-
-def _invalid(code: ProblemCode, pointer: str, detail: str) -> ProblemError:
-    return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])

@@ -16,17 +16,18 @@ from services.contracts.apps import AppObservation, AppObservations, AppServerOb
 from services.contracts.identity import Identity, Role
 from services.contracts.partition import PartitionProblem, PartitionRequest, PartitionResult
 from services.core.domain.mig import parent_of, placed, slice_index
+from services.core.domain.signal import Signal
 from services.db.database import connect
 from services.db.engine import create_engine
 from services.kit.ids import new_id
+from services.serving.carbon import Baselines, CarbonZones
 from services.serving.fleets.assignment import slots_of
-from services.serving.fleets.intensity import Baselines
 from services.serving.fleets.observations import Observations, bucket_of
 from services.serving.fleets.planner import FleetPlanner
-from services.serving.fleets.search import Answer
 from services.serving.fleets.service import Apps, Fleets
 from services.serving.repository import ServingRepository
 from services.serving.settings import ServingSettings
+from services.serving.solver import Answer
 from services.solving.partition import solve_partition
 from tests.serving.world import Grid
 
@@ -81,7 +82,7 @@ class FleetWorld:
     fails: str | None = None
 
     def __post_init__(self) -> None:
-        self.fleets, self.apps = Fleets(self.repository, _Zones()), Apps(self.repository)  # type: ignore[arg-type]
+        self.fleets, self.apps = Fleets(self.repository, _Zones()), Apps(self.repository)
         self.observations = Observations(self.repository)
         self.planner = self.another()
 
@@ -336,9 +337,11 @@ class FleetWorld:
             return
 
 
-class _Zones:
-    async def signals(self) -> dict[str, set[str]]:
-        return {ZONE: {"average_direct"}}
+class _Zones(CarbonZones):
+    def __init__(self) -> None: ...
+
+    async def signals(self) -> dict[str, set[Signal]]:
+        return {ZONE: {Signal.AVERAGE_DIRECT}}
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -10,7 +11,7 @@ from services.contracts.apps import FleetPlanState, FleetPlanTrigger
 from services.serving.fleets.triggers import Basis, LastPlan, Present, Service, trigger_of
 
 BASIS = Basis({"": 1, "photos": 1}, [("n0", 0), ("n0", 1)])
-LAST = LastPlan(FleetPlanTrigger.INTENSITY, FleetPlanState.APPLIED, BASIS, 200.0, 1_000.0)
+LAST = LastPlan(FleetPlanTrigger.INTENSITY, FleetPlanState.APPLIED, BASIS, 200.0, datetime.fromtimestamp(1_000, UTC))
 SERVED = Service(answered=100, p95_ms=90.0, accuracy_pct=80.0, sla_p95_ms=100.0, floor_pct=79.0)
 NOW = Present(2_000.0, BASIS, 200.0, {"photos": SERVED}, min_interval_s=60.0)
 

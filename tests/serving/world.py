@@ -18,13 +18,13 @@ from services.core.domain.signal import Signal
 from services.core.domain.solving import Backend, SolveStatus
 from services.db.database import connect
 from services.db.engine import create_engine
+from services.serving.carbon import Intensities
 from services.serving.planning.planner import Planner
 from services.serving.planning.plans import Plans
 from services.serving.planning.watch import EventWatch
 from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
-from services.serving.routing import Intensities
 from services.serving.settings import ServingSettings
 from tests.serving.pools import a_spec, add_pool
 

@@ -20,11 +20,11 @@ from services.db.sealing import Sealer
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
 from services.serving import endpoints, routing_endpoints
-from services.serving.carbon import CarbonZones
+from services.serving.carbon import CarbonZones, Intensities
 from services.serving.planning.plans import Plans
 from services.serving.repository import ServingRepository
 from services.serving.repository.plans import plan_repository
-from services.serving.routing import Endpoints, Intensities, Routing
+from services.serving.routing import Endpoints, Routing
 from services.serving.service import Pools
 from services.serving.settings import ServingSettings
 from services.serving.traffic import TrafficReports
@@ -148,7 +148,7 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         carbon_service = ServiceClient(session, carbon_url, "The carbon service", timeout_s=2)
         zones = CarbonZones(carbon_service)
         app.state.repository, app.state.sealer = ServingRepository(engine), Sealer(SECRETS_KEY)
-        app.state.endpoints = Endpoints(ServingRepository(engine), settings, zones.signals)
+        app.state.endpoints = Endpoints(ServingRepository(engine), settings, zones)
         app.state.routing = Routing(ServingRepository(engine), Intensities(carbon_service), settings)
         app.state.pools = Pools(ServingRepository(engine), zones, plans, settings.plan_interval_s)
         api = PoolApi(http, database, app.state.traffic, plans, app.state.routing)

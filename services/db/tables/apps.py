@@ -6,22 +6,16 @@ from sqlalchemy import CheckConstraint, Column, Double, Index, Integer, Table, T
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.db.metadata import Timestamp, metadata
+from services.db.tables.pools import spec_columns
 
 fleets = Table(
     "fleets",
     metadata,
-    Column("name", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("spec", JSONB, nullable=False),
-    Column("revision", Integer, nullable=False, server_default=text("1")),
+    *spec_columns(),
     Column("assignment", JSONB, nullable=False, server_default=text("'[]'")),
     Column("only_proposes", Text),
     Column("failures", Integer, nullable=False, server_default=text("0")),
     Column("retry_at", Timestamp),
-    Column("deleted_at", Timestamp),
-    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
-    Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
 )
 """``assignment`` is what each GPU runs: ``[[node, gpu, [[app, variant, slice], ...]], ...]``. Whoever plans a fleet or
 changes its GPUs holds its row lock. Its GPUs are the rows of ``gpu_partitions`` that it owns."""
@@ -29,18 +23,11 @@ changes its GPUs holds its row lock. Its GPUs are the rows of ``gpu_partitions``
 apps = Table(
     "apps",
     metadata,
-    Column("name", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
+    *spec_columns(),
     Column("fleet", Text, nullable=False),
-    Column("spec", JSONB, nullable=False),
-    Column("revision", Integer, nullable=False, server_default=text("1")),
     Column("planned_revision", Integer, nullable=False, server_default=text("0")),
     Column("plan_id", Text),
     Column("target", JSONB, nullable=False, server_default=text("""'{"wanted": [], "leave": []}'""")),
-    Column("deleted_at", Timestamp),
-    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
-    Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
     Index("apps_by_fleet", "fleet"),
 )
 """``target`` is what the controller makes true: how many instances of each variant on each slice, ``[[variant, slice,

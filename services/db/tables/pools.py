@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import Boolean, CheckConstraint, Column, Index, Integer, LargeBinary, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from services.db.metadata import Timestamp, metadata
 from services.db.tables.work import KEPT, work_columns
 
-pools = Table(
-    "pools",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("spec", JSONB, nullable=False),
-    Column("revision", Integer, nullable=False, server_default=text("1")),
-    Column("plan_id", Text),
-    Column("planned_at", Timestamp),
-    Column("deleted_at", Timestamp),
-    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
-    Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
-)
+
+def spec_columns() -> tuple[Column[Any], ...]:
+    """Return the columns of what people name and specify."""
+    return (
+        Column("name", Text, primary_key=True),
+        Column("tenant_id", Text, nullable=False),
+        Column("key_id", Text, nullable=False),
+        Column("spec", JSONB, nullable=False),
+        Column("revision", Integer, nullable=False, server_default=text("1")),
+        Column("deleted_at", Timestamp),
+        Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
+        Column("updated_at", Timestamp, nullable=False, server_default=text("now()")),
+    )
+
+
+pools = Table("pools", metadata, *spec_columns(), Column("plan_id", Text), Column("planned_at", Timestamp))
 """``plan_id`` is the plan in force. A process that applies a plan, or creates or drains instances, holds the pool's row
 lock. A deleted pool stays until its last instance has ended."""
 

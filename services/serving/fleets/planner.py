@@ -24,20 +24,19 @@ from services.core.domain.solving import SolveStatus
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.repeating import repeat
+from services.serving.carbon import Baselines, Intensities
 from services.serving.fleets.assignment import (
     base,
     with_base_of,
 )
 from services.serving.fleets.carrying import Carrier, progress_of, write_targets
 from services.serving.fleets.evaluator import CANDIDATES, Evaluator
-from services.serving.fleets.intensity import Baselines
 from services.serving.fleets.problem import (
     idle_w_of,
     in_core,
     partition_request,
     wanted_of,
 )
-from services.serving.fleets.search import Answer, Search
 from services.serving.fleets.state import (
     FleetState,
     free_gpus,
@@ -55,8 +54,8 @@ from services.serving.fleets.steps import Outcome, Progress, at_rest
 from services.serving.fleets.triggers import Present, trigger_of
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.fleets import FleetRecord, PlanRecord
-from services.serving.routing import Intensities
 from services.serving.settings import ServingSettings
+from services.serving.solver import Answer, Search
 
 log = Log(__name__)
 
@@ -119,7 +118,7 @@ class FleetPlanner:
         intensity = (await self._intensities.of([key])).get(key)
         baseline = await self._baselines.of(spec)
         async with self._repository.writing() as queries:
-            record = await queries.fleets.lock(name)
+            record = await queries.fleets.known(name, lock="free")
             if record is None:
                 return
             fleet = await read_fleet(queries, record)
@@ -187,7 +186,7 @@ class FleetPlanner:
         await write_targets(queries, fleet, at_rest(assignment, fleet.gpus, fleet.instances))
         if plan is None or plan.state is not FleetPlanState.SOLVING:
             is_divided = waiting and is_base(fleet, assignment)
-            trigger = FleetPlanTrigger.PARAMETER if is_divided else trigger_of(plan and plan.as_last(), present)
+            trigger = FleetPlanTrigger.PARAMETER if is_divided else trigger_of(plan, present)
             if trigger is not None:
                 await self._begin(queries, fleet, plan, trigger, present, baseline, only_proposes)
 

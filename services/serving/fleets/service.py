@@ -30,14 +30,14 @@ from services.contracts.apps import (
 )
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
-from services.contracts.invalid import NAME_PATTERN, no_such_zone
+from services.contracts.invalid import NAME_PATTERN
 from services.contracts.partition import MAX_APPLICATIONS, PartitionResult, VariantInstances
 from services.contracts.problems import FieldError
 from services.contracts.queries import PageQuery
 from services.contracts.serving import InstanceState
-from services.kit.cursors import read_cursor, write_cursor
+from services.kit.cursors import one_page, read_cursor
 from services.kit.problems import ProblemError, not_found
-from services.serving.carbon import CarbonZones
+from services.serving.carbon import CarbonZones, invalid
 from services.serving.fleets.assignment import GpuState, ordered, sizes_of
 from services.serving.fleets.observations import percentile_ms
 from services.serving.fleets.planner import begin_proposed
@@ -69,14 +69,14 @@ class Fleets:
         async with self._repository.writing() as queries:
             is_new = await queries.fleets.add(name, spec, caller)
             if is_new:
-                await queries.fleets.audit(caller, "fleet.created", name)
+                await queries.audit(caller, "fleet.created", name)
             else:
-                fleet = await queries.fleets.find(name, lock=True)
+                fleet = await queries.fleets.find(name, lock="update")
                 if fleet.deleted_at is not None:
                     raise ProblemError(409, ProblemCode.CONFLICT, f"Fleet {name} is being deleted; its GPUs are freed.")
                 if fleet.spec != spec:
-                    await queries.fleets.set_spec(name, spec, fleet.revision + 1)
-                    await queries.fleets.audit(caller, "fleet.changed", name, revision=fleet.revision + 1)
+                    await queries.fleets.set_spec(name, spec, revision=fleet.revision + 1)
+                    await queries.audit(caller, "fleet.changed", name, revision=fleet.revision + 1)
             (shown,) = await show_fleets(queries, [await queries.fleets.find(name)])
             return shown, is_new
 
@@ -101,9 +101,9 @@ class Fleets:
         """
         async with self._repository.reading() as queries:
             found = await queries.fleets.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1)
-            last = found[query.limit - 1].name if len(found) > query.limit else None
-            items = await show_fleets(queries, [each for each in found[: query.limit] if may_use(each, caller)])
-        return FleetList(items=items, next_cursor=None if last is None else write_cursor(last))
+            records, cursor = one_page(found, query.limit, lambda fleet: fleet.name)
+            items = await show_fleets(queries, [each for each in records if may_use(each, caller)])
+        return FleetList(items=items, next_cursor=cursor)
 
     async def delete(self, name: str, caller: Identity) -> Fleet:
         """Give a fleet's GPUs back, whole, and then remove it; deleting it again changes nothing.
@@ -112,7 +112,7 @@ class Fleets:
             ProblemError: 404 where there is none, 409 while applications use it.
         """
         async with self._repository.writing() as queries:
-            fleet = await queries.fleets.find(name, lock=True)
+            fleet = await queries.fleets.find(name, lock="update")
             users = await queries.apps.of_fleet(name)
             if users:
                 names = ", ".join(app.name for app in users)
@@ -120,8 +120,8 @@ class Fleets:
                     409, ProblemCode.CONFLICT, f"Applications use fleet {name}; delete them first: {names}."
                 )
             if fleet.deleted_at is None:
-                await queries.fleets.change(name, deleted_at=await queries.now())
-                await queries.fleets.audit(caller, "fleet.deleted", name)
+                await queries.fleets.mark_deleted(name)
+                await queries.audit(caller, "fleet.deleted", name)
             (shown,) = await show_fleets(queries, [await queries.fleets.find(name)])
             return shown
 
@@ -135,8 +135,8 @@ class Fleets:
             if not may_use(await queries.fleets.find(name), caller):
                 raise not_found("fleet")
             found = await queries.fleets.plans(name, read_cursor(query.cursor, INSTANCE_ID), query.limit + 1)
-        items = [show_plan(each) for each in found[: query.limit]]
-        return FleetPlanList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
+        records, cursor = one_page(found, query.limit, lambda plan: plan.id)
+        return FleetPlanList(items=[show_plan(each) for each in records], next_cursor=cursor)
 
     async def apply(self, name: str, plan_id: str, caller: Identity) -> FleetPlan:
         """Carry a proposal out; repeating that changes nothing.
@@ -146,7 +146,7 @@ class Fleets:
                 out because the GPUs cannot be cut.
         """
         async with self._repository.writing() as queries:
-            fleet = await queries.fleets.find(name, lock=True)
+            fleet = await queries.fleets.find(name, lock="update")
             plan = await queries.fleets.plan(name, plan_id)
             if plan is None:
                 raise not_found("plan")
@@ -158,7 +158,7 @@ class Fleets:
             refused = await begin_proposed(queries, fleet, plan)
             if refused is not None:
                 raise ProblemError(409, ProblemCode.CONFLICT, refused)
-            await queries.fleets.audit(caller, "fleet.plan_applied", name, plan=plan_id)
+            await queries.audit(caller, "fleet.plan_applied", name, plan=plan_id)
             found = await queries.fleets.plan(name, plan_id)
             assert found is not None
             return show_plan(found)
@@ -166,14 +166,8 @@ class Fleets:
     async def _check(self, spec: FleetSpec) -> None:
         if idle_w_of(spec) is None:
             detail = f"GPU model {spec.gpu_model} is not in the catalogue: give idle_w, the power of an idle GPU."
-            raise _invalid("/idle_w", detail)
-        zones = await self._zones.signals()
-        if zones is None:  # what cannot be checked now shows in the plans
-            return
-        if spec.zone not in zones:
-            raise _invalid("/zone", no_such_zone(spec.zone, zones), ProblemCode.UNKNOWN_ZONE)
-        if spec.signal is not None and spec.signal not in zones[spec.zone]:
-            raise _invalid("/signal", f"Zone {spec.zone} has {', '.join(sorted(zones[spec.zone]))}, not {spec.signal}.")
+            raise invalid("/idle_w", detail)
+        await self._zones.check({"": (spec.zone, spec.signal)})
 
 
 class Apps:
@@ -192,11 +186,11 @@ class Apps:
         async with self._repository.writing() as queries:
             # The fleet's lock keeps two applications from taking its last GPU, and it from being deleted meanwhile.
             await self._check_fleet(queries, name, spec, caller)
-            is_new = await queries.apps.add(name, spec, caller)
+            is_new = await queries.apps.add(name, spec, caller, fleet=spec.fleet)
             if is_new:
-                await queries.apps.audit(caller, "app.created", name)
+                await queries.audit(caller, "app.created", name)
             else:
-                app = await queries.apps.find(name, caller, lock=True)
+                app = await queries.apps.find(name, caller, "update")
                 if app.deleted_at is not None:
                     raise ProblemError(409, ProblemCode.CONFLICT, f"Application {name} is being deleted.")
                 if app.fleet != spec.fleet:
@@ -205,8 +199,8 @@ class Apps:
                         409, ProblemCode.CONFLICT, detail, errors=[FieldError(pointer="/fleet", detail=detail)]
                     )
                 if app.spec != spec:
-                    await queries.apps.set_spec(name, spec, app.revision + 1)
-                    await queries.apps.audit(caller, "app.changed", name, revision=app.revision + 1)
+                    await queries.apps.set_spec(name, spec, revision=app.revision + 1)
+                    await queries.audit(caller, "app.changed", name, revision=app.revision + 1)
             (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
             return shown, is_new
 
@@ -226,11 +220,10 @@ class Apps:
         Raises:
             ProblemError: 422 for a cursor that is not one.
         """
-        tenant = None if caller.is_operator else caller.tenant_id
         async with self._repository.reading() as queries:
-            found = await queries.apps.page(tenant, read_cursor(query.cursor, NAME_PATTERN), query.limit + 1)
-            items = await _show_apps(queries, found[: query.limit])
-        return AppList(items=items, next_cursor=write_cursor(items[-1].name) if len(found) > query.limit else None)
+            found = await queries.apps.page(read_cursor(query.cursor, NAME_PATTERN), query.limit + 1, caller)
+            records, cursor = one_page(found, query.limit, lambda app: app.name)
+            return AppList(items=await _show_apps(queries, records), next_cursor=cursor)
 
     async def delete(self, name: str, caller: Identity) -> App:
         """Have an application's instances drained, and then it removed; deleting it again changes nothing.
@@ -239,10 +232,10 @@ class Apps:
             ProblemError: 404 where there is none that the caller may see.
         """
         async with self._repository.writing() as queries:
-            app = await queries.apps.find(name, caller, lock=True)
+            app = await queries.apps.find(name, caller, "update")
             if app.deleted_at is None:
-                await queries.apps.change(name, deleted_at=await queries.now(), updated_at=await queries.now())
-                await queries.apps.audit(caller, "app.deleted", name)
+                await queries.apps.mark_deleted(name)
+                await queries.audit(caller, "app.deleted", name)
             (shown,) = await _show_apps(queries, [await queries.apps.find(name, caller)])
             return shown
 
@@ -256,10 +249,8 @@ class Apps:
         async with self._repository.reading() as queries:
             app = await queries.apps.find(name, caller)
             found = await queries.apps.instances(app, states=query.state, before=before, limit=query.limit + 1)
-        items = found[: query.limit]
-        return AppInstanceList(
-            items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None
-        )
+        items, cursor = one_page(found, query.limit, lambda instance: instance.id)
+        return AppInstanceList(items=items, next_cursor=cursor)
 
     async def report(self, name: str, query: AppReportQuery, caller: Identity) -> AppReport:
         """Return what an application did in the last hours, beside BASE.
@@ -269,7 +260,7 @@ class Apps:
         """
         if 3_600 * query.hours / query.step_s > MAX_STEPS:
             detail = f"{query.hours:g} hours have more than {MAX_STEPS} steps of {query.step_s:g} s."
-            raise _invalid("?step_s", detail)
+            raise invalid("?step_s", detail)
         async with self._repository.reading() as queries:
             app = await queries.apps.find(name, caller)
             fleet = await queries.fleets.find(app.fleet)
@@ -282,11 +273,11 @@ class Apps:
     async def _check_fleet(self, queries: Queries, name: str, spec: AppSpec, caller: Identity) -> None:
         detail = f"There is no fleet {spec.fleet} that the application may use; operators create one."
         try:
-            fleet = await queries.fleets.find(spec.fleet, lock=True)
+            fleet = await queries.fleets.find(spec.fleet, lock="update")
         except ProblemError as error:
-            raise _invalid("/fleet", detail) from error
+            raise invalid("/fleet", detail) from error
         if not may_use(fleet, caller) or fleet.deleted_at is not None:
-            raise _invalid("/fleet", detail)
+            raise invalid("/fleet", detail)
         others = {app.name for app in await queries.apps.of_fleet(fleet.name)} - {name}
         if len(others) >= min(fleet.spec.gpus, MAX_APPLICATIONS):
             most = "8 applications" if fleet.spec.gpus >= MAX_APPLICATIONS else f"{fleet.spec.gpus} GPUs"
@@ -436,7 +427,3 @@ def _traffic(seen: Seen, now: datetime) -> AppTraffic:
         p95_ms=percentile_ms(seen.latency, 0.95),
         accuracy_pct=seen.accuracy_sum / seen.answered if seen.answered else None,
     )
-
-
-def _invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_REQUEST) -> ProblemError:
-    return ProblemError(422, code, detail, errors=[FieldError(pointer=pointer, detail=detail)])

@@ -166,7 +166,7 @@ def is_outdated(plan: PlanRecord, progress: Progress, present: Present) -> bool:
     if set(present.basis.revisions) - set(plan.basis.revisions):
         return True
     waits = progress.current is None and plan.detail is not None
-    newer = trigger_of(plan.as_last(), present)
+    newer = trigger_of(plan, present)
     broken = (FleetPlanTrigger.SLA, FleetPlanTrigger.ACCURACY)  # by what runs until this plan is carried out
     return waits and newer is not None and not (newer is plan.trigger and newer in broken)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from services.contracts.apps import FleetPlanState, FleetPlanTrigger
@@ -52,17 +53,13 @@ class Basis:
 
 @dataclass(frozen=True)
 class LastPlan:
-    """A fleet's newest plan.
-
-    Attributes:
-        made_s: When it was made, UTC seconds.
-    """
+    """A fleet's newest plan."""
 
     trigger: FleetPlanTrigger
     state: FleetPlanState
     basis: Basis
     gco2_per_kwh: float
-    made_s: float
+    made_at: datetime
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def trigger_of(last: LastPlan | None, present: Present) -> FleetPlanTrigger | No
     """Return why a fleet is to be planned now; None where it is not, or not yet."""
     if last is None:
         return FleetPlanTrigger.FIRST
-    if present.now_s < max(last.made_s + present.min_interval_s, present.retry_s):
+    if present.now_s < max(last.made_at.timestamp() + present.min_interval_s, present.retry_s):
         return None
     if set(last.basis.gpus) != set(present.basis.gpus):
         return FleetPlanTrigger.GPUS

@@ -24,7 +24,7 @@ from services.contracts.serving import (
     PoolSpec,
 )
 from services.kit.background.work_queue import sha256
-from services.kit.cursors import read_cursor, write_cursor
+from services.kit.cursors import one_page, read_cursor
 from services.kit.ids import new_id
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
@@ -151,7 +151,7 @@ class Plans:
                 raise ProblemError(409, ProblemCode.CONFLICT, f"{lacking} Plan the pool again.")
             await queries.plans.decide(plan, PlanOutcome.APPLIED)
             if caller is not None:
-                await queries.pools.audit(caller, "pool.plan_applied", plan.pool, plan=plan_id)
+                await queries.audit(caller, "pool.plan_applied", plan.pool, plan=plan_id)
         log.info("plan.applied", id=plan_id, pool=plan.pool)
 
     async def page(self, pool: str, query: PoolPlanQuery) -> PoolPlanList:
@@ -163,8 +163,8 @@ class Plans:
         before = read_cursor(query.cursor, PLAN_ID)
         async with self._repository.reading() as queries:
             found = await queries.plans.page(pool, outcomes=query.outcome, before=before, limit=query.limit + 1)
-        items = found[: query.limit]
-        return PoolPlanList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
+        items, cursor = one_page(found, query.limit, lambda plan: plan.id)
+        return PoolPlanList(items=items, next_cursor=cursor)
 
     async def find(self, pool: str, plan_id: str) -> PoolPlanDetail:
         """Return a complete plan of a pool.

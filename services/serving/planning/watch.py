@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from services.contracts.serving import RESCUES, PlanOutcome, PlanTrigger, PoolPlanResult, PoolSpec
 from services.core.domain.serving import WINDOW_S
+from services.serving.carbon import Intensities
 from services.serving.planning.events import Present, Standing, event_of, mean_qps
 from services.serving.repository import Queries, ServingRepository
 from services.serving.repository.cluster import read_cluster
-from services.serving.repository.plans import MadePlan, StandingPlan
-from services.serving.routing import Intensities
+from services.serving.repository.plans import StandingPlan
 from services.serving.settings import ServingSettings
 
 OVER = timedelta(seconds=60)
@@ -33,8 +34,7 @@ class EventWatch:
         self._intensities = intensities
         self._settle_s = settings.plan_settle_s
         self._gap_s = settings.plan_event_gap_s
-        self._made: dict[str, MadePlan | None] = {}
-        self._parsed: dict[str, tuple[PoolSpec, PoolPlanResult]] = {}
+        self._known: dict[str, Standing | None] = {}
         self._since_s: dict[tuple[str, PlanTrigger], float] = {}
 
     async def look(self) -> list[tuple[Standing, PlanTrigger]]:
@@ -64,17 +64,20 @@ class EventWatch:
         return sorted(due, key=lambda pair: pair[1] not in RESCUES)
 
     async def _standing(self, queries: Queries, row: StandingPlan) -> Standing | None:
-        if row.plan_id not in self._made:
-            self._made[row.plan_id] = made = await queries.plans.made(row.plan_id)
-            if made is not None:
-                read = PoolSpec.model_validate(made.spec), PoolPlanResult.model_validate(made.result)
-                self._parsed[row.plan_id] = read
-        made = self._made[row.plan_id]
-        if made is None:
-            return None
-        spec, result = self._parsed[row.plan_id]
-        was_refused = made.outcome is PlanOutcome.FAILED
-        return Standing(row.pool, spec, row.plan_id, result, made.from_at, made.slot_at, was_refused, row.event_at)
+        if row.plan_id not in self._known:
+            made = await queries.plans.made(row.plan_id)
+            self._known[row.plan_id] = made and Standing(
+                row.pool,
+                PoolSpec.model_validate(made.spec),
+                row.plan_id,
+                PoolPlanResult.model_validate(made.result),
+                made.from_at,
+                made.slot_at,
+                made.outcome is PlanOutcome.FAILED,
+                row.event_at,
+            )
+        known = self._known[row.plan_id]
+        return known and replace(known, event_at=row.event_at)
 
     def _is_due(self, standing: Standing, event: PlanTrigger, now: datetime) -> bool:
         """Return whether an event has lasted long enough, and the pool was not planned because of one just before."""
@@ -87,8 +90,7 @@ class EventWatch:
 
     def _forget(self, events: set[tuple[str, PlanTrigger]], plans: set[str]) -> None:
         self._since_s = {key: since_s for key, since_s in self._since_s.items() if key in events}
-        self._made = {plan_id: made for plan_id, made in self._made.items() if plan_id in plans}
-        self._parsed = {plan_id: read for plan_id, read in self._parsed.items() if plan_id in plans}
+        self._known = {plan_id: known for plan_id, known in self._known.items() if plan_id in plans}
 
 
 def _signals(spec: PoolSpec) -> Signals:

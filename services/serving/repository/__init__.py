@@ -9,17 +9,20 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from services.contracts.identity import Identity
+from services.db.tables.admission import audit_log
 from services.serving.repository.apps import AppRows
 from services.serving.repository.clocks import ClockRows
 from services.serving.repository.fleets import FleetRows
 from services.serving.repository.instances import InstanceRows
 from services.serving.repository.plans import PlanRows
 from services.serving.repository.pools import PoolRows
-from services.serving.repository.routing import RoutingRows
+from services.serving.repository.routing import EndpointRows, RoutingRows
 from services.serving.repository.traffic import TrafficRows
 
 
@@ -33,6 +36,7 @@ class Queries:
     clocks: ClockRows
     traffic: TrafficRows
     routing: RoutingRows
+    endpoints: EndpointRows
     fleets: FleetRows
     apps: AppRows
     connection: AsyncConnection
@@ -40,6 +44,11 @@ class Queries:
     async def now(self) -> datetime:
         """Return the transaction's time."""
         return (await self.connection.execute(text("SELECT now()"))).scalar_one()
+
+    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
+        """Record what somebody did."""
+        values = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "action": action, "target": target}
+        await self.connection.execute(insert(audit_log).values(**values, data=data))
 
 
 class ServingRepository:
@@ -69,6 +78,7 @@ def _queries(connection: AsyncConnection) -> Queries:
         ClockRows(connection),
         TrafficRows(connection),
         RoutingRows(connection),
+        EndpointRows(connection),
         FleetRows(connection),
         AppRows(connection),
         connection,

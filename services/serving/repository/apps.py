@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, delete, func, insert, select, text, update
+from sqlalchemy import RowMapping, delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.apps import AppInstance, AppSpec
-from services.contracts.identity import Identity
 from services.contracts.serving import InstanceState
-from services.db.tables.admission import audit_log
 from services.db.tables.apps import app_observations, apps
 from services.db.tables.pools import pool_instances
-from services.kit.problems import not_found
 from services.serving.instances import APP_PREFIX
 from services.serving.repository.fleets import variant_and_slice
+from services.serving.repository.specs import SpecRows, record_of
 
 INSTANCES = text("""
 SELECT DISTINCT ON (i.id) i.id, i.mode, i.state, i.url, i.job_id, i.reason, i.detail, i.created_at, i.ready_at,
@@ -181,73 +178,26 @@ class StepSeen:
     pue: float = 1.0
 
 
-class AppRows:
+class AppRows(SpecRows[AppRecord]):
     """Queries on applications."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    table, what = apps, "app"
 
-    async def find(self, name: str, caller: Identity | None, *, lock: bool = False) -> AppRecord:
-        """Return an application, locked on request; without a caller whosever it is.
-
-        Raises:
-            ProblemError: 404 where there is none that the caller may see.
-        """
-        query = select(apps).where(apps.c.name == name)
-        if caller is not None and not caller.is_operator:
-            query = query.where(apps.c.tenant_id == caller.tenant_id)
-        row = (await self._connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
-        if row is None:
-            raise not_found("app")
-        return _app(row)
+    def _record(self, row: RowMapping) -> AppRecord:
+        return record_of(AppRecord, row, spec=AppSpec.model_validate(row["spec"]))
 
     async def of_fleet(self, fleet: str) -> list[AppRecord]:
         """Return the applications of a fleet by name, those that are being deleted included."""
         return await self._read(select(apps).where(apps.c.fleet == fleet).order_by(apps.c.name))
 
-    async def page(self, tenant_id: str | None, after: str | None, limit: int) -> list[AppRecord]:
-        """Return applications by name, of one tenant if one is given."""
-        query = select(apps).order_by(apps.c.name).limit(limit)
-        if tenant_id is not None:
-            query = query.where(apps.c.tenant_id == tenant_id)
-        if after is not None:
-            query = query.where(apps.c.name > after)
-        return await self._read(query)
-
     async def routed(self) -> list[AppRecord]:
         """Return the applications that are not being deleted, by name."""
         return await self._read(select(apps).where(apps.c.deleted_at.is_(None)).order_by(apps.c.name))
 
-    async def add(self, name: str, spec: AppSpec, caller: Identity) -> bool:
-        """Create an application, and return whether there was none of that name."""
-        values = {
-            "name": name,
-            "tenant_id": caller.tenant_id,
-            "key_id": caller.key_id,
-            "fleet": spec.fleet,
-            "spec": spec.model_dump(mode="json"),
-        }
-        statement = upsert(apps).values(values).on_conflict_do_nothing().returning(apps.c.name)
-        return (await self._connection.execute(statement)).one_or_none() is not None
-
-    async def change(self, name: str, **values: Any) -> None:
-        """Change columns of an application."""
-        await self._connection.execute(update(apps).where(apps.c.name == name).values(values))
-
-    async def set_spec(self, name: str, spec: AppSpec, revision: int) -> None:
-        """Replace an application's spec."""
-        document = spec.model_dump(mode="json")
-        await self.change(name, spec=document, fleet=spec.fleet, revision=revision, updated_at=func.now())
-
     async def remove(self, name: str) -> None:
         """Remove an application and what was seen of its requests."""
         await self._connection.execute(delete(app_observations).where(app_observations.c.app == name))
-        await self._connection.execute(delete(apps).where(apps.c.name == name))
-
-    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
-        """Record what somebody did."""
-        values = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "action": action, "target": target}
-        await self._connection.execute(insert(audit_log).values(**values, data=data))
+        await super().remove(name)
 
     async def instances(
         self, app: AppRecord, *, states: Sequence[InstanceState], before: str | None, limit: int
@@ -360,22 +310,3 @@ class AppRows:
         """Delete windows past their retention, and return how many."""
         statement = text("DELETE FROM app_observations WHERE start_at < now() - make_interval(secs => :days * 86400)")
         return (await self._connection.execute(statement, {"days": keep_days})).rowcount
-
-    async def _read(self, query: Select[Any]) -> list[AppRecord]:
-        return [_app(row) for row in (await self._connection.execute(query)).mappings()]
-
-
-def _app(row: RowMapping) -> AppRecord:
-    return AppRecord(
-        name=row["name"],
-        tenant_id=row["tenant_id"],
-        fleet=row["fleet"],
-        spec=AppSpec.model_validate(row["spec"]),
-        revision=row["revision"],
-        planned_revision=row["planned_revision"],
-        plan_id=row["plan_id"],
-        target=row["target"],
-        deleted_at=row["deleted_at"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-    )

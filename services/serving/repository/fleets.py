@@ -10,19 +10,14 @@ from typing import Any
 
 import orjson
 from sqlalchemy import RowMapping, delete, func, insert, select, text, update
-from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.contracts.apps import FleetEvaluation, FleetPlanState, FleetPlanTrigger, FleetSearch, FleetSpec
-from services.contracts.identity import Identity
 from services.contracts.serving import InstanceState
 from services.core.domain.mig import placed
 from services.db.gpu_health import UNUSABLE
 from services.db.gpu_partitions import RELEASE, WANT
-from services.db.tables.admission import audit_log
 from services.db.tables.apps import apps, fleet_plans, fleets
 from services.db.tables.telemetry import gpu_partitions
-from services.kit.problems import not_found
 from services.serving.fleets.assignment import (
     UNKNOWN,
     Assignment,
@@ -37,6 +32,7 @@ from services.serving.fleets.assignment import (
 from services.serving.fleets.steps import Progress
 from services.serving.fleets.triggers import Basis, LastPlan
 from services.serving.instances import APP_PREFIX
+from services.serving.repository.specs import SpecRows, record_of
 
 ACTIVE = (FleetPlanState.SOLVING, FleetPlanState.MEASURING, FleetPlanState.CARRYING_OUT)
 _IS_UP = """(n.state = 'up' AND n.engine = 'wattshift' AND NOT n.draining AND n.closed IS NULL AND NOT n.measures_only
@@ -97,81 +93,31 @@ class FleetRecord:
 
 
 @dataclass(frozen=True)
-class PlanRecord:
+class PlanRecord(LastPlan):
     """A row of ``fleet_plans``."""
 
     id: str
     fleet: str
-    trigger: FleetPlanTrigger
-    state: FleetPlanState
     detail: str | None
-    gco2_per_kwh: float
-    basis: Basis
     problem: dict[str, Any] | None
     result: dict[str, Any] | None
     progress: Progress | None
     search: FleetSearch | None
-    made_at: datetime
     ended_at: datetime | None
 
-    def as_last(self) -> LastPlan:
-        """Return what triggers need of it."""
-        return LastPlan(self.trigger, self.state, self.basis, self.gco2_per_kwh, self.made_at.timestamp())
 
-
-class FleetRows:
+class FleetRows(SpecRows[FleetRecord]):
     """Queries on fleets."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+    table, what = fleets, "fleet"
+
+    def _record(self, row: RowMapping) -> FleetRecord:
+        assignment = read_assignment(row["assignment"])
+        return record_of(FleetRecord, row, spec=FleetSpec.model_validate(row["spec"]), assignment=assignment)
 
     async def names(self) -> list[str]:
         """Return the names of all fleets."""
         return list((await self._connection.execute(select(fleets.c.name).order_by(fleets.c.name))).scalars())
-
-    async def find(self, name: str, *, lock: bool = False) -> FleetRecord:
-        """Return a fleet, locked on request.
-
-        Raises:
-            ProblemError: 404 where there is none.
-        """
-        query = select(fleets).where(fleets.c.name == name)
-        row = (await self._connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
-        if row is None:
-            raise not_found("fleet")
-        return _fleet(row)
-
-    async def lock(self, name: str) -> FleetRecord | None:
-        """Return and lock a fleet; None if it is gone, or another process holds the lock."""
-        query = select(fleets).where(fleets.c.name == name).with_for_update(skip_locked=True)
-        row = (await self._connection.execute(query)).mappings().one_or_none()
-        return None if row is None else _fleet(row)
-
-    async def page(self, after: str | None, limit: int) -> list[FleetRecord]:
-        """Return fleets by name."""
-        query = select(fleets).order_by(fleets.c.name).limit(limit)
-        if after is not None:
-            query = query.where(fleets.c.name > after)
-        return [_fleet(row) for row in (await self._connection.execute(query)).mappings()]
-
-    async def add(self, name: str, spec: FleetSpec, caller: Identity) -> bool:
-        """Create a fleet, and return whether there was none of that name."""
-        values = {
-            "name": name,
-            "tenant_id": caller.tenant_id,
-            "key_id": caller.key_id,
-            "spec": spec.model_dump(mode="json"),
-        }
-        statement = upsert(fleets).values(values).on_conflict_do_nothing().returning(fleets.c.name)
-        return (await self._connection.execute(statement)).one_or_none() is not None
-
-    async def change(self, name: str, **values: Any) -> None:
-        """Change columns of a fleet."""
-        await self._connection.execute(update(fleets).where(fleets.c.name == name).values(values))
-
-    async def set_spec(self, name: str, spec: FleetSpec, revision: int) -> None:
-        """Replace a fleet's spec."""
-        await self.change(name, spec=spec.model_dump(mode="json"), revision=revision, updated_at=func.now())
 
     async def set_assignment(self, name: str, assignment: Assignment) -> None:
         """Write which instances belong on which GPU."""
@@ -180,12 +126,7 @@ class FleetRows:
     async def remove(self, name: str) -> None:
         """Remove a fleet and its plans."""
         await self._connection.execute(delete(fleet_plans).where(fleet_plans.c.fleet == name))
-        await self._connection.execute(delete(fleets).where(fleets.c.name == name))
-
-    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
-        """Record what somebody did."""
-        values = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "action": action, "target": target}
-        await self._connection.execute(insert(audit_log).values(**values, data=data))
+        await super().remove(name)
 
     # GPUs
 
@@ -351,35 +292,13 @@ def present_sizes(devices: Sequence[Mapping[str, Any]], gpu: int) -> Sizes | Non
     return UNKNOWN if own.get("mig_enabled") else ()
 
 
-def _fleet(row: RowMapping) -> FleetRecord:
-    return FleetRecord(
-        name=row["name"],
-        tenant_id=row["tenant_id"],
-        spec=FleetSpec.model_validate(row["spec"]),
-        revision=row["revision"],
-        assignment=read_assignment(row["assignment"]),
-        only_proposes=row["only_proposes"],
-        failures=row["failures"],
-        retry_at=row["retry_at"],
-        deleted_at=row["deleted_at"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-    )
-
-
 def _plan(row: RowMapping) -> PlanRecord:
-    return PlanRecord(
-        id=row["id"],
-        fleet=row["fleet"],
+    return record_of(
+        PlanRecord,
+        row,
         trigger=FleetPlanTrigger(row["trigger"]),
         state=FleetPlanState(row["state"]),
-        detail=row["detail"],
-        gco2_per_kwh=row["gco2_per_kwh"],
         basis=Basis.read(row["basis"]),
-        problem=row["problem"],
-        result=row["result"],
         progress=None if row["progress"] is None else Progress.read(row["progress"]),
         search=None if row["search"] is None else FleetSearch.model_validate(row["search"]),
-        made_at=row["made_at"],
-        ended_at=row["ended_at"],
     )

@@ -33,6 +33,7 @@ from services.serving.instances import (
     read_terms,
 )
 from services.serving.repository.pools import PoolRecord
+from services.serving.repository.specs import record_of
 
 _POOLS = "SELECT name, tenant_id, spec::text AS spec, revision, plan_id, deleted_at, created_at, updated_at FROM pools"
 ALL_POOLS = text(f"{_POOLS} ORDER BY name")
@@ -259,30 +260,15 @@ def _app(row: RowMapping) -> InstanceOwner:
 
 def _instance(row: RowMapping) -> Instance:
     terms, process = read_terms(row["terms"])
-    return Instance(
-        id=row["id"],
-        pool=row["pool"],
-        tenant_id=row["tenant_id"],
-        place=row["place"],
-        mode=row["mode"],
+    return record_of(
+        Instance,
+        row,
         state=InstanceState(row["state"]),
         terms=terms,
         process=process,
-        partition=row["partition"],
-        request_class=row["request_class"],
-        job_id=row["job_id"],
         job=None if row["job_state"] is None else _job(row),
-        url=row["url"],
-        reason=row["reason"],
-        detail=row["detail"],
-        created_at=row["created_at"],
-        ready_at=row["ready_at"],
-        silent_since=row["silent_since"],
-        draining_at=row["draining_at"],
-        stopping_at=row["stopping_at"],
+        ended_at=None,
         listener=None if row["known_listener"] is None else Listener(row["known_listener"]),
-        sealed_key=row["sealed_key"],
-        checks_key=row["checks_key"],
     )
 
 

@@ -15,6 +15,7 @@ from services.contracts.serving import EVENTS, RESCUES, PlanOutcome, PoolPlanDet
 from services.db.background import LIVE, WorkRepository
 from services.db.tables.pools import pool_plans, pools
 from services.serving.repository.pools import EPOCH, PoolRecord, planned_every, pool_record
+from services.serving.repository.specs import record_of
 
 EVERY = "coalesce(make_interval(mins => (q.spec ->> 'plan_every_min')::int), CAST(:interval AS interval))"
 """How often a pool ``q`` is planned."""
@@ -219,16 +220,11 @@ class PlanRows:
         row = (await connection.execute(locked)).mappings().one_or_none()
         if row is None:
             return None
-        plan = PlanRecord(
-            id=row["id"],
-            pool=row["pool"],
-            revision=row["revision"],
+        plan = record_of(
+            PlanRecord,
+            row,
             state=WorkState(row["state"]),
             outcome=None if row["outcome"] is None else PlanOutcome(row["outcome"]),
-            from_at=row["from_at"],
-            deadline_at=row["deadline_at"],
-            submitted_at=row["submitted_at"],
-            ended_at=row["ended_at"],
             made_at=datetime.fromisoformat(row["made_at"]),
         )
         return pool, plan

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import delete, func, insert, select, text, update
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy import RowMapping, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from services.contracts.identity import Identity
-from services.contracts.routing import Endpoint, EndpointSpec
-from services.db.tables.admission import audit_log, secrets
+from services.contracts.routing import Endpoint
+from services.db.tables.admission import secrets
 from services.db.tables.pools import model_endpoints, pools
+from services.serving.repository.specs import SpecRows
 
 POOLS = text("""
 SELECT q.name, q.tenant_id, q.spec::text AS spec, p.result #>> '{plan,partition}' AS partition
@@ -131,19 +129,6 @@ class RoutingRows:
         found = await self._connection.execute(SERVERS, {"recent_s": recent_s})
         return [ServerRow(**row) for row in found.mappings()]
 
-    async def endpoints(
-        self, *, tenant_id: str | None = None, after: str | None = None, limit: int | None = None
-    ) -> list[Endpoint]:
-        """Return registered endpoints by name, of one tenant if one is given."""
-        query = select(model_endpoints).order_by(model_endpoints.c.name)
-        if tenant_id is not None:
-            query = query.where(model_endpoints.c.tenant_id == tenant_id)
-        if after is not None:
-            query = query.where(model_endpoints.c.name > after)
-        if limit is not None:
-            query = query.limit(limit)
-        return [_endpoint(dict(row)) for row in (await self._connection.execute(query)).mappings()]
-
     async def keys(self) -> list[KeyRow]:
         """Return the secrets that are keys of endpoints, as far as they exist."""
         return [KeyRow(**row) for row in (await self._connection.execute(KEYS)).mappings()]
@@ -156,37 +141,6 @@ class RoutingRows:
         """Return whether a tenant has a secret that is not for one project only."""
         place = (secrets.c.tenant_id == tenant_id, secrets.c.project == "", secrets.c.name == name)
         return (await self._connection.execute(select(secrets.c.version).where(*place))).one_or_none() is not None
-
-    async def endpoint(self, name: str, *, lock: bool = False) -> Endpoint | None:
-        """Return one endpoint, locked on request."""
-        query = select(model_endpoints).where(model_endpoints.c.name == name)
-        row = (await self._connection.execute(query.with_for_update() if lock else query)).mappings().one_or_none()
-        return None if row is None else _endpoint(dict(row))
-
-    async def add_endpoint(self, name: str, spec: EndpointSpec, caller: Identity) -> bool:
-        """Add an endpoint, and return whether there was none of that name."""
-        values = {
-            "name": name,
-            "tenant_id": caller.tenant_id,
-            "key_id": caller.key_id,
-            "spec": spec.model_dump(mode="json"),
-        }
-        statement = upsert(model_endpoints).values(values).on_conflict_do_nothing().returning(model_endpoints.c.name)
-        return (await self._connection.execute(statement)).one_or_none() is not None
-
-    async def set_endpoint(self, name: str, spec: EndpointSpec) -> None:
-        """Replace an endpoint's spec."""
-        values = {"spec": spec.model_dump(mode="json"), "updated_at": func.now()}
-        await self._connection.execute(update(model_endpoints).where(model_endpoints.c.name == name).values(values))
-
-    async def remove_endpoint(self, name: str) -> None:
-        """Remove an endpoint."""
-        await self._connection.execute(delete(model_endpoints).where(model_endpoints.c.name == name))
-
-    async def audit(self, caller: Identity, action: str, target: str, **data: Any) -> None:
-        """Record an operator's action."""
-        values = {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "action": action, "target": target}
-        await self._connection.execute(insert(audit_log).values(**values, data=data))
 
     async def other_pool_of(self, pool: str, models: list[str], tenant_id: str) -> tuple[str, str] | None:
         """Return another pool of the tenant that serves one of these models, and that model.
@@ -204,12 +158,14 @@ class RoutingRows:
         return found.scalar_one_or_none()
 
 
-def _endpoint(columns: dict[str, Any]) -> Endpoint:
-    created_at: datetime = columns["created_at"]
-    return Endpoint(
-        name=columns["name"],
-        tenant_id=columns["tenant_id"],
-        spec=EndpointSpec.model_validate(columns["spec"]),
-        created_at=created_at,
-        updated_at=columns["updated_at"],
-    )
+class EndpointRows(SpecRows[Endpoint]):
+    """Queries on the endpoints of others."""
+
+    table, what = model_endpoints, "endpoint"
+
+    def _record(self, row: RowMapping) -> Endpoint:
+        return Endpoint.model_validate({name: row[name] for name in Endpoint.model_fields})
+
+    async def all(self) -> list[Endpoint]:
+        """Return all endpoints, by name."""
+        return await self._read(select(model_endpoints).order_by(model_endpoints.c.name))
