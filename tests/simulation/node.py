@@ -129,15 +129,23 @@ class _Shims:
         folder.renew(deadline, lease_s)
         written = json.loads((folder.path / ranks.COMMAND).read_bytes())
         start = StartGang.model_validate(written["command"])
-        self._check_devices(start)
+        self._check_devices(start, folder)
         started = _Shim(next(self._pids), folder, start, self.simulation.process())
         self.all[started.pid] = started
         started.work = started.process.start(self._run(started))
         return started
 
-    def _check_devices(self, start: StartGang) -> None:
+    def agent_of(self, folder: RankFolder) -> _Agent | None:
+        """Return the agent of the host on which a rank's folder is, if one runs."""
+        return self.agent
+
+    def _lasts_s(self, start: StartGang) -> float:
+        """Return how long a command runs that nobody ends."""
+        return 0.5 * (1 + self.simulation.choices.below(16))
+
+    def _check_devices(self, start: StartGang, folder: RankFolder) -> None:
         """Nothing of an earlier gang is left on the devices of one that begins, and none of its job's is at work."""
-        agent = self.agent
+        agent = self.agent_of(folder)
         assert agent is not None
         check = self.simulation.check
         for index in start.devices:
@@ -149,7 +157,7 @@ class _Shims:
 
     def _post(self, each: _Shim, done: float) -> None:
         """Report progress by HTTP, as a job does; with a wrong token it is nobody's."""
-        agent = self.agent
+        agent = self.agent_of(each.folder)
         if agent is None:
             return
         token = json.loads((each.folder.path / ranks.COMMAND).read_bytes())["token"]
@@ -186,7 +194,7 @@ class _Shims:
     async def _live(self, each: _Shim) -> tuple[int, str]:
         """Run until the command ends, or is ended by its lease or a request."""
         draw = self.simulation.choices.below
-        ends_s = shim.clock() + 0.5 * (1 + draw(16))
+        ends_s = shim.clock() + self._lasts_s(each.start)
         code = draw(2, often=0.2)
         grace_s = each.start.spec.grace_s
         done = 0.0
@@ -551,7 +559,8 @@ def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterato
         return write_bytes(descriptor, data[: len(data) // 2] if is_short else data, at)
 
     def checked(folder: RankFolder) -> None:
-        waiting = [*shims.agent.spool._pending, *(each.interval for each in shims.agent.spool._unsaved)]  # type: ignore[union-attr]
+        spooled = shims.agent_of(folder).spool  # type: ignore[union-attr]
+        waiting = [*spooled._pending, *(each.interval for each in spooled._unsaved)]
         is_told = all(usage.allocation_id != folder.path.name for each in waiting for usage in each.usages)
         simulation.check("a gang is forgotten when its energy is told", is_told, folder.path.name)
         release(folder)

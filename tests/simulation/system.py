@@ -21,6 +21,7 @@ import orjson
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from gpu_agent.inbox import Inbox
+from gpu_agent.ranks import RankFolder
 from gpu_agent.settings import AgentSettings
 from services.admission.arrays import Arrays
 from services.admission.budgets import Budgets
@@ -118,6 +119,20 @@ class _NodeAgent(node._Agent):
         self.inbox = Inbox(cast(Any, valkey), name, self.gangs, settings.retry_s)
 
 
+class _Shims(node._Shims):
+    """The shims of all hosts."""
+
+    agents: dict[str, _NodeAgent]
+
+    def agent_of(self, folder: RankFolder) -> _NodeAgent | None:
+        """Return the agent of the host on which a rank's folder is, if one runs."""
+        return self.agents.get(_node_of(folder))
+
+
+def _node_of(folder: RankFolder) -> str:
+    return folder.path.parents[1].name
+
+
 async def _join() -> str:
     return JOIN
 
@@ -209,7 +224,7 @@ class _World:
     database: SimulatedPostgres
     store: Store
     valkey: Client
-    shims: node._Shims
+    shims: _Shims
     running: dict[str, _Running] = field(default_factory=dict[str, _Running])
     accepted: dict[str, str] = field(default_factory=dict[str, str])
     states: dict[str, str] = field(default_factory=dict[str, str])
@@ -280,6 +295,7 @@ class _World:
             self.database.died(running.process)
             if running.agent is not None:
                 running.agent.lose_lock()
+                del self.shims.agents[running.name]
             running.serves = running.agent = None
 
     async def keep(self, name: str, begin: Callable[[], Awaitable[Any]]) -> None:
@@ -338,7 +354,7 @@ class _World:
     def held_twice(self) -> str | None:
         """Return a device that two gangs use."""
         held = [
-            (each.folder.path.parents[1].name, device, each.start.allocation_id)
+            (_node_of(each.folder), device, each.start.allocation_id)
             for each in self.shims.all.values()
             if each.runs
             for device in each.start.devices
@@ -446,7 +462,7 @@ async def _begin_admission(world: _World) -> _Admission:
 
 async def _begin_agent(world: _World, settings: AgentSettings) -> _NodeAgent:
     agent = _NodeAgent(world.simulation, settings, world, Client(world.simulation, world.store))
-    world.running[settings.node_id].agent = agent
+    world.running[settings.node_id].agent = world.shims.agents[settings.node_id] = agent
     await agent.start()
     return agent
 
@@ -455,7 +471,8 @@ async def _begin_agent(world: _World, settings: AgentSettings) -> _NodeAgent:
 def _a_world(simulation: Simulation) -> Iterator[tuple[_World, Path]]:
     """Yield a world without processes, on a database of its own."""
     draw = simulation.choices.below
-    store, shims = Store(), node._Shims(simulation)
+    store, shims = Store(), _Shims(simulation)
+    shims.agents = {}
     with ExitStack() as stack:
         database = SimulatedPostgres(simulation, server())
         stack.callback(database.close)
@@ -565,6 +582,7 @@ async def _use(world: _World, number: int) -> None:
             "gpus": {"min": low, "max": low + draw(2)},
             "grace_s": 1.0,
             "max_restarts": draw(3),
+            "progress": {"source": "http"},
         }
         key = f"k{number}-{count}" if draw(2) else None
         entry = SubmissionEntry(
