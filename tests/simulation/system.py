@@ -487,8 +487,13 @@ def _a_world(simulation: Simulation) -> Iterator[tuple[_World, Path]]:
         yield world, folder
 
 
-async def play(simulation: Simulation) -> None:
+def play(simulation: Simulation) -> Coroutine[Any, Any, None]:
     """Users submit and steer jobs while processes die, connections end and clocks jump; at the end all has ended."""
+    server()  # before virtual time begins, which would pass while it starts
+    return _play(simulation)
+
+
+async def _play(simulation: Simulation) -> None:
     draw = simulation.choices.below
     simulation.most_steps = STEPS
     with _a_world(simulation) as (world, folder):
