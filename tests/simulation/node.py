@@ -158,7 +158,7 @@ class _Shims:
     def _post(self, each: _Shim, done: float) -> None:
         """Report progress by HTTP, as a job does; with a wrong token it is nobody's."""
         agent = self.agent_of(each.folder)
-        if agent is None:
+        if agent is None or each.start.spec.progress.source != "http":
             return
         token = json.loads((each.folder.path / ranks.COMMAND).read_bytes())["token"]
         is_wrong = self.simulation.choices.below(4) == 1

@@ -16,6 +16,7 @@ import asyncio
 import atexit
 import base64
 import contextvars
+import copy
 import functools
 import hashlib
 import hmac
@@ -85,9 +86,10 @@ _SESSION = {
     "deadlock_timeout": "1ms",  # whoever closes a circle learns it at once
     "timezone": "UTC",
     "max_parallel_workers_per_gather": "0",
+    "jit": "off",
     "synchronous_commit": "off",
 }
-_WRITES = re.compile(rb"\b(INSERT|UPDATE|DELETE|TRUNCATE|MERGE)\b", re.IGNORECASE)
+_WRITES = re.compile(rb"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM|TRUNCATE|MERGE\s+INTO)\s+(\w+)", re.IGNORECASE)
 _UNCHANGED = frozenset({"BEGIN", "ROLLBACK", "SET", "UPDATE 0", "DELETE 0", "INSERT 0 0"})
 _NOT_SET = frozenset({"user", "database", "lock_timeout", "search_path", "client_encoding"})
 
@@ -117,8 +119,8 @@ class Session:
         self._at = self._from = 0
         self._wanted, self._skipped = 0, 0
         self._is_flushed = self._is_whole = False
-        self._writing: set[bytes] = set()
-        self._may_have_changed = False
+        self._writing: dict[bytes, frozenset[str]] = {}
+        self._written: set[str] = set()
         self.pid, self.greeting, self.status = 0, b"", "I"
         self.tags: list[str] = []
         self._authenticate(parts.username or "", parts.password or "", database)
@@ -141,19 +143,19 @@ class Session:
         self._socket.sendall(data)
 
     def _note(self, kind: bytes, body: bytes) -> None:
-        """Note whether what is carried out may change something; a ``WITH`` may that says it has selected."""
+        """Note what tables may be changed by what is carried out; a ``WITH`` may that says it has selected."""
         if kind == b"P":
             name, sql, _ = body.split(b"\0", 2)
-            (self._writing.add if _WRITES.search(sql) else self._writing.discard)(name)
+            self._writing[name] = _tables(sql)
         elif kind == b"B":
-            self._may_have_changed |= body.split(b"\0", 2)[1] in self._writing
+            self._written |= self._writing.get(body.split(b"\0", 2)[1], frozenset())
         elif kind == b"Q":
-            self._may_have_changed |= _WRITES.search(body) is not None
+            self._written |= _tables(body)
 
-    def has_changed(self) -> bool:
-        """Return whether the transaction that has just ended may have changed something."""
-        may, self._may_have_changed = self._may_have_changed, False
-        return may and any(tag not in _UNCHANGED for tag in self.tags)
+    def changed(self) -> frozenset[str]:
+        """Return the tables that the transaction which has just ended may have changed."""
+        written, self._written = frozenset(self._written), set()
+        return written if any(tag not in _UNCHANGED for tag in self.tags) else frozenset()
 
     def has_answered(self, within_s: float) -> bool:
         """Return whether the whole answer is here.
@@ -282,6 +284,12 @@ class Server:
         self._own.query("SELECT pg_reload_conf()")
         self._numbers = itertools.count(1)
 
+    def again(self) -> Server:
+        """Return the same for a process that was forked, which may not share what was connected before."""
+        other = copy.copy(self)
+        other._own = Session(self.url, urlsplit(self.url).path[1:])
+        return other
+
     def copy(self) -> str:
         """Return the name of a new database."""
         name = f"run_{self._own.pid}_{next(self._numbers)}"
@@ -318,7 +326,8 @@ class SimulatedPostgres:
     Attributes:
         clock: Of its host.
         losses: How often connections fail while the run is not calm.
-        on_commit: Called after each transaction that may have changed something.
+        late: How often a statement, or its answer, takes a while.
+        on_commit: Called after each transaction that may have changed something, with the tables that it wrote to.
         changes: How many there were.
     """
 
@@ -333,7 +342,8 @@ class SimulatedPostgres:
         self._context = contextvars.Context()
         self.clock = Clock()
         self.losses = NO_LOSSES
-        self.on_commit: Callable[[], None] | None = None
+        self.late = 0.03
+        self.on_commit: Callable[[frozenset[str]], None] | None = None
         self.changes = 0
         simulation.loop.sockets[SOCKET] = self._connect
 
@@ -399,7 +409,7 @@ class SimulatedPostgres:
         if session.status != "I":
             session.query("ROLLBACK")
         session.query("DISCARD ALL")
-        session.has_changed()
+        session.changed()
         self._free.append(session)
         self._look_after()
 
@@ -436,10 +446,10 @@ class SimulatedPostgres:
         answer = session.answer()
         if session.status == "I":
             self._look_after()
-            if session.has_changed():
+            if changed := session.changed():
                 self.changes += 1
                 if self.on_commit is not None:
-                    self.on_commit()
+                    self.on_commit(changed)
         return answer
 
     def _has_ended(self, session: Session) -> bool:
@@ -499,7 +509,7 @@ class _Link(asyncio.Transport):
         self._written += data
         if not self._is_due:
             self._is_due = True
-            late_s = 0.01 * self._simulation.choices.below(8, often=0.03)
+            late_s = 0.01 * self._simulation.choices.below(8, often=self._postgres.late)
             self._later(late_s, self._carry_out, contextvars.Context())
 
     def _later(self, delay_s: float, work: Callable[..., None], context: contextvars.Context, *arguments: Any) -> None:
@@ -542,7 +552,7 @@ class _Link(asyncio.Transport):
     def reply(self, answer: bytes) -> None:
         """Have an answer arrive, soon or late."""
         draw, losses = self._simulation.choices.below, self._postgres._losses
-        late_s = 0.01 * draw(8, often=0.03)
+        late_s = 0.01 * draw(8, often=self._postgres.late)
         if losses.late and draw(2, often=losses.late):
             late_s = SILENT_S
         if self._is_lock_late:
@@ -621,6 +631,12 @@ class _Link(asyncio.Transport):
 
     def resume_reading(self) -> None:
         """They are all the time."""
+
+
+@functools.lru_cache(maxsize=4_096)
+def _tables(sql: bytes) -> frozenset[str]:
+    """Return the tables that a statement writes to."""
+    return frozenset(name.decode() for name in _WRITES.findall(sql))
 
 
 def _message(kind: bytes, body: bytes) -> bytes:
