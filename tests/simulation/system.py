@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
+from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
@@ -506,7 +507,7 @@ class World:
     def server_at(self, url: str) -> str | None:
         """Return the gang whose process answers at an address, if there is one."""
         for each in self.shims.all.values():
-            if each.runs and url == f"http://{_address(_node_of(each.folder))}:{each.start.master_port}":
+            if each.runs and urlsplit(url).netloc == f"{_address(_node_of(each.folder))}:{each.start.master_port}":
                 return each.start.allocation_id
         return None
 
