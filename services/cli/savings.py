@@ -58,8 +58,10 @@ def told(total: dict[str, Any]) -> list[str]:
 
 
 def _levers(total: dict[str, Any]) -> str:
-    each_saved = ((each["lever"].replace("_", " "), each["saved_gco2"]) for each in total["levers"])
-    return ", ".join(f"{lever} {output.carbon(gco2)}" for lever, gco2 in each_saved)
+    levers = [(each["lever"].replace("_", " "), each) for each in total["levers"]]
+    saved = [f"{lever} {output.carbon(each['saved_gco2'])}" for lever, each in levers if each.get("known", True)]
+    unknown = ", ".join(lever for lever, each in levers if not each.get("known", True))
+    return ", ".join(saved) + (f"; not known, as no history tells how jobs answer to it: {unknown}" if unknown else "")
 
 
 def _slack(total: dict[str, Any]) -> list[str]:

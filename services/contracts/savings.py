@@ -16,6 +16,11 @@ class LeverSaving(Message):
         description="`order`, `width`, `batch`, `power_limit`, `hours`, `sleep`, in the order of their replays, and "
         "`zone`, placement by zone."
     )
+    known: bool = Field(
+        default=True,
+        description="False: nobody knows what it saved, because the history does not tell how its jobs answer to it; "
+        "it is not in the sum, and the figures are 0.",
+    )
     saved_gco2: float
     low_gco2: float = Field(description="With `high_gco2`, what the saving lies between at 90 %.")
     high_gco2: float

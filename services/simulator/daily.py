@@ -37,6 +37,8 @@ DAYS_BACK = 7
 ATTEMPTS = 3
 Z_90 = 1.645
 """Standard deviations to either side between which a normal variable lies at 90 %."""
+UNANSWERED = ("width", "batch", "power_limit")
+"""Levers to which jobs of a history answer not at all: it has each at the one width and power that it ran at."""
 ZONE = "zone"
 WORDS = {
     Signal.AVERAGE_DIRECT: "direct",
@@ -170,6 +172,7 @@ def day_of(
         levers.append(
             LeverSaving(
                 lever=step["lever"],
+                known=step["lever"] not in UNANSWERED or step["gco2"] != before["gco2"],
                 saved_gco2=saved,
                 low_gco2=low,
                 high_gco2=high,
@@ -251,7 +254,10 @@ def total_of(days: Sequence[DaySavings]) -> SavingsTotals | None:
             field: sum(getattr(lever, field) for _, lever in mine)
             for field in ("saved_gco2", "low_gco2", "high_gco2", "saved_energy_j")
         }
-        levers.append(LeverSaving(lever=name, later_s=mean([(count, each.later_s) for count, each in mine]), **sums))
+        known = any(lever.known for _, lever in mine)
+        levers.append(
+            LeverSaving(lever=name, known=known, later_s=mean([(count, each.later_s) for count, each in mine]), **sums)
+        )
     slacks = [day for day in days if day.slack_saved_gco2 is not None]
     whys = [day.why for day in days if day.jobs and day.why]
     saved = sum(day.saved_gco2 for day in days)

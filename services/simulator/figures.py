@@ -30,7 +30,7 @@ def savings_figures(day: DaySavings) -> list[Metric]:
             "What each lever saved on the newest day that was replayed, grams of CO2 equivalent, with PUE; below zero: "
             "it cost that much.",
             ["lever"],
-            [((each.lever,), each.saved_gco2) for each in day.levers],
+            [((each.lever,), each.saved_gco2) for each in day.levers if each.known],
         ),
         gauge(
             "wattshift_savings_bound_grams",

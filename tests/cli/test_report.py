@@ -413,7 +413,11 @@ SAVED: dict[str, Any] = {
     "high_gco2": -90.0,
     "emitted_gco2": 1_000.0,
     "later_s": -40.0,
-    "levers": [{"lever": "order", "saved_gco2": -140.0}, {"lever": "power_limit", "saved_gco2": 20.0}],
+    "levers": [
+        {"lever": "order", "saved_gco2": -140.0},
+        {"lever": "power_limit", "saved_gco2": 20.0},
+        {"lever": "width", "known": False, "saved_gco2": 0.0},
+    ],
     "why": "More was emitted: no job had time to wait; order cost most.",
     "slack_s": 43_200.0,
     "slack_saved_gco2": 80.0,
@@ -428,7 +432,8 @@ def test_a_report_says_what_was_saved_how_sure_by_what_and_what_slack_would_brin
     done = CliRunner().invoke(app, ["report", "--month", "2026-11"], env={"COLUMNS": "400"})
     assert done.exit_code == 0, done.output
     assert "-120.00 g CO2 (-150.00 g to -90.00 g at 90 %), jobs ending 40 s earlier on average" in done.output
-    assert "order -140.00 g, power limit 20.00 g (days replayed: 1)" in done.output
+    assert "order -140.00 g, power limit 20.00 g; not known, as no history tells how jobs answer to it" in done.output
+    assert "answer to it: width (days replayed: 1)" in done.output
     assert "More was emitted: no job had time to wait; order cost most." in done.output
     assert "12 h of slack would have saved 80.00 g more (8%), jobs ending 2 h later on average." in done.output
 

@@ -67,6 +67,19 @@ def a_day(*grams: float, **options: Any) -> DaySavings:
     return day_of(DAY, "simulation_1", a_document(*grams, **options), a_ledger(), {})
 
 
+def test_what_no_history_tells_is_not_known_rather_than_nothing() -> None:
+    document = a_document(1_500.0, 1_400.0, 1_400.0, 1_400.0)
+    for step, lever in zip(document["steps"], (None, "order", "width", "sleep"), strict=True):
+        step["lever"] = lever
+    day = day_of(DAY, "simulation_1", document, a_ledger(), {})
+    assert [(each.lever, each.known) for each in day.levers] == [("order", True), ("width", False), ("sleep", True)]
+    total = total_of([day, day])
+    assert total is not None
+    assert [each.known for each in total.levers] == [True, False, True]
+    document["steps"][2]["gco2"] = 1_300.0
+    assert all(each.known for each in day_of(DAY, "simulation_1", document, a_ledger(), {}).levers)
+
+
 def test_a_days_savings_have_pue_and_add_up() -> None:
     day = a_day(1_500.0, 1_400.0, 1_100.0, 1_000.0)
     assert [(each.lever, round(each.saved_gco2, 9), each.later_s) for each in day.levers] == [

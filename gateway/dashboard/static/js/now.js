@@ -52,10 +52,12 @@ async function showSaved() {
   if (!day) return;
   const later = (s) => s === null ? "" : `, jobs ending ${duration(Math.abs(s))} ${s < 0 ? "earlier" : "later"} on average`;
   const slack = day.slack_saved_gco2 > 0 ? `${duration(day.slack_s)} of slack would have saved ${carbon(day.slack_saved_gco2)} more${later(day.slack_later_s)}.` : "";
+  const unanswered = day.levers.filter((each) => !each.known).map((each) => words(each.lever)).join(", ");
   fill(by("saved"),
     figure(day.saved_gco2, carbon, { class: "big", id: "saved-day" }),
     h("p", { class: "note" }, `${day.day}, against the same jobs under fifo: ${carbon(day.low_gco2)} to ${carbon(day.high_gco2)} at 90 %${later(day.later_s)}.`),
-    h("p", { class: "note" }, day.levers.map((each) => `${words(each.lever)} ${carbon(each.saved_gco2)}`).join(", ")),
+    h("p", { class: "note" }, day.levers.filter((each) => each.known).map((each) => `${words(each.lever)} ${carbon(each.saved_gco2)}`).join(", ")),
+    unanswered ? h("p", { class: "note" }, `Not known, as no history tells how jobs answer to it: ${unanswered}.`) : "",
     day.why || slack ? h("p", { class: "note" }, [day.why, slack].filter(Boolean).join(" ")) : "");
 }
 
