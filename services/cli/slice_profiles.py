@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,7 +20,7 @@ from services.contracts.invalid import first_error
 from services.contracts.jobs import Argument
 from services.contracts.schema import Message, Real, Text
 from services.contracts.secrets import EnvironmentName
-from services.core.accounting.energy import counter_energy_j
+from services.core.accounting.meters import UNKNOWN_HOST_W, Bound, Counter, advance, board_most_w
 from services.core.domain.errors import DomainError
 from services.core.domain.gpus import SLICE_SEVENTHS, SLICE_SM_PERCENT
 from services.core.domain.mig import WHOLE, placed, sevenths_of
@@ -155,12 +156,20 @@ def reading_of(node: dict[str, Any], gpu: int) -> Reading | None:
     return Reading(at_s, found["power_w"], found.get("energy_j"), found.get("clock_mhz"))
 
 
-def mean_power_w(readings: Sequence[Reading]) -> float:
-    """Return the mean power between the first and the last reading, by the energy counter where there is one."""
+def mean_power_w(readings: Sequence[Reading], gpu: str) -> float:
+    """Return the mean power between the first and the last reading, by the energy counter where there is one.
+
+    Of what the board cannot have drawn, the sampled power counts.
+    """
     elapsed_s = readings[-1].at_s - readings[0].at_s
     counters = [each.energy_j for each in readings if each.energy_j is not None]
     if len(counters) == len(readings) and elapsed_s > 0:
-        return counter_energy_j(counters) / elapsed_s
+        bound = Bound(board_most_w(gpu, [None]) or UNKNOWN_HOST_W)  # of an unknown board, what no whole host draws
+        counter, energy_j = Counter.first(counters[0], readings[0].at_s), 0.0
+        for (before, after), shown_j in zip(pairwise(readings), counters[1:], strict=True):
+            counter, booked = advance(counter, bound, shown_j, after.at_s, (before.power_w + after.power_w) / 2)
+            energy_j += booked.energy_j
+        return energy_j / elapsed_s
     return sum(each.power_w for each in readings) / len(readings)
 
 
@@ -194,7 +203,7 @@ def row_of(
             "--seconds",
             EXIT_FAILED,
         )
-    power_w, rate = mean_power_w(during), measured["requests"] / (measured["end_s"] - measured["start_s"])
+    power_w, rate = mean_power_w(during, gpu), measured["requests"] / (measured["end_s"] - measured["start_s"])
     clocks = [each.clock_mhz for each in during if each.clock_mhz is not None]
     return Row(
         gpu=gpu,

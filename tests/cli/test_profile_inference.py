@@ -186,7 +186,12 @@ def test_power_is_that_of_the_counter_while_requests_ran() -> None:
     row = row_of(GPU, "images", "small", 1, measured, readings)
     assert row == replace(ROW, requests=300, gpu_power_w=200.0, gpu_energy_j_per_own_request=2.0, sm_mhz=1_002)
     without = [replace(each, energy_j=None) for each in readings]
-    assert mean_power_w(without) == 999.0
+    assert mean_power_w(without, GPU) == 999.0
+    for shown_j in (0.0, 9e6):  # a counter that starts anew for one reading, or leaps
+        wrong = [
+            replace(each, power_w=200.0, energy_j=shown_j if each.at_s == 2 else each.energy_j) for each in readings
+        ]
+        assert mean_power_w(wrong, GPU) == mean_power_w(wrong, "a board nobody knows") == 200.0
     with pytest.raises(CliError, match="read the GPU 1 times while it was measured; measure for longer with --seconds"):
         row_of(GPU, "images", "small", 1, {**measured, "end_s": 1.5}, readings)
 

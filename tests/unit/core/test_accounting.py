@@ -9,16 +9,8 @@ import pytest
 
 from services.core.accounting.carbon import carbon_gco2, percent_change, relative_change
 from services.core.accounting.completion import completion_times
-from services.core.accounting.energy import counter_energy_j
 from services.core.accounting.host_power import CpuPowerModel
 from services.core.domain.errors import DomainError
-
-
-def test_a_counter_that_was_reset_counts_from_there() -> None:
-    assert counter_energy_j([1000.0, 1500, 20, 70]) == 500 + 20 + 50
-    assert counter_energy_j([5.0]) == 0
-    with pytest.raises(DomainError):
-        counter_energy_j([1.0, -1.0])
 
 
 def test_a_kilowatt_hour_at_300_grams_with_overhead() -> None:
