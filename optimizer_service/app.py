@@ -32,12 +32,12 @@ from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
 from services.kit.background.work_queue import WorkQueue
-from services.kit.http import ServiceClient, new_session
+from services.kit.carbon import Carbon
+from services.kit.http import client_of, new_session
 from services.kit.metrics import Metrics
 from services.kit.redis import connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.kit.tokens import outgoing
 
 MOST_PLAN_SOLVES = 10_000
 """Queued or running at once; each planning worker waits for one."""
@@ -58,13 +58,7 @@ def create_app(settings: OptimizerSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with new_session(tls=settings.tls) as session:
-            carbon = ServiceClient(
-                session,
-                settings.carbon_url,
-                "The carbon service",
-                tokens=outgoing(settings.credential, "carbon"),
-                timeout_s=settings.carbon_timeout_s,
-            )
+            carbon = Carbon(client_of(session, settings, "carbon", timeout_s=settings.carbon_timeout_s))
             work_queue = WorkQueue("solve", repository, queue, settings.max_pending_per_tenant)
             plan_work_queue = WorkQueue("solve", of_plans, plan_queue, MOST_PLAN_SOLVES)
             app.state.optimizer = OptimizerService(work_queue, plan_work_queue, ServiceSources(carbon))

@@ -8,7 +8,7 @@ from services.contracts.carbon import Clock, IntensityForecast
 from services.contracts.codes import ProblemCode
 from services.contracts.problems import FieldError
 from services.core.domain.carbon import Signal
-from services.kit.http import ServiceClient
+from services.kit.carbon import Carbon
 from services.kit.problems import ProblemError
 
 
@@ -27,14 +27,13 @@ class Sources(Protocol):
 class ServiceSources:
     """Reads from the other services."""
 
-    def __init__(self, carbon: ServiceClient) -> None:
+    def __init__(self, carbon: Carbon) -> None:
         self._carbon = carbon
 
     async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
         """Return the carbon service's forecast."""
-        params = {"horizon_s": horizon_s, "clock": clock, **({"signal": str(signal)} if signal else {})}
         try:
-            return await self._carbon.call("GET", f"/v1/carbon/{zone}/forecast", IntensityForecast, params=params)
+            return await self._carbon.forecast(zone, horizon_s, clock, signal)
         except ProblemError as error:
             pointer = {404: "/zone", 422: "/horizon_h"}.get(error.status)
             if pointer is None:

@@ -11,7 +11,7 @@ from services.contracts.schema import Instant, Message
 from services.core.domain.signal import Signal
 
 if TYPE_CHECKING:
-    from services.core.domain.carbon import CarbonCurve, CarbonOutlook
+    from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Measured
 
 Clock = Literal["real", "grid"]
 """Whether a duration is in real seconds or in grid seconds, which pass faster while a recording is replayed faster.
@@ -87,6 +87,20 @@ class IntensityHistory(Message):
     provider: str
     points: list[IntensityPoint]
     next_cursor: str | None = None
+
+    def as_domain(self) -> Measured:
+        """Return the points as the core's, in UTC seconds.
+
+        Raises:
+            DomainError: there are none, or they are not in order of time.
+        """
+        import numpy as np  # here, as in ``curve_of``
+
+        from services.core.domain.carbon import Measured
+
+        columns = [(each.start_at.timestamp(), each.end_at.timestamp(), each.gco2_per_kwh) for each in self.points]
+        starts_s, ends_s, intensity = np.array(columns, dtype=np.float64).reshape(-1, 3).T
+        return Measured.of(starts_s, ends_s, intensity, np.array([each.is_estimate for each in self.points], np.bool_))
 
 
 class ForecastPoint(IntensityPoint):

@@ -9,9 +9,7 @@ repeated, and the newest is right. ``revision`` says which decision a report fol
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from enum import StrEnum
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter
@@ -163,11 +161,13 @@ class ZoneOutlook(NodeMessage):
 
     def mean(self, start_s: float, end_s: float) -> float:
         """Return the mean intensity between two moments, UTC seconds, gCO2/kWh; the first step holds before, too."""
-        times = [each.start_at.timestamp() for each in self.steps]
-        edges = [start_s, *(time for time in times[1:] if start_s < time < end_s), end_s]
-        values = [self.steps[max(bisect_right(times, edge) - 1, 0)].gco2_per_kwh for edge in edges[:-1]]
-        lengths = [until - since for since, until in pairwise(edges)]
-        return sum(value * length for value, length in zip(values, lengths, strict=True)) / (end_s - start_s)
+        import numpy as np  # here: the agents that read these contracts are installed without NumPy
+
+        from services.core.domain.carbon import CarbonCurve
+
+        times_s = np.array([each.start_at.timestamp() for each in self.steps])
+        values = np.array([each.gco2_per_kwh for each in self.steps])
+        return CarbonCurve(times_s, values, float(times_s[-1]) + 1.0).mean(start_s, end_s)
 
 
 class EngineReport(NodeMessage):

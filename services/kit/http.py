@@ -21,9 +21,10 @@ from services.contracts.identity import Identity
 from services.contracts.problems import Problem
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
+from services.kit.settings import SharedSettings
 from services.kit.sockets import SCHEME, path_of
 from services.kit.tls import Tls
-from services.kit.tokens import Outgoing
+from services.kit.tokens import Outgoing, outgoing
 from wattshift.peers import StrangerError, check_peer
 
 log = Log(__name__)
@@ -101,6 +102,26 @@ class ServiceClient:
     async def call(self, method: str, path: str, answer: type[M], **options: Any) -> M:
         """Return a 2xx answer's body as ``answer``; options and errors as for ``request``."""
         return answer.model_validate_json(await self.request(method, path, **options))
+
+
+NAMES = {
+    "admission": "Admission",
+    "carbon": "The carbon service",
+    "optimizer": "The optimizer",
+    "scheduler": "The scheduler",
+    "serving": "Serving",
+    "simulator": "The simulator",
+    "telemetry": "Telemetry",
+}
+
+
+def client_of(
+    session: aiohttp.ClientSession, settings: SharedSettings, service: str, *, timeout_s: float = 10
+) -> ServiceClient:
+    """Return a client of one of ``NAMES`` at the address that the settings have for it, as the process they are of."""
+    url: str = getattr(settings, f"{service}_url")
+    tokens = outgoing(settings.credential, service)
+    return ServiceClient(session, url, NAMES[service], tokens=tokens, timeout_s=timeout_s)
 
 
 def problem_of(status: int, content: bytes, name: str) -> ProblemError:

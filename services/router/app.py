@@ -29,7 +29,7 @@ from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
 from services.kit.edge.shared_limits import LIMITS_S, SharedLimits
 from services.kit.heads import ServerConfig
-from services.kit.http import ServiceClient, new_session
+from services.kit.http import client_of, new_session
 from services.kit.logging import Log, configure_logging
 from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
@@ -39,7 +39,6 @@ from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.sockets import handed_over
 from services.kit.tasks import end_tasks
-from services.kit.tokens import outgoing
 from services.router.answers import AnswerPasser
 from services.router.apps.asked import is_apps
 from services.router.apps.assignment import Assigner
@@ -100,17 +99,12 @@ class Router:
         """Connect to the other processes, take the last known table, and start looking."""
         settings = self.settings
         session: aiohttp.ClientSession = await self._stack.enter_async_context(new_session(tls=settings.tls))
-
-        def client(url: str, name: str, timeout_s: float) -> ServiceClient:
-            tokens = outgoing(settings.credential, name)
-            return ServiceClient(session, url, name.capitalize(), tokens=tokens, timeout_s=timeout_s)
-
-        serving = client(settings.serving_url, "serving", 10)
-        telemetry = client(settings.telemetry_url, "telemetry", 10)
+        serving = client_of(session, settings, "serving")
+        telemetry = client_of(session, settings, "telemetry")
         redis = connect(settings.redis_url, settings)
         self._stack.push_async_callback(redis.aclose)
         keys = KeyCache(
-            resolve_at(client(settings.admission_url, "admission", 3)),
+            resolve_at(client_of(session, settings, "admission", timeout_s=3)),
             max_age_s=settings.key_max_age_s,
             grace_s=settings.key_grace_s,
             size=settings.key_cache_size,

@@ -14,12 +14,12 @@ from services.core.policies.registry import build_policy
 from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS
 from services.kit.app import answer_unavailable, create_service, serve
-from services.kit.http import ServiceClient, new_session
+from services.kit.carbon import Carbon
+from services.kit.http import client_of, new_session
 from services.kit.policies import load_policies
 from services.kit.redis import check_answers, connect
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.kit.tokens import outgoing
 from services.scheduler import endpoints, engine_endpoints, explaining_endpoints
 from services.scheduler.explaining.explanations import Explanations
 from services.scheduler.figures import show_figures
@@ -50,9 +50,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
         redis = connect(settings.redis_url, settings)
         async with new_session(tls=settings.tls) as session:
             carbon = CarbonWatch(
-                ServiceClient(
-                    session, settings.carbon_url, "The carbon service", tokens=outgoing(settings.credential, "carbon")
-                ),
+                Carbon(client_of(session, settings, "carbon"), attempts=1, timeout_s=2),
                 settings.zone,
                 refresh_s=settings.carbon_refresh_s,
                 window_s=settings.carbon_window_s,
@@ -63,9 +61,7 @@ def create_app(settings: SchedulerSettings) -> FastAPI:
             app.state.service = SchedulerService(database)
             view = LiveView(database, settings, carbon, hook)
             app.state.dry_runs = DryRuns(database, view)
-            simulator = ServiceClient(
-                session, settings.simulator_url, "The simulator", tokens=outgoing(settings.credential, "simulator")
-            )
+            simulator = client_of(session, settings, "simulator")
             app.state.explanations = Explanations(database, view, carbon, simulator)
             app.state.scheduler = Scheduler(settings, database, redis, carbon, hook)
             show_figures(app.state.metrics, database, redis, app.state.scheduler, settings)

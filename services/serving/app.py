@@ -14,10 +14,10 @@ from services.db.engine import create_engine, is_connection_error
 from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.sweeper import Sweeper
-from services.kit.http import ServiceClient, new_session
+from services.kit.carbon import Carbon
+from services.kit.http import client_of, new_session
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.kit.tokens import outgoing
 from services.serving import app_endpoints, endpoints, routing_endpoints
 from services.serving.carbon import Baselines, CarbonZones, Intensities
 from services.serving.controller.controller import Controller
@@ -55,31 +55,13 @@ def create_app(settings: ServingSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with new_session(tls=settings.tls) as session, new_probe_session() as probe_session:
-            carbon = ServiceClient(
-                session,
-                settings.carbon_url,
-                "The carbon service",
-                tokens=outgoing(settings.credential, "carbon"),
-                timeout_s=settings.carbon_timeout_s,
-            )
-            admission = ServiceClient(
-                session,
-                settings.admission_url,
-                "Admission",
-                tokens=outgoing(settings.credential, "admission"),
-                timeout_s=5,
-            )
-            optimizer = ServiceClient(
-                session,
-                settings.optimizer_url,
-                "The optimizer",
-                tokens=outgoing(settings.credential, "optimizer"),
-                timeout_s=10,
-            )
+            carbon = client_of(session, settings, "carbon", timeout_s=settings.carbon_timeout_s)
+            admission = client_of(session, settings, "admission", timeout_s=5)
+            optimizer = client_of(session, settings, "optimizer")
             prober = Prober(
                 probe_session, timeout_s=settings.instance_probe_timeout_s, at_once=settings.instance_probes_at_once
             )
-            zones = CarbonZones(carbon)
+            zones = CarbonZones(Carbon(carbon, attempts=2))
             app.state.pools = Pools(repository, zones, plans, settings.plan_interval_s)
             app.state.traffic = traffic
             app.state.repository = repository
@@ -88,7 +70,7 @@ def create_app(settings: ServingSettings) -> FastAPI:
             app.state.apps = Apps(repository)
             app.state.observations = Observations(repository)
             app.state.endpoints = Endpoints(repository, settings, zones)
-            intensities = Intensities(carbon)
+            intensities = Intensities(Carbon(carbon, attempts=1, timeout_s=2))
             app.state.routing = routing = Routing(repository, intensities, settings)
             show_figures(app.state.metrics, engine, plan_rows)
             loops = (
@@ -98,7 +80,11 @@ def create_app(settings: ServingSettings) -> FastAPI:
                 Planner(plans, EventWatch(repository, intensities, settings), settings.plan_look_s),
                 PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
                 FleetPlanner(
-                    repository, intensities, Baselines(carbon), search_by(optimizer, settings.fleet_solve_s), settings
+                    repository,
+                    intensities,
+                    Baselines(Carbon(carbon, attempts=1)),
+                    search_by(optimizer, settings.fleet_solve_s),
+                    settings,
                 ),
                 Controller(repository, ServerJobs(admission), prober, settings, held=routing.held, sealer=sealer),
             )

@@ -6,10 +6,8 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping
 
-import numpy as np
-
 from services.contracts.apps import FleetSpec
-from services.contracts.carbon import CurrentIntensity, IntensityForecast, IntensityOutlook, ZoneList
+from services.contracts.carbon import CurrentIntensity, curve_of
 from services.contracts.codes import ProblemCode
 from services.contracts.invalid import no_such_zone
 from services.contracts.problems import FieldError
@@ -17,9 +15,9 @@ from services.contracts.serving import PlaceIntensity, PoolPlace, PoolSpec
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEP_S
 from services.core.domain.signal import Signal
-from services.kit.http import ServiceClient, new_session
+from services.kit.carbon import Carbon
+from services.kit.http import client_of, new_session
 from services.kit.problems import ProblemError
-from services.kit.tokens import outgoing
 from services.serving.planning.problem import intensity_of
 from services.serving.settings import ServingSettings
 
@@ -31,13 +29,13 @@ BASELINE_S, BASELINE_AGE_S = 7 * 86_400.0, 600.0
 class CarbonZones:
     """The grid zones that the carbon service knows."""
 
-    def __init__(self, carbon: ServiceClient) -> None:
+    def __init__(self, carbon: Carbon) -> None:
         self._carbon = carbon
 
     async def signals(self) -> dict[str, set[Signal]] | None:
         """Return the zones with their signals; None while the carbon service does not answer."""
         try:
-            found = await self._carbon.call("GET", "/v1/carbon/zones", ZoneList, attempts=2)
+            found = await self._carbon.zones()
         except ProblemError:
             return None
         return {zone.zone: set(zone.signals) for zone in found.items}
@@ -69,7 +67,7 @@ def invalid(pointer: str, detail: str, code: ProblemCode = ProblemCode.INVALID_R
 class Intensities:
     """The carbon intensities in force, by zone and signal, as far as the carbon service has said."""
 
-    def __init__(self, carbon: ServiceClient) -> None:
+    def __init__(self, carbon: Carbon) -> None:
         self._carbon = carbon
         self._known: dict[tuple[str, str | None], tuple[float, CurrentIntensity | None]] = {}
 
@@ -83,12 +81,9 @@ class Intensities:
 
     async def _renew(self, key: tuple[str, str | None], now_s: float) -> None:
         zone, signal = key
-        params = {"signal": signal} if signal else None
         known = self._known.get(key, (0.0, None))[1]
         try:
-            known = await self._carbon.call(
-                "GET", f"/v1/carbon/{zone}/current", CurrentIntensity, params=params, attempts=1, timeout_s=2
-            )
+            known = await self._carbon.current(zone, signal)
             self._known[key] = (now_s + INTENSITY_AGE_S, known)
         except ProblemError:
             self._known[key] = (now_s + INTENSITY_AGE_S / 10, known)
@@ -97,7 +92,7 @@ class Intensities:
 class Baselines:
     """The mean intensity of each zone's last seven days, by the grid's clock."""
 
-    def __init__(self, carbon: ServiceClient) -> None:
+    def __init__(self, carbon: Carbon) -> None:
         self._carbon = carbon
         self._known: dict[tuple[str, str | None], tuple[float, float]] = {}
 
@@ -109,19 +104,15 @@ class Baselines:
         known = self._known.get(key)
         if known is not None and time.monotonic() < known[0] + BASELINE_AGE_S:
             return known[1]
-        params: dict[str, str | float] = {"past_s": BASELINE_S, "ahead_s": 3_600, "clock": "grid"}
-        if key[1] is not None:
-            params["signal"] = key[1]
         try:
-            outlook = await self._carbon.call(
-                "GET", f"/v1/carbon/{fleet.zone}/outlook", IntensityOutlook, params=params, attempts=1
-            )
+            outlook = await self._carbon.outlook(fleet.zone, past_s=BASELINE_S, ahead_s=3_600, signal=key[1])
         except ProblemError:
             return None if known is None else known[1]
-        past = [point.gco2_per_kwh for point in outlook.points if point.end_at <= outlook.now]
+        past = [point for point in outlook.points if point.end_at <= outlook.now]
         if not past:
             return None if known is None else known[1]
-        self._known[key] = time.monotonic(), float(np.mean(past))
+        mean = curve_of(past).mean(past[0].start_at.timestamp(), past[-1].end_at.timestamp())
+        self._known[key] = time.monotonic(), mean
         return self._known[key][1]
 
 
@@ -138,23 +129,12 @@ async def place_intensities(
     """
     horizon_s = from_s - now_s + (spec.plan_steps + 1) * STEP_S
     async with new_session(tls=settings.tls) as session:
-        carbon = ServiceClient(
-            session,
-            settings.carbon_url,
-            "The carbon service",
-            tokens=outgoing(settings.credential, "carbon"),
-            timeout_s=settings.carbon_timeout_s,
-        )
+        carbon = Carbon(client_of(session, settings, "carbon", timeout_s=settings.carbon_timeout_s))
 
         async def ask(place: PoolPlace) -> PlaceIntensity:
-            params: dict[str, str | float] = {"horizon_s": horizon_s, "clock": "real"}
-            if place.signal is not None:
-                params["signal"] = str(place.signal)
             try:
-                path = f"/v1/carbon/{place.zone}/forecast"
-                return intensity_of(
-                    await carbon.call("GET", path, IntensityForecast, params=params), from_s, spec.plan_steps
-                )
+                found = await carbon.forecast(place.zone, horizon_s, "real", place.signal)
+                return intensity_of(found, from_s, spec.plan_steps)
             except ProblemError as error:
                 if error.status >= 500:
                     raise

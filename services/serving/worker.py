@@ -37,11 +37,10 @@ from services.core.domain.solving import SolveStatus
 from services.db.engine import create_engine, is_connection_error
 from services.kit import traces
 from services.kit.background.worker import Worker
-from services.kit.http import ServiceClient, new_session
+from services.kit.http import client_of, new_session
 from services.kit.logging import Log, configure_logging
 from services.kit.problems import ProblemError
 from services.kit.settings import settings_or_exit
-from services.kit.tokens import outgoing
 from services.serving.carbon import place_intensities
 from services.serving.planning.cluster import Cluster, gpus_by_place, installed_by_place
 from services.serving.planning.demand import predict_demand
@@ -197,13 +196,7 @@ class PlanMaker:
     async def _solve(self, plan_id: str, request: PoolsRequest, within_s: float) -> Solve:
         settings = self._settings
         async with new_session(tls=settings.tls) as session:
-            optimizer = ServiceClient(
-                session,
-                settings.optimizer_url,
-                "The optimizer",
-                tokens=outgoing(settings.credential, "optimizer"),
-                timeout_s=10,
-            )
+            optimizer = client_of(session, settings, "optimizer")
             self._solver = PlanSolver(optimizer)
             try:
                 return await self._solver.solve(plan_id, request, within_s)

@@ -16,7 +16,8 @@ from services.kit.app import answer_unavailable, create_service, serve
 from services.kit.background.queue import TaskQueue
 from services.kit.background.sweeper import Sweeper
 from services.kit.background.work_queue import WorkQueue
-from services.kit.http import ServiceClient, new_session
+from services.kit.carbon import Carbon
+from services.kit.http import client_of, new_session
 from services.kit.metrics import Metrics
 from services.kit.plugins import PluginError
 from services.kit.policies import load_policies
@@ -24,7 +25,6 @@ from services.kit.redis import connect
 from services.kit.repeating import repeat
 from services.kit.settings import exit_with, settings_or_exit
 from services.kit.tasks import end_tasks
-from services.kit.tokens import outgoing
 from services.simulator import comparison_endpoints, endpoints, savings_endpoints
 from services.simulator.comparisons import Comparisons
 from services.simulator.daily import LOOK_S, DailySavings
@@ -52,17 +52,11 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with new_session(tls=settings.tls) as session:
-
-            def client(url: str, audience: str, name: str) -> ServiceClient:
-                tokens, timeout_s = outgoing(settings.credential, audience), settings.source_timeout_s
-                return ServiceClient(session, url, name, tokens=tokens, timeout_s=timeout_s)
-
-            telemetry = client(settings.telemetry_url, "telemetry", "Telemetry")
-            sources = ServiceSources(
-                telemetry,
-                client(settings.carbon_url, "carbon", "The carbon service"),
-                client(settings.scheduler_url, "scheduler", "The scheduler"),
+            telemetry, carbon, scheduler = (
+                client_of(session, settings, service, timeout_s=settings.source_timeout_s)
+                for service in ("telemetry", "carbon", "scheduler")
             )
+            sources = ServiceSources(telemetry, Carbon(carbon), scheduler)
             app.state.simulator = SimulatorService(work_queue, repository, sources, settings)
             one_at_a_time = SimulatorService(
                 WorkQueue("simulation", repository, queue, max_pending_per_tenant=1), repository, sources, settings

@@ -5,19 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Protocol
 
-from services.contracts.carbon import IntensityHistory
 from services.contracts.identity import Identity
 from services.contracts.problems import FieldError
 from services.contracts.reports import PastJobs
 from services.contracts.simulations import LIVE
 from services.core.domain.carbon import Signal
+from services.kit.carbon import Carbon, TooManyPointsError
 from services.kit.http import ServiceClient
 from services.kit.problems import ProblemError
 from services.simulator.files import Content
 from services.simulator.training import OptionError
 
-PAGE_JOBS, PAGE_POINTS = 1_000, 10_000
-MAX_POINTS = 200_000
+PAGE_JOBS = 1_000
 
 
 class Sources(Protocol):
@@ -53,7 +52,7 @@ class Sources(Protocol):
 class ServiceSources:
     """Reads by HTTP."""
 
-    def __init__(self, telemetry: ServiceClient, carbon: ServiceClient, scheduler: ServiceClient) -> None:
+    def __init__(self, telemetry: ServiceClient, carbon: Carbon, scheduler: ServiceClient) -> None:
         self._telemetry = telemetry
         self._carbon = carbon
         self._scheduler = scheduler
@@ -73,26 +72,17 @@ class ServiceSources:
 
     async def intensities(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Content:
         """Return the zone's history as two columns, time and gCO2/kWh."""
-        params: dict[str, str | int | float] = {
-            **_period(start_s, end_s),
-            "signal": signal.value,
-            "limit": PAGE_POINTS,
-        }
-        lines = ["time,gco2_per_kwh"]
-        while True:
-            try:
-                page = await self._carbon.call("GET", f"/v1/carbon/{zone}/history", IntensityHistory, params=params)
-            except ProblemError as error:
-                if error.status not in (404, 422):
-                    raise
-                errors = [FieldError(pointer="/carbon", detail=error.detail)]
-                raise ProblemError(422, error.problem_code, error.detail, errors=errors) from error
-            lines += [f"{point.start_at.isoformat()},{point.gco2_per_kwh!r}" for point in page.points]
-            if len(lines) > MAX_POINTS:
-                raise OptionError("days", f"{zone} has more than {MAX_POINTS} values in these days; ask for fewer days")
-            if page.next_cursor is None:
-                return Content(zone, "\n".join(lines).encode())
-            params["cursor"] = page.next_cursor
+        try:
+            history = await self._carbon.history(zone, start_s, end_s, signal)
+        except TooManyPointsError as error:
+            raise OptionError("days", f"{error.detail} Ask for fewer days") from error
+        except ProblemError as error:
+            if error.status not in (404, 422):
+                raise
+            errors = [FieldError(pointer="/carbon", detail=error.detail)]
+            raise ProblemError(422, error.problem_code, error.detail, errors=errors) from error
+        lines = [f"{point.start_at.isoformat()},{point.gco2_per_kwh!r}" for point in history.points]
+        return Content(zone, "\n".join(["time,gco2_per_kwh", *lines]).encode())
 
     async def live(self, caller: Identity) -> Content:
         """Return the scheduler's ``LiveState``, as JSON."""

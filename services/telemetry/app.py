@@ -15,12 +15,12 @@ from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS
 from services.db.sealing import Sealer
 from services.kit.app import answer_unavailable, create_service, serve
-from services.kit.http import ServiceClient, new_session
+from services.kit.carbon import Carbon
+from services.kit.http import client_of, new_session
 from services.kit.redis import connect
 from services.kit.repeating import repeat
 from services.kit.settings import settings_or_exit
 from services.kit.tasks import end_tasks
-from services.kit.tokens import outgoing
 from services.telemetry import request_endpoints
 from services.telemetry.control_plane import SLOT_S, book_control_plane
 from services.telemetry.endpoints import NODE_PATHS, router
@@ -46,9 +46,7 @@ def create_app(settings: TelemetrySettings) -> FastAPI:
         database = await Database.open(settings.database_url, size=settings.pool_size, application_name="telemetry")
         redis = connect(settings.redis_url, settings)
         session = new_session(tls=settings.tls)
-        carbon = ServiceClient(
-            session, settings.carbon_url, "The carbon service", tokens=outgoing(settings.credential, "carbon")
-        )
+        carbon = Carbon(client_of(session, settings, "carbon"), attempts=2, timeout_s=3)
 
         async def last_used(zone: str) -> Intensity | None:
             return await last_used_intensity(database, zone)

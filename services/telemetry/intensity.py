@@ -17,21 +17,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from services.contracts.carbon import IntensityHistory, IntensityOutlook, IntensityPoint, OutlookPoint, curve_of
+from services.contracts.carbon import IntensityPoint, OutlookPoint, curve_of
 from services.contracts.codes import ProblemCode
 from services.contracts.engines import ZoneOutlook, ZoneStep
 from services.core.domain.carbon import CarbonCurve, Signal
-from services.kit.http import ServiceClient
+from services.kit.carbon import Carbon
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
 
 log = Log(__name__)
 
-MAX_HISTORY_PAGES = 20
 MAX_STEPS = 1_000
 """Of an outlook that is told to others."""
 
-_A_DAY_EITHER_WAY: dict[str, str | int | float] = {"past_s": 86_400, "ahead_s": 86_400, "clock": "grid"}
+_A_DAY_EITHER_WAY = {"past_s": 86_400.0, "ahead_s": 86_400.0}
 """The forecast prices energy while the carbon service does not answer."""
 
 
@@ -109,25 +108,18 @@ class KnownCurve:
 
 
 def origins_of(provider: str, points: Sequence[IntensityPoint]) -> list[Origin]:
-    """Return where each of a provider's points comes from."""
-    return [Origin(provider, _kind(point), point.fetched_at) for point in points]
+    """Return where each step of the points' curve comes from: in a gap it is the value before, as an estimate."""
+    origins: list[Origin] = []
+    for before, point in zip((None, *points), points, strict=False):
+        if before is not None and before.end_at < point.start_at:
+            origins.append(Origin(provider, "estimated", before.fetched_at))
+        origins.append(Origin(provider, _kind(point), point.fetched_at))
+    return origins
 
 
 def _kind(point: IntensityPoint) -> str:
     kind = point.kind if isinstance(point, OutlookPoint) else "measured"
     return "estimated" if kind == "measured" and point.is_estimated else kind
-
-
-def bridged_history(points: Sequence[IntensityPoint]) -> list[IntensityPoint]:
-    """Return measured steps, oldest first, without gaps: in each the value before it holds, as an estimate."""
-    bridged: list[IntensityPoint] = []
-    for point in points:
-        if bridged and point.start_at > bridged[-1].end_at:
-            before = bridged[-1]
-            held = {"start_at": before.end_at, "end_at": point.start_at, "is_estimated": True}
-            bridged.append(before.model_copy(update=held))
-        bridged.append(point)
-    return bridged
 
 
 LastUsed = Callable[[str], Awaitable["Intensity | None"]]
@@ -138,11 +130,11 @@ class IntensitySource:
     """Intensities by zone and time, from the carbon service and its last answers."""
 
     def __init__(
-        self, carbon: ServiceClient, last_used: LastUsed, *, signal: Signal | None = None, refresh_s: float = 1.0
+        self, carbon: Carbon, last_used: LastUsed, *, signal: Signal | None = None, refresh_s: float = 1.0
     ) -> None:
         self._carbon = carbon
         self._last_used = last_used
-        self._params: dict[str, str | int | float] = {"signal": signal.value} if signal else {}
+        self._signal = signal
         self._refresh_s = refresh_s
         self._known: dict[str, KnownCurve] = {}
         self._asked: dict[str, float] = {}
@@ -191,14 +183,7 @@ class IntensitySource:
                 return known
             self._asked[zone] = time.monotonic()
             try:
-                outlook = await self._carbon.call(
-                    "GET",
-                    f"/v1/carbon/{zone}/outlook",
-                    IntensityOutlook,
-                    params={**self._params, **_A_DAY_EITHER_WAY},
-                    attempts=2,
-                    timeout_s=3,
-                )
+                outlook = await self._carbon.outlook(zone, signal=self._signal, **_A_DAY_EITHER_WAY)
             except ProblemError as error:
                 log.warning("carbon.unavailable", zone=zone, code=error.problem_code, detail=error.detail)
                 if error.problem_code is ProblemCode.UNKNOWN_ZONE:
@@ -211,30 +196,14 @@ class IntensitySource:
 
     async def _older(self, zone: str, start_s: float, end_s: float, known: KnownCurve) -> KnownCurve | None:
         """Return the history of an interval that begins before ``known``, or None where there is none."""
-        params: dict[str, str | int | float] = {
-            **self._params,
-            "start": datetime.fromtimestamp(start_s - 3_600, UTC).isoformat(),
-            "end": datetime.fromtimestamp(max(end_s, start_s + 1), UTC).isoformat(),
-        }
-        points: list[IntensityPoint] = []
-        provider = ""
-        try:
-            for _ in range(MAX_HISTORY_PAGES):
-                page = await self._carbon.call(
-                    "GET", f"/v1/carbon/{zone}/history", IntensityHistory, params=params, attempts=2, timeout_s=3
-                )
-                if page.signal != known.signal:
-                    return None
-                points += page.points
-                provider = page.provider
-                if page.next_cursor is None:
-                    break
-                params["cursor"] = page.next_cursor
+        try:  # from some time before, whose value holds where nothing was measured at the beginning
+            history = await self._carbon.history(zone, start_s - 3_600, max(end_s, start_s + 1), self._signal)
         except ProblemError as error:
             if error.problem_code is ProblemCode.UNAVAILABLE:
                 raise
             log.warning("carbon.no_history", zone=zone, start_s=start_s, code=error.problem_code)
             return None
-        overlapping = bridged_history([point for point in points if point.end_at.timestamp() > start_s])
-        origins = origins_of(provider, overlapping)
-        return KnownCurve(curve_of(overlapping), known.signal, end_s, origins) if overlapping else None
+        points = history.points
+        if history.signal != known.signal or not points or points[-1].end_at.timestamp() <= start_s:
+            return None
+        return KnownCurve(history.as_domain().curve, known.signal, end_s, origins_of(history.provider, points))

@@ -17,6 +17,7 @@ from services.cli import engines as cli
 from services.contracts.engines import EngineMode
 from services.contracts.identity import Identity, Role
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
+from services.kit.carbon import Carbon
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
 from services.scheduler import engine_endpoints
@@ -105,7 +106,9 @@ async def grid() -> AsyncIterator[Grid]:
     app.router.add_get("/v1/carbon/Z/history", found.history)
     async with TestServer(app) as server, new_session() as session:
         client = ServiceClient(session, f"http://127.0.0.1:{server.port}", "carbon")
-        found.watch = CarbonWatch(client, "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
+        found.watch = CarbonWatch(
+            Carbon(client, attempts=1), "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400
+        )
         yield found
 
 

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from services.core.domain.carbon import CarbonOutlook, Signal
+from services.kit.carbon import Carbon
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import unavailable
 from services.scheduler.planning.carbon import CarbonWatch
@@ -23,7 +24,7 @@ class Answers(CarbonWatch):
     """A watch whose carbon service answers for the zones it is given, and says that it is away for all others."""
 
     def __init__(self, client: ServiceClient, *, refresh_s: float = 0.0) -> None:
-        super().__init__(client, "home", refresh_s=refresh_s, window_s=86_400, default_gco2_per_kwh=400)
+        super().__init__(Carbon(client), "home", refresh_s=refresh_s, window_s=86_400, default_gco2_per_kwh=400)
         self.answers: dict[str, CarbonOutlook] = {}
         self.asked: list[str] = []
 

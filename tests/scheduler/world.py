@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from services.contracts.commands import AnyCommand, command_adapter
 from services.contracts.streams import command_stream
 from services.db.database import Database
+from services.kit.carbon import Carbon
 from services.kit.http import ServiceClient, new_session
 from services.kit.ids import new_block_id, new_id
 from services.kit.redis import connect
@@ -179,7 +180,7 @@ async def a_world(database_url: str, redis_url: str, **options: Any) -> AsyncIte
     database, redis = await Database.open(database_url), connect(redis_url)
     async with new_session() as session:
         client = ServiceClient(session, "http://127.0.0.1:1", "carbon")
-        grid = FixedGrid(client, "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
+        grid = FixedGrid(Carbon(client), "Z", refresh_s=1e9, window_s=86_400, default_gco2_per_kwh=400)
         yield World(database, redis, Scheduler(settings, database, redis, grid, build_hook(settings)), settings)
     await redis.flushdb()
     await redis.aclose()

@@ -17,6 +17,7 @@ from services.contracts.identity import Identity, Role
 from services.db.database import prepare
 from services.db.engine import create_engine
 from services.db.sealing import Sealer
+from services.kit.carbon import Carbon
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
 from services.serving import endpoints, routing_endpoints
@@ -145,7 +146,7 @@ async def pool_api(database_url: str) -> AsyncIterator[PoolApi]:
         httpx.AsyncClient(transport=transport, base_url="http://serving") as http,
         asyncpg.create_pool(database_url, min_size=1, max_size=2, init=prepare) as database,
     ):
-        carbon_service = ServiceClient(session, carbon_url, "The carbon service", timeout_s=2)
+        carbon_service = Carbon(ServiceClient(session, carbon_url, "The carbon service", timeout_s=2), attempts=2)
         zones = CarbonZones(carbon_service)
         app.state.repository, app.state.sealer = ServingRepository(engine), Sealer(SECRETS_KEY)
         app.state.endpoints = Endpoints(ServingRepository(engine), settings, zones)

@@ -18,6 +18,7 @@ import numpy as np
 
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal
 from services.db.database import Database
+from services.kit.carbon import Carbon
 from services.kit.http import ServiceClient, new_session
 from services.kit.redis import connect
 from services.kit.tasks import end_tasks
@@ -219,7 +220,9 @@ async def a_control_plane(
         kind, zone = (CarbonWatch, ZONE) if replay else (Grid, "Z")
         url, signed = found.urls.get("CARBON", "http://127.0.0.1:1"), tokens("carbon", issuer="scheduler")
         client = ServiceClient(session, url, "carbon", tokens=signed)
-        grid = kind(client, zone, refresh_s=5 if replay else 1e9, window_s=86_400, default_gco2_per_kwh=400)
+        grid = kind(
+            Carbon(client, attempts=1), zone, refresh_s=5 if replay else 1e9, window_s=86_400, default_gco2_per_kwh=400
+        )
         turning = asyncio.create_task(Scheduler(settings, database, redis, grid).run())
         try:
             yield ControlPlane(database, grid, found.environment, folder)

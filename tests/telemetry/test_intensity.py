@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import pytest
-
-from services.contracts.carbon import IntensityPoint, OutlookPoint, curve_of
+from services.contracts.carbon import IntensityHistory, IntensityPoint, OutlookPoint, curve_of
 from services.core.domain.carbon import Signal
-from services.core.domain.errors import DomainError
-from services.telemetry.intensity import Intensity, KnownCurve, Origin, bridged_history, origins_of
+from services.telemetry.intensity import Intensity, KnownCurve, Origin, origins_of
 
 
 def at(time_s: float) -> datetime:
@@ -26,21 +23,6 @@ def an_outlook_point(start_s: float, end_s: float, value: float, kind: str) -> O
     )
 
 
-def test_in_a_gap_of_the_history_the_value_before_it_holds_as_an_estimate() -> None:
-    curve = curve_of(
-        bridged_history([a_point(0, 10, 100), a_point(30, 40, 400), a_point(40, 50, 70, is_estimated=True)])
-    )
-
-    assert curve.edges_s.tolist() == [0, 10, 30, 40, 50]
-    assert curve.intensity_gco2_per_kwh.tolist() == [100, 100, 400, 70]
-    assert curve.estimated.tolist() == [False, True, False, True]
-
-
-def test_a_history_of_nothing_is_no_curve() -> None:
-    with pytest.raises(DomainError):
-        curve_of(bridged_history([]))
-
-
 def test_only_measured_steps_of_an_outlook_are_known() -> None:
     kinds = ["measured", "held", "provider", "learned", "persistence"]
     curve = curve_of([an_outlook_point(10 * i, 10 * i + 10, float(i), kind) for i, kind in enumerate(kinds)])
@@ -51,7 +33,7 @@ def test_only_measured_steps_of_an_outlook_are_known() -> None:
 
 def test_energy_from_before_the_curve_is_priced_by_its_first_value_as_an_estimate() -> None:
     """Half of the interval lies before the curve: the first value counts for it with its full weight."""
-    known = KnownCurve(curve_of(bridged_history([a_point(0, 10, 100), a_point(10, 20, 400)])), Signal.MARGINAL, 20.0)
+    known = KnownCurve(curve_of([a_point(0, 10, 100), a_point(10, 20, 400)]), Signal.MARGINAL, 20.0)
 
     assert known.during(-10, 20) == Intensity((20 * 100 + 10 * 400) / 30, Signal.MARGINAL, estimated=True)
     assert known.during(10, 30) == Intensity(400, Signal.MARGINAL, estimated=True)
@@ -74,6 +56,16 @@ def test_an_intensity_names_the_least_certain_value_in_it_and_the_newest_fetch()
 
 
 def test_a_gap_of_the_history_is_no_measured_value() -> None:
-    points = bridged_history([a_point(0, 10, 100), a_point(30, 40, 400)])
-    known = KnownCurve(curve_of(points), Signal.MARGINAL, 40.0, origins_of("uk", points))
-    assert [known.during(at_s, at_s + 5).origin.kind for at_s in (0, 15, 30)] == ["measured", "estimated", "measured"]
+    points = [a_point(0, 10, 100), a_point(30, 40, 400), a_point(40, 50, 70, is_estimated=True)]
+    history = IntensityHistory(zone="Z", signal=Signal.MARGINAL, provider="uk", points=points)
+    known = KnownCurve(history.as_domain().curve, Signal.MARGINAL, 50.0, origins_of("uk", points))
+
+    found = [known.during(at_s, at_s + 5) for at_s in (0, 15, 30, 40)]
+
+    assert [each.origin.kind for each in found] == ["measured", "estimated", "measured", "estimated"]
+    assert [(each.gco2_per_kwh, each.estimated) for each in found] == [
+        (100, False),
+        (100, True),
+        (400, False),
+        (70, True),
+    ]

@@ -13,6 +13,8 @@ from services.core.domain.arrays import Bools, Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.signal import Signal
 
+LEAST_MEASURED = 0.9
+"""A mean over the past is unknown where less than this share of it was measured."""
 _ALL_KNOWN: Bools = np.empty(0, dtype=np.bool_)
 
 
@@ -20,7 +22,8 @@ _ALL_KNOWN: Bools = np.empty(0, dtype=np.bool_)
 class CarbonCurve:
     """Intensity as a step function: ``intensity_gco2_per_kwh[i]`` holds from ``times_s[i]`` until ``times_s[i + 1]``.
 
-    Before the first step its value holds, and after the last step that one's; both are then estimates.
+    Before the first step its value holds, and after the last step that one's; both are then estimates. This is the one
+    rule for what is not known: ``Measured`` follows it in the gaps of a history.
 
     Attributes:
         times_s: (n,) UTC seconds, strictly increasing, n >= 1.
@@ -157,6 +160,47 @@ class CarbonCurve:
         edges = np.minimum(np.maximum(self.edges_s, start_s), max(start_s, end_s))
         edges[0], edges[-1] = start_s, max(start_s, end_s)
         return edges[1:] - edges[:-1]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a grid, with gaps where nothing was.
+
+    Attributes:
+        starts_s, ends_s: (n,) Of each measured step, UTC seconds, in order and without overlap; n >= 1.
+        curve: The same without gaps: in each the value before it holds, as an estimate.
+    """
+
+    starts_s: Floats
+    ends_s: Floats
+    curve: CarbonCurve
+
+    @classmethod
+    def of(cls, starts_s: Floats, ends_s: Floats, intensity: Floats, estimated: Bools) -> Measured:
+        """Return measured steps, gCO2/kWh, and whether the provider estimated each: all (n,).
+
+        Raises:
+            DomainError: there are none, or they are not in order of time.
+        """
+        gaps = np.flatnonzero(ends_s[:-1] < starts_s[1:])
+        curve = CarbonCurve(
+            np.insert(starts_s, gaps + 1, ends_s[gaps]),
+            np.insert(intensity, gaps + 1, intensity[gaps]),
+            float(ends_s[-1]) if ends_s.size else 0.0,
+            np.insert(estimated, gaps + 1, True),
+        )
+        return cls(starts_s, ends_s, curve)
+
+    def mean(self, start_s: float, end_s: float) -> float | None:
+        """Return the mean over ``[start_s, end_s)``, gCO2/kWh; None where less than ``LEAST_MEASURED`` of it was."""
+        if not start_s < end_s or self.share(start_s, end_s) < LEAST_MEASURED:
+            return None
+        return self.curve.mean(start_s, end_s)
+
+    def share(self, start_s: float, end_s: float) -> float:
+        """Return how much of ``[start_s, end_s)``, which is not empty, was measured: 0 to 1."""
+        within = np.minimum(self.ends_s, end_s) - np.maximum(self.starts_s, start_s)
+        return float(within[within > 0].sum()) / (end_s - start_s)
 
 
 def mixed(curves: Sequence[CarbonCurve], shares: Sequence[float]) -> CarbonCurve:

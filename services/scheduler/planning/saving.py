@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 from services.contracts.engines import EngineSavings
+from services.core.domain.carbon import Measured
 from services.core.domain.units import J_PER_KWH
 from services.db.database import Database
 from services.db.driver import CONNECTION_ERRORS
 from services.kit.logging import Log
-from services.scheduler.planning.carbon import CarbonWatch, Past
+from services.scheduler.planning.carbon import CarbonWatch
 from services.scheduler.repository import savings
 from services.scheduler.repository.savings import EndedRow, EnergyRow
 
@@ -35,7 +36,12 @@ def delay_s(job: EndedRow) -> float:
 
 
 def reckoned(
-    jobs: Sequence[EndedRow], used: Sequence[EnergyRow], pasts: Mapping[str, Past | None], now_s: float, *, late: bool
+    jobs: Sequence[EndedRow],
+    used: Sequence[EnergyRow],
+    pasts: Mapping[str, Measured | None],
+    now_s: float,
+    *,
+    late: bool,
 ) -> EngineSavings:
     """Return what would have been saved on the jobs of a day.
 
@@ -75,7 +81,7 @@ def reckoned(
 
 
 def would_emit(
-    rows: Sequence[EnergyRow], pasts: Mapping[str, Past | None], shift_s: float, now_s: float
+    rows: Sequence[EnergyRow], pasts: Mapping[str, Measured | None], shift_s: float, now_s: float
 ) -> float | None:
     """Return what the energy of a job would have emitted so much later, gCO2; None as long as that is unknown."""
     total = 0.0
@@ -128,7 +134,9 @@ class Savings:
             await savings.store(connection, engine, day, found.model_dump())
         log.info("savings.reckoned", engine=engine, day=str(day), jobs=found.jobs, settled=found.settled)
 
-    async def _pasts(self, jobs: Sequence[EndedRow], used: Sequence[EnergyRow], now_s: float) -> dict[str, Past | None]:
+    async def _pasts(
+        self, jobs: Sequence[EndedRow], used: Sequence[EnergyRow], now_s: float
+    ) -> dict[str, Measured | None]:
         """Return measured intensities over the time in which delayed jobs would have run, by zone."""
         delays = {job.job_id: delay for job in jobs if (delay := delay_s(job))}
         windows: dict[str, tuple[str, float, float]] = {}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.domain.carbon import CarbonCurve
+from services.core.domain.carbon import LEAST_MEASURED, CarbonCurve, Measured
 from services.core.domain.errors import DomainError
 
 STEPPED = CarbonCurve(
@@ -143,3 +143,67 @@ def test_mean_means_and_integral_are_one_thing(
         whole = curve.integral(start + length_s) - curve.integral(start)
         assert whole / length_s == pytest.approx(mean, abs=1e-9)
         assert curve.cut(start, start + length_s).mean(start, start + length_s) == pytest.approx(mean, abs=1e-9)
+
+
+def measured(*steps: tuple[float, float, float]) -> Measured:
+    """Return steps of begin, end and value, of which the provider estimated none."""
+    starts_s, ends_s, values = np.array(steps, dtype=np.float64).reshape(-1, 3).T
+    return Measured.of(starts_s, ends_s, values, np.zeros(len(steps), dtype=np.bool_))
+
+
+def test_in_a_gap_the_value_before_it_holds_as_an_estimate() -> None:
+    found = Measured.of(
+        np.array([0.0, 30.0, 40.0]),
+        np.array([10.0, 40.0, 50.0]),
+        np.array([100.0, 400.0, 70.0]),
+        np.array([False, False, True]),
+    )
+
+    assert found.curve.edges_s.tolist() == [0, 10, 30, 40, 50]
+    assert found.curve.intensity_gco2_per_kwh.tolist() == [100, 100, 400, 70]
+    assert found.curve.estimated.tolist() == [False, True, False, True]
+
+
+def test_a_history_of_nothing_is_no_curve() -> None:
+    with pytest.raises(DomainError):
+        measured()
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "share"), [(0, 10, 1), (0, 20, 0.5), (10, 30, 0), (5, 35, 10 / 30), (-10, 60, 20 / 70)]
+)
+def test_a_share_is_what_was_measured_of_a_window(start_s: float, end_s: float, share: float) -> None:
+    assert measured((0, 10, 100), (30, 40, 400)).share(start_s, end_s) == pytest.approx(share)
+
+
+def test_a_mean_is_unknown_where_too_little_was_measured() -> None:
+    past = measured((0, 90, 100), (100, 190, 400))
+
+    assert past.mean(0, 100) == pytest.approx(100)
+    assert past.mean(0, 101) == pytest.approx((100 * 100 + 400) / 101)
+    assert past.mean(1, 100) is None  # 89 of 99 s
+    assert past.mean(0, 0) is None
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(-50, 900)), min_size=1, max_size=8)
+"""Seconds of a gap, seconds of the step after it, and its value."""
+
+
+@given(STEPS, st.integers(-5, 70), st.integers(1, 40))
+def test_a_mean_is_that_of_each_second_by_the_value_that_was_measured_last(
+    steps: list[tuple[int, int, int]], start_s: int, length_s: int
+) -> None:
+    known, now_s = [], 0
+    for gap_s, step_s, value in steps:
+        known.append((now_s + gap_s, now_s + gap_s + step_s, value))
+        now_s += gap_s + step_s
+    seconds = range(start_s, start_s + length_s)
+    last = [next((v for begin, _, v in reversed(known) if begin <= at), known[0][2]) for at in seconds]
+    share = sum(any(begin <= at < end for begin, end, _ in known) for at in seconds) / length_s
+
+    past = measured(*known)
+
+    assert past.curve.mean(start_s, start_s + length_s) == pytest.approx(sum(last) / length_s)
+    assert past.share(start_s, start_s + length_s) == pytest.approx(share)
+    assert (past.mean(start_s, start_s + length_s) is None) == (share < LEAST_MEASURED)
+    assert past.curve.is_estimated(start_s, start_s + length_s) == (share < 1)
