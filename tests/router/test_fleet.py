@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -30,11 +29,11 @@ INSTANCE = RoutedAppServer(
 )
 
 
-def a_table(*instances: RoutedAppServer, apps: tuple[RoutedApp, ...] = (APP,), **more: Any) -> RoutingTable:
+def a_table(
+    *instances: RoutedAppServer, apps: tuple[RoutedApp, ...] = (APP,), servers: tuple[RoutedServer, ...] = (SERVER,)
+) -> RoutingTable:
     made_at = datetime(2026, 1, 1, tzinfo=UTC)
-    return RoutingTable(
-        made_at=made_at, apps=list(apps), app_servers=list(instances), **{"pools": [POOL], "servers": [SERVER], **more}
-    )
+    return RoutingTable(made_at=made_at, pools=[POOL], servers=[*servers], apps=[*apps], app_servers=[*instances])
 
 
 def test_both_kinds_keep_what_they_hold_over_newer_tables_and_leave_once_they_hold_nothing() -> None:
@@ -45,7 +44,7 @@ def test_both_kinds_keep_what_they_hold_over_newer_tables_and_leave_once_they_ho
     assert [each.id for each in fleet.ready("photos")] == ["instance"]
     server.begin()
     began_s = instance.begin()
-    fleet.adopt(a_table(INSTANCE.model_copy(update={"state": "draining"}), servers=[]))
+    fleet.adopt(a_table(INSTANCE.model_copy(update={"state": "draining"}), servers=()))
     assert fleet.instances["instance"] is instance
     assert not fleet.ready("photos")
     assert fleet.draining() == {"instance": 1, "server": 1}
@@ -54,7 +53,7 @@ def test_both_kinds_keep_what_they_hold_over_newer_tables_and_leave_once_they_ho
     assert {each.id for each in fleet.everyone()} == {"server", "instance"}
     assert [each.id for each in fleet.every_server()] == ["server"]
     instance.end(began_s)
-    fleet.adopt(a_table(servers=[]))
+    fleet.adopt(a_table(servers=()))
     assert fleet.draining() == {"server": 1}
     fleet.adopt(a_table(INSTANCE))
     assert fleet.servers["server"] is server
