@@ -231,9 +231,10 @@ def _compile() -> None:
     """Compile what `up` imports, once: else its processes would all do so at their first start."""
     code = (
         "import importlib, services.cli.main, services.standalone.stack\n"
-        "from services.standalone.processes import AGENT, SERVICES\n"
-        "workers = ['optimizer_service.tasks', 'services.simulator.tasks']\n"
-        "for name in [each.module for each in (*SERVICES, AGENT)] + workers: importlib.import_module(name)"
+        "from services.standalone.forks import imported_by\n"
+        "from services.standalone.processes import AGENT, SERVICES, WORKERS\n"
+        "names = (*imported_by((*SERVICES, AGENT), WORKERS), 'optimizer_service.tasks', 'services.simulator.tasks')\n"
+        "for name in names: importlib.import_module(name)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run([PYTHON, "-c", code], env=environment, cwd=ROOT, capture_output=True, close_fds=False)

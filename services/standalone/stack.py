@@ -38,6 +38,7 @@ from services.kit.tls import Tls
 from services.standalone import node_power, postgres, processes, remembered, root_secret, runtime, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.doors import Door, Doors, holder
+from services.standalone.forks import imported_by
 from services.standalone.identities import Identities
 from services.standalone.preflight import check_settings
 from services.standalone.process import BadInputError, Process, StackError
@@ -136,6 +137,8 @@ class Stack:
             await _stop_leftovers(self.folder.last_status())
             self._sockets = runtime.make(postgres.account_of_server())
             self._become("starting")
+            agents = [processes.AGENT] if nodes else []
+            self._supervisor.fork(self.environment, imported_by([*self._services, *agents], self._workers))
             self._pulse = asyncio.create_task(self._beat(), name="pulse")
             doors = self._find_addresses()
             servers, password = self._servers()

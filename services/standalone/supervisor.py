@@ -1,5 +1,7 @@
 """Keep processes running: start them stage by stage, restart those that die or hang, stop them in reverse order."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import itertools
@@ -8,7 +10,7 @@ import shutil
 import signal
 import time
 from asyncio import create_subprocess_exec
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +19,10 @@ import psutil
 
 from services.kit.tasks import end_tasks
 from services.standalone.data_folder import ProcessStatus, State
+from services.standalone.forks import POSSIBLE, Forked, Forks
 from services.standalone.probes import Probe
 from services.standalone.process import Process, StackError
+from services.standalone.processes import PYTHON
 from services.standalone.watching import (
     AGAIN_S,
     EVERY_S,
@@ -51,6 +55,8 @@ LOOK_EVERY_S = 5.0
 
 LOG_BYTES = 10_000_000
 
+Running = asyncio.subprocess.Process | Forked
+
 
 class Supervisor:
     """Runs stages of processes; the processes of one stage start, and stop, together."""
@@ -77,6 +83,11 @@ class Supervisor:
         self._watches = watches
         self._stages: list[list[_Child]] = []
         self._rotation: asyncio.Task[None] | None = None
+        self._forks: Forks | None = None
+
+    def fork(self, environment: Mapping[str, str], preloaded: Sequence[str]) -> None:
+        """From now on, fork what is a Python module from one process, which imports modules in this environment."""
+        self._forks = Forks(environment, preloaded) if POSSIBLE else None
 
     def status(self) -> tuple[ProcessStatus, ...]:
         """Return every process, in the order of their start."""
@@ -90,7 +101,9 @@ class Supervisor:
         """
         self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
         watched = [[self._watched(process) for process in stage] for stage in stages]
-        added = [[_Child(process, self._log_folder, self._on_change) for process in stage] for stage in watched]
+        added = [
+            [_Child(process, self._log_folder, self._on_change, self._launch) for process in stage] for stage in watched
+        ]
         self._stages += added
         children = [child for stage in added for child in stage]
         if not children:
@@ -142,7 +155,7 @@ class Supervisor:
         Raises:
             StackError: it failed; the message ends with its last output.
         """
-        child = _Child(process, self._log_folder, self._on_change)
+        child = self._child(process)
         try:
             running = await child.spawn()
             if await running.wait() != 0:
@@ -156,6 +169,17 @@ class Supervisor:
             await asyncio.gather(*(child.stop() for child in stage))
         if self._rotation:
             self._rotation.cancel()
+        if self._forks:
+            await self._forks.close()
+
+    def _child(self, process: Process) -> _Child:
+        return _Child(process, self._log_folder, self._on_change, self._launch)
+
+    async def _launch(self, process: Process, output: int) -> Running:
+        options = process.popen_options(output)
+        if self._forks and process.command[: len(PYTHON) + 1] == (*PYTHON, "-m"):
+            return await self._forks.spawn(process.command, options)
+        return await create_subprocess_exec(*process.command, **options)
 
     def _watched(self, process: Process) -> Process:
         return process if self._watches else replace(process, probe=None)
@@ -174,14 +198,21 @@ class Supervisor:
 class _Child:
     """One process, through all its restarts."""
 
-    def __init__(self, process: Process, log_folder: Path, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        process: Process,
+        log_folder: Path,
+        on_change: Callable[[], None],
+        launch: Callable[[Process, int], Awaitable[Running]],
+    ) -> None:
         self.name = process.name
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._process = process
         self._log = log_folder / f"{process.name}.log"
         self._log_began = 0
         self._on_change = on_change
-        self._running: asyncio.subprocess.Process | None = None
+        self._launch = launch
+        self._running: Running | None = None
         self._state: State = "starting"
         self._restarts = 0
         self._started_at_s: float | None = None
@@ -212,13 +243,13 @@ class _Child:
         self._become("starting")
         self.start()
 
-    async def spawn(self) -> asyncio.subprocess.Process:
+    async def spawn(self) -> Running:
         if self._process.before_start:
             self._process.before_start()
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._log_began = os.fstat(log).st_size
         try:
-            self._running = await create_subprocess_exec(*self._process.command, **self._process.popen_options(log))
+            self._running = await self._launch(self._process, log)
         finally:
             os.close(log)
         with contextlib.suppress(psutil.Error):

@@ -1,8 +1,8 @@
 """`python -m MODULE` without its imports: forked from a server that has them already.
 
 To import a process of Wattshift takes about a second of CPU time, and tests start hundreds. One made here has a pid, an
-environment, a folder and output of its own, and dies of signals, as any other does. That the real commands start it
-too is shown by tests/integration and tests/standalone, which start whole installations.
+environment, a folder and output of its own, and dies of signals, as any other does. That the product starts it too is
+shown by tests/integration and tests/standalone, which start whole installations.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _ForSupervisor(Forked):
 
 @contextmanager
 def forked_by_the_supervisor() -> Iterator[None]:
-    """Have the supervisor fork what is a Python module, instead of starting it."""
+    """Have the supervisor fork what is a Python module from the server of these tests, not from one of its own."""
 
     async def start(*command: str, **options: Any) -> Process:
         if sys.platform != "linux" or "-m" not in command:
@@ -120,7 +120,10 @@ def forked_by_the_supervisor() -> Iterator[None]:
             for each in sockets:
                 each.close()
 
-    with patch("services.standalone.supervisor.create_subprocess_exec", start):
+    with (
+        patch("services.standalone.supervisor.POSSIBLE", False),
+        patch("services.standalone.supervisor.create_subprocess_exec", start),
+    ):
         yield
 
 
