@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,7 +23,7 @@ from services.contracts.codes import ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.kit import traces
 from services.kit.crowd import show_known
-from services.kit.heads import ServerConfig
+from services.kit.heads import Server, ServerConfig
 from services.kit.identity import CALLER
 from services.kit.logging import Log, configure_logging
 from services.kit.metrics import Metrics, RequestTimes
@@ -278,7 +277,7 @@ def serve(
         timeout_notify=int(EVERY_S),
         **({} if is_local else settings.tls.server()),
     )
-    server = uvicorn.Server(config)
+    server = Server(config)
     gc.collect()
     gc.freeze()  # what is loaded by now stays: a collection that looked through it would hold up answers by 0.3 s
     with contextlib.suppress(KeyboardInterrupt):

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import aiohttp
 import orjson
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from services.contracts.identity import Role
 from services.contracts.routing import RoutingTable
 from services.contracts.streams import ROUTER_LIMITS_HASH
-from services.kit import traces
+from services.kit import heads, traces
 from services.kit.app import end_with_parent, say_what_is_trusted
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
@@ -364,7 +363,7 @@ def run_worker(
     router = Router(settings, name, None if metrics is None else MetricsFolder(metrics))
     gc.collect()
     gc.freeze()  # what is loaded by now stays: no collection looks through it again
-    uvicorn.Server(server_config(router)).run(sockets=list(listening))
+    heads.Server(server_config(router)).run(sockets=list(listening))
     traces.stop()
 
 

@@ -65,6 +65,7 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/kit/background/worker.py::Worker.ask": Retry("`DATABASE_PATIENCE_S`", "one process at a time", "the log"),
     "services/kit/background/worker.py::Worker._renew": Until("the work is over: its `_lease_s` is renewed"),
     "services/kit/command_stream.py::CommandStream.run": Pace("`_retry_s`"),
+    "services/kit/heads.py::Server.main_loop": Pace("`_TURN_S`"),
     "services/kit/http.py::ServiceClient.request": Retry("`attempts`", "`0.05 * 4**attempt`, with jitter", "503"),
     "services/kit/repeating.py::repeat": Pace("`every_s`"),
     "services/kit/sockets.py::listening": Until("the other program lets the port go: `port.in_use` says so"),

@@ -19,6 +19,8 @@ ALLOWED = {
     "services/cli/main.py:Commands.get_command": "click calls it",
     "services/cli/main.py:Commands.list_commands": "click calls it",
     "services/cli/output.py:_Console.render_str": "rich calls it",
+    "services/kit/heads.py:Server.handle_exit": "uvicorn calls it",
+    "services/kit/heads.py:Server.main_loop": "uvicorn calls it",
     "services/kit/otel.py:PartsOnly.get_description": "OpenTelemetry calls it",
     "services/kit/otel.py:PartsOnly.should_sample": "OpenTelemetry calls it",
     "services/kit/otel.py:Sending.force_flush": "OpenTelemetry calls it",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -574,3 +576,32 @@ def test_every_server_of_ours_has_these_bounds() -> None:
             assert not re.search(r"uvicorn\.(run|Config)\(", text), path
             found += len(re.findall(r"\bServerConfig\(\n", text))
     assert found == 2
+
+
+async def test_a_server_turns_seldom_and_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "_TURN_S", 3_600.0)
+    beats: list[None] = []
+
+    async def beat() -> None:
+        beats.append(None)
+
+    config = heads.ServerConfig(lambda *_: None, callback_notify=beat, timeout_notify=0)
+    config.load()
+    server = heads.Server(config)
+    running = asyncio.create_task(server.main_loop())
+    await asyncio.sleep(0.5)
+    assert len(beats) == 1
+    assert server.server_state.default_headers[0][0] == b"date"
+    threading.Thread(target=server.handle_exit, args=(signal.SIGTERM, None)).start()  # whoever gets the signal
+    async with asyncio.timeout(60):
+        await running
+
+    monkeypatch.setattr(heads, "_TURN_S", 0.001)
+    server = heads.Server(config)
+    running = asyncio.create_task(server.main_loop())
+    async with asyncio.timeout(60):
+        while len(beats) < 5:  # noqa: ASYNC110, the server does not say when it has turned
+            await asyncio.sleep(0.001)
+    server.handle_exit(signal.SIGTERM, None)
+    async with asyncio.timeout(60):
+        await running
