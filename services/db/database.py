@@ -21,6 +21,8 @@ __all__ = ["Connection", "Database", "Record", "connect", "ping", "plain_url", "
 Isolation = Literal["read_committed", "repeatable_read"]
 
 COMMAND_TIMEOUT_S = 30.0
+IDLE_S = 10.0
+"""A connection that nobody has used for so long is closed: each is a process of the server's, of some MB."""
 KEEPALIVE = {
     **{"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"},
     "tcp_user_timeout": "25000",
@@ -80,6 +82,7 @@ class Database:
             plain_url(database_url),
             min_size=0,
             max_size=size,
+            max_inactive_connection_lifetime=IDLE_S,
             init=prepare,
             timeout=5,
             command_timeout=COMMAND_TIMEOUT_S,

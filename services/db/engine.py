@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import asyncpg
@@ -10,8 +12,9 @@ from asyncpg import Connection
 from sqlalchemy import text
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry
 
-from services.db.database import plain_url, session_settings
+from services.db.database import IDLE_S, plain_url, session_settings
 from services.db.driver import CONNECTION_ERRORS, dumps
 
 
@@ -30,6 +33,8 @@ def create_engine(database_url: str, *, pool_size: int = 5, application_name: st
 
     return create_async_engine(
         "postgresql+asyncpg://",
+        poolclass=_Pool,
+        pool_use_lifo=True,
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_pre_ping=True,
@@ -43,6 +48,39 @@ def create_engine(database_url: str, *, pool_size: int = 5, application_name: st
             "server_settings": session_settings(application_name),
         },
     )
+
+
+class _Pool(AsyncAdaptedQueuePool):
+    """Closes connections that nobody has used for ``IDLE_S``, as the other kind of pool does; they are opened again."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._idle_since_s: dict[ConnectionPoolEntry, float] = {}
+        self._looks = False
+
+    def _do_get(self) -> ConnectionPoolEntry:
+        record = super()._do_get()
+        self._idle_since_s.pop(record, None)
+        return record
+
+    def _do_return_conn(self, record: ConnectionPoolEntry) -> None:
+        super()._do_return_conn(record)
+        if record.dbapi_connection is not None:  # it is kept
+            self._idle_since_s[record] = time.monotonic()
+            self._look_in(IDLE_S)
+
+    def _look_in(self, pause_s: float) -> None:
+        if not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_later(pause_s, self._close_idle)
+
+    def _close_idle(self) -> None:
+        self._looks, now_s = False, time.monotonic()
+        for record in [each for each, since_s in self._idle_since_s.items() if now_s - since_s >= IDLE_S]:
+            del self._idle_since_s[record]
+            record.invalidate()
+        if self._idle_since_s:
+            self._look_in(min(self._idle_since_s.values()) + IDLE_S - now_s)
 
 
 async def ping(engine: AsyncEngine) -> None:

@@ -36,6 +36,8 @@ _SETTINGS = {
     "listen_addresses": "",  # a port falls free whenever a server ends, to whoever takes it first
     "unix_socket_permissions": "0700",
     "max_connections": "200",
+    "io_method": "sync",  # no processes for it, nor for replication, which nobody here does
+    "max_logical_replication_workers": "0",
     "timezone": "UTC",
     "log_timezone": "UTC",
 }

@@ -1,0 +1,74 @@
+"""Connections that nobody uses are closed, and opened again for who needs one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from services.db import database as module
+from services.db import engine as of_engine
+from services.db.database import Database, connect
+from services.db.engine import create_engine
+
+COUNT = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in (module, of_engine):
+        monkeypatch.setattr(each, "IDLE_S", 0.3)
+
+
+async def ask(engine: AsyncEngine) -> None:
+    async with engine.connect() as connection:
+        await connection.execute(text("SELECT pg_sleep(0.05)"))
+
+
+async def count(url: str, name: str, wanted: int) -> None:
+    looking = await connect(url, application_name="looks")
+    try:
+        async with asyncio.timeout(30):
+            while await looking.fetchval(COUNT, name) != wanted:  # noqa: ASYNC110, another process ends
+                await asyncio.sleep(0.05)
+    finally:
+        await looking.close()
+
+
+async def test_sqlalchemy_keeps_none_that_is_idle(database_url: str) -> None:
+    engine = create_engine(database_url, pool_size=3, application_name="idle-engine")
+    try:
+        for _ in range(2):
+            await asyncio.gather(*(ask(engine) for _ in range(5)))
+            await count(database_url, "idle-engine", 3)
+            await count(database_url, "idle-engine", 0)
+        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    finally:
+        await engine.dispose()
+
+
+async def test_what_is_used_again_and_again_stays(database_url: str) -> None:
+    engine = create_engine(database_url, pool_size=3, application_name="used-engine")
+    try:
+        await asyncio.gather(*(ask(engine) for _ in range(3)))
+        async with engine.connect() as connection:
+            first = (await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+        for _ in range(10):
+            async with engine.connect() as connection:
+                assert (await connection.execute(text("SELECT pg_backend_pid()"))).scalar_one() == first
+            await asyncio.sleep(0.1)
+        await count(database_url, "used-engine", 1)
+    finally:
+        await engine.dispose()
+
+
+async def test_asyncpg_keeps_none_that_is_idle(database_url: str) -> None:
+    database = await Database.open(database_url, size=3, application_name="idle-database")
+    try:
+        await asyncio.gather(*(database.ping() for _ in range(3)))
+        await count(database_url, "idle-database", 0)
+        await database.ping()
+    finally:
+        await database.close()
