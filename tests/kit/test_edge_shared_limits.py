@@ -136,3 +136,35 @@ async def test_without_redis_the_limits_hold_for_each_process(redis: Redis) -> N
     clock.now_s += 2.1  # 21 requests, of which each owes 20
     assert one.taken(30) == 1
     await away.aclose()
+
+
+async def test_one_without_requests_looks_seldom_until_it_has_one(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    quiet, busy = One(redis, clock, "quiet"), One(redis, clock, "busy")
+    looks: list[float] = []
+    look = quiet.shared._look
+    monkeypatch.setattr(quiet.shared, "_look", lambda own: looks.append(clock.now_s) or look(own))
+    quiet.taken(1)
+    busy.taken(1)
+
+    async def for_s(seconds: float) -> int:
+        looks.clear()
+        until_s = clock.now_s + seconds
+        while clock.now_s < until_s:
+            await tell(busy, quiet)
+            clock.now_s += 0.25
+        return len(looks)
+
+    await for_s(2.5)
+    assert await for_s(10) <= 6
+    busy.at_once.enter("t")
+    busy.taken(15)
+    await busy.shared.look()
+    assert quiet.taken(1) == 1
+    await quiet.shared.look()  # at once, and charges what the other has let through
+    assert quiet.at_once.elsewhere == {"t": 1}
+    assert quiet.taken(20) <= 20 - 1 - 15
+    quiet.at_once.enter("t")
+    assert await for_s(10) == 80

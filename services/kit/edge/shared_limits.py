@@ -25,6 +25,9 @@ from services.kit.logging import Log
 log = Log(__name__)
 
 LIMITS_S = 0.25
+QUIET_S = 2.0
+"""A process that has had no request for so long looks this often until it gets one: it lets nothing through meanwhile,
+and at the first look after it, at most its burst more than if it had looked all the time."""
 ANSWERS_S = 2.0
 """A Redis that is silent for so long does not answer."""
 ALIVE_S = 3.0
@@ -67,28 +70,35 @@ class SharedLimits:
         self._clock_s = clock_s
         self._known: dict[str, dict[str, int]] = {}
         self._is_away = False
+        self._written: LimitsState | None = None
+        self._changed_at_s = started_at_s
 
     async def look(self) -> None:
         """Write what this process has let through, and charge what the others have; log once that Redis is away."""
+        own, last = self._own(), self._written
+        if last is None or own.open or own.taken != last.taken:
+            self._changed_at_s = own.at_s
+        elif self._changed_at_s + QUIET_S < own.at_s < last.at_s + QUIET_S:
+            return
         try:
             async with asyncio.timeout(ANSWERS_S):
-                await self._look()
+                await self._look(own)
         except (RedisError, TimeoutError, OSError) as error:
             if not self._is_away:
                 log.warning("limits.not_shared", error=str(error) or type(error).__name__)
             self._is_away = True
             self._at_once.elsewhere = {}
         else:
-            self._is_away = False
+            self._is_away, self._written = False, own
 
-    async def _look(self) -> None:
-        now_s = self._clock_s()
-        own = LimitsState(
-            at_s=now_s,
-            started_at_s=self._started_at_s,
-            taken=self._limiter.taken(TOLD_S),
-            open=self._at_once.open,
+    def _own(self) -> LimitsState:
+        taken = self._limiter.taken(TOLD_S)
+        return LimitsState(
+            at_s=self._clock_s(), started_at_s=self._started_at_s, taken=taken, open=dict(self._at_once.open)
         )
+
+    async def _look(self, own: LimitsState) -> None:
+        now_s = own.at_s
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.hset(self._key, self._process, own.model_dump_json())
         pipeline.hgetall(self._key)
