@@ -8,8 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from gateway.dashboard.oidc import ProviderSettings, read_keys
-from gateway.metrics import SERVICES
+from gateway.dashboard.provider import ProviderSettings, read_keys
 from services.kit.edge.settings import EdgeSettings
 
 Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+/?$")]
@@ -58,6 +57,8 @@ class GatewaySettings(EdgeSettings):
     @field_validator("metrics_instances")
     @classmethod
     def _names_services(cls, value: dict[str, tuple[Address, ...]]) -> dict[str, tuple[Address, ...]]:
+        from gateway.metrics import SERVICES  # loads all routes, which `up` need not to check its settings
+
         if unknown := sorted(value.keys() - SERVICES):
             raise ValueError(f"{unknown[0]} is no service; there are {', '.join(sorted(SERVICES))}")
         return value

@@ -10,15 +10,14 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import aiohttp
 import jwt
-from pydantic import BaseModel, ConfigDict, HttpUrl, SecretStr, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, HttpUrl, ValidationError
 
+from gateway.dashboard.provider import ProviderSettings
 from services.contracts.codes import ProblemCode
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, unavailable
@@ -30,7 +29,6 @@ ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 LEEWAY_S = 60
 TIMEOUT = aiohttp.ClientTimeout(total=10)
 WHO = ("preferred_username", "email", "name", "sub")
-KEYS = TypeAdapter(dict[str, str])
 
 
 class Attempt(BaseModel, frozen=True):
@@ -62,35 +60,6 @@ class Endpoints(BaseModel):
     authorization_endpoint: HttpUrl
     token_endpoint: HttpUrl
     jwks_uri: HttpUrl
-
-
-@dataclass(frozen=True)
-class ProviderSettings:
-    """How a provider is reached, and whom it lets in.
-
-    Attributes:
-        name: What people call it.
-        issuer: Its address.
-        client_id: By which it knows this installation.
-        client_secret: That proves it.
-        claim: Whose values choose the key.
-        keys: API keys by values of the claim; of several that fit, the first in the file.
-    """
-
-    name: str
-    issuer: str
-    client_id: str
-    client_secret: SecretStr
-    claim: str
-    keys: Mapping[str, str]
-
-
-def read_keys(text: str) -> dict[str, str]:
-    """Return what a file of keys holds; ValueError if it is none."""
-    try:
-        return KEYS.validate_json(text)
-    except ValidationError as error:
-        raise ValueError('must be JSON such as {"research": "ws_..."}') from error
 
 
 class Provider:

@@ -17,7 +17,8 @@ from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import SecretStr, ValidationError
 
-from gateway.dashboard.oidc import Attempt, Provider, ProviderSettings, read_keys
+from gateway.dashboard.oidc import Attempt, Provider
+from gateway.dashboard.provider import ProviderSettings, read_keys
 from gateway.settings import GatewaySettings
 from services.contracts.identity import Role
 from services.kit.problems import ProblemError
