@@ -243,7 +243,8 @@ def _read(path: Path) -> str:
 
 def _folders(parent: Path) -> list[Path]:
     try:
-        return [path for path in parent.iterdir() if path.is_dir()]
+        with os.scandir(parent) as found:  # which knows what is a folder: a host may have ten thousands of groups
+            return [parent / each.name for each in found if each.is_dir()]
     except OSError:
         return []
 
