@@ -87,6 +87,13 @@ def _test(arguments: list[str]) -> None:
         action="store_true",
         help="run the campaign of faults instead: --seed N, --minutes M (10), --storm-seconds S",
     )
+    parser.add_argument(
+        "--changed",
+        nargs="?",
+        const="HEAD",
+        metavar="COMMIT",
+        help="run the tests alone that can reach what has changed since a commit (HEAD), by what imports what",
+    )
     parser.add_argument("--bench", action="store_true", help="run the benchmarks instead (all, or those named)")
     parser.add_argument(
         "--mutants", action="store_true", help="do a mutation run instead (`python -m tests.mutation --help`)"
@@ -103,6 +110,8 @@ def _test(arguments: list[str]) -> None:
     os.chdir(ROOT)
     # Tests start some hundred processes, each of which would compile the project anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if options.changed:
+        _become([PYTHON, "-m", "tests.changed", options.changed, *rest])
     if options.bench:
         _become([PYTHON, "-m", "tests.benchmarks", *rest])
     if options.mutants:
