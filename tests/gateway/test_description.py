@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
+from gateway.reference import render
 from gateway.routes import JSON
 from tests.support.api_examples import EXAMPLES
 from tools.openapi import MESSAGES
@@ -90,3 +91,16 @@ def test_answers_may_gain_fields_and_bodies_may_not(document: dict[str, Any]) ->
 def test_every_json_answer_has_a_schema() -> None:
     for each in OPERATIONS:
         assert (each.answer is not None) == (each.route.media == JSON and each.status != 204), each.route.path
+
+
+def test_the_page_names_every_operation_and_model_and_lets_no_text_be_markup(document: dict[str, Any]) -> None:
+    page = render({**document, "info": {**document["info"], "description": "<script>alert(1)</script> & more"}})
+
+    for each in OPERATIONS:
+        assert f'<details id="{each.route.operation}">' in page
+    for name in document["components"]["schemas"]:
+        assert f'<details id="{name}">' in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in page
+    assert "<script" not in page
+    assert '<td>list of <a href="#JobSpec">JobSpec</a></td>' in page
+    assert "<code>preempting</code>" in page
