@@ -122,7 +122,8 @@ def drawn(root: Path, only: str, seed: int) -> Iterator[tuple[str, Mutant, str]]
     draw = random.Random(seed)
     placed: list[tuple[float, str, Mutant, str]] = []
     for room, paths in ROOMS.items():
-        faults = [each for path in paths for each in of_file(root, path) if place(each[0]).startswith(only)]
+        wanted = [path for path in paths if path.startswith(only.partition(":")[0])]
+        faults = [each for path in wanted for each in of_file(root, path) if place(each[0]).startswith(only)]
         draw.shuffle(faults)
         first = draw.random()
         placed += [((at + first) / len(faults), room, *each) for at, each in enumerate(faults)]
