@@ -82,9 +82,9 @@ def _spec(version: int, most: int) -> PoolSpec:
 
 
 class _Client:
-    """HTTP to another service, in the place of ``ServiceClient``."""
+    """HTTP to another service, in the place of what ``client_of`` returns."""
 
-    def __init__(self, world: World, _: Any, url: str, name: str, *, tokens: Any, timeout_s: float) -> None:
+    def __init__(self, world: World, _: Any, settings: Any, name: str, *, timeout_s: float = 10.0) -> None:
         self._world, self._name, self._timeout_s = world, name, timeout_s
 
     async def call(self, method: str, path: str, answer: Any, *, body: Any = None, **_: Any) -> Any:
@@ -155,7 +155,7 @@ def stand_ins(world: World) -> Iterator[None]:
         "show_figures": lambda *_: None,
         "new_session": lambda **_: nullcontext(),
         "new_probe_session": nullcontext,
-        "ServiceClient": functools.partial(_Client, world),
+        "client_of": functools.partial(_Client, world),
         "Prober": functools.partial(_Prober, world),
         "PlanWorkers": _Idle,
         "FleetPlanner": _Idle,

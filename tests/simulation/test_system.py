@@ -22,7 +22,7 @@ from tests.simulation.postgres import NO_LOSSES, URL, Losses, Server, SimulatedP
 from tests.simulation.search import play_once, search
 
 FIXED = (9, 5)
-"""Seeds of short schedules; in the first one a model server becomes ready, drains and ends."""
+"""Seeds of short schedules; serving runs in the first one."""
 CPU_S = 4.0
 CHEAP = FIXED[-1]
 BEGAN = datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC)
