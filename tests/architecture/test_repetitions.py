@@ -56,14 +56,12 @@ LOOPS: dict[str, Pace | Until | Retry] = {
     "services/admission/logs.py::Logs._pieces": Until("the gang is over or the client leaves: `_is_over`"),
     # --- engines
     "services/engines/kueue/app.py::release": Pace("`_LOOK_S`"),
-    "services/engines/kueue/bridge.py::Bridge.run": Pace("`interval_s`"),
     "services/engines/kueue/bridge.py::Bridge._watch": Pace("`_AGAIN_S`"),
-    "services/engines/ray/bridge.py::Bridge.run": Pace("`interval_s`"),
-    "services/engines/slurm/bridge.py::Bridge.run": Pace("`interval_s`"),
     # --- kit
     "services/kit/app.py::end_with_parent.watch": Until("the parent has ended"),
     "services/kit/background/worker.py::Worker.ask": Retry("`DATABASE_PATIENCE_S`", "one process at a time", "the log"),
     "services/kit/background/worker.py::Worker._renew": Until("the work is over: its `_lease_s` is renewed"),
+    "services/kit/bridges/talk.py::Talk.keep_looking": Pace("`interval_s`"),
     "services/kit/command_stream.py::CommandStream.run": Pace("`_retry_s`"),
     "services/kit/heads.py::Server.main_loop": Pace("`_TURN_S`"),
     "services/kit/http.py::ServiceClient.request": Retry("`attempts`", "`0.05 * 4**attempt`, with jitter", "503"),
