@@ -38,7 +38,7 @@ of text; and halves of surrogate pairs, which no stream takes."""
 
 
 _FORMULA = re.compile(rf"[=+\-@\t\n]|{CONTROLS.pattern}")
-_NUMBER = re.compile(r"[+-]?([0-9.]+(e[+-]?[0-9]+)?|inf|nan)")
+_NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|nan)")
 
 
 def visible(text: str, keep: str = "") -> str:

@@ -185,6 +185,8 @@ def test_rows_of_csv_are_written_by_one_function() -> None:
 
 @given(HOSTILE | st.text("=+-@\t\x1b1.e", min_size=1))
 @example("-1.5e-3")
+@example("-.")
+@example("-1.2.3")
 @example("=cmd|' /C calc'!A0")
 def test_a_cell_of_text_is_no_formula_and_a_number_stays_one(text: str) -> None:
     file = io.StringIO(newline="")
