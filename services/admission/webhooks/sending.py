@@ -104,7 +104,9 @@ class Sender:
         """Attempt the next messages of a webhook; return how many there were."""
         async with self._engine.begin() as connection:
             attempts = await WebhookRepository(connection).claim(webhook_id, batch=BATCH, lease_s=self._lease_s)
-        await asyncio.gather(*(self._attempt(attempt) for attempt in attempts))
+        outcomes = await asyncio.gather(*(self._attempt(attempt) for attempt in attempts), return_exceptions=True)
+        if failed := [each for each in outcomes if each is not None]:
+            raise failed[0]  # now that none of the others goes on alone
         return len(attempts)
 
     async def send_once(self, delivery: NewDelivery) -> None:
