@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from functools import partial
 
 from services.contracts.nodes import Listener
 from services.contracts.serving import InstanceState, ServerProbes
@@ -141,18 +141,21 @@ class Controller:
                 seen |= task.result()
         return seen
 
-    def _question(self, each: Instance, probes: ServerProbes, now: datetime) -> Coroutine[Any, Any, Seen | None] | None:
+    def _question(
+        self, each: Instance, probes: ServerProbes, now: datetime
+    ) -> Callable[[], Awaitable[Seen | None]] | None:
+        """Return what is to be asked of an instance now, not begun: a task that is cancelled first never begins it."""
         match each.state:
             case InstanceState.STARTING if each.job and each.job.url:
-                return self._ask_health(each, each.job.url, probes)
+                return partial(self._ask_health, each, each.job.url, probes)
             case InstanceState.READY if each.url and time.monotonic() >= self._asked_s.get(each.id, 0.0):
                 self._asked_s[each.id] = time.monotonic() + self._settings.instance_probe_s * random.uniform(0.8, 1.0)
-                return self._ask_health(each, each.url, probes)
+                return partial(self._ask_health, each, each.url, probes)
             case InstanceState.DRAINING if each.url and each.draining_at and probes.load_path:
                 is_heard_of = (now - each.draining_at).total_seconds() >= probes.drain_min_s
-                return self._ask_load(each, each.url + probes.load_path, probes) if is_heard_of else None
+                return partial(self._ask_load, each, each.url + probes.load_path, probes) if is_heard_of else None
             case InstanceState.STOPPING if each.job and not each.job_has_ended and not each.job.cancel_requested:
-                return self._cancel(each)
+                return partial(self._jobs.cancel, each)
             case _:
                 return None
 
@@ -178,9 +181,6 @@ class Controller:
     async def _ask_load(self, each: Instance, url: str, probes: ServerProbes) -> Seen:
         held = await self._prober.held(url, frozenset(probes.load_metrics))
         return Seen(each.state, each.url, empties=self._count(each, held == 0))
-
-    async def _cancel(self, each: Instance) -> None:
-        await self._jobs.cancel(each)
 
     def _count(self, each: Instance, is_so: bool) -> int:
         """Return how often in a row the observation was made."""
@@ -340,8 +340,8 @@ def _why(owner: InstanceOwner, leaving: Member) -> InstanceReason:
     return InstanceReason.NOT_NEEDED if leaving.is_current else InstanceReason.TERMS_CHANGED
 
 
-async def _alone(each: Instance, question: Awaitable[Seen | None]) -> dict[str, Seen]:
-    seen = await question
+async def _alone(each: Instance, question: Callable[[], Awaitable[Seen | None]]) -> dict[str, Seen]:
+    seen = await question()
     return {} if seen is None else {each.id: seen}
 
 

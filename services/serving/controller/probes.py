@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from enum import StrEnum
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import aiohttp
 
@@ -18,6 +18,7 @@ REFUSALS = frozenset({401, 403})
 KEYED_PATH = "/v1/models"
 """A path that servers protect by their key; most answer their health to anybody."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -42,28 +43,28 @@ class Prober:
 
     async def answers(self, url: str) -> bool:
         """Return whether a GET is answered with 2xx; redirections are not followed."""
-        return await self._ask(self._answers(url)) or False
+        return await self._ask(self._answers, url) or False
 
     async def held(self, url: str, names: Collection[str]) -> float | None:
         """Return how many requests a server reports to hold; None if it reports none of these metrics."""
-        return await self._ask(self._held(url, names))
+        return await self._ask(self._held, url, names)
 
     async def key_check(self, url: str, key: str) -> KeyCheck:
         """Return what a server makes of a key at a path that needs it; one that has no such path asks for none."""
-        told = await self._ask(self._status(url, key))
+        told = await self._ask(self._status, url, key)
         if told is None or told in REFUSALS or told >= 500:
             return KeyCheck.REFUSED
-        return KeyCheck.CHECKED if await self._ask(self._status(url)) in REFUSALS else KeyCheck.UNCHECKED
+        return KeyCheck.CHECKED if await self._ask(self._status, url) in REFUSALS else KeyCheck.UNCHECKED
 
     async def _status(self, url: str, key: str | None = None) -> int:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         async with self._session.get(url, headers=headers, allow_redirects=False, timeout=self._timeout) as answer:
             return answer.status
 
-    async def _ask(self, question: Awaitable[T]) -> T | None:
+    async def _ask(self, question: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T | None:
         async with self._turns:
             try:
-                return await question
+                return await question(*args, **named)
             except Exception:  # whatever one server answers, the others are probed
                 return None
 
