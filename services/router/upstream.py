@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import socket
 import ssl
 import time
@@ -337,7 +338,7 @@ class Origin:
         self.busy: set[Connection] = set()
         self.connect_s: float | None = None
         self._addresses: list[tuple[Any, ...]] = []
-        self._resolved_s = -NAMES_AGE_S
+        self._resolved_s = -math.inf
         self._tls: ssl.SSLContext | None = None
 
     async def connection(self, limits: Limits, *, unused_s: float = KEPT_S) -> Connection:
