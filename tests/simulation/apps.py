@@ -14,11 +14,23 @@ from services.router.apps.coordination import Coordinator
 from services.router.apps.queue import AppQueue, NotAssignedError, Outcome, Seat, Ticket
 from services.router.apps.remote import AssignerLink
 from services.router.fleet import Fleet
+from tests.simulation.kept import kept
 from tests.simulation.loop import EPOCH_S, Simulation
 
 MOST_WAITING, PATIENCE_S, LOOK_S = 5, 1.0, 0.25
 CALM_S = 8.0
 """Within this time all processes find the one that assigns, if nothing fails."""
+
+KEPT = frozenset({"Assigner.queues", "AppQueue.seats", "AppQueue._free", "Fleet.apps", "Fleet.instances"}) | {
+    "Instance.headers",
+    "Coordinator._others",
+    "Coordinator._asking",
+    "Coordinator._lost_at_s",
+    "Coordinator._not_reached",
+    "AskingPeer._peers",
+    "AskingPeer._sent_rows",
+}
+"""What a process knows of its table and of the other processes, whether or not a request is there."""
 
 
 class _Process:
@@ -26,9 +38,11 @@ class _Process:
 
     Attributes:
         has_lost_any: Whether any of them has ended connections.
+        has_lost_app: Whether the application was gone for a while.
     """
 
     has_lost_any = False
+    has_lost_app = False
 
     def __init__(self, name: str, token: str) -> None:
         self.assigner = Assigner(most_waiting=MOST_WAITING, patience_s=PATIENCE_S)
@@ -59,18 +73,19 @@ class _Process:
             peer.close()
 
 
-def _table(instances: dict[str, str], concurrency: int) -> RoutingTable:
+def _table(instances: dict[str, str], concurrency: int, *, has_app: bool = True) -> RoutingTable:
     known = {"app": "app", "variant": "v", "accuracy_pct": 80.0, "url": "http://127.0.0.1:1", "location": "here"}
     return RoutingTable(
         made_at=datetime.fromtimestamp(EPOCH_S, UTC),
         pools=[],
         servers=[],
-        apps=[RoutedApp(name="app", tenant_id="acme", concurrency=concurrency)],
+        apps=[RoutedApp(name="app", tenant_id="acme", concurrency=concurrency)] if has_app else [],
         app_servers=[
             RoutedAppServer.model_validate(known | {"id": "odd", "state": "ready", "app": "gone"}),
             *(
                 RoutedAppServer.model_validate(known | {"id": name, "state": state})
                 for name, state in instances.items()
+                if has_app
             ),
         ],
     )
@@ -79,7 +94,7 @@ def _table(instances: dict[str, str], concurrency: int) -> RoutingTable:
 async def play(simulation: Simulation) -> None:
     """Processes find and lose each other while requests come, wait, leave and end; then every instance is free."""
     draw = simulation.choices.below
-    _Process.has_lost_any = False
+    _Process.has_lost_any = _Process.has_lost_app = False
     has_stranger = draw(6) == 1
     processes = [_Process(name, "token") for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
     if has_stranger:  # of another installation; nobody lets it in
@@ -102,10 +117,13 @@ async def play(simulation: Simulation) -> None:
         simulation.start(_ask(simulation, processes[draw(len(processes))], n), may_be_cancelled=True)
         for n in range(2 + draw(8))
     ]
+    strays = simulation.start(_stray(simulation, processes))
     finding = simulation.loop.create_task(_find(simulation, processes))
     changing = simulation.loop.create_task(_change(simulation, processes, instances, concurrency))
-    await asyncio.wait(requests)
+    await asyncio.wait([*requests, strays])
     changing.cancel()
+    for process in processes:
+        process.adopt(_table(instances, concurrency))
     simulation.calm_down()
     await asyncio.sleep(CALM_S)
     first = processes[0].coordinator.name
@@ -119,9 +137,28 @@ async def play(simulation: Simulation) -> None:
         simulation.check("every instance is given back", not held, f"{process.coordinator.name}: {held}")
         simulation.check("nothing waits for nobody", not any(queue.waiting for queue in queues))
         simulation.check("no ticket is left", not process.coordinator._tickets)
+        left = kept(process.assigner, but=KEPT) | kept(process.coordinator, but=KEPT)
+        simulation.check("nothing is kept of who has gone", not left, f"{process.coordinator.name}: {left}")
     for process in processes:
         process.lose_peers()
         await process.coordinator.stop()
+
+
+async def _stray(simulation: Simulation, processes: list[_Process]) -> None:
+    """Connect as somebody who is no router: say nothing, or something else, and leave, or do not."""
+    draw = simulation.choices.below
+    for _ in range(draw(3)):
+        await asyncio.sleep(0.1 * draw(10))
+        port = int(str(processes[draw(len(processes))].coordinator.address).rpartition(":")[2])
+        try:
+            transport, _ = await simulation.loop.create_connection(asyncio.Protocol, "simulated", port)
+        except OSError:
+            continue
+        if draw(2):
+            transport.write((b"\n", b"[]\n", b'["take",1,"app","acme",null,[]]\n', b"x" * 100)[draw(4)])
+        if draw(3):
+            await asyncio.sleep(0.1 * draw(5))
+            transport.close()
 
 
 async def _find(simulation: Simulation, processes: list[_Process]) -> None:
@@ -158,8 +195,10 @@ async def _change(
                     instances[name] = "draining"
                 case _:
                     instances.pop(name, None)
+        has_app = not draw(2, often=0.1)
+        _Process.has_lost_app |= not has_app
         for process in processes:
-            process.adopt(_table(instances, concurrency))
+            process.adopt(_table(instances, concurrency, has_app=has_app))
 
 
 async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
@@ -171,7 +210,10 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
         try:
             await process.coordinator.take(ticket, patience_s)
         except NotAssignedError as error:
-            is_true = error.reason != "queue_full" or simulation.living > MOST_WAITING
+            is_true = {
+                "queue_full": simulation.living > MOST_WAITING,
+                "unknown_app": _Process.has_lost_app,
+            }.get(error.reason, True)
             simulation.check("who is refused is told a reason that is true", is_true, error.reason)
             return
         except TimeoutError:

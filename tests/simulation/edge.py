@@ -179,7 +179,7 @@ async def play(simulation: Simulation) -> None:
     sharing = [simulation.loop.create_task(_share(each)) for each in gateways]
     clients = [
         simulation.start(_client(world, gateways[draw(len(gateways))]), may_be_cancelled=True)
-        for _ in range(4 + draw(30))
+        for _ in range(4 + draw(30) + 50 * draw(2, often=0.3))
     ]
     simulation.start(_strangers(simulation))
     match draw(6):

@@ -23,7 +23,8 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
 EPOCH_S = 1_700_000_000.0
 """UTC seconds at which virtual time begins."""
@@ -40,6 +41,9 @@ MOST_DISPOSED, CANCELLED_AGAIN = 20_000, 1_000
 """Steps in which what a run has left may end, cancelled as it is."""
 SILENT_S = 600.0
 """A boundary that does not answer is silent for so long, which outlives every time limit."""
+
+_UNAWAITED = "_warn_unawaited_coroutine"
+"""What the interpreter calls in ``warnings`` when a coroutine ends that was never begun."""
 
 T = TypeVar("T")
 
@@ -58,25 +62,32 @@ class BreachError(AssertionError):
         self.name = name
 
 
+class KilledError(BaseException):
+    """A process was killed within a step: whatever it would still do in that step it does not."""
+
+
 class Choices:
     """The choices of one run: drawn from a seed, or read from the record of an earlier run.
 
     The smallest choice, 0, is always what an ordinary loop would do: the first ready callback, no cancellation, an
-    answer at once. A record that is used up goes on with it.
+    answer at once. A record that is used up goes on with it, or with what is drawn from another seed.
     """
 
-    def __init__(self, source: int | Sequence[int]) -> None:
+    def __init__(self, source: int | Sequence[int], *, then: int | None = None) -> None:
+        """Take a seed, or a record and perhaps the seed that follows it."""
         self.made: list[int] = []
-        self._random = random.Random(source) if isinstance(source, int) else None
-        self._left: Iterator[int] = iter(()) if isinstance(source, int) else iter(source)
+        seed, record = (source, None) if isinstance(source, int) else (then, source)
+        self._random = random.Random(seed) if seed is not None else None
+        self._left: Iterator[int] | None = iter(record) if record is not None else None
 
     def below(self, n: int, *, often: float = 1.0) -> int:
         """Return a choice of ``n``: with probability ``often`` any of them alike, else the first."""
         if n <= 1:
             return 0
-        if self._random is None:
-            made = min(next(self._left, 0), n - 1)
-        elif often < 1.0 and self._random.random() >= often:
+        read = next(self._left, None) if self._left is not None else None
+        if read is not None:
+            made = min(read, n - 1)
+        elif self._random is None or (often < 1.0 and self._random.random() >= often):
             made = 0
         else:
             made = int(self._random.random() * n)
@@ -134,6 +145,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         lacks_threads: How often a thread cannot be started.
         sockets: What connects to each Unix socket, by its path.
         has_cut: Whether a connection was cut.
+        refused_at: Ports at which a connection was refused.
     """
 
     def __init__(self, choices: Choices, *, disorder: float, haste: float, cuts: float) -> None:
@@ -146,11 +158,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._hasty = 0
         self._cuts = cuts
         self._tasks: list[asyncio.Task[Any]] = []
+        self._process_of: dict[asyncio.Task[Any], Process] = {}
         self.steps = 0
         self._threads: list[tuple[Process | None, Callable[..., Any]]] = []
         self.dead: set[Process] = set()
         self.lacks_threads = 0.0
         self.has_cut = False
+        self.refused_at: set[int] = set()
         self.before_step: Callable[[], None] | None = None
         self.failure: BaseException | None = None
         self.listening: dict[int, SimulatedServer] = {}
@@ -168,9 +182,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if self.failure is None and not isinstance(error, asyncio.CancelledError):
+        if self.failure is None and not isinstance(error, asyncio.CancelledError | KilledError):
             text = f"{context.get('message')}: {error!r}"
             self.failure = error if isinstance(error, BreachError) else BreachError("nothing fails unseen", text)
+
+    def note_unawaited(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Fail the run for a coroutine that is given up before it has begun, and say who does so, if that is known."""
+        if self.failure is None:
+            frame, code = sys._getframe(1), cast(Any, work).cr_code
+            by = frame.f_code
+            where = "" if by.co_filename == __file__ else f" by {by.co_qualname} ({by.co_filename}:{frame.f_lineno})"
+            text = f"{work.__qualname__} ({code.co_filename}:{code.co_firstlineno}) is forgotten{where}"
+            self.failure = BreachError("every coroutine is awaited", text)
+
+    def forget_ended(self) -> None:
+        """Let go of what has ended; coroutines that only its tracebacks still had are then known to be forgotten."""
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._process_of.clear()
+        gc.collect(0)  # nothing older is of this run, in which nothing was collected
 
     def _run_once(self) -> None:
         """Run one callback."""
@@ -203,6 +232,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Return a task that is kept until the run is over: what has failed unseen is then told, and not by chance."""
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
         self._tasks.append(task)
+        if (process := _PROCESS.get()) is not None:
+            self._process_of[task] = process
         return task
 
     @property
@@ -216,8 +247,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             of_asyncpg = (
                 getattr(task.get_coro(), "__qualname__", "") == "PoolConnectionHolder.release"
             )  # shielded there
-            if task.done() and not task.cancelled() and not of_asyncpg and task._log_traceback:  # type: ignore[attr-defined]
-                return task.exception()
+            of_the_dead = self._process_of.get(task) in self.dead  # whoever would have looked does nothing more
+            is_failed = task.done() and not (task.cancelled() or of_asyncpg or of_the_dead)
+            if is_failed and task._log_traceback and not isinstance(error := task.exception(), KilledError):  # type: ignore[attr-defined]
+                return error
         return None
 
     def _next_timer(self, timers: list[Any]) -> Any:
@@ -257,6 +290,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         await asyncio.sleep(0.01 * self._choices.below(4, often=0.3))
         server = self.listening.get(port)
         if server is None or self._choices.below(2, often=0.1):
+            self.refused_at.add(port)
             raise ConnectionRefusedError(f"nothing listens at {port}")
         here, there = protocol_factory(), server.protocol_factory()
         ours, theirs = SimulatedTransport(self, here), SimulatedTransport(self, there)
@@ -548,13 +582,18 @@ class Simulation:
         """
         loop = self.loop
         try:
-            with _virtual_world(loop, self.choices.below(ENTROPIES)):
+            with (
+                _virtual_world(loop, self.choices.below(ENTROPIES)),
+                patch.object(warnings, _UNAWAITED, loop.note_unawaited),
+            ):
                 main = loop.create_task(play)
                 loop.run_until_complete(main)
                 self._look()
-            failure = loop.failure or loop.unseen()
-            if failure is not None:
-                raise failure
+                if (failure := loop.failure or loop.unseen()) is not None:
+                    raise failure
+                loop.forget_ended()
+                if loop.failure is not None:
+                    raise loop.failure
         finally:
             _dispose(loop)
             self._at_end.close()
@@ -619,31 +658,33 @@ def _dispose(loop: SimulatedLoop) -> None:
     loop.failure = None
     loop.dead.clear()
     loop.set_exception_handler(lambda *_: None)
-    for task in loop._tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
-        task.cancel()
-        work = task.get_coro()
-        if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-            work.close()  # its process was killed before it began
-    ready: Any = loop._ready  # type: ignore[attr-defined]
-    timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
-    for step in range(1, MOST_DISPOSED):
-        if not ready and not timers:
-            break
-        if step % CANCELLED_AGAIN == 0:  # whoever took it for a time limit's
-            for task in loop._tasks:
-                task.cancel()
-        handle = ready.popleft() if ready else heapq.heappop(timers)
-        if not handle._cancelled:
-            asyncio.events._set_running_loop(loop)
-            try:
-                handle._run()
-            except BaseException:  # what is left over may fail as it likes
-                pass
-            finally:
-                asyncio.events._set_running_loop(None)
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    with warnings.catch_warnings(action="ignore"):
+    with (
+        patch.object(sys, "unraisablehook", lambda _: None),
+        patch.object(warnings, _UNAWAITED, lambda _: None),  # what was killed before it began
+    ):
+        for task in loop._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task.cancel()
+            work = task.get_coro()
+            if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()  # its process was killed before it began
+        ready: Any = loop._ready  # type: ignore[attr-defined]
+        timers: list[Any] = loop._scheduled  # type: ignore[attr-defined]
+        for step in range(1, MOST_DISPOSED):
+            if not ready and not timers:
+                break
+            if step % CANCELLED_AGAIN == 0:  # whoever took it for a time limit's
+                for task in loop._tasks:
+                    task.cancel()
+            handle = ready.popleft() if ready else heapq.heappop(timers)
+            if not handle._cancelled:
+                asyncio.events._set_running_loop(loop)
+                try:
+                    handle._run()
+                except BaseException:  # what is left over may fail as it likes
+                    pass
+                finally:
+                    asyncio.events._set_running_loop(None)
+        loop._process_of.clear()
         loop._tasks.clear()  # what does not end by itself, as when it waits in its ``finally``, ends here
-    sys.unraisablehook = hook
     loop.close()

@@ -15,26 +15,29 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Set
+from collections.abc import AsyncIterator, Coroutine, Iterator, Set
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 from gpu_agent import agent as agent_module
 from gpu_agent import files, meter, ranks, shim, spool
 from gpu_agent.agent import Agent
 from gpu_agent.controls import Controls
+from gpu_agent.devices.driver import DeviceError, NotSupportedError
+from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.gangs import Gangs
 from gpu_agent.inbox import Inbox
 from gpu_agent.inputs import NO_INPUTS, Inputs
 from gpu_agent.intervals import Intervals
 from gpu_agent.meter import Meter
 from gpu_agent.progress import Report
-from gpu_agent.ranks import Launch, RankFolder
+from gpu_agent.ranks import RankFolder
 from gpu_agent.reporting import ReportingAgent
 from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
@@ -59,7 +62,7 @@ from services.kit.control_plane import ControlPlane
 from services.kit.problems import ProblemError, unavailable
 from services.scheduler.relay import Relay
 from services.scheduler.repository import outbox
-from tests.simulation.loop import EPOCH_S, Process, Simulation
+from tests.simulation.loop import EPOCH_S, KilledError, Process, Simulation
 from tests.simulation.valkey import Client, Store
 
 NODE = "n0"
@@ -70,12 +73,19 @@ GIVEN_UP_S = LEASE_S + 1.0
 LEAST_LEASE_S = 0.5
 COPY_S = 1.0
 LIMIT_W = 200.0
+CLOCK_MHZ = 1_200
 LATE_END_S = 2 * INTERVAL_S
 """A gang's energy may be counted for so long after its end: an interval, and what is late."""
 QUIET_S = 12.0
 SETTLED_S = 20.0
 """Within this time after the last gang's end, its energy is delivered and it is forgotten."""
 STEPS = 20_000
+MOST_DEATHS = 4
+"""Of an agent, by accident or at its end."""
+
+T = TypeVar("T")
+WRITES = ("replace", "rename", "unlink", "mkdir", "rmdir", "write", "pwrite", "link", "symlink")
+"""What changes a folder or a file: a process may be killed before any of them."""
 USING_DEVICES = frozenset({"_read_all", "_limits_w", "set_power_limit", "reset_power_limit"})
 """What threads do with the driver, whose lock they hold."""
 
@@ -88,6 +98,7 @@ class _Shim:
     folder: RankFolder
     start: StartGang
     process: Process
+    stdin: None = None
     work: asyncio.Task[None] | None = None
     runs: bool = False
     ended_s: float | None = None
@@ -118,15 +129,24 @@ class _Shims:
     started: dict[str, int] = field(default_factory=dict[str, int])
     killed: set[str] = field(default_factory=set[str])
     agent: _Agent | None = None
+    mortal: Process | None = None
+    exits: dict[str, tuple[int, EndedBy]] = field(default_factory=dict[str, tuple[int, EndedBy]])
+    posted: dict[str, float] = field(default_factory=dict[str, float])
+    beginning: _Agent | None = None
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
-    def launch(self, folder: RankFolder, launch: Launch, deadline: float, lease_s: float) -> _Shim:
-        """Start a shim, in the place of ``RankFolder.launch``."""
+    def launch(self, command: list[str], **_: Any) -> _Shim:
+        """Start a shim, in the place of ``Popen``."""
+        folder = RankFolder(Path(command[-1]))
+        self.simulation.check("a shim is told what to run", (folder.path / shim.SPEC).exists(), folder.path.name)
+        return self.begin(folder, float((folder.path / shim.LEASE).read_text().split()[0]))
+
+    def begin(self, folder: RankFolder, deadline: float) -> _Shim:
+        """Start a shim in the folder of a rank, which has its lease."""
         check = self.simulation.check
         check("what has ended is not started", folder.exit() is None, folder.path.name)
         left_s = deadline - shim.clock()
         check("a gang begins with a lease that lasts", left_s >= LEAST_LEASE_S, f"{folder.path.name}: {left_s:.2f} s")
-        folder.renew(deadline, lease_s)
         written = json.loads((folder.path / ranks.COMMAND).read_bytes())
         start = StartGang.model_validate(written["command"])
         self._check_devices(start, folder)
@@ -166,6 +186,8 @@ class _Shims:
         is_taken = agent.gangs.post_progress("wrong" if is_wrong else token, Report(done))
         if is_wrong or (gang is not None and gang.holding and gang.progress is not None):
             self.simulation.check("progress is its own job's", is_taken is not is_wrong, each.start.allocation_id)
+        if is_taken:
+            self.posted[each.start.allocation_id] = done
 
     async def _run(self, each: _Shim) -> None:
         draw = self.simulation.choices.below
@@ -186,6 +208,7 @@ class _Shims:
             code, ended_by = await self._live(each)
             each.runs, each.ended_s = False, time.time()
             await asyncio.sleep(0)
+            self.exits[each.start.allocation_id] = code, EndedBy(ended_by)
             exit_facts = {"code": code, "ended_by": ended_by, "ended_at": each.ended_s}
             shim.write_facts(str(each.folder.path / shim.EXITED), exit_facts)
         finally:
@@ -258,6 +281,7 @@ class _Allocation:
     was_given_up: bool = False
     may_start: bool = True
     put_s: float = 0.0
+    settings: list[DeviceControls] = field(default_factory=list[DeviceControls])
 
 
 class _Plane:
@@ -271,11 +295,13 @@ class _Plane:
         self.heard_s = float("-inf")
         self.outbox = _Outbox(simulation)
         self.refused: set[str] = set()
+        self.stale: set[str] = set()
         self.is_registered = False
         self.registering = 0
         self.heartbeats = 0
         self.poison: int | None = None
         self.shims: _Shims | None = None
+        self.devices: _Devices | None = None
         self._tokens = 0
 
     async def call(self, method: str, path: str, answer: Any, *, body: Any, timeout_s: float = 10.0, **_: Any) -> Any:
@@ -319,10 +345,12 @@ class _Plane:
         self.heartbeats += 1
         for rank in heartbeat.ranks:
             known = self.allocations.get(rank.allocation_id)
-            is_known = known is not None or rank.allocation_id in self.refused
+            is_known = known is not None or rank.allocation_id in self.refused - self.stale
             self._simulation.check("a node reports what it was given", is_known, rank.allocation_id)
             if known is not None and rank.state is RankState.EXITED and known.is_live:
                 self._check_end(known, rank)
+            if known is not None:
+                self._check_rank(known, rank)
             agent = self.shims.agent if self.shims is not None else None
             gang = agent.gangs.get(rank.allocation_id) if agent is not None else None
             is_copied = gang is None or not gang.copying or rank.state is not RankState.EXITED
@@ -332,14 +360,40 @@ class _Plane:
         named = [name for name, each in self.allocations.items() if each.is_live]
         return HeartbeatReply(lease_ttl_s=LEASE_S, allocations=named)
 
+    def _check_rank(self, known: _Allocation, rank: RankStatus) -> None:
+        """A gang's progress does not go back, and its controls are as its devices have them."""
+        check, name = self._simulation.check, rank.allocation_id
+        done = rank.progress_done or 0.0
+        most = self.shims.posted.get(name, 0.0) if self.shims is not None else 0.0
+        check("progress is what was reported", done <= most, f"{name}: {done} of {most}")
+        told = rank.settings
+        if told is not None and known.settings:
+            is_asked = any(
+                told.revision == each.revision
+                and told.power_limit_w in (None, each.power_limit_w)
+                and told.clock_mhz in (None, each.clock_mhz)
+                for each in known.settings
+            )
+            check("controls are told as they were asked for", is_asked, f"{name}: {told}")
+            may_refuse = self.devices is not None and self.devices.refuses_clocks
+            check("only what is refused counts as refused", not told.refused or may_refuse, f"{name}: {told.refused}")
+
     def _check_end(self, known: _Allocation, rank: RankStatus) -> None:
         """A gang ends for a reason that is true."""
         check, name = self._simulation.check, rank.allocation_id
         if rank.ended_by is EndedBy.STOP:
             check("nobody is stopped who may run", known.wants_stop or known.was_given_up, name)
+        assert self.shims is not None
+        shown = self.shims.exits.get(name)
+        if shown is not None:
+            is_told = (rank.exit_code, rank.ended_by) == shown or rank.ended_by is EndedBy.HOST
+            check("an end is told as it was", is_told, f"{name}: {shown}, told {rank.exit_code} {rank.ended_by}")
+            check("an end is told as it was", rank.started_at is not None and rank.ended_at is not None, name)
+        elif name not in self.shims.started:
+            check("what never ran has no beginning", rank.started_at is None, name)
         if rank.ended_by is EndedBy.HOST:
             assert self.shims is not None
-            check("no living shim is taken for dead", name in self.shims.killed or name not in self.shims.started, name)
+            check("no living shim is taken for dead", name in self.shims.killed, name)
 
     def _energy(self, report: EnergyReport) -> EnergyReceipt:
         self._simulation.check("no empty report is sent", bool(report.intervals))
@@ -428,10 +482,15 @@ class _Copies:
         self._until_s.pop(allocation_id, None)
 
 
+A_LAUNCH = SimpleNamespace(account=None, secrets={}, spec=lambda: b"{}")
+
+
 class _Agent(Agent):
     """The agent, put together without what asks the kernel."""
 
     def __init__(self, simulation: Simulation, settings: AgentSettings, plane: _Plane, valkey: Client) -> None:
+        assert plane.shims is not None
+        plane.shims.beginning = self
         enrolment = SimpleNamespace(
             until_enrolled=_nothing, renew=_nothing, refresh=_nothing, refused=lambda: None, secret=_a_secret
         )
@@ -445,7 +504,7 @@ class _Agent(Agent):
         launcher = cast(
             Any,
             SimpleNamespace(
-                check=lambda _: None, prepare=lambda *_: None, home_of=lambda _: None, devices=self.devices
+                check=lambda _: None, prepare=lambda *_: A_LAUNCH, home_of=lambda _: None, devices=self.devices
             ),
         )
         self._launcher = launcher
@@ -512,7 +571,8 @@ class _Agent(Agent):
 
     def lose_lock(self) -> None:
         """Give back the state folder, as the kernel does when a process ends."""
-        os.close(self._state_lock)
+        if (lock := self.__dict__.pop("_state_lock", None)) is not None:  # else it had not come to that
+            os.close(lock)
 
 
 async def _nothing() -> None: ...
@@ -547,12 +607,60 @@ def _settings() -> dict[str, Any]:
     ).model_dump()
 
 
+class _Devices:
+    """What is asked of devices, which now and then fail, refuse, or show what cannot be.
+
+    Attributes:
+        has_failed: Whether any ever did.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        draw = simulation.choices.below
+        self._simulation = simulation
+        self._often, self._nonsense = draw(2) * 0.03, draw(2) * 0.02
+        self.refuses_clocks = draw(4) == 1
+        self.has_failed = False
+
+    def asks(self, work: Any, *, clock: bool = False) -> Any:
+        """Return a method of the driver that may fail."""
+
+        def ask(driver: Any, *arguments: Any) -> Any:
+            if not self._simulation.is_calm and self._simulation.loop.process_now() is not None:
+                if self._often and self._simulation.choices.below(2, often=self._often):
+                    self.has_failed = True
+                    raise DeviceError("it does not answer")
+                if clock and self.refuses_clocks:
+                    raise NotSupportedError("it has no clock to be set")
+            return work(driver, *arguments)
+
+        return ask
+
+    def reads(self, work: Any) -> Any:
+        """Return the reading of a driver, which may be none that can be."""
+        asked = self.asks(work)
+
+        def read(driver: Any, index: int) -> Any:
+            sample = asked(driver, index)
+            if (
+                self._nonsense
+                and not self._simulation.is_calm
+                and self._simulation.choices.below(2, often=self._nonsense)
+            ):
+                self.has_failed = True
+                return sample._replace(power_w=1e6) if hasattr(sample, "_replace") else replace(sample, power_w=1e6)
+            return sample
+
+        return read
+
+
 @contextmanager
-def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterator[Path]:
+def _a_host(
+    simulation: Simulation, shims: _Shims, commands: _Outbox, devices: _Devices | None = None
+) -> Iterator[Path]:
     """Yield a state folder on a host whose kernel, shims and disk are stand-ins."""
     draw = simulation.choices.below
     fails = draw(2) * 0.02
-    release, write_bytes = RankFolder.release, os.pwrite
+    release = RankFolder.release
 
     def may_write_less(descriptor: int, data: bytes, at: int) -> int:
         is_short = fails and not simulation.is_calm and draw(2, often=fails)
@@ -573,6 +681,25 @@ def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterato
 
         return write
 
+    kills = draw(2) * 0.02 if devices is not None else 0.0
+
+    def may_be_the_last(work: Any) -> Any:
+        def write(*arguments: Any, **options: Any) -> Any:
+            process = simulation.loop.process_now()
+            if process is not None and process is shims.mortal:
+                if kills and process.is_alive and not simulation.is_calm and draw(2, often=kills):
+                    process.kill()
+                if not process.is_alive:
+                    raise KilledError
+            return work(*arguments, **options)
+
+        return write
+
+    for name in WRITES:
+        patched = patch.object(os, name, may_be_the_last(getattr(os, name)))
+        patched.start()
+        simulation.at_end(patched.stop)
+    write_bytes = os.pwrite
     kernel = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
     kernel.kill = shims.signal
     disk = SimpleNamespace(**vars(kernel))
@@ -580,7 +707,6 @@ def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterato
     replaced = [
         (ranks, "os", kernel),
         (ranks, "kill_marked", shims.kill_marked),
-        (RankFolder, "launch", lambda folder, launch, at, lease_s: shims.launch(folder, launch, at, lease_s)),
         (meter, "cpu_seconds", lambda pids: dict.fromkeys(pids, 1.0)),
         (agent_module.secrets, "prepare_memory", lambda: None),
         (agent_module, "remove_keys", lambda _: None),
@@ -594,6 +720,20 @@ def _a_host(simulation: Simulation, shims: _Shims, commands: _Outbox) -> Iterato
         (spool, "_COMPACT_BYTES", 4_000),
         (RankFolder, "release", checked),
     ]
+
+    def launch(rank: RankFolder, _: Any, deadline: float, lease_s: float) -> _Shim:
+        rank.renew(deadline, lease_s)
+        return shims.begin(rank, deadline)
+
+    if devices is None:  # in the whole system a launch writes its lease alone, whose schedules go on as they were
+        replaced.append((RankFolder, "launch", launch))
+    else:
+        replaced.append((ranks, "subprocess", SimpleNamespace(Popen=shims.launch, PIPE=None, DEVNULL=None)))
+        replaced.append((SimulatedDriver, "read", devices.reads(SimulatedDriver.read)))
+        for name in ("set_power_limit", "reset_power_limit", "set_clock"):
+            replaced.append(
+                (SimulatedDriver, name, devices.asks(getattr(SimulatedDriver, name), clock="clock" in name))
+            )
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     with ExitStack() as stack:
         for where, name, stand_in in replaced:
@@ -612,14 +752,13 @@ async def play(simulation: Simulation) -> None:
     valkey = Client(simulation, store)
     plane = _Plane(simulation, valkey)
     simulation.holds("a job has one live gang at most", lambda: _twice(each.job_id for each in shims.running()))
-    simulation.holds(
-        "a device has one holder at most", lambda: _twice(n for each in shims.running() for n in each.devices)
-    )
+    simulation.holds("a device has one holder at most, or two that share it", lambda: _too_many_hold(shims.running()))
     simulation.holds("what is stopped before it starts does not", lambda: _started_though_stopped(plane, shims))
     simulation.holds("a gang starts once", lambda: next((k for k, n in shims.started.items() if n > 1), None))
     simulation.holds("one thread writes the spool at a time", lambda: _at_once(simulation, {"_write"}))
     simulation.holds("one thread uses the devices at a time", lambda: _at_once(simulation, USING_DEVICES))
-    with _a_host(simulation, shims, plane.outbox) as folder:
+    devices = plane.devices = _Devices(simulation)
+    with _a_host(simulation, shims, plane.outbox, devices) as folder:
         own = {"state_dir": folder / "state", "data_dir": folder / "state"}
         settings = AgentSettings.model_construct(**cast(Any, _settings() | own))
         plane.shims = shims
@@ -629,13 +768,28 @@ async def play(simulation: Simulation) -> None:
         agent: _Agent | None = None
         process = simulation.process()
         deaths = 0
-        while agent is None or not user.done() or any(not each.is_over for each in plane.allocations.values()):
+        while (
+            agent is None
+            or not process.is_alive
+            or not user.done()
+            or any(not each.is_over for each in plane.allocations.values())
+        ):
             if agent is None:
                 process = simulation.process()
                 plane.is_registered, plane.registering = False, 0
                 if draw(4) == 1:  # what an agent that was killed had begun to write
                     (settings.state_folder / "allocations" / ".draft").mkdir(parents=True, exist_ok=True)
-                agent = shims.agent = await process.start(_begin(simulation, settings, plane, valkey))
+                is_known = _is_known(settings)
+                shims.mortal = process if is_known and deaths < MOST_DEATHS else None
+                agent = await _of(process, _begin(simulation, settings, plane, valkey))
+                shims.agent = agent
+            if agent is None or not process.is_alive:  # killed between two writes
+                deaths += 1
+                if shims.beginning is not None:
+                    shims.beginning.lose_lock()
+                agent = shims.agent = None
+                await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
+                continue
             is_ready = await _is_ready(agent)
             is_known = agent.plane.is_registered
             simulation.check("a node that nobody knows is not ready", is_known or not is_ready)
@@ -645,12 +799,14 @@ async def play(simulation: Simulation) -> None:
                 process.start(_recut(agent))
             if running and draw(2, often=0.01):
                 shims.kill(running[draw(len(running))])
-            is_known = agent.spool.state is not None  # what was drawn before that, nobody can tell
-            if is_known and deaths < 4 and draw(2, often=0.06):
+            is_known = _is_known(settings)
+            if is_known and deaths < MOST_DEATHS:
+                shims.mortal = process
+            if is_known and deaths < MOST_DEATHS and draw(2, often=0.06):
                 deaths += 1
                 if draw(2):
                     await _until_the_spool_is_written(simulation)
-                has_stopped = draw(2) == 1 and await _stop(process, agent)
+                has_stopped = draw(2) == 1 and process.is_alive and await _stop(process, agent)
                 if not has_stopped:
                     process.kill()
                     agent.lose_lock()
@@ -667,6 +823,8 @@ async def play(simulation: Simulation) -> None:
         )
         simulation.check("what can be told is told", len(agent.spool) <= 2, str(len(agent.spool)))
         simulation.check("no control is left", not agent.controls.in_force)
+        left = store.xlen(command_stream(NODE))
+        simulation.check("a command that was obeyed is not kept", not left, str(left))
         await agent.check_ready()
         names = {each.name for each in agent.gangs.folder.parent.parent.iterdir()}
         simulation.check("nothing is written elsewhere", names == {settings.state_folder.name}, str(names))
@@ -694,13 +852,27 @@ async def _recut(agent: _Agent) -> None:
         await agent.meter.recut(agent.devices)
 
 
+def _is_known(settings: AgentSettings) -> bool:
+    """Whether an interval is on disk: what was drawn before that, nobody can tell."""
+    path = settings.state_folder / "energy.jsonl"
+    return path.exists() and path.read_bytes().count(b"\n") > 0
+
+
+async def _of(process: Process, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what work of a process comes to; None if it was killed meanwhile."""
+    task = process.start(work)
+    while not task.done() and process.is_alive:
+        await asyncio.wait([task], timeout=0.1)
+    return task.result() if process.is_alive else None
+
+
 async def _stop(process: Process, agent: _Agent) -> bool:
     """End the agent; return whether it could do all that it does at its end."""
     try:
-        await process.start(agent.stop())
+        await _of(process, agent.stop())
     except RuntimeError:  # no thread could be started
         return False
-    return True
+    return process.is_alive
 
 
 async def _until_the_spool_is_written(simulation: Simulation) -> None:
@@ -736,10 +908,14 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
             continue
         taken = {index for each in live for index in each.start.devices}
         free = [index for index in range(GPUS) if index not in taken]
+        alone = [index for index in taken if sum(index in each.start.devices for each in live) == 1]
+        shared = draw(3) == 1 and len(alone) > 0
+        if shared:
+            free = alone
         if not free:
             continue
         generations[job] = generations.get(job, 0) + 1
-        start = _a_gang(job, generations[job], free[: 1 + draw(2)])
+        start = _a_gang(job, generations[job], free[: 1 if shared else 1 + draw(2)], shares=shared)
         allocation = plane.allocations[start.allocation_id] = _Allocation(start, put_s=shim.clock())
         if draw(8) == 1:  # its stop overtakes it
             allocation.wants_stop, allocation.may_start = True, False
@@ -748,11 +924,13 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
         if draw(4) == 1:
             _send_strange_commands(plane, draw(6))
         if draw(3) == 1:
-            controls = DeviceControls(revision=2, power_limit_w=LIMIT_W, clock_mhz=None)
+            controls = DeviceControls(revision=2, power_limit_w=LIMIT_W, clock_mhz=(None, CLOCK_MHZ)[draw(2)])
             plane.outbox.put(SetDevices(allocation_id=start.allocation_id, settings=controls))
+            allocation.settings.append(controls)
             if draw(2):  # of an earlier revision, which comes late
                 stale = DeviceControls(revision=1, power_limit_w=None, clock_mhz=None)
                 plane.outbox.put(SetDevices(allocation_id=start.allocation_id, settings=stale))
+                allocation.settings.append(stale)
 
 
 def _send_strange_commands(plane: _Plane, which: int) -> None:
@@ -768,6 +946,10 @@ def _send_strange_commands(plane: _Plane, which: int) -> None:
         case 3:  # of a newer release
             plane.refused.add("new.1")
             outbox_.put({**document, "type": "start_gang", "allocation_id": "new.1", "new_field": 1})
+        case 4 if document.get("type") == "start_gang" and document["generation"] > 1:  # of a generation that is over
+            plane.stale.add("old.1")
+            plane.refused.add("old.1")
+            outbox_.put({**document, "allocation_id": "old.1", "generation": document["generation"] - 1})
         case 4:  # of a type that is not known
             outbox_.put({"type": "resize_gang", "allocation_id": "odd.1"})
         case _:
@@ -780,7 +962,7 @@ def _spec() -> JobSpec:
     return JobSpec.model_validate({"name": "job", "command": ["work"], "grace_s": 1.0, "progress": {"source": "http"}})
 
 
-def _a_gang(job: str, generation: int, devices: list[int]) -> StartGang:
+def _a_gang(job: str, generation: int, devices: list[int], *, shares: bool) -> StartGang:
     return StartGang(
         allocation_id=f"{job}.{generation}",
         job_id=job,
@@ -788,6 +970,7 @@ def _a_gang(job: str, generation: int, devices: list[int]) -> StartGang:
         tenant_id="t",
         spec=_spec(),
         devices=devices,
+        shares=shares,
         node_rank=0,
         rank_offset=0,
         nnodes=1,
@@ -812,8 +995,10 @@ def _check_energy(simulation: Simulation, plane: _Plane, shims: _Shims, agent: _
                 early_s = EPOCH_S + given.put_s - each.end_at.timestamp()
                 what = f"{usage.allocation_id}: {early_s:.1f} s"
                 simulation.check("no energy of a gang is earlier than the gang", early_s <= 0.0, what)
+    _check_intervals(simulation, plane, list(known.values()))
     told_j = sum(usage.gpu_energy_j for each in known.values() for usage in each.usages)
-    is_all = abs(told_j - metered_j) <= 1e-3 * metered_j + 500.0
+    has_failed = plane.devices is not None and plane.devices.has_failed  # then a model takes the place of the meter
+    is_all = has_failed or abs(told_j - metered_j) <= 1e-3 * metered_j + 500.0
     simulation.check("every joule is told once", is_all, f"{told_j:.1f} J are told, {metered_j:.1f} J were drawn")
     if deaths:
         return
@@ -829,6 +1014,31 @@ def _check_energy(simulation: Simulation, plane: _Plane, shims: _Shims, agent: _
                 )
 
 
+def _check_intervals(simulation: Simulation, plane: _Plane, known: list[EnergyInterval]) -> None:
+    """Intervals follow one another, come to what was metered, and name devices of their own gangs."""
+    by_boot: dict[str, list[EnergyInterval]] = {}
+    for each in sorted(known, key=lambda each: each.sequence):
+        by_boot.setdefault(each.boot_id, []).append(each)
+        booked_j = sum(usage.gpu_energy_j for usage in each.usages)
+        is_all = each.metered_gpu_energy_j is None or abs(each.metered_gpu_energy_j - booked_j) <= 1.0 + 1e-3 * booked_j
+        has_failed = plane.devices is not None and plane.devices.has_failed
+        what = f"{each.metered_gpu_energy_j} J were metered, {booked_j} J are told"
+        simulation.check("an interval comes to what was metered", is_all or has_failed, what)
+        length_s = (each.end_at - each.start_at).total_seconds()
+        simulation.check("an interval does not end before it begins", length_s >= 0, str(length_s))
+        for usage in each.usages:
+            given = plane.allocations.get(usage.allocation_id or "")
+            own = given is None or set(usage.devices) <= set(given.start.devices)
+            simulation.check("energy is of a gang's own devices", own, f"{usage.allocation_id}: {usage.devices}")
+            is_there = usage.until is None or not usage.gpu_energy_j or each.start_at <= usage.until <= each.end_at
+            simulation.check("who ended within an interval did so within it", is_there, str(usage.until))
+    for intervals in by_boot.values():
+        for one, other in pairwise(intervals):
+            gap_s = (other.start_at - one.end_at).total_seconds()
+            follows = other.sequence == one.sequence + 1 and abs(gap_s) < 1e-3
+            simulation.check("intervals follow one another", follows, f"{one.sequence}, {other.sequence}: {gap_s} s")
+
+
 def _started_though_stopped(plane: _Plane, shims: _Shims) -> str | None:
     return next((k for k in shims.started if not plane.allocations[k].may_start), None)
 
@@ -839,6 +1049,16 @@ def _twice(found: Iterator[Any]) -> str | None:
         if each in seen:
             return str(each)
         seen.add(each)
+    return None
+
+
+def _too_many_hold(running: list[StartGang]) -> str | None:
+    if len(running) < 2:
+        return None
+    for device in range(GPUS):
+        holders = [each for each in running if device in each.devices]
+        if len(holders) > 1 + any(each.shares for each in holders):
+            return f"{device}: {[each.allocation_id for each in holders]}"
     return None
 
 

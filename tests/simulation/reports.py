@@ -6,11 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
+from services.kit.edge import keys as edge_keys
 from services.kit.edge.keys import KeyCache
 from services.kit.problems import ProblemError, unavailable
 from services.telemetry import batches
 from tests.simulation.loop import Simulation
+
+MOST_ASKED = 2
+"""Keys that may be asked for at once: little, so that it is reached."""
 
 
 class _Telemetry:
@@ -91,11 +96,20 @@ async def play(simulation: Simulation) -> None:
         simulation.check("nothing is stored twice", stored.count(each) == 1, str(each))
 
 
+def _too_many(under_way: Mapping[str, int]) -> str | None:
+    asked = sum(under_way.values())
+    return f"{asked} keys" if asked > MOST_ASKED else None
+
+
 async def keys(simulation: Simulation) -> None:
     """Callers with the same key ask admission once; one that leaves takes nobody's answer along."""
     draw = simulation.choices.below
     asked: dict[str, int] = {}
     under_way: dict[str, int] = {}
+    bounded = patch.object(edge_keys, "MOST_REQUESTS", MOST_ASKED)
+    bounded.start()
+    simulation.at_end(bounded.stop)
+    simulation.holds("no more is asked at once than may be", lambda: _too_many(under_way))
     simulation.holds(
         "a key is asked for once at a time", lambda: next((k for k, n in under_way.items() if n > 1), None)
     )
@@ -120,7 +134,7 @@ async def keys(simulation: Simulation) -> None:
                 simulation.check("a caller is refused or told to wait", problem.status in (401, 503), str(problem))
 
     for number in range(1 + draw(6)):
-        simulation.start(caller(number % 3), may_be_cancelled=True)
+        simulation.start(caller(number % 4), may_be_cancelled=True)
     await simulation.everything()
     await simulation.quiet()
     simulation.check("nothing is asked for nobody", not cache._asking, str(cache._asking))

@@ -24,18 +24,20 @@ from services.kit.problems import ProblemError
 from services.router import upstream
 from services.router.answers import AnswerPasser
 from services.router.app import Router
+from services.router.breaker import FAILURES
 from services.router.dispatch import Dispatcher
 from services.router.door import Door
 from services.router.expectations import Expectations
-from services.router.fleet import Fleet
+from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
-from services.router.lanes import Lane, LaneRules, Lanes
+from services.router.lanes import Lane, LaneRules, Lanes, NoServerError, QueueFullError, Ticket
 from services.router.metrics import Metrics
 from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
 from services.router.probes import probe
 from services.router.settings import RouterSettings
-from services.router.upstream import CHECK_S, KEPT_S, Limits
+from services.router.upstream import CHECK_S, KEPT_S, Limits, UpstreamError
+from tests.simulation.kept import kept
 from tests.simulation.loop import EPOCH_S, SimulatedServer, Simulation
 from tests.support.routers import MODEL, a_routed_pool
 
@@ -51,7 +53,33 @@ BUSY, CLOSES, SILENT, BROKEN, NONSENSE, BREAKS_OFF = 1, 2, 3, 4, 5, 6
 TELLS_EARLY, CLOSES_AFTER, ANSWERS_TWICE, HAS_NO_LENGTH = 7, 8, 9, 10
 HAS_LARGE_HEAD, HAS_NO_STATUS, IS_LARGE, SWITCHES = 11, 12, 13, 14
 """What a model server does instead of answering as it should; from the second line on, to whole answers alone."""
+STATUS_OF = {"queue_full": 429, "no_server": 503, "upstream_timeout": 504, "upstream_busy": 503} | dict.fromkeys(
+    ("upstream_malformed", "upstream_too_large", "upstream_closed", "upstream_connect", "upstream_rate_limited"), 502
+)
 MALFORMED = (NONSENSE, HAS_LARGE_HEAD, HAS_NO_STATUS, SWITCHES)
+
+
+KEPT = frozenset(
+    f"{name}.{each}"
+    for name, known in {
+        "RouterSettings": ("__dict__", "__pydantic_fields_set__"),
+        "Fleet": ("servers", "pools", "_by_model"),
+        "Pool": ("servers", "by_class"),
+        "Server": ("lanes",),
+        "Lanes": ("_lanes",),
+        "Lane": ("servers", "others", "_gco2"),
+        "Origin": ("_addresses",),
+        "RequestWriter": ("_heads",),
+        "RateLimiter": ("_buckets",),
+        "Expectations": ("_counters",),
+        "AnswerLengths": ("_contexts",),
+        "_Context": ("counts", "sums", "shares"),
+        "Counter": ("values",),
+        "Histogram": ("_found",),
+    }.items()
+    for each in known
+)
+"""What a router knows of its table, its tenants and what it has learned, whether or not a request is there."""
 
 
 class _Requests:
@@ -61,9 +89,11 @@ class _Requests:
         worked_on: How often each request was worked on, by its number.
         outcomes: What became of it each time.
         has_changed: Whether a server was taken out or put back.
+        refuse_usage: Servers that know no such option of a request.
     """
 
     def __init__(self) -> None:
+        self.refuse_usage: set[str] = set()
         self.worked_on: dict[int, int] = {}
         self.outcomes: dict[int, list[int]] = {}
         self.has_changed = False
@@ -79,6 +109,7 @@ class _ModelServer(asyncio.Protocol):
         self._received = b""
         self._transport: Any = None
         self._answering: asyncio.Task[None] | None = None
+        self._has_ended = False
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -88,6 +119,7 @@ class _ModelServer(asyncio.Protocol):
             self._answering.cancel()
 
     def data_received(self, data: bytes) -> None:
+        self._simulation.check("nobody asks where an answer was to be the last", not self._has_ended, self._name)
         self._received += data
         head, mark, body = self._received.partition(b"\r\n\r\n")
         if not mark:
@@ -108,6 +140,10 @@ class _ModelServer(asyncio.Protocol):
         number = int(asked["user"])
         outcome = draw(7 if asked.get("stream") else 15, often=0.4)
         self._requests.outcomes.setdefault(number, []).append(outcome)
+        wants_usage = "stream_options" in asked
+        if wants_usage and self._name in self._requests.refuse_usage:
+            self._send(b"HTTP/1.1 400 Odd\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            return
         if outcome == BUSY:  # it works on none of it
             status = (503, 429)[draw(2)]
             self._send(b"HTTP/1.1 %d Busy\r\ncontent-length: 4\r\n\r\nbusy" % status)
@@ -125,7 +161,7 @@ class _ModelServer(asyncio.Protocol):
         if outcome in MALFORMED:
             self._send(_malformed(outcome))
             return
-        await (self._stream(number, outcome) if asked.get("stream") else self._whole(number, outcome))
+        await (self._stream(number, outcome, wants_usage) if asked.get("stream") else self._whole(number, outcome))
 
     async def _whole(self, number: int, outcome: int) -> None:
         usage = {"prompt_tokens": 3, "completion_tokens": 4}
@@ -138,10 +174,11 @@ class _ModelServer(asyncio.Protocol):
         self._send(early + head + (body[:9] if outcome == BREAKS_OFF else body))
         if outcome == ANSWERS_TWICE:
             self._send(head + body.replace(b'"for":', b'"not_for":'))
+        self._has_ended = outcome in (CLOSES_AFTER, HAS_NO_LENGTH)
         if outcome in (BREAKS_OFF, HAS_NO_LENGTH) or (outcome == CLOSES_AFTER and self._simulation.choices.below(2)):
             self._transport.close()
 
-    async def _stream(self, number: int, outcome: int) -> None:
+    async def _stream(self, number: int, outcome: int, wants_usage: bool) -> None:
         draw = self._simulation.choices.below
         self._send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         pieces = 1 + draw(3)
@@ -151,6 +188,9 @@ class _ModelServer(asyncio.Protocol):
                 self._transport.close()
                 return
             self._chunk(b"data: " + orjson.dumps({"for": number, "by": self._name, "at": at}) + b"\n\n")
+        if wants_usage:
+            usage = {"prompt_tokens": 3, "completion_tokens": pieces}
+            self._chunk(b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n")
         self._chunk(b"data: [DONE]\n\n")
         self._send(b"0\r\n\r\n")
 
@@ -184,7 +224,9 @@ class _Client:
         self.may_repeat = draw(4) != 1
         words = "word " * (LONG_WORDS if draw(2) else 2)
         body = {"model": MODEL, "user": str(number), "messages": [{"role": "user", "content": words}]}
+        self.wants_usage = self.is_stream and draw(4) == 1
         body |= {"stream": True} if self.is_stream else {}
+        body |= {"stream_options": {"include_usage": True}} if self.wants_usage else {}
         body |= {} if self.may_repeat else {"store": True}
         if draw(8, often=0.3) == 1:
             body |= {"padding": "x" * BODY_BYTES}
@@ -196,6 +238,7 @@ class _Client:
         self._simulation = simulation
         self._sent = 0
         self.status = 0
+        self.headers: dict[bytes, bytes] = {}
         self.content = b""
         self.is_complete = False
         self.has_left = False
@@ -231,9 +274,12 @@ class _Client:
         if draw(4, often=0.1):
             await asyncio.sleep(0.05)  # a slow client
         check = self._simulation.check
+        has_asked = self._sent == self._pieces or not self.has_left
+        check("who left before he had asked gets no answer", has_asked, str(self.number))
         if message["type"] == "http.response.start":
             check("a request has one answer", not self.status, f"{self.number}: {self.status}, {message['status']}")
             self.status = message["status"]
+            self.headers = dict(message["headers"])
             return
         check("a request has one answer", bool(self.status) and not self.is_complete, str(self.number))
         self.content += message["body"]
@@ -250,6 +296,8 @@ class _Client:
             return None if self.status in (413, 429, 503) else f"{self.status} to {len(self._body)} bytes"
         if b"The router failed" in self.content:
             return self.content.decode()
+        if self.status == 400 and self.wants_usage:
+            return None
         if self.status != 200:
             return None if self.status in REFUSALS and self.is_complete else f"{self.status}: {self.content[:80]!r}"
         if not self.is_stream:
@@ -258,11 +306,16 @@ class _Client:
         events = [each.strip() for each in self.content.split(b"\n\n") if each.startswith(b"data:")]
         told = [orjson.loads(each[5:]) for each in events if b"[DONE]" not in each]
         pieces = [each for each in told if "for" in each]
+        stated = sum(each.get("usage") is not None for each in told)
+        if stated and not self.wants_usage:
+            return "usage that was not asked for"
         if any(each["for"] != self.number for each in pieces) or len({each["by"] for each in pieces}) > 1:
             return "pieces of other answers"
         if [each["at"] for each in pieces] != list(range(len(pieces))):
             return "pieces are missing"
         is_whole = any(b"[DONE]" in each for each in events)
+        if is_whole and self.wants_usage and stated != 1:
+            return f"usage is told {stated} times"
         return None if is_whole != any("error" in each for each in told) else "it breaks off, and does not say so"
 
 
@@ -319,7 +372,8 @@ def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
     made.limits = LIMITS
     made.upstream_keys = _UpstreamKeys()
     expectations = Expectations()
-    nothing = cast(Any, SimpleNamespace(**dict.fromkeys(("end", "first", "gap", "whole", "served"), lambda *_: None)))
+    stubs: dict[str, Any] = dict.fromkeys(("end", "first", "gap", "whole", "served"), lambda *_: None)
+    nothing = cast(Any, SimpleNamespace(**stubs | {"gap": _gap}))
     dispatcher = Dispatcher(
         settings,
         router.fleet,
@@ -335,6 +389,12 @@ def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
     made.gate = Gate(settings, cast(Any, _Keys()))
     made.gate.limiter = RateLimiter(clock_s)
     made.door = Door(router.fleet, router.gate, dispatcher)
+
+
+def _gap(server: str, request_class: str, gap_s: float, events: int) -> None:
+    """Take in the time between events of a stream; its own failure is the router's, which the client sees."""
+    assert gap_s >= 0
+    assert events > 0, "there was an event"
 
 
 class _Servers:
@@ -381,6 +441,7 @@ async def play(simulation: Simulation) -> None:
     """Requests arrive, wait, leave, are refused, preempted and answered; at the end every place is free."""
     draw = simulation.choices.below
     requests = _Requests()
+    requests.refuse_usage = {name for name in ("a", "b", "c") if draw(6) == 1}
     servers = _Servers(simulation, requests)
     router = _router(simulation)
     router._adopt(servers.table())
@@ -390,6 +451,15 @@ async def play(simulation: Simulation) -> None:
     simulation.holds("a server on trial has one request, which lives", lambda: _tried_for_nobody(router))
     simulation.rests("no server with room stands beside a request that may use it", lambda: _stands_by(router))
     simulation.holds("no more is held in memory than may be", lambda: _too_much(router))
+    simulation.holds("only a server that has failed is ejected", lambda: _ejected_for_nothing(simulation, router))
+    judges = (
+        (Lane, "take", _judged(simulation, Lane.take)),
+        (Dispatcher, "_note_failure", _noted(simulation, Dispatcher._note_failure)),
+    )
+    for where, name, judge in judges:
+        judged = patch.object(where, name, judge)
+        judged.start()
+        simulation.at_end(judged.stop)
     with patch.multiple(upstream, HIGH_WATER=WAITING_BYTES, MOST_HEAD_BYTES=HEAD_BYTES):
         asked = [
             simulation.start(_ask(simulation, router, requests, client), may_be_cancelled=True) for client in clients
@@ -417,6 +487,8 @@ async def play(simulation: Simulation) -> None:
         await asyncio.sleep(KEPT_S / 2)
         await router._check()
     await asyncio.sleep(1.0)
+    left = kept(router, but=KEPT)
+    check("nothing is kept of who has gone", not left, str(left))
     idle = [server.id for server in fleet.every_server() if server.origin.idle]
     check("what nobody has used for long is closed", not idle, str(idle))
 
@@ -461,7 +533,7 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
     outcomes = requests.outcomes.get(client.number, [])
     waited_s = simulation.loop.time() - client.asked_s
     is_json = client.status >= 400 and client.content.startswith(b"{")
-    code = orjson.loads(client.content)["error"]["code"] if is_json else ""
+    code = orjson.loads(client.content).get("error", {}).get("code", "") if is_json else ""
     settings, servers = router.settings, router.fleet.servers.values()
     is_true = {
         "queue_full": waited_s >= settings.queue_timeout_s - 0.01 or simulation.living > settings.max_queue,
@@ -472,6 +544,10 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         "upstream_too_large": IS_LARGE in outcomes,
         "upstream_closed": CLOSES in outcomes or BREAKS_OFF in outcomes or simulation.loop.has_cut,
     }.get(code, True)
+    if code and STATUS_OF.get(code, client.status) != client.status:
+        return f"{client.number}: {client.status} for {code}"
+    if code in STATUS_OF and client.status in (429, 503) and b"retry-after" not in client.headers:
+        return f"{client.number}: {code}, and not when to come again"
     if client.status == 500:
         is_true = BROKEN in outcomes
     if client.status == 200 and not client.is_stream:
@@ -520,6 +596,53 @@ def _tried_for_nobody(router: Router) -> str | None:
         return f"{tried}, and {router.gate.in_flight} requests live"
     ejected = [server.id for server in router.fleet.every_server() if server.breaker.opened_s is not None]
     return None if set(tried) <= set(ejected) else f"{tried} are tried, and {ejected} are ejected"
+
+
+def _judged(simulation: Simulation, take: Any) -> Any:
+    """Have nobody wait for servers none of which may be given requests, nor be refused while one of them may."""
+
+    async def judge(self: Lane, ticket: Ticket, timeout_s: float) -> Any:
+        now_s, excluded = simulation.loop.time(), ticket.request.excluded
+        known = [each for each in (*self.servers, *self.others) if each.id not in excluded]
+        passes = [each.id for each in known if each.breaker.passes(now_s)]
+        taking = take(self, ticket, timeout_s)
+        try:
+            return await taking
+        except NoServerError:
+            there = (*self.servers, *self.others)
+            still = [each.id for each in there if each.id in passes and each.breaker.passes(now_s)]
+            waited = simulation.loop.time() > now_s
+            simulation.check("who is told that there is no server has none", waited or not still, str(still))
+            raise
+        except QueueFullError:
+            simulation.check("nobody waits where no server may be asked", bool(passes), ticket.request.id)
+            raise
+
+    return judge
+
+
+def _noted(simulation: Simulation, note: Any) -> Any:
+    """Have each failure count that is a server's own."""
+
+    def judge(self: Dispatcher, ticket: Ticket, server: Server, error: UpstreamError) -> None:
+        before = server.breaker.failures
+        note(self, ticket, server, error)
+        is_own = error.reason not in ("preempted", "no_key", "rate_limited")
+        counts = server.breaker.failures == before + is_own
+        simulation.check("what a server has failed in counts", counts, f"{server.id}: {error.reason}")
+        is_ejected = error.reason != "connect" or server.breaker.opened_s is not None
+        simulation.check("who cannot be reached is ejected", is_ejected, server.id)
+
+    return judge
+
+
+def _ejected_for_nothing(simulation: Simulation, router: Router) -> str | None:
+    for server in router.fleet.every_server():
+        breaker = server.breaker
+        is_refused = server.origin.port in simulation.loop.refused_at
+        if breaker.opened_s is not None and breaker.failures < FAILURES and not is_refused:
+            return f"{server.id} after {breaker.failures} failures"
+    return None
 
 
 def _too_much(router: Router) -> str | None:

@@ -42,9 +42,9 @@ class Tally:
     cpu_s: float = 0.0
 
 
-def play_once(play: Play, source: int | Sequence[int]) -> tuple[Simulation, BreachError | None]:
-    """Run a scenario with a seed or a record; return the run, and its breach if there was one."""
-    choices = Choices(source)
+def play_once(play: Play, source: int | Sequence[int] | Choices) -> tuple[Simulation, BreachError | None]:
+    """Run a scenario with a seed, a record or choices; return the run, and its breach if there was one."""
+    choices = source if isinstance(source, Choices) else Choices(source)
     # How wild a schedule is differs from run to run: most faults need one unlikely choice, not many.
     disorder, haste, cancels, cuts = (
         each[choices.below(len(each))]

@@ -1,15 +1,19 @@
-"""Instances of model servers from wanted to ended: what the controller asks over HTTP, and the steps that it takes.
+"""Instances of model servers from wanted to ended: the real controller, before admission, servers and its rows.
 
-The rows are in memory; which of them belong to a plan is SQL and not part of this. The controller is killed and begins
-again, and for a while there are two.
+What its repository says in SQL is said of rows in memory: an owner that another transaction holds is left out, a change
+counts if the instance is in the state that it was read in, a transaction is kept whole or not at all, and its answer
+may be lost. Controllers are killed, end and begin again, and for a while there are two. Plans and specs change,
+owners are deleted, GPUs are few, jobs fail, are queued again and disappear, servers are silent or somebody else's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,55 +22,116 @@ import orjson
 
 from services.contracts.codes import ProblemCode
 from services.contracts.jobs import SubmissionAnswer, SubmissionAnswers, SubmissionRequest, SubmittedJob
-from services.contracts.serving import InstanceState, PoolSpec, ServerProbes
+from services.contracts.nodes import Listener
+from services.contracts.serving import InstanceState, PoolSpec
 from services.core.domain.jobs import JobState
+from services.core.domain.reasons import Reason
+from services.db.sealing import Sealer
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
-from services.serving.controller.advance import advance, drain, one_by_one
-from services.serving.controller.controller import Controller
+from services.kit.tasks import end_tasks
+from services.serving.controller.backoff import FIRST_S, LONGEST_S, Life
+from services.serving.controller.controller import DELETE_EVERY_S, PATIENCE_S, Controller
+from services.serving.controller.diff import STAYING
+from services.serving.controller.probes import KEYED_PATH, Prober
 from services.serving.controller.server_jobs import ServerJobs
-from services.serving.instances import Instance, InstanceJob, InstanceReason, InstanceTerms, pool_blueprint
-from tests.simulation.loop import Process, Simulation
+from services.serving.instances import (
+    APP_PREFIX,
+    LEFT_AS_PLANNED,
+    Instance,
+    InstanceJob,
+    InstanceReason,
+    pool_blueprint,
+)
+from services.serving.repository.instances import InstanceOwner, NewInstance, PlanInForce
+from tests.simulation.loop import EPOCH_S, Process, Simulation
 from tests.support.pools import a_pool
 
-POOL = "chat"
-LOOK_S = 1.0
+LOOK_S, PROBE_S = 1.0, 2.0
+READY_S, UNHEALTHY_S, DRAIN_MIN_S, DRAIN_S = 20.0, 6.0, 3.0, 12.0
+"""Time limits of the probes, shorter than anybody would have them."""
+SLACK_S = 4.0
+"""What an observation may be old when it is written down."""
+CALM_S = 260.0
+"""Within this time every owner has what its plan wants, if nothing fails any more."""
+CLASSES = ("S", "L")
+LIVE = frozenset(InstanceState) - {InstanceState.ENDED}
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
-    """A job at admission."""
+    """A job at admission, and the server that it runs.
+
+    Attributes:
+        answers_at_s: When the server answers first, of the present run.
+        silent_s: Between which times it does not answer.
+        answered: Runs in which its server answered, by when they began.
+        failed_s: When it did not answer, since it last did.
+        lists: Who listens on its port.
+        makes_of_key: The statuses of the path that needs the key, with it and without.
+    """
 
     id: str
     instance: str
-    runs_at_s: float
+    zone: str
     ends_at_s: float
+    runs_at_s: float = 0.0
     state: JobState = JobState.QUEUED
+    reason: str | None = Reason.NOT_ENOUGH_FREE_GPUS.value
+    queued_at: datetime = field(default_factory=utc_now)
     running_at: datetime | None = None
     cancel_requested: bool = False
+    url: str | None = None
+    answers_at_s: float = 0.0
+    silent_s: tuple[float, float] = (0.0, 0.0)
+    answered: set[datetime] = field(default_factory=set[datetime])
+    failed_s: list[float] = field(default_factory=list[float])
+    listener: Listener | None = None
+    makes_of_key: tuple[int, int] = (200, 200)
+    empties_s: list[float] = field(default_factory=list[float])
+    held: int = 0
 
 
 class _Admission:
-    """Admission and the scheduler: jobs by the keys of their submissions, which run after a while."""
+    """Admission, the scheduler and its nodes: jobs by the keys of their submissions, which run while GPUs are free."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, gpus: int) -> None:
         self._simulation = simulation
+        self.gpus = gpus
         self.jobs: dict[str, _Job] = {}
-        self._keyed: dict[str, str] = {}
+        self.keyed: dict[str, str] = {}
         self.refused: set[str] = set()
+        self.has_failed = False
+        self.removed: set[str] = set()
 
     async def call(self, method: str, path: str, answer: Any, *, body: SubmissionRequest) -> SubmissionAnswers:
         """Answer submissions, as ``ServiceClient.call``."""
-        return await self._simulation.boundary(
-            lambda: SubmissionAnswers(answers=[self._submit(each) for each in body.entries]),
-            unavailable("Admission"),
-            may_repeat=True,
-        )
+        return await self._reach(lambda: SubmissionAnswers(answers=[self._submit(each) for each in body.entries]))
+
+    async def request(self, method: str, path: str, *, identity: Any) -> None:
+        """Cancel a job, as ``ServiceClient.request``."""
+        job = self.jobs.get(path.split("/")[3])
+
+        def cancel() -> None:
+            if job is None or job.state.is_final:
+                raise ProblemError(409, ProblemCode.CONFLICT, "It has ended.")
+            job.cancel_requested = True
+
+        await self._reach(cancel)
+
+    async def _reach(self, work: Callable[[], Any]) -> Any:
+        away = unavailable("Admission")
+        try:
+            return await self._simulation.boundary(work, away, may_repeat=True)
+        except ProblemError as error:
+            self.has_failed |= error is away
+            raise
 
     def _submit(self, entry: Any) -> SubmissionAnswer:
         draw = self._simulation.choices.below
-        instance = str(orjson.loads(entry.body)["environment"]["WATTSHIFT_INSTANCE"])
-        known = self._keyed.get(entry.idempotency_key)
+        document = orjson.loads(entry.body)
+        instance = str(document["environment"]["WATTSHIFT_INSTANCE"])
+        known = self.keyed.get(entry.idempotency_key)
         if known is None and not self._simulation.is_calm:
             outcome = draw(3, often=0.2)
             if outcome == 1 or instance in self.refused:
@@ -77,31 +142,52 @@ class _Admission:
         if known is None:
             now_s = self._simulation.loop.time()
             job_id = f"job_{len(self.jobs)}"
-            runs_at_s = now_s + draw(6)
-            ends_at_s = runs_at_s + (1e9 if draw(4, often=0.5) != 1 else float(draw(10)))
-            self.jobs[job_id] = _Job(job_id, instance, runs_at_s, ends_at_s)
-            known = self._keyed[entry.idempotency_key] = job_id
+            ends_at_s = now_s + (1e9 if draw(4, often=0.5) != 1 else float(draw(40)))
+            self.jobs[job_id] = _Job(job_id, instance, document["service"]["zone"], ends_at_s, now_s + draw(6))
+            known = self.keyed[entry.idempotency_key] = job_id
         told = SubmittedJob(id=known, name=entry.idempotency_key, state=JobState.QUEUED, submitted_at=utc_now())
         return SubmissionAnswer(status=201, body=told.model_dump_json())
 
-    async def request(self, method: str, path: str, *, identity: Any) -> None:
-        """Cancel a job, as ``ServiceClient.request``."""
-
-        def cancel() -> None:
-            self.jobs[path.split("/")[3]].cancel_requested = True
-
-        await self._simulation.boundary(cancel, unavailable("Admission"), may_repeat=True)
-
     def go_on(self) -> None:
-        """Have jobs run and end."""
-        for job in self.jobs.values():
-            now_s = self._simulation.loop.time()
+        """Have jobs run, as far as GPUs go, end, be queued again, and be forgotten."""
+        now_s, draw, is_calm = self._simulation.loop.time(), self._simulation.choices.below, self._simulation.is_calm
+        running = Counter(job.zone for job in self.jobs.values() if job.state is JobState.RUNNING)
+        for job in list(self.jobs.values()):
             if job.state.is_final:
-                continue
-            if job.cancel_requested or now_s >= job.ends_at_s:
+                if not is_calm and draw(2, often=0.02):
+                    self._remove(job)
+            elif job.cancel_requested or (now_s >= job.ends_at_s and not is_calm):
+                running[job.zone] -= job.state is JobState.RUNNING
                 job.state = JobState.CANCELLED if job.cancel_requested else JobState.FAILED
-            elif now_s >= job.runs_at_s and job.state is JobState.QUEUED:
-                job.state, job.running_at = JobState.RUNNING, utc_now()
+                job.reason, job.url = "exited", None
+            elif job.state is JobState.RUNNING and not is_calm and draw(2, often=0.02):  # its node is lost
+                running[job.zone] -= 1
+                job.state, job.reason, job.url = JobState.QUEUED, Reason.NODE_CLOSED.value, None
+                job.queued_at, job.running_at, job.listener = utc_now(), None, None
+                job.runs_at_s = now_s + draw(8)
+            elif job.state is JobState.QUEUED and now_s >= job.runs_at_s and running[job.zone] < self.gpus:
+                running[job.zone] += 1
+                self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        draw, now_s, is_calm = self._simulation.choices.below, self._simulation.loop.time(), self._simulation.is_calm
+        job.state, job.reason, job.running_at = JobState.RUNNING, None, utc_now()
+        job.url = f"http://{job.id}" if draw(2) else f"http://{job.id}:{now_s}"
+        job.answers_at_s = now_s + (0.0, 1.0, 4.0, 1e9)[draw(3 if is_calm else 4)]
+        job.failed_s, job.silent_s, job.empties_s = [], (0.0, 0.0), []
+        if not is_calm and draw(4) == 1:
+            begin_s = now_s + draw(30)
+            job.silent_s = begin_s, begin_s + (1.0, 4.0, 1e9)[draw(3)]
+        kinds = (None, Listener.OWN, Listener.UNCHECKED, Listener.FOREIGN)
+        job.listener = kinds[draw(3 if is_calm else 4, often=0.5)]
+        if job.listener is Listener.OWN and draw(2):
+            job.listener = Listener.NONE  # until it answers
+        job.makes_of_key = ((200, 200), (200, 401), (404, 404), (401, 401), (503, 200))[draw(3 if is_calm else 5)]
+
+    def _remove(self, job: _Job) -> None:
+        if self.keyed.get(job.instance) == job.id:
+            self.removed.add(job.instance)
+            del self.jobs[job.id]
 
 
 def _refusal(status: int, code: ProblemCode) -> SubmissionAnswer:
@@ -109,118 +195,620 @@ def _refusal(status: int, code: ProblemCode) -> SubmissionAnswer:
     return SubmissionAnswer(status=status, body=problem.model_dump_json())
 
 
-class _Prober:
-    """Servers, which answer when their jobs run, mostly."""
+class _Session:
+    """Servers, in the place of an ``aiohttp.ClientSession``: they answer when their jobs run, mostly."""
 
     def __init__(self, simulation: Simulation, admission: _Admission) -> None:
         self._simulation, self._admission = simulation, admission
+        self.asked = 0
 
-    async def answers(self, url: str) -> bool:
-        """Whether a server answers."""
-        job = self._admission.jobs[url.split("/")[2]]
-        fails = self._simulation.choices.below(2, often=0.0 if self._simulation.is_calm else 0.1)
-        return await self._simulation.boundary(lambda: job.state is JobState.RUNNING and not fails)
+    @asynccontextmanager
+    async def get(self, url: str, *, headers: Any = None, **_: Any) -> AsyncIterator[Any]:
+        """Answer health, load, and the path that needs a key."""
+        address, path = url.removeprefix("http://").split("/", 1)
+        job = self._admission.jobs.get(address.partition(":")[0])
+        self.asked += 1
+        self._simulation.check("no more servers are asked at once than may be", self.asked <= 2, str(self.asked))
+        try:
+            status, body = await self._simulation.boundary(
+                lambda: self._answer(job, address, f"/{path}", headers), ConnectionError("refused")
+            )
+        except ConnectionError:
+            if job is not None and path == "health":
+                self._note_failure(job)
+            raise
+        finally:
+            self.asked -= 1
 
-    async def held(self, url: str, names: Any) -> float | None:
-        """Return how many requests it holds."""
-        return 0.0 if await self.answers(url) else None
+        async def chunks(_: int) -> AsyncIterator[bytes]:
+            yield body
+
+        yield SimpleNamespace(status=status, content=SimpleNamespace(iter_chunked=chunks))
+
+    def _answer(self, job: _Job | None, address: str, path: str, headers: Any) -> tuple[int, bytes]:
+        now_s, is_calm = self._simulation.loop.time(), self._simulation.is_calm
+        fails = not is_calm and self._simulation.choices.below(2, often=0.1)
+        is_silent = job is not None and not is_calm and job.silent_s[0] <= now_s < job.silent_s[1]
+        if job is None or job.url != f"http://{address}" or now_s < job.answers_at_s or fails or is_silent:
+            if job is not None and path == "/health":
+                self._note_failure(job)
+            return 503, b""
+        if job.listener is Listener.NONE:
+            job.listener = Listener.OWN
+        if path == KEYED_PATH:
+            has_key = "authorization" in (headers or {})
+            own = job.listener is not Listener.FOREIGN or not has_key
+            self._simulation.check("a key is shown to nobody else", own, job.instance)
+            return job.makes_of_key[0 if has_key else 1], b""
+        if path == "/metrics":
+            if not job.held:
+                job.empties_s.append(now_s)
+            return 200, b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\n" % job.held
+        assert job.running_at is not None
+        job.answered.add(job.running_at)
+        return 200, b""
+
+    def _note_failure(self, job: _Job) -> None:
+        job.failed_s.append(self._simulation.loop.time())
+
+
+@dataclass(eq=False)
+class _Transaction:
+    """What a transaction has locked, and will change."""
+
+    process: Process
+    changes: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    added: list[NewInstance] = field(default_factory=list[NewInstance])
+    removed: list[str] = field(default_factory=list[str])
+    moves: list[tuple[Instance, dict[str, Any]]] = field(default_factory=list[tuple[Instance, dict[str, Any]]])
+
+
+class _World:
+    """The rows: owners, plans and instances; and what is asked of each change to them."""
+
+    def __init__(self, simulation: Simulation, admission: _Admission) -> None:
+        self.simulation, self.admission = simulation, admission
+        self.owners: dict[str, InstanceOwner] = {}
+        self.plans: dict[str, PlanInForce] = {}
+        self.rows: dict[str, Instance] = {}
+        self.made_at: dict[str, float] = {}
+        self.locks: dict[str, _Transaction] = {}
+        self.held: dict[str, int] = {}
+        self.given_up: set[str] = set()
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds."""
+        return self.simulation.loop.time()
+
+    def is_locked(self, key: str, by: _Transaction | None = None) -> bool:
+        """Whether another transaction, of a process that lives, holds an owner."""
+        holder = self.locks.get(key)
+        return holder is not None and holder is not by and holder.process.is_alive
+
+    def live(self, key: str | None = None) -> list[Instance]:
+        """Return the instances that have not ended, with their jobs."""
+        found = [each for each in self.rows.values() if each.state in LIVE and key in (None, each.pool)]
+        return [self._read(each) for each in sorted(found, key=lambda each: each.id)]
+
+    def job_of(self, row: Instance) -> _Job | None:
+        """Return the job of an instance, which is found by the key of its submission, too."""
+        return self.admission.jobs.get(row.job_id or self.admission.keyed.get(row.id, ""))
+
+    def _read(self, row: Instance) -> Instance:
+        found = self.admission.keyed.get(row.id)
+        job = self.job_of(row)
+        seen = job and InstanceJob(
+            job.state,
+            reason=job.reason,
+            cancel_requested=job.cancel_requested,
+            queued_at=job.queued_at,
+            url=job.url,
+            running_at=job.running_at,
+            listener=job.listener,
+        )
+        return replace(row, job_id=row.job_id or found, job=seen)
+
+    @asynccontextmanager
+    async def transaction(self, process: Process) -> AsyncIterator[_Transaction]:
+        """Yield a transaction, which is kept at its end or not."""
+        mine = _Transaction(process)
+        await asyncio.sleep(0)
+        try:
+            yield mine
+            if mine.changes:
+                await self.simulation.boundary(lambda: self._commit(mine), ConnectionError("lost"))
+        finally:
+            for key in [key for key, each in self.locks.items() if each is mine]:
+                del self.locks[key]
+
+    def _commit(self, mine: _Transaction) -> None:
+        review = _Review(self, mine)
+        for change in mine.changes:
+            change()
+        review.look()
+
+    def move(self, each: Instance, change: dict[str, Any]) -> None:
+        """Change a row that is in the state in which it was read."""
+        row = self.rows.get(each.id)
+        self.simulation.check("what is changed is as it was read", row is not None and row.state is each.state, each.id)
+        if row is not None and row.state is each.state:
+            self.rows[each.id] = replace(row, **change)
+
+    def make(self, new: NewInstance) -> None:
+        """Add a row."""
+        self.rows[new.id] = Instance(
+            new.id,
+            new.owner.key,
+            new.owner.tenant_id,
+            new.place,
+            new.mode,
+            InstanceState.WANTED,
+            new.terms,
+            utc_now(),
+            partition=new.partition,
+            request_class=new.request_class,
+            process=new.terms.process(),
+            sealed_key=new.sealed_key,
+        )
+        self.made_at[new.id] = self.now_s
+
+
+class _Review:
+    """What is asked of a transaction: whether what it did was right by what is true of jobs and servers."""
+
+    def __init__(self, world: _World, mine: _Transaction) -> None:
+        self._world, self._mine = world, mine
+        self._before = dict(world.rows)
+        self._check = world.simulation.check
+
+    def look(self) -> None:
+        """Check everything that was changed."""
+        for each, change in self._mine.moves:
+            if "state" in change:
+                self._look_at(each, change)
+        for name in {each.pool for each, _ in self._mine.moves}:
+            self._look_at_all(name)
+        if self._mine.added:
+            self._look_at_new(self._mine.added[0].owner)
+        for key in self._mine.removed:
+            left = [each.id for each in self._world.rows.values() if each.pool == key and each.state in LIVE]
+            owner = self._world.owners.get(key)
+            self._check("nobody is removed who is wanted", owner is None, key)
+            self._check("an owner is removed when nothing of it is left", not left, f"{key}: {left}")
+
+    def _look_at(self, each: Instance, change: dict[str, Any]) -> None:
+        world, job, now_s = self._world, self._world.job_of(each), self._world.now_s
+        row = world.rows.get(each.id, each)
+        reason = row.reason
+        what = f"{each.id}: {each.state.value} to {row.state.value}, {reason}"
+        if row.state is InstanceState.READY and each.state is InstanceState.STARTING:
+            self._check("who is ready has answered", job is None or bool(job.answered), what)
+            self._check("who is ready has an address", row.url is not None and row.ready_at is not None, what)
+        if row.state is InstanceState.READY:
+            self._check("who is ready has no reason not to be", reason is None and row.draining_at is None, what)
+        if row.state is InstanceState.ENDED:
+            is_over = job is None or job.state.is_final
+            self._check("an instance ends after its job", is_over, what)
+            self._check("what has ended keeps no secret", row.sealed_key is None or job is None, what)
+        if each.state is InstanceState.READY and row.state is InstanceState.STARTING:
+            self._check("who starts again does not get requests", row.url is None and row.ready_at is None, what)
+        if each.state is InstanceState.DRAINING and row.state is InstanceState.STOPPING:
+            self._look_at_drained(each, job, what)
+        if reason == each.reason:
+            return
+        is_true = {
+            InstanceReason.PORT_TAKEN.value: lambda: job is not None,
+            InstanceReason.NOT_READY.value: lambda: (
+                each.job is not None
+                and each.job.running_at is not None
+                and now_s - _s(each.job.running_at) >= READY_S - 1e-3
+            ),
+            InstanceReason.UNHEALTHY.value: lambda: (
+                job is None or (len(job.failed_s) > 1 and now_s - job.failed_s[0] >= UNHEALTHY_S)
+            ),
+            InstanceReason.JOB_MISSING.value: lambda: each.id in world.admission.removed,
+            InstanceReason.REFUSED.value: lambda: each.id in world.admission.refused,
+            InstanceReason.ADMISSION_UNAVAILABLE.value: lambda: world.admission.has_failed,
+        }.get(reason or "", lambda: True)()
+        self._check("an instance is told a reason that is true", is_true, what)
+        if reason in (InstanceReason.POOL_DELETED, InstanceReason.APP_DELETED):
+            owner = world.owners.get(each.pool)
+            is_right = owner is None or (owner.is_deleted and owner.is_app is (reason == InstanceReason.APP_DELETED))
+            self._check("an instance is told a reason that is true", is_right, what)
+
+    def _look_at_drained(self, each: Instance, job: _Job | None, what: str) -> None:
+        assert each.draining_at is not None
+        drained_s = self._world.now_s - _s(each.draining_at)
+        runs = job is not None and job.url == each.url and job.running_at is not None and each.job is not None
+        if not runs or each.job is None or each.job.running_at != job.running_at or drained_s >= DRAIN_S - 1e-3:  # type: ignore[union-attr]
+            return
+        if each.ready_at is None or job.running_at > each.ready_at:  # type: ignore[union-attr, operator]
+            return
+        is_empty = job is not None and len(job.empties_s) >= 2
+        self._check("who drains has nothing to do when it is stopped", is_empty, what)
+        self._check("routers may hear of it before it is stopped", drained_s >= DRAIN_MIN_S - 1e-3, what)
+
+    def _look_at_all(self, name: str) -> None:
+        """Not all that serve are given up at once, and none is drained before another one is there."""
+        rows = self._world.rows
+        before = {key for key, each in self._before.items() if each.pool == name and each.state is InstanceState.READY}
+        after = {key for key, each in rows.items() if each.pool == name and each.state is InstanceState.READY}
+        gone = [key for key in sorted(before - after) if key in rows and rows[key].reason != self._before[key].reason]
+        silent = [key for key in gone if rows[key].reason == InstanceReason.UNHEALTHY.value]
+        is_some_left = len(before) < 2 or len(silent) < len(before)
+        self._check("not all are given up at once", is_some_left, f"{name}: {silent}")
+        drained = [key for key in gone if rows[key].state is InstanceState.DRAINING]
+        owner = self._world.owners.get(name)
+        if owner is None or owner.is_deleted or after or set(drained) <= owner.leave or before == set(silent):
+            return
+        wants = self._wanted(owner)
+        starts = [key for key, each in rows.items() if each.pool == name and each.state in STAYING]
+        waits = any(self._waits(rows[key]) for key in starts)
+        self._check("one is there before another leaves", not sum(wants.values()) or waits, f"{name}: {drained}")
+
+    def _waits(self, row: Instance) -> bool:
+        """Whether it waits for GPUs, or did when the transaction read it."""
+        job = self._world.job_of(row)
+        if job is None or job.state is not JobState.QUEUED:
+            return job is not None and job.running_at is not None and self._world.now_s - _s(job.running_at) < LOOK_S
+        return utc_now() - job.queued_at >= timedelta(seconds=PATIENCE_S)
+
+    def _wanted(self, owner: InstanceOwner) -> Counter[tuple[str, str]]:
+        plan = owner.target if owner.is_app else self._world.plans.get(owner.plan_id or "")
+        if plan is None or owner.is_deleted:
+            return Counter()
+        return Counter({at: sum(n for name, n in classes.items() if name) for at, classes in plan.target.items()})
+
+    def _look_at_new(self, owner: InstanceOwner) -> None:
+        """No more are made than are wanted, and none just after one of its kind has failed."""
+        world = self._world
+        present = world.owners.get(owner.key)
+        self._check("nothing is made for who is deleted", present is None or not owner.is_deleted, owner.key)
+        plan = owner.target if owner.is_app else world.plans.get(owner.plan_id or "")
+        target = plan.target if plan is not None else {}
+        for at in {(each.place, each.mode) for each in self._mine.added}:
+            mine = [each for each in world.rows.values() if each.pool == owner.key and each.at == at]
+            current = [
+                each
+                for each in mine
+                if each.state in STAYING
+                and (plan is None or plan.revision != owner.revision or owner.blueprint.is_current(at, each.process))
+            ]
+            wanted = sum(target.get(at, {}).values())
+            self._check("no more are made than are wanted", len(current) <= wanted, f"{owner.key}: {len(current)}")
+            new = {each.id for each in self._mine.added}
+            lives = sorted((world.made_at[each.id], each) for each in mine if each.id not in new)
+            if not lives:
+                continue
+            _, last = lives[-1]
+            failed_at = _failed_at(last)
+            if failed_at is None or last.created_at <= owner.changed_at:
+                continue
+            served_s = (failed_at - last.ready_at).total_seconds() if last.ready_at else 0.0
+            is_soon = (utc_now() - failed_at).total_seconds() < FIRST_S - 1e-3 and served_s < LONGEST_S
+            self._check("nothing is made again at once that has failed", not is_soon, f"{owner.key} {at}")
+
+
+def _s(at: datetime) -> float:
+    return at.timestamp() - EPOCH_S
+
+
+def _failed_at(row: Instance) -> datetime | None:
+    planned = [reason.value for reason in LEFT_AS_PLANNED]
+    if row.state in (InstanceState.STOPPING, InstanceState.ENDED) and (row.reason or "") not in planned:
+        return row.stopping_at or row.ended_at
+    return None
+
+
+class _Rows:
+    """The statements of ``InstanceRows``, and those of pools and applications."""
+
+    def __init__(self, world: _World, transaction: _Transaction) -> None:
+        self._world, self._mine = world, transaction
+        self.instances = self.pools = self.apps = self
+
+    async def now(self) -> datetime:
+        """As of the real one."""
+        return utc_now()
+
+    async def owners(self) -> list[InstanceOwner]:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        return list(self._world.owners.values())
+
+    async def lock(self, owner: InstanceOwner) -> InstanceOwner | None:
+        """As of the real one, which skips what is locked."""
+        await asyncio.sleep(0)
+        if self._world.is_locked(owner.key, self._mine) or owner.key not in self._world.owners:
+            return None
+        self._world.locks[owner.key] = self._mine
+        return self._world.owners[owner.key]
+
+    async def live(self, pool: str | None = None) -> list[Instance]:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        return self._world.live(pool)
+
+    async def plan(self, plan_id: str) -> PlanInForce | None:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        return self._world.plans.get(plan_id)
+
+    async def lives(self, key: str, since: datetime) -> list[Life]:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        rows = dict(self._world.rows)
+        for each, change in self._mine.moves:
+            rows[each.id] = replace(rows.get(each.id, each), **change)
+        mine = [each for each in rows.values() if each.pool == key and each.created_at > since]
+        newest = sorted(mine, key=lambda each: (each.created_at, each.id), reverse=True)
+        return [Life(each.at, each.created_at, each.ready_at, _failed_at(each)) for each in newest]
+
+    async def change(self, changes: Sequence[tuple[Instance, dict[str, Any]]]) -> None:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        for each, change in changes:
+            self._world.simulation.check("nothing is written in vain", bool(change), each.id)
+            is_mine = self._world.locks.get(each.pool) is self._mine
+            self._world.simulation.check("who is changed is locked", is_mine, each.id)
+            self._mine.moves.append((each, change))
+            self._mine.changes.append(lambda each=each, change=change: self._world.move(each, change))
+
+    async def add(self, instances: Sequence[NewInstance]) -> None:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        self._world.simulation.check("nothing is written in vain", bool(instances))
+        for each in instances:
+            self._mine.added.append(each)
+            self._mine.changes.append(lambda each=each: self._world.make(each))
+
+    async def remove(self, name: str) -> None:
+        """As of the real ones."""
+        await asyncio.sleep(0)
+        key = next(key for key, each in self._world.locks.items() if each is self._mine)
+        self._mine.removed.append(key)
+        self._mine.changes.append(lambda: cast(Any, self._world.owners.pop(key, None)))
+
+    async def delete_ended(self, keep_days: float) -> int:
+        """As of the real one; nothing is that old here."""
+        await asyncio.sleep(0)
+        return 0
+
+
+class _Repository:
+    """In the place of ``ServingRepository``."""
+
+    def __init__(self, world: _World, process: Process) -> None:
+        self._world, self._process = world, process
+        self._deleted_s = float("-inf")
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[_Rows]:
+        """Yield queries."""
+        if not self._world.simulation.is_calm and self._world.simulation.choices.below(2, often=0.02):
+            raise ConnectionError("refused")
+        async with self._world.transaction(self._process) as mine:
+            yield _Rows(self._world, mine)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[_Rows]:
+        """Yield statements."""
+        async with self._world.transaction(self._process) as mine:
+            rows = _Rows(self._world, mine)
+            rows.delete_ended = self._delete_ended  # type: ignore[method-assign]
+            yield rows
+
+    async def _delete_ended(self, keep_days: float) -> int:
+        now_s = self._world.now_s
+        is_due = now_s - self._deleted_s >= DELETE_EVERY_S
+        self._world.simulation.check("what has ended is not looked for at every turn", is_due)
+        self._deleted_s = now_s
+        return 0
 
 
 class _Service:
     """A process of serving, with its controller."""
 
-    def __init__(self, simulation: Simulation, rows: dict[str, Instance], admission: _Admission) -> None:
-        self.process: Process = simulation.process()
-        self._rows, self._admission = rows, admission
-        settings = SimpleNamespace(instance_look_s=LOOK_S, instance_probe_s=2.0)
-        jobs = ServerJobs(cast(Any, admission))
-        self._controller = Controller(
-            cast(Any, None), jobs, cast(Any, _Prober(simulation, admission)), cast(Any, settings)
+    def __init__(self, world: _World) -> None:
+        self.process: Process = world.simulation.process()
+        settings = SimpleNamespace(instance_look_s=LOOK_S, instance_probe_s=PROBE_S, keep_days=30)
+        self._session = _Session(world.simulation, world.admission)
+        prober = Prober(cast(Any, self._session), timeout_s=1.0, at_once=2)
+        self.controller = Controller(
+            cast(Any, _Repository(world, self.process)),
+            ServerJobs(cast(Any, world.admission)),
+            prober,
+            cast(Any, settings),
+            lambda instance: world.held.get(instance, 0),
+            Sealer("s" * 40),
         )
-        self.process.start(self._run())  # until it is killed
+        self.running = self.process.start(self.controller.run())
 
-    async def _run(self) -> None:
-        while True:
-            await self._look()
-            await asyncio.sleep(LOOK_S)
-
-    async def _look(self) -> None:
-        """As ``Controller.look``, with the rows where its queries would be."""
-        owners: Mapping[str, Any] = {POOL: SimpleNamespace(blueprint=_blueprint())}
-        before = [self._read(each) for each in self._rows.values() if each.state is not InstanceState.ENDED]
-        await asyncio.sleep(0)
-        seen = await self._controller._ask(owners, before, utc_now())
-        await asyncio.sleep(0)
-        now = utc_now()
-        live = [self._read(each) for each in self._rows.values() if each.state is not InstanceState.ENDED]
-        for each, change in one_by_one([(each, advance(each, seen.get(each.id), _probes(), now)) for each in live]):
-            self._rows[each.id] = replace(self._rows[each.id], **change)
-
-    def _read(self, row: Instance) -> Instance:
-        """Return a row with its job, which is found by the key of its submission, too."""
-        job = self._admission.jobs.get(row.job_id or "")
-        if job is None:
-            return row
-        url = f"http://{job.id}" if job.state is JobState.RUNNING else None
-        seen = InstanceJob(job.state, cancel_requested=job.cancel_requested, url=url, running_at=job.running_at)
-        return replace(row, job=seen)
+    async def end(self, simulation: Simulation) -> None:
+        """End it; nothing of it is left."""
+        await end_tasks([self.running])
+        left = [key for key, each in self.controller._asking.items() if not each.done()]
+        is_quiet = not left and not self._session.asked
+        simulation.check("a controller that has ended asks nothing", is_quiet, str(left))
 
 
 @cache
-def _blueprint() -> Any:
-    return pool_blueprint(_spec())
+def _specs() -> tuple[PoolSpec, PoolSpec]:
+    """Return a pool's spec, and the one that takes its place."""
+    probes = {
+        "ready_timeout_s": READY_S,
+        "unhealthy_timeout_s": UNHEALTHY_S,
+        "drain_min_s": DRAIN_MIN_S,
+        "drain_timeout_s": DRAIN_S,
+    }
+    modes = [
+        {"name": name, "gpu_model": "A100-SXM4-40GB", "gpus": 1, "command": ["serve"]} for name in ("one", "other")
+    ]
+    first = a_pool(modes=modes, probes=probes)
+    second = a_pool(modes=[modes[0] | {"command": ["serve", "--again"]}, modes[1]], probes=probes)
+    return PoolSpec.model_validate(first), PoolSpec.model_validate(second)
 
 
 @cache
-def _spec() -> PoolSpec:
-    return PoolSpec.model_validate(a_pool())
+def _blueprints() -> tuple[Any, Any]:
+    first, second = map(pool_blueprint, _specs())
+    return first, second
 
 
-def _probes() -> ServerProbes:
-    return _spec().probes
+def _plan(simulation: Simulation, revision: int, most: int) -> PlanInForce:
+    draw = simulation.choices.below
+    target: dict[tuple[str, str], dict[str | None, int]] = {}
+    left = most
+    for at in (("here", "one"), ("there", "one"), ("here", "other"))[: 1 + draw(3)]:
+        for name in (*CLASSES, None)[: 1 + draw(3)]:
+            count = min(draw(3), left)
+            left -= count
+            target.setdefault(at, {})[name] = count
+    return PlanInForce(revision, "halves", target)
 
 
-def _wanted(name: str) -> Instance:
-    spec = _spec()
-    terms = InstanceTerms(mode=spec.modes[0], place=spec.places[0], probes=spec.probes)
-    return Instance(name, POOL, "acme", spec.places[0].name, spec.modes[0].name, InstanceState.WANTED, terms, utc_now())
+def _owner(key: str, number: int, plan: PlanInForce, plan_id: str) -> InstanceOwner:
+    is_app = key.startswith(APP_PREFIX)
+    return InstanceOwner(
+        key=key,
+        name=key.removeprefix(APP_PREFIX),
+        tenant_id="acme",
+        blueprint=_blueprints()[0],
+        revision=1,
+        plan_id=None if is_app else plan_id,
+        is_deleted=False,
+        changed_at=utc_now(),
+        is_app=is_app,
+        target=plan if is_app else None,
+    )
 
 
 async def play(simulation: Simulation) -> None:
-    """Instances are wanted, run, drain and end, while the service dies and returns; no job is doubled or left."""
+    """Owners want instances, others, and none, while services die and return; then each has what it wants."""
     draw = simulation.choices.below
-    rows: dict[str, Instance] = {}
-    admission = _Admission(simulation)
+    simulation.most_steps = 30_000
+    keys = ("chat", "app:vision")[: 1 + draw(2)]
+    admission = _Admission(simulation, gpus=2 * len(keys) + draw(3, often=0.5))
+    world = _World(simulation, admission)
     simulation.holds("an instance has one job", lambda: _doubled(admission))
-    services = [_Service(simulation, rows, admission)]
-    for number in range(1 + draw(4)):
-        rows[f"i{number}"] = _wanted(f"i{number}")
+    numbers = iter(range(1_000))
+    for number, key in enumerate(keys):
+        _set_plan(world, key, _plan(simulation, 1, 2), f"plan_{next(numbers)}", number)
+    services = [_Service(world)]
+    for _ in range(1 + draw(5)):
         if draw(3) == 1:
-            services.append(_Service(simulation, rows, admission))
+            services.append(_Service(world))
         if draw(3) == 1:
-            services.pop(0).process.kill()
+            leaving = services.pop(0)
+            if draw(2):
+                leaving.process.kill()
+            else:
+                await leaving.end(simulation)
         if not services:
-            services.append(_Service(simulation, rows, admission))
-        for _ in range(draw(10)):
+            services.append(_Service(world))
+        for _ in range(draw(30)):
             await asyncio.sleep(1.0)
             admission.go_on()
+            _use(world)
+        await _change(world, numbers)
     for each in services[1:]:
         each.process.kill()
     simulation.calm_down()
-    for _ in range(120):
+    for _ in range(int(CALM_S)):
         await asyncio.sleep(1.0)
         admission.go_on()
-        for name, row in rows.items():
-            if row.state is InstanceState.READY:
-                rows[name] = replace(row, **drain(utc_now(), InstanceReason.NOT_NEEDED))
-    left = {name: row.state.value for name, row in rows.items() if row.state is not InstanceState.ENDED}
-    simulation.check("every instance ends", not left, str(left))
-    refused = {name for name, row in rows.items() if row.reason == InstanceReason.REFUSED.value}
-    simulation.check("only what is refused for good ends so", refused <= admission.refused, str(refused))
-    tried = {job.instance for job in admission.jobs.values()}
-    simulation.check("what is refused for good is left", not admission.refused & tried - refused, str(refused))
-    running = [job.id for job in admission.jobs.values() if not job.state.is_final]
-    simulation.check("no job is left behind", not running, str(running))
+        _recover(world)
+    _check_end(world)
+    live = {each.id for each in world.rows.values() if each.state in LIVE}
+    known = services[0].controller
+    names = {name for name, _ in known._streaks} | set(known._asked_s)
+    simulation.check("nothing is kept of who has gone", names <= live, str(names - live))
+    plans = {each.plan_id for each in world.owners.values()}
+    simulation.check("nothing is kept of who has gone", set(known._plans) <= plans, str(known._plans))
+    await services[0].end(simulation)
+
+
+def _set_plan(world: _World, key: str, plan: PlanInForce, plan_id: str, number: int) -> None:
+    owner = world.owners.get(key) or _owner(key, number, plan, plan_id)
+    world.plans[plan_id] = plan
+    kept = {"target": plan} if owner.is_app else {"plan_id": plan_id}
+    world.owners[key] = replace(owner, **kept)  # type: ignore[arg-type]
+
+
+def _use(world: _World) -> None:
+    """Have routers send requests to instances that are ready; those of others end after a while."""
+    draw = world.simulation.choices.below
+    for row in world.rows.values():
+        job = world.job_of(row)
+        is_used = row.state is InstanceState.READY or (row.state is InstanceState.DRAINING and job and job.held)
+        if job is not None and is_used and draw(2, often=0.2):
+            job.held = draw(3)
+            world.held[row.id] = draw(2) * job.held
+
+
+async def _change(world: _World, numbers: Iterator[int]) -> None:
+    """Change a plan, a spec, or delete an owner, whose rows nobody holds."""
+    draw = world.simulation.choices.below
+    for key in list(world.owners):
+        for _ in range(10_000):
+            if not world.is_locked(key):
+                break
+            await asyncio.sleep(0.01)
+        owner = world.owners.get(key)
+        if owner is None or owner.is_deleted:
+            continue
+        match draw(6):
+            case 0 | 1:
+                plan = _plan(world.simulation, owner.revision, 2)
+                _set_plan(world, key, plan, f"plan_{next(numbers)}", 0)
+            case 2:
+                blueprint = _blueprints()[1 if owner.blueprint is _blueprints()[0] else 0]
+                revision = owner.revision + 1
+                world.owners[key] = replace(owner, blueprint=blueprint, revision=revision, changed_at=utc_now())
+                if draw(2):  # a plan follows
+                    _set_plan(world, key, _plan(world.simulation, revision, 2), f"plan_{next(numbers)}", 0)
+            case 3:
+                if draw(2):
+                    world.owners[key] = replace(owner, is_deleted=True, changed_at=utc_now())
+            case 4:
+                mine = [each.id for each in world.rows.values() if each.pool == key and each.state in STAYING]
+                world.owners[key] = replace(owner, leave=frozenset(mine[:1])) if owner.is_app else owner
+            case _:
+                pass
+
+
+def _recover(world: _World) -> None:
+    """Have what is silent, or somebody else's, be so no longer; and the requests end."""
+    for job in world.admission.jobs.values():
+        job.silent_s = (0.0, 0.0)
+        job.held = 0
+    world.held.clear()
+
+
+def _check_end(world: _World) -> None:
+    check = world.simulation.check
+    for key, owner in world.owners.items():
+        check("an owner that is deleted is removed", not owner.is_deleted, key)
+        plan = owner.target if owner.is_app else world.plans.get(owner.plan_id or "")
+        rows = [each for each in world.rows.values() if each.pool == key and each.state in LIVE]
+        for at, classes in plan.target.items() if plan is not None else ():
+            ready = [each for each in rows if each.at == at and each.state is InstanceState.READY]
+            has = Counter(each.request_class for each in ready)
+            named = {name: count for name, count in classes.items() if name is not None and count}
+            most = sum(classes.values())
+            is_right = sum(named.values()) <= len(ready) <= most and all(has[k] >= n for k, n in named.items())
+            what = f"{key} {at}: {classes}, and {[(e.id, e.state.value, e.request_class, e.reason) for e in rows]}"
+            check("who is wanted serves", is_right, what)
+        others = [each.id for each in rows if plan is None or each.at not in plan.target]
+        check("who is not wanted has gone", not others, f"{key}: {others}")
+    live = {each.id for each in world.rows.values() if each.state in LIVE}
+    orphans = [each.id for each in world.rows.values() if each.id in live and each.pool not in world.owners]
+    check("nothing is left of who is gone", not orphans, str(orphans))
+    refused = {row.id for row in world.rows.values() if row.reason == InstanceReason.REFUSED.value}
+    check("only what is refused for good ends so", refused <= world.admission.refused, str(refused))
+    running = [job.id for job in world.admission.jobs.values() if not job.state.is_final and job.instance not in live]
+    check("no job is left behind", not running, str(running))
 
 
 def _doubled(admission: _Admission) -> str | None:

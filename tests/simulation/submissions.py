@@ -16,6 +16,7 @@ from services.admission.commits import Committer
 from services.admission.submissions import Draft, DraftJob
 from services.contracts.jobs import SubmissionAnswer, SubmissionEntry
 from services.kit.problems import ProblemError
+from tests.simulation.kept import kept
 from tests.simulation.loop import Simulation
 
 GROUPS, GROUP_BYTES = 2, 1_000
@@ -201,6 +202,8 @@ async def play(simulation: Simulation) -> None:
     await simulation.everything()
     await simulation.quiet()
     simulation.check("every place of a group is given back", gatherer._free == GROUPS, str(gatherer._free))
+    left = kept(gatherer) | ({} if admission.has_ended else kept(committer))
+    simulation.check("nothing is kept of who has gone", not left, str(left))
     for body, jobs in accepted.items():
         simulation.check("accepted is kept", jobs <= set(database.jobs), f"{body}: {jobs}")
         if body.startswith("keyed"):

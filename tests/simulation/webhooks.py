@@ -19,13 +19,15 @@ import aiohttp
 
 from services.admission.repository.webhooks import Attempt
 from services.admission.webhooks import sending
-from services.admission.webhooks.sending import BATCH, Sender, SendingRules
+from services.admission.webhooks.sending import Sender, SendingRules
 from services.admission.webhooks.signing import Signer, fingerprint
 from services.contracts.webhooks import ID_HEADER
 from tests.simulation.loop import Simulation
 
 RULES = SendingRules(timeout_s=2.0, retry_s=10_000.0, disable_after_s=1e9)
-LOOK_S = 1.0
+LOOK_S, BATCH = 1.0, 2
+MOST_GONE = 6
+"""How often the answer that a receiver is gone for good may be lost with its transaction, or be given at once."""
 CALM_S = 700.0
 """Within this time whatever waits for another attempt has had one that was accepted."""
 
@@ -60,6 +62,8 @@ class _World:
         posting: Messages that are being posted now, by sender and webhook.
         accepted: How often each message was accepted.
         now_posted: Messages that are being posted.
+        answered: The status of the last answer to each message.
+        gone: How often the receiver of a webhook said that it is gone for good.
     """
 
     simulation: Simulation
@@ -68,6 +72,8 @@ class _World:
     posting: dict[tuple[int, str], int] = field(default_factory=dict[tuple[int, str], int])
     accepted: dict[str, int] = field(default_factory=dict[str, int])
     now_posted: set[str] = field(default_factory=set[str])
+    answered: dict[str, int | None] = field(default_factory=dict[str, int | None])
+    gone: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def now_s(self) -> float:
@@ -141,6 +147,15 @@ class _Repository:
             for each, age_s in zip(claimed, ages_s, strict=True)
         ]
 
+    def _check(self, attempt: Attempt, status: int | None, error: str | None) -> None:
+        """An attempt is told as it was."""
+        answered, check = self._world.answered.get(attempt.id), self._world.simulation.check
+        check("an attempt is told as it was", status == answered, f"{attempt.id}: {answered}, told {status}")
+        is_accepted = status is not None and 200 <= status < 300
+        is_redirect = status is not None and 300 <= status < 400
+        is_told = is_accepted is (error is None) and ("redirect" in (error or "")) is is_redirect
+        check("an attempt is told as it was", is_told, f"{attempt.id}: {status} {error}")
+
     def _note(self, attempt: Attempt, **values: Any) -> None:
         def note() -> None:
             message = self._world.messages[attempt.id]
@@ -153,10 +168,12 @@ class _Repository:
     async def end(self, attempt: Attempt, state: str, status: int | None, error: str | None) -> None:
         """As of the real one."""
         await asyncio.sleep(0)
+        self._check(attempt, status, error)
         self._note(attempt, state=state)
 
     async def postpone(self, attempt: Attempt, delay_s: float, status: int | None, error: str | None) -> None:
         """As of the real one."""
+        self._check(attempt, status, error)
         self._note(attempt, due_s=self._world.now_s + delay_s)
 
     async def succeeded(self, webhook_id: str) -> None:
@@ -207,6 +224,8 @@ class _Session:
         key = (self._sender, message.webhook)
         world.posting[key] = world.posting.get(key, 0) + 1
         world.now_posted.add(message.id)
+        world.answered[message.id] = None
+        check("who is gone for good is left alone", world.gone.get(message.webhook, 0) < MOST_GONE, message.webhook)
         try:
             await asyncio.sleep(0.1 * draw(4, often=0.3))
             outcome = 0 if world.simulation.is_calm else draw(6, often=0.4)
@@ -218,6 +237,8 @@ class _Session:
                 await asyncio.sleep(RULES.timeout_s)
                 raise TimeoutError
             status = (204, 500, 302, 0, 0, (410, 429)[draw(2)])[outcome]
+            world.answered[message.id] = status
+            world.gone[message.webhook] = world.gone.get(message.webhook, 0) + (status == 410)
             yield SimpleNamespace(status=status, headers={"retry-after": "7"} if status == 429 else {})
         finally:
             world.posting[key] -= 1
@@ -233,7 +254,11 @@ async def play(simulation: Simulation) -> None:
     world = _World(simulation, {name: _Webhook(name) for name in ("w1", "w2", "w3")[: 1 + draw(3)]})
     simulation.most_steps = 20_000
     simulation.holds("no webhook is sent more at once than may be", lambda: _too_many(world))
-    replaced = [(sending, "WebhookRepository", _Repository), (sending, "write_audit", _nothing)]
+    replaced = [
+        (sending, "BATCH", BATCH),
+        (sending, "WebhookRepository", _Repository),
+        (sending, "write_audit", _nothing),
+    ]
     for where, name, stand_in in replaced:
         patched = patch.object(where, name, stand_in)
         patched.start()
