@@ -739,7 +739,7 @@ async def _play(simulation: Simulation) -> None:
             kept.append(("planner", functools.partial(model_servers.begin_worker, world)))
         named = dict(kept)
         world.has_two = (None, "scheduler", "telemetry", "admission", "serving")[draw(5)]
-        if world.has_two in named:
+        if world.has_two is not None and world.has_two in named:
             kept.append((world.has_two + SECOND, named[world.has_two]))
         else:
             world.has_two = None
