@@ -11,6 +11,7 @@ import csv
 import json
 import sys
 from collections import defaultdict, namedtuple
+from collections.abc import Iterator
 from datetime import date, datetime
 from functools import lru_cache
 from hashlib import sha256, sha512
@@ -98,7 +99,7 @@ def digest_of(texts: list[str], columns: str) -> str:
     return sha256(body.encode()).hexdigest() if fits else ""
 
 
-def rows_of(path: str, first: int, last: int, columns: list[str], is_csv: bool):
+def rows_of(path: str, first: int, last: int, columns: list[str], is_csv: bool) -> Iterator[list]:
     """Yield the rows of a part of the file, as texts."""
     with open(path, "rb") as file:
         file.seek(first)

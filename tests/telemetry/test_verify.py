@@ -190,7 +190,8 @@ def changed(text: str, data: st.DataObject) -> str:
     """Return a text with one line changed, removed, repeated or moved, or one character of it another."""
     lines = text.splitlines(keepends=True)
     what = data.draw(st.sampled_from(["digit", "digit", "digit", "remove", "repeat", "swap", "unsign"]))
-    at = data.draw(st.integers(0, len(lines) - 1))
+    has_digits = [at for at, line in enumerate(lines) if re.search("[0-9a-f]", line)]
+    at = data.draw(st.sampled_from(has_digits) if what == "digit" else st.integers(0, len(lines) - 1))
     if what == "remove":
         del lines[at]
     elif what == "repeat":
