@@ -101,9 +101,7 @@ class Supervisor:
         """
         self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
         watched = [[self._watched(process) for process in stage] for stage in stages]
-        added = [
-            [_Child(process, self._log_folder, self._on_change, self._launch) for process in stage] for stage in watched
-        ]
+        added = [list(map(self._child, stage)) for stage in watched]
         self._stages += added
         children = [child for stage in added for child in stage]
         if not children:
