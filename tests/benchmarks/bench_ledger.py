@@ -73,8 +73,12 @@ async def make(database: Database) -> Signer:
 
 
 def processor_s(who: list[psutil.Process]) -> float:
-    """Return what processes have used."""
-    return sum(sum(each.cpu_times()[:2]) for each in who)
+    """Return what processes that still run have used."""
+    used_s = 0.0
+    for each in who:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker of autovacuum
+            used_s += sum(each.cpu_times()[:2])
+    return used_s
 
 
 async def exported(

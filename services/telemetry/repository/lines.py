@@ -15,7 +15,7 @@ FIGURES_OF_LINES = f"""
                 + CASE WHEN cpu_source IN ('counter', 'sampled') THEN 0 ELSE cpu_energy_j END
                 + static_energy_j AS estimated_energy_j,
             carbon_gco2,
-            gpus * greatest(0, extract(epoch FROM end_at - start_at)::float8) AS gpu_s,
+            gpus * greatest(0, date_part('epoch', end_at - start_at)) AS gpu_s,
             intensity_estimated OR source NOT IN ('counter', 'sampled') AS estimated,
             CASE WHEN intensity_estimated THEN carbon_gco2 ELSE 0 END AS guessed_gco2 {{more}}
         FROM {{raw}}
