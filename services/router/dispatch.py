@@ -72,6 +72,7 @@ class Dispatcher:
         asked, identity = received.asked, received.key.identity
         failure: DoorError | None = None
         window: list[int] | None = None
+        is_final = False
         for model in (asked.model, *pool.spec.fallback):
             current = pool if model == asked.model else self._fleet.pool_of(model, identity)
             if current is None:
@@ -92,11 +93,12 @@ class Dispatcher:
                 if received.exchange.has_begun:
                     return  # the stream ended with an error
                 failure = _of_upstream(error)
+                is_final = failure.status == 504 or not (error.may_repeat or received.asked.may_repeat)
             else:
                 return
             self._metrics.requests.add((model, expected.request_class, str(failure.status)))
-            if failure.status == 504:
-                break  # the client has waited for long enough
+            if is_final:
+                break  # the client has waited for long enough, or a server may have done what may not be done twice
         assert failure is not None
         raise failure
 

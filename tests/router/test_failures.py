@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -61,22 +63,38 @@ async def test_an_error_of_the_server_itself_passes_and_is_not_repeated(router: 
     assert (await router.ask()).status_code == 200
 
 
-async def test_a_server_that_closes_without_an_answer_is_asked_no_more_and_the_request_is_repeated(
-    router: Running, stage: Stage
-) -> None:
-    await two_servers(router, stage)
+@asynccontextmanager
+async def hanging_up() -> AsyncIterator[str]:
+    """Yield the address of a server that closes each connection once it has read a request."""
 
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_server_that_closes_without_an_answer_is_asked_no_more_and_the_request_is_repeated(
+    router: Running, stage: Stage
+) -> None:
+    await two_servers(router, stage)
+    async with hanging_up() as url:
         stage.plane.servers[0] = stage.plane.servers[0].model_copy(update={"url": url})
         await router.adopted()
         assert (await router.ask()).headers["x-wattshift-location"] == "there"
         stored = await router.ask(json=chat(store=True))
     assert error_of(stored) == (502, "upstream_closed")
+
+
+async def test_no_fallback_model_is_asked_what_a_server_may_have_done(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(fallback=["small"]), a_routed_pool("other", models=["small"])]
+    async with hanging_up() as url:
+        stage.plane.servers = [a_routed_server(stage.one, url=url), a_routed_server(stage.two, "small", pool="other")]
+        await router.adopted()
+        assert error_of(await router.ask(json=chat(store=True))) == (502, "upstream_closed")
+        assert not stage.two.seen
+        assert (await router.ask()).headers["x-wattshift-model"] == "small"
 
 
 async def test_a_server_that_speaks_no_http_gets_openais_shape_out_of_the_router(router: Running, stage: Stage) -> None:
