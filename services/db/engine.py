@@ -76,7 +76,7 @@ class _Pool(AsyncAdaptedQueuePool):
 
     def _close_idle(self) -> None:
         self._looks, now_s = False, time.monotonic()
-        for record in [each for each, since_s in self._idle_since_s.items() if now_s - since_s >= IDLE_S]:
+        for record in [each for each, since_s in self._idle_since_s.items() if now_s >= since_s + IDLE_S]:
             del self._idle_since_s[record]
             record.invalidate()
         if self._idle_since_s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -72,3 +73,26 @@ async def test_asyncpg_keeps_none_that_is_idle(database_url: str) -> None:
         await database.ping()
     finally:
         await database.close()
+
+
+class Record:
+    """What a pool knows of a connection."""
+
+    is_closed = False
+
+    def invalidate(self) -> None:
+        self.is_closed = True
+
+
+def test_a_connection_whose_time_has_come_is_closed_however_the_clock_is_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    since_s, idle_s, record = 6.01, 10.0, Record()
+    now_s = since_s + idle_s
+    assert now_s - since_s < idle_s, "as floats have it"
+    pool: Any = object.__new__(of_engine._Pool)
+    pool._idle_since_s, pool._looks = {record: since_s}, True
+    monkeypatch.setattr(of_engine, "IDLE_S", idle_s)
+    monkeypatch.setattr(of_engine.time, "monotonic", lambda: now_s)
+    pool._close_idle()
+    assert record.is_closed, "else it is looked at again and again in the same moment"
