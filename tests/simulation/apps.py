@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from datetime import UTC, datetime
 from typing import Any, cast
 from unittest.mock import patch
 
 from services.contracts.routing import RoutedApp, RoutedAppServer, RouterState, RoutingTable
+from services.kit.crowd import Crowd, Guest
+from services.router.apps import remote
 from services.router.apps.assignment import Assigner
 from services.router.apps.coordination import Coordinator
 from services.router.apps.queue import AppQueue, NotAssignedError, Outcome, Seat, Ticket
@@ -39,6 +42,7 @@ class _Process:
     Attributes:
         has_lost_any: Whether any of them has ended connections.
         has_lost_app: Whether the application was gone for a while.
+        had_instance_s: When its queue had an instance last, as far as tables say.
     """
 
     has_lost_any = False
@@ -49,11 +53,20 @@ class _Process:
         self.fleet = Fleet()
         self.coordinator = Coordinator(name, token, self.assigner, self.fleet)
         self.is_alive = True
+        self.had_instance_s = -math.inf
 
     def adopt(self, table: RoutingTable) -> None:
         """Take in a routing table."""
         self.fleet.adopt(table)
         self.assigner.adopt(table)
+        if self.has_instances:
+            self.had_instance_s = time.monotonic()
+
+    @property
+    def has_instances(self) -> bool:
+        """Whether its queue knows any instance."""
+        queue = self.assigner.queues.get("app")
+        return queue is not None and bool(queue.seats)
 
     def watch_links(self, simulation: Simulation) -> None:
         """Have a connection end for no other reason than that it is ended."""
@@ -91,11 +104,30 @@ def _table(instances: dict[str, str], concurrency: int, *, has_app: bool = True)
     )
 
 
+class _FullCrowd(Crowd):
+    """The connections of a process that has no place for another one now and then."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(1_000)
+        self._simulation = simulation
+        self._often = (0.0, 0.1)[simulation.choices.below(2)]
+
+    def enter(self, guest: Guest, transport: Any, proxies: Any = ()) -> int | None:
+        """As of its base."""
+        if self._often and not self._simulation.is_calm and self._simulation.choices.below(2, often=self._often):
+            return None
+        return super().enter(guest, transport, proxies)
+
+
 async def play(simulation: Simulation) -> None:
     """Processes find and lose each other while requests come, wait, leave and end; then every instance is free."""
     draw = simulation.choices.below
     _Process.has_lost_any = _Process.has_lost_app = False
     has_stranger = draw(6) == 1
+    crowd = _FullCrowd(simulation)
+    full = patch.object(remote, "CROWD", crowd)
+    full.start()
+    simulation.at_end(full.stop)
     processes = [_Process(name, "token") for name in ("p1", "p2", "p3")[: 1 + draw(3)]]
     if has_stranger:  # of another installation; nobody lets it in
         processes.append(_Process("p4", "other"))
@@ -142,6 +174,10 @@ async def play(simulation: Simulation) -> None:
     for process in processes:
         process.lose_peers()
         await process.coordinator.stop()
+    await simulation.quiet()
+    left = kept(crowd)
+    simulation.check("nothing is kept of who has gone", not left, f"the crowd: {left}")
+    await Coordinator("p5", "token", processes[0].assigner, processes[0].fleet).stop()  # it never listened
 
 
 async def _stray(simulation: Simulation, processes: list[_Process]) -> None:
@@ -175,7 +211,7 @@ async def _find(simulation: Simulation, processes: list[_Process]) -> None:
             }
             process.coordinator.choose(others)
             if draw(30) == 1 and not simulation.is_calm:
-                process.lose_peers()
+                simulation.loop.call_later(0.01 * draw(4), process.lose_peers)  # also of who is just let in
             process.assigner.check()
         await asyncio.sleep(LOOK_S)
 
@@ -207,17 +243,24 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
     ticket = process.coordinator.ticket("app", ("acme", "beta")[draw(2, often=0.3)])
     for _ in range(3):
         patience_s = (0.5, 0.05, 4.0)[draw(3)]
+        own = process.coordinator.assigned_by == process.coordinator.name
+        has_none = time.monotonic() - process.had_instance_s > PATIENCE_S and not process.has_instances
+        is_hopeless = own and has_none and "app" in process.assigner.queues
         try:
             await process.coordinator.take(ticket, patience_s)
         except NotAssignedError as error:
             is_true = {
                 "queue_full": simulation.living > MOST_WAITING,
                 "unknown_app": _Process.has_lost_app,
+                "no_instance": not own or has_none or process.coordinator.assigned_by != process.coordinator.name,
             }.get(error.reason, True)
             simulation.check("who is refused is told a reason that is true", is_true, error.reason)
+            process.coordinator.leave(ticket, Outcome.NOT_ASKED)  # once more, which changes nothing
             return
         except TimeoutError:
+            simulation.check("nobody waits where there has been no instance for long", not is_hopeless, str(ticket.id))
             return
+        simulation.check("nobody waits where there has been no instance for long", not is_hopeless, str(ticket.id))
         outcome = Outcome.NOT_ASKED
         try:
             given = ticket.instance

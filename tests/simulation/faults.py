@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import gc
 import importlib
 import inspect
@@ -72,6 +73,12 @@ ROOMS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "services/admission/webhooks/sending.py": ("webhooks",),
     },
     "telemetry": {"services/telemetry/batches.py": ("reports",)},
+    "work": {
+        "services/kit/worker_pulse.py": ("work",),
+        "services/kit/background/queue.py": ("work",),
+        "services/kit/background/sweeper.py": ("work",),
+        "services/kit/background/worker.py": ("work",),
+    },
     "scheduler": {"services/scheduler/relay.py": ("node",)},
     "serving": {
         "services/serving/controller/server_jobs.py": ("serving",),
@@ -188,7 +195,7 @@ def _apart(work: Callable[[], T]) -> T:
 
 def in_order(root: Path, only: str, seed: int) -> Iterator[tuple[Mutant, str]]:
     """Yield all faults with their sources, drawn so that any number one after the other has each room's share."""
-    files = [MutatedFile(root, path, PLANTS) for path in SCENARIOS_OF if path.startswith(only.partition(":")[0])]
+    files = [_file(root, path) for path in SCENARIOS_OF if path.startswith(only.partition(":")[0])]
     by_room: dict[str, list[tuple[MutatedFile, int]]] = defaultdict(list)
     for file in files:
         for index, each in enumerate(file.mutants):
@@ -203,6 +210,11 @@ def in_order(root: Path, only: str, seed: int) -> Iterator[tuple[Mutant, str]]:
     for *_, file, index in sorted(placed, key=lambda each: each[:2]):
         if (source := file.source_of(index)) is not None:
             yield file.mutants[index], source
+
+
+@functools.cache
+def _file(root: Path, path: str) -> MutatedFile:
+    return MutatedFile(root, path, PLANTS)
 
 
 def known(root: Path) -> Iterator[tuple[Mutant, str]]:

@@ -297,6 +297,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         ours.peer, theirs.peer = theirs, ours
         there.connection_made(theirs)
         here.connection_made(ours)
+        await asyncio.sleep(0)  # meanwhile it may have ended again
         return ours, here
 
     async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **_: Any) -> Any:  # type: ignore[override]

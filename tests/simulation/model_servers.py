@@ -225,7 +225,7 @@ async def operate(world: World) -> None:
     for version in range(1 + draw(2)):
         spec = _spec(version, 1 + draw(3))
         await insist(world, "serving", lambda it, s=spec: it.pools.put(POOL, s, OPERATOR))
-        for _ in range(40):  # until a server runs
+        for _ in range(120):  # until a server runs
             await asyncio.sleep(0.5)
             if "ready" in world.instances.values():
                 break

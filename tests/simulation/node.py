@@ -11,6 +11,7 @@ import errno
 import fcntl
 import itertools
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -26,9 +27,10 @@ from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 from gpu_agent import agent as agent_module
-from gpu_agent import files, meter, ranks, shim, spool
+from gpu_agent import files, meter, ranks, reporting, shim, spool
 from gpu_agent.agent import Agent
 from gpu_agent.controls import Controls
+from gpu_agent.devices import simulated
 from gpu_agent.devices.driver import DeviceError, NotSupportedError
 from gpu_agent.devices.simulated import SimulatedDriver
 from gpu_agent.gangs import Gangs
@@ -38,7 +40,7 @@ from gpu_agent.intervals import Intervals
 from gpu_agent.meter import Meter
 from gpu_agent.progress import Report
 from gpu_agent.ranks import RankFolder
-from gpu_agent.reporting import ReportingAgent
+from gpu_agent.reporting import ReportingAgent, StateFolderTakenError
 from gpu_agent.secrets import InputError
 from gpu_agent.settings import AgentSettings
 from gpu_agent.spool import Spool
@@ -50,6 +52,7 @@ from services.contracts.nodes import (
     EnergyInterval,
     EnergyReceipt,
     EnergyReport,
+    EnergySource,
     Heartbeat,
     HeartbeatReply,
     NodeCredentials,
@@ -72,6 +75,8 @@ GIVEN_UP_S = LEASE_S + 1.0
 """A node that was silent for so long has lost its gangs, as the scheduler sees it."""
 LEAST_LEASE_S = 0.5
 COPY_S = 1.0
+STARTS_S = 3.0
+"""A gang whose devices are free has them within this time."""
 LIMIT_W = 200.0
 CLOCK_MHZ = 1_200
 LATE_END_S = 2 * INTERVAL_S
@@ -86,8 +91,24 @@ MOST_DEATHS = 4
 T = TypeVar("T")
 WRITES = ("replace", "rename", "unlink", "mkdir", "rmdir", "write", "pwrite", "link", "symlink")
 """What changes a folder or a file: a process may be killed before any of them."""
-USING_DEVICES = frozenset({"_read_all", "_limits_w", "set_power_limit", "reset_power_limit"})
+USING_DEVICES = frozenset({"look", "refresh", "_read_all", "_limits_w", "set_power_limit", "reset_power_limit"})
 """What threads do with the driver, whose lock they hold."""
+
+
+class _Pipe:
+    """What a shim reads its secrets from."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def __enter__(self) -> _Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        """Pass on."""
+        self.content += data
 
 
 @dataclass(eq=False)
@@ -98,7 +119,8 @@ class _Shim:
     folder: RankFolder
     start: StartGang
     process: Process
-    stdin: None = None
+    stdin: _Pipe | None = None
+    boot: str = ""
     work: asyncio.Task[None] | None = None
     runs: bool = False
     ended_s: float | None = None
@@ -132,25 +154,32 @@ class _Shims:
     mortal: Process | None = None
     exits: dict[str, tuple[int, EndedBy]] = field(default_factory=dict[str, tuple[int, EndedBy]])
     posted: dict[str, float] = field(default_factory=dict[str, float])
+    memory: dict[str, int] = field(default_factory=dict[str, int])
+    accounts: dict[str, Any] = field(default_factory=dict[str, Any])
+    released: set[str] = field(default_factory=set[str])
+    boot: str = "boot0"
+    boots: list[float] = field(default_factory=list[float])
     beginning: _Agent | None = None
     _pids: Iterator[int] = field(default_factory=lambda: itertools.count(1_000))
 
-    def launch(self, command: list[str], **_: Any) -> _Shim:
-        """Start a shim, in the place of ``Popen``."""
-        folder = RankFolder(Path(command[-1]))
-        self.simulation.check("a shim is told what to run", (folder.path / shim.SPEC).exists(), folder.path.name)
-        return self.begin(folder, float((folder.path / shim.LEASE).read_text().split()[0]))
-
-    def begin(self, folder: RankFolder, deadline: float) -> _Shim:
-        """Start a shim in the folder of a rank, which has its lease."""
-        check = self.simulation.check
+    def launch(self, command: list[str], *, stdin: Any, **_: Any) -> _Shim:
+        """Start a shim, in the place of ``Popen``, in the folder of a rank, which has its lease."""
+        folder, check = RankFolder(Path(command[-1])), self.simulation.check
+        check("a shim is told what to run", (folder.path / shim.SPEC).exists(), folder.path.name)
+        deadline = float((folder.path / shim.LEASE).read_text().split()[0])
         check("what has ended is not started", folder.exit() is None, folder.path.name)
         left_s = deadline - shim.clock()
         check("a gang begins with a lease that lasts", left_s >= LEAST_LEASE_S, f"{folder.path.name}: {left_s:.2f} s")
         written = json.loads((folder.path / ranks.COMMAND).read_bytes())
         start = StartGang.model_validate(written["command"])
         self._check_devices(start, folder)
-        started = _Shim(next(self._pids), folder, start, self.simulation.process())
+        spec = (folder.path / shim.SPEC).read_bytes()
+        has_secrets = b"secrets_dir" in spec
+        check("a shim is told what to run", (stdin == PIPE) is has_secrets, f"{folder.path.name}: {spec!r}")
+        has_account = shim.spec_bytes([("user", "1000 1000 4")]) in spec
+        check("a command runs as its own user", has_account is (self.accounts.get(start.allocation_id) is not None))
+        started = _Shim(next(self._pids), folder, start, self.simulation.process(), boot=self.boot)
+        started.stdin = _Pipe() if stdin == PIPE else None
         self.all[started.pid] = started
         started.work = started.process.start(self._run(started))
         return started
@@ -198,9 +227,12 @@ class _Shims:
                 fcntl.flock(each.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
+            await asyncio.sleep(0.02 * draw(8, often=0.2))
+            got = each.stdin is None or each.stdin.content == shim.spec_bytes(SECRETS)
+            self.simulation.check("a shim is told what to run", got, each.folder.path.name)
             if each.folder.started() is not None or each.folder.exit() is not None:
                 return
-            facts = {"pid": each.pid, "shim": each.pid, "started_at": time.time(), "kernel_boot": shim.kernel_boot()}
+            facts = {"pid": each.pid, "shim": each.pid, "started_at": time.time(), "kernel_boot": each.boot}
             shim.write_facts(str(each.folder.path / shim.STARTED), facts)
             name = each.start.allocation_id
             self.started[name] = self.started.get(name, 0) + 1
@@ -210,6 +242,9 @@ class _Shims:
             await asyncio.sleep(0)
             self.exits[each.start.allocation_id] = code, EndedBy(ended_by)
             exit_facts = {"code": code, "ended_by": ended_by, "ended_at": each.ended_s}
+            if draw(8) == 1:
+                limit = self.memory[name] = draw(2) << 30
+                exit_facts |= {"memory_peak": 1 << 30, "memory_limit": limit}
             shim.write_facts(str(each.folder.path / shim.EXITED), exit_facts)
         finally:
             each.unlock()
@@ -248,6 +283,16 @@ class _Shims:
         self.all[pid].process.kill()
         self.killed.add(self.all[pid].start.allocation_id)
         self.all[pid].unlock()
+
+    def reboot(self) -> None:
+        """Have the host start again: nothing that ran is left."""
+        self.boot = f"boot{len(self.boots) + 1}"
+        self.boots.append(time.time())
+        for pid, each in self.all.items():
+            if each.poll() is None or each.runs:
+                self.kill(pid)
+                if each.runs:
+                    each.runs, each.ended_s = False, time.time()
 
     def kill_marked(self, mark: str) -> int:
         """End what a dead shim has left, in the place of ``kill_marked``."""
@@ -300,6 +345,9 @@ class _Plane:
         self.registering = 0
         self.heartbeats = 0
         self.poison: int | None = None
+        self.unheard_until_s = 0.0
+        self.again = 0
+        self.registered: Any = None
         self.shims: _Shims | None = None
         self.devices: _Devices | None = None
         self._tokens = 0
@@ -312,12 +360,16 @@ class _Plane:
             "energy": self._energy,
         }[path.rpartition("/")[2]]
         refusals = [unavailable("telemetry")]
+        if not self._simulation.is_calm and self._simulation.loop.time() < self.unheard_until_s:
+            await asyncio.sleep(min(timeout_s, 1.0))
+            raise unavailable("telemetry")
         is_register = path.endswith("register")
         if path.endswith("heartbeat"):
             refusals.append(ProblemError(401, cast(Any, "unauthenticated"), "The token is not valid."))
         if is_register:
             self._simulation.check("a node registers when it has to", not self.is_registered and not self.registering)
         self.registering += is_register
+        again = self.again
         try:
             async with asyncio.timeout(timeout_s):
                 told = await self._simulation.boundary(
@@ -330,11 +382,17 @@ class _Plane:
             raise
         finally:
             self.registering -= is_register
-        self.is_registered |= is_register
+        self.is_registered |= is_register and again == self.again
         return told
 
-    def _register(self, _: NodeRegistration) -> NodeCredentials:
+    def register_again(self) -> None:
+        """Take in that the node has to register anew."""
+        self.is_registered = False
+        self.again += 1
+
+    def _register(self, registration: NodeRegistration) -> NodeCredentials:
         self._tokens += 1
+        self.registered = registration.devices
         return NodeCredentials(
             node_id=NODE, token=f"t{self._tokens}", heartbeat_interval_s=HEARTBEAT_S, lease_ttl_s=LEASE_S, pue=1.0
         )
@@ -375,6 +433,11 @@ class _Plane:
                 for each in known.settings
             )
             check("controls are told as they were asked for", is_asked, f"{name}: {told}")
+            reached = [each for each in known.settings if each.revision == told.revision]
+            is_reached = told.since is None or any(
+                told.power_limit_w == each.power_limit_w or "power_limit" in told.refused for each in reached
+            )
+            check("controls count from when devices had them", is_reached, f"{name}: {told}")
             may_refuse = self.devices is not None and self.devices.refuses_clocks
             check("only what is refused counts as refused", not told.refused or may_refuse, f"{name}: {told.refused}")
 
@@ -394,6 +457,13 @@ class _Plane:
         if rank.ended_by is EndedBy.HOST:
             assert self.shims is not None
             check("no living shim is taken for dead", name in self.shims.killed, name)
+            known = next((each for each in self.shims.all.values() if each.start.allocation_id == name), None)
+            was_restarted = known is not None and name in self.shims.started and known.boot != self.shims.boot
+            is_told = (rank.detail or "").startswith("the host restarted") is was_restarted
+            check("an end is told as it was", is_told or not rank.started_at, f"{name}: {rank.detail}")
+        elif (limit := self.shims.memory.get(name)) is not None:
+            words = "its own limit was not reached" if not limit else "of 1.0 GiB"
+            check("an end is told as it was", words in (rank.detail or ""), f"{name}: {rank.detail}")
 
     def _energy(self, report: EnergyReport) -> EnergyReceipt:
         self._simulation.check("no empty report is sent", bool(report.intervals))
@@ -482,7 +552,53 @@ class _Copies:
         self._until_s.pop(allocation_id, None)
 
 
-A_LAUNCH = SimpleNamespace(account=None, secrets={}, spec=lambda: b"{}")
+PIPE = "pipe"
+SECRETS = [("secret", "word")]
+
+
+class _Account:
+    """The user of a job's command, to whom its files are given once they are there."""
+
+    user_id = group_id = 1_000
+    groups = (4,)
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def own(self, path: Path) -> None:
+        """Give a file or folder to the user."""
+        self._simulation.check("what is given to a user is there", path.exists(), path.name)
+
+
+class _Health:
+    """Faults of GPUs, which come and go."""
+
+    def __init__(self, simulation: Simulation, agent: _Agent) -> None:
+        self._simulation, self._agent = simulation, agent
+        self._faults: list[Any] = []
+
+    def look(self, _: float) -> bool:
+        """Whether anything is new."""
+        found = not self._simulation.is_calm and self._simulation.choices.below(4, often=0.3) == 1
+        if found:
+            self._faults = [SimpleNamespace(gpu=self._simulation.choices.below(GPUS))]
+        return found
+
+    def due_probes(self, _: float) -> list[Any]:
+        """Return the faults that a probe may show to be gone."""
+        return self._faults
+
+    async def probe(self, fault: Any, _: float) -> None:
+        """Try a GPU."""
+        held = bool(self._agent.gangs.holders_of(fault.gpu))
+        self._simulation.check("a GPU is tried while nobody has it", not held, str(fault.gpu))
+        self._faults = []
+
+    def faults(self) -> list[Any]:
+        """Return none, as far as the control plane is concerned."""
+        return []
+
+    def returned(self, _: Any) -> None: ...
 
 
 class _Agent(Agent):
@@ -491,6 +607,7 @@ class _Agent(Agent):
     def __init__(self, simulation: Simulation, settings: AgentSettings, plane: _Plane, valkey: Client) -> None:
         assert plane.shims is not None
         plane.shims.beginning = self
+        self._stand_in = plane
         enrolment = SimpleNamespace(
             until_enrolled=_nothing, renew=_nothing, refresh=_nothing, refused=lambda: None, secret=_a_secret
         )
@@ -503,9 +620,7 @@ class _Agent(Agent):
         self.confinement = cast(Any, SimpleNamespace(begin=lambda _: None, cgroups=sweeper))
         launcher = cast(
             Any,
-            SimpleNamespace(
-                check=lambda _: None, prepare=lambda *_: A_LAUNCH, home_of=lambda _: None, devices=self.devices
-            ),
+            SimpleNamespace(check=lambda _: None, prepare=self._prepare, home_of=lambda _: None, devices=self.devices),
         )
         self._launcher = launcher
         self._ports = cast(Any, SimpleNamespace(who_listens=lambda _: {}))
@@ -541,8 +656,10 @@ class _Agent(Agent):
             lock=self._device_lock,
             activity_of=self.gangs.activity_of,
         )
-        self.health = cast(Any, SimpleNamespace(returned=lambda _: None, faults=list))
+        self.health = cast(Any, _Health(simulation, self))
         self._failed: set[str] = set()
+        self.waits_since: dict[str, float] = {}
+        self.waits_now: set[str] = set()
         self._looking = None
         registration = NodeRegistration(
             node_id=NODE,
@@ -553,18 +670,35 @@ class _Agent(Agent):
             host_power=self._host().source,
         )
         self.plane = ControlPlane(cast(Any, plane), cast(Any, enrolment), registration)
+        self.plane.register_again = self._register_again  # type: ignore[method-assign]
         self.inbox = Inbox(cast(Any, valkey), NODE, self.gangs, settings.retry_s)
         self._learned = cast(Any, SimpleNamespace(save=_nothing_with))
         self.clocks = cast(
             Any,
             SimpleNamespace(
                 orders=lambda gangs: gangs.orders(),
+                recut=lambda _: None,
                 decide=lambda *_: None,
                 minutes=lambda *_: [],
                 wanted_mhz=lambda _: None,
             ),
         )
         self._latency = cast(Any, SimpleNamespace(run=_forever))
+
+    def has_problem(self) -> bool:
+        """Whether its devices, or its disk, fail now and then, which may hold it up."""
+        stand_in = cast(Any, self)._stand_in
+        return (stand_in.devices is not None and stand_in.devices.has_failed) or bool(self._problems())
+
+    def _register_again(self, devices: Any) -> None:
+        cast(Any, self)._stand_in.register_again()
+        ControlPlane.register_again(self.plane, devices)
+
+    def _prepare(self, start: StartGang, *_: Any) -> ranks.Launch:
+        draw, shims = self._simulation.choices.below, cast(Any, self)._stand_in.shims
+        account = shims.accounts[start.allocation_id] = _Account(self._simulation) if draw(4) == 1 else None
+        secrets = SECRETS if draw(4) == 1 else []
+        return ranks.Launch(["work"], {}, "/", 1.0, account=cast(Any, account), secrets=secrets, secrets_dir="there")
 
     async def _fetch(self, start: StartGang, rank: Path) -> Inputs:
         return await self._simulation.boundary(lambda: NO_INPUTS, InputError("it lacks a secret"))
@@ -619,7 +753,9 @@ class _Devices:
         self._simulation = simulation
         self._often, self._nonsense = draw(2) * 0.03, draw(2) * 0.02
         self.refuses_clocks = draw(4) == 1
-        self.has_failed = False
+        self._counts = draw(6) != 1
+        self.has_failed = not self._counts
+        self._extra_gib = 0
 
     def asks(self, work: Any, *, clock: bool = False) -> Any:
         """Return a method of the driver that may fail."""
@@ -641,16 +777,41 @@ class _Devices:
 
         def read(driver: Any, index: int) -> Any:
             sample = asked(driver, index)
-            if (
-                self._nonsense
-                and not self._simulation.is_calm
-                and self._simulation.choices.below(2, often=self._nonsense)
-            ):
+            draw, is_calm = self._simulation.choices.below, self._simulation.is_calm
+            if not self._counts:
+                sample = replace(sample, energy_j=None)
+            if self._nonsense and not is_calm and draw(2, often=self._nonsense):
                 self.has_failed = True
-                return sample._replace(power_w=1e6) if hasattr(sample, "_replace") else replace(sample, power_w=1e6)
+                return replace(sample, **NONSENSE[draw(len(NONSENSE))])
             return sample
 
         return read
+
+    def refresh(self) -> bool:
+        """Whether there are other devices than before, as when somebody has changed a GPU."""
+        may_change = not self._simulation.is_calm and self._simulation.loop.process_now() is not None
+        is_new = may_change and self._simulation.choices.below(2, often=0.05) == 1
+        self._extra_gib ^= is_new
+        return is_new
+
+    def listed(self, work: Any) -> Any:
+        """Return how a driver lists devices, which may have other memory than before."""
+
+        def devices(driver: Any) -> list[Any]:
+            return [each.model_copy(update={"memory_gib": each.memory_gib + self._extra_gib}) for each in work(driver)]
+
+        return devices
+
+
+NONSENSE: tuple[dict[str, float | None], ...] = (
+    {"power_w": 1e6},
+    {"power_w": -5.0},
+    {"energy_j": math.nan},
+    {"energy_j": -1.0},
+    {"energy_j": None},
+    {"energy_j": 1e12},
+)
+"""What a device may say that cannot be."""
 
 
 @contextmanager
@@ -659,12 +820,12 @@ def _a_host(
 ) -> Iterator[Path]:
     """Yield a state folder on a host whose kernel, shims and disk are stand-ins."""
     draw = simulation.choices.below
-    fails = draw(2) * 0.02
+    fails = (0.0, 0.02, 0.0, 0.06)[draw(4)]
     release = RankFolder.release
 
     def may_write_less(descriptor: int, data: bytes, at: int) -> int:
         is_short = fails and not simulation.is_calm and draw(2, often=fails)
-        return write_bytes(descriptor, data[: len(data) // 2] if is_short else data, at)
+        return write_bytes(descriptor, data[: (len(data) // 2, -1)[draw(2)]] if is_short else data, at)
 
     def checked(folder: RankFolder) -> None:
         spooled = shims.agent_of(folder).spool  # type: ignore[union-attr]
@@ -672,6 +833,7 @@ def _a_host(
         is_told = all(usage.allocation_id != folder.path.name for each in waiting for usage in each.usages)
         simulation.check("a gang is forgotten when its energy is told", is_told, folder.path.name)
         release(folder)
+        shims.released.add(folder.path.name)
 
     def may_fail(work: Any) -> Any:
         def write(*arguments: Any, **options: Any) -> Any:
@@ -716,20 +878,18 @@ def _a_host(
         (outbox, "delete", commands.delete),
         (files, "replace", may_fail(files.replace)),
         (Spool, "_write", may_fail(Spool._write)),
+        (ranks, "subprocess", SimpleNamespace(Popen=shims.launch, PIPE=PIPE, DEVNULL=None)),
+        (ranks, "threading", SimpleNamespace(Thread=_at_once_instead)),
+        *((each, "kernel_boot", lambda: shims.boot) for each in (shim, meter, simulated)),
         (spool, "os", disk),
         (spool, "_COMPACT_BYTES", 4_000),
         (RankFolder, "release", checked),
     ]
 
-    def launch(rank: RankFolder, _: Any, deadline: float, lease_s: float) -> _Shim:
-        rank.renew(deadline, lease_s)
-        return shims.begin(rank, deadline)
-
-    if devices is None:  # in the whole system a launch writes its lease alone, whose schedules go on as they were
-        replaced.append((RankFolder, "launch", launch))
-    else:
-        replaced.append((ranks, "subprocess", SimpleNamespace(Popen=shims.launch, PIPE=None, DEVNULL=None)))
+    if devices is not None:
         replaced.append((SimulatedDriver, "read", devices.reads(SimulatedDriver.read)))
+        replaced.append((SimulatedDriver, "refresh", lambda _: devices.refresh()))
+        replaced.append((SimulatedDriver, "devices", devices.listed(SimulatedDriver.devices)))
         for name in ("set_power_limit", "reset_power_limit", "set_clock"):
             replaced.append(
                 (SimulatedDriver, name, devices.asks(getattr(SimulatedDriver, name), clock="clock" in name))
@@ -740,6 +900,11 @@ def _a_host(
             stack.enter_context(patch.object(where, name, stand_in))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
+
+
+def _at_once_instead(*, target: Any, args: Any, **_: Any) -> Any:
+    """Return what does at once what a thread would do."""
+    return SimpleNamespace(start=lambda: target(*args))
 
 
 async def play(simulation: Simulation) -> None:
@@ -760,6 +925,7 @@ async def play(simulation: Simulation) -> None:
     devices = plane.devices = _Devices(simulation)
     with _a_host(simulation, shims, plane.outbox, devices) as folder:
         own = {"state_dir": folder / "state", "data_dir": folder / "state"}
+        own |= {"health": ("off", "on")[draw(2)], "stop_ranks_on_exit": draw(4) == 1, "exit_grace_s": 1.0}
         settings = AgentSettings.model_construct(**cast(Any, _settings() | own))
         plane.shims = shims
         plane.poison = draw(20) if draw(4) == 1 else None
@@ -791,12 +957,15 @@ async def play(simulation: Simulation) -> None:
                 await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
                 continue
             is_ready = await _is_ready(agent)
+            _check_agent(simulation, agent, shims)
             is_known = agent.plane.is_registered
             simulation.check("a node that nobody knows is not ready", is_known or not is_ready)
             await asyncio.sleep(0.25)
             running = [pid for pid, each in shims.all.items() if each.poll() is None]
             if draw(20) == 1:
                 process.start(_recut(agent))
+            if draw(2, often=0.02):
+                plane.unheard_until_s = simulation.loop.time() + (3.0, 5.5, 9.0)[draw(3)]
             if running and draw(2, often=0.01):
                 shims.kill(running[draw(len(running))])
             is_known = _is_known(settings)
@@ -810,6 +979,9 @@ async def play(simulation: Simulation) -> None:
                 if not has_stopped:
                     process.kill()
                     agent.lose_lock()
+                    if draw(4) == 1:
+                        devices.has_failed = True  # what was drawn since the last reading nobody can tell
+                        shims.reboot()
                 agent = shims.agent = None
                 await asyncio.sleep((0.1, 1.0, 10.0)[draw(3)])
         simulation.calm_down()
@@ -823,6 +995,8 @@ async def play(simulation: Simulation) -> None:
         )
         simulation.check("what can be told is told", len(agent.spool) <= 2, str(len(agent.spool)))
         simulation.check("no control is left", not agent.controls.in_force)
+        is_known = plane.registered == agent.driver.devices()
+        simulation.check("a node registers with the devices that it has", is_known, str(plane.registered))
         left = store.xlen(command_stream(NODE))
         simulation.check("a command that was obeyed is not kept", not left, str(left))
         await agent.check_ready()
@@ -832,10 +1006,38 @@ async def play(simulation: Simulation) -> None:
         simulation.check(
             "a gang that is over is forgotten", not list(agent.gangs), str([g.allocation_id for g in agent.gangs])
         )
+        if draw(8) == 1:
+            with suppress(StateFolderTakenError):
+                reporting._take_state_folder(settings.state_folder)
+                simulation.check("one agent has the state folder", False)
         await process.start(agent.stop())
         relaying.cancel()
         await asyncio.wait([relaying])  # else the last relay would go on without this host
         _check_energy(simulation, plane, shims, agent, deaths)
+
+
+def _check_agent(simulation: Simulation, agent: _Agent, shims: _Shims) -> None:
+    """Check what an agent knows, between two of its steps."""
+    known = [each.allocation_id for each in agent.gangs if each.allocation_id in shims.released]
+    simulation.check("a gang that is forgotten stays so", not known, str(known))
+    odd = [each.power_w for each in agent.meter._devices if not 0 <= each.power_w <= each.bound.most_w]
+    simulation.check("no device is taken to draw what it cannot", not odd, str(odd))
+    now_s, gangs = shim.clock(), agent.gangs
+    waiting = [each for each in gangs if each.state is RankState.STARTING and each.named and not each.holding]
+    is_leased = now_s < gangs.deadline - gangs._lease_s * 0.2
+    for each in waiting if is_leased else ():
+        holders = [other for other in gangs if other.holding and set(other.devices) & set(each.devices)]
+        start = each.start
+        if start is None or holders or not agent.controls.is_clean(each.devices):
+            continue
+        if any(o.start and o.start.job_id == start.job_id and (o.holding or o.copying) for o in gangs):
+            continue
+        since_s = agent.waits_since.setdefault(each.allocation_id, now_s)
+        agent.waits_now.add(each.allocation_id)
+        waits = now_s - since_s > STARTS_S and not simulation.loop.lacks_threads
+        simulation.check("a gang begins when it may", not waits or agent.has_problem(), each.allocation_id)
+    agent.waits_since = {name: at_s for name, at_s in agent.waits_since.items() if name in agent.waits_now}
+    agent.waits_now.clear()
 
 
 async def _is_ready(agent: _Agent) -> bool:
@@ -923,8 +1125,9 @@ async def _use(simulation: Simulation, plane: _Plane, shims: _Shims) -> None:
         plane.outbox.put(start)
         if draw(4) == 1:
             _send_strange_commands(plane, draw(6))
-        if draw(3) == 1:
-            controls = DeviceControls(revision=2, power_limit_w=LIMIT_W, clock_mhz=(None, CLOCK_MHZ)[draw(2)])
+        if draw(2) == 1:
+            limit_w = (LIMIT_W, None)[draw(2, often=0.3)]
+            controls = DeviceControls(revision=2, power_limit_w=limit_w, clock_mhz=(None, CLOCK_MHZ)[draw(2)])
             plane.outbox.put(SetDevices(allocation_id=start.allocation_id, settings=controls))
             allocation.settings.append(controls)
             if draw(2):  # of an earlier revision, which comes late
@@ -1024,6 +1227,9 @@ def _check_intervals(simulation: Simulation, plane: _Plane, known: list[EnergyIn
         has_failed = plane.devices is not None and plane.devices.has_failed
         what = f"{each.metered_gpu_energy_j} J were metered, {booked_j} J are told"
         simulation.check("an interval comes to what was metered", is_all or has_failed, what)
+        is_modelled = any(usage.source is EnergySource.MODELLED for usage in each.usages)
+        is_cut = any(usage.until is not None for usage in each.usages)
+        simulation.check("what was metered is not modelled", has_failed or is_cut or not is_modelled, str(each))
         length_s = (each.end_at - each.start_at).total_seconds()
         simulation.check("an interval does not end before it begins", length_s >= 0, str(length_s))
         for usage in each.usages:
@@ -1032,6 +1238,9 @@ def _check_intervals(simulation: Simulation, plane: _Plane, known: list[EnergyIn
             simulation.check("energy is of a gang's own devices", own, f"{usage.allocation_id}: {usage.devices}")
             is_there = usage.until is None or not usage.gpu_energy_j or each.start_at <= usage.until <= each.end_at
             simulation.check("who ended within an interval did so within it", is_there, str(usage.until))
+    for begins_s in plane.shims.boots if plane.shims is not None else ():
+        spans = [each for each in known if each.start_at.timestamp() < begins_s < each.end_at.timestamp()]
+        simulation.check("no interval spans a restart of the host", not spans, str([each.sequence for each in spans]))
     for intervals in by_boot.values():
         for one, other in pairwise(intervals):
             gap_s = (other.start_at - one.end_at).total_seconds()

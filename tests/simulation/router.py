@@ -18,10 +18,13 @@ import orjson
 
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import RoutedServer, RoutingTable
-from services.core.policies.freesh.laxity import Order
+from services.core.policies.freesh.cleanest import cleanest_in_time, emissions, predicted_s
+from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
+from services.core.policies.freesh.laxity import Order, preempted_by
 from services.kit.edge.limits import RateLimiter
+from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
-from services.router import upstream
+from services.router import expectations, upstream
 from services.router.answers import AnswerPasser
 from services.router.app import Router
 from services.router.breaker import FAILURES
@@ -30,7 +33,16 @@ from services.router.door import Door
 from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
-from services.router.lanes import Lane, LaneRules, Lanes, NoServerError, QueueFullError, Ticket
+from services.router.lanes import (
+    AFFINITY_CARBON,
+    AFFINITY_LOAD,
+    Lane,
+    LaneRules,
+    Lanes,
+    NoServerError,
+    QueueFullError,
+    Ticket,
+)
 from services.router.metrics import Metrics
 from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
@@ -47,16 +59,23 @@ AT_ONCE = 4
 REFUSALS = frozenset({429, 500, 502, 503, 504})
 """What a client may be told instead of an answer, where servers fail."""
 LIMITS = Limits(connect_s=1.0, first_byte_s=3.0, silence_s=1.5, total_s=8.0)
-BODY_BYTES, BODIES_BYTES, ANSWER_BYTES, WAITING_BYTES, HEAD_BYTES = 2_000, 3_000, 1_500, 60, 2_000
+BODY_BYTES, BODIES_BYTES, ANSWER_BYTES, WAITING_BYTES, HEAD_BYTES = 2_000, 3_000, 1_500, (60, 600), 2_000
 """What requests, all of them, answers, their unread parts and their heads may have: little, so that it is reached."""
 BUSY, CLOSES, SILENT, BROKEN, NONSENSE, BREAKS_OFF = 1, 2, 3, 4, 5, 6
 TELLS_EARLY, CLOSES_AFTER, ANSWERS_TWICE, HAS_NO_LENGTH = 7, 8, 9, 10
 HAS_LARGE_HEAD, HAS_NO_STATUS, IS_LARGE, SWITCHES = 11, 12, 13, 14
+REFUSES_KEY, HAS_TRAILERS = 15, 16
 """What a model server does instead of answering as it should; from the second line on, to whole answers alone."""
 STATUS_OF = {"queue_full": 429, "no_server": 503, "upstream_timeout": 504, "upstream_busy": 503} | dict.fromkeys(
     ("upstream_malformed", "upstream_too_large", "upstream_closed", "upstream_connect", "upstream_rate_limited"), 502
 )
 MALFORMED = (NONSENSE, HAS_LARGE_HEAD, HAS_NO_STATUS, SWITCHES)
+OTHER_MODEL = "small"
+"""Is asked while no server of the first model answers."""
+INSIDE, OUTSIDE = "127.0.0.0/8", "10.0.0.1"
+"""Where endpoints may be, and where one is that may not."""
+BLOCK_CHARACTERS = 64
+"""Prompts are told apart, and found to be alike, by so many."""
 
 
 KEPT = frozenset(
@@ -67,6 +86,8 @@ KEPT = frozenset(
         "Pool": ("servers", "by_class"),
         "Server": ("lanes",),
         "Lanes": ("_lanes",),
+        "Affinity": ("_servers",),
+        "WeightedRoundRobin": ("_credit",),
         "Lane": ("servers", "others", "_gco2"),
         "Origin": ("_addresses",),
         "RequestWriter": ("_heads",),
@@ -89,14 +110,22 @@ class _Requests:
         worked_on: How often each request was worked on, by its number.
         outcomes: What became of it each time.
         has_changed: Whether a server was taken out or put back.
+        has_fallback: Whether another model is asked, which may have no server.
         refuse_usage: Servers that know no such option of a request.
+        with_key: Servers that the router has a key for.
+        arrived: Requests that were counted for the planner.
+        refused: By the number of each request, the servers that refused the key.
     """
 
     def __init__(self) -> None:
         self.refuse_usage: set[str] = set()
+        self.with_key: set[str] = set()
+        self.refused: dict[int, list[str]] = {}
+        self.arrived = self.served = 0
         self.worked_on: dict[int, int] = {}
         self.outcomes: dict[int, list[int]] = {}
         self.has_changed = False
+        self.has_fallback = False
 
 
 class _ModelServer(asyncio.Protocol):
@@ -113,6 +142,9 @@ class _ModelServer(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        if self._simulation.choices.below(2, often=0.02):  # it has too many connections
+            self._simulation.loop.has_cut = True
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._answering is not None:
@@ -138,15 +170,19 @@ class _ModelServer(asyncio.Protocol):
     async def _answer(self, asked: Mapping[str, Any]) -> None:
         draw = self._simulation.choices.below
         number = int(asked["user"])
-        outcome = draw(7 if asked.get("stream") else 15, often=0.4)
-        self._requests.outcomes.setdefault(number, []).append(outcome)
+        outcome = draw(7 if asked.get("stream") else 17, often=0.5)
         wants_usage = "stream_options" in asked
         if wants_usage and self._name in self._requests.refuse_usage:
             self._send(b"HTTP/1.1 400 Odd\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
             return
+        self._requests.outcomes.setdefault(number, []).append(outcome)
         if outcome == BUSY:  # it works on none of it
             status = (503, 429)[draw(2)]
             self._send(b"HTTP/1.1 %d Busy\r\ncontent-length: 4\r\n\r\nbusy" % status)
+            return
+        if outcome == REFUSES_KEY:
+            self._requests.refused.setdefault(number, []).append(self._name)
+            self._send(b"HTTP/1.1 401 No\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
             return
         self._requests.worked_on[number] = self._requests.worked_on.get(number, 0) + 1
         await asyncio.sleep(0.05 * draw(40))
@@ -164,18 +200,37 @@ class _ModelServer(asyncio.Protocol):
         await (self._stream(number, outcome, wants_usage) if asked.get("stream") else self._whole(number, outcome))
 
     async def _whole(self, number: int, outcome: int) -> None:
-        usage = {"prompt_tokens": 3, "completion_tokens": 4}
+        draw = self._simulation.choices.below
+        usage = ({"prompt_tokens": 3, "completion_tokens": 4}, {"prompt_tokens": 3})[draw(2, often=0.2)]
         padding = "x" * (2 * ANSWER_BYTES if outcome == IS_LARGE else 0)
         body = orjson.dumps({"for": number, "by": self._name, "usage": usage, "padding": padding})
         early = b"HTTP/1.1 102 Processing\r\nx-progress: 1\r\n\r\n" if outcome == TELLS_EARLY else b""
         length = b"" if outcome == HAS_NO_LENGTH else b"content-length: %d\r\n" % len(body)
         ends = b"connection: close\r\n" if outcome in (CLOSES_AFTER, HAS_NO_LENGTH) else b""
+        if outcome == HAS_TRAILERS:
+            length = b"transfer-encoding: chunked\r\n"
+            body = b"%x\r\n%s\r\n0\r\ncontent-type: text/odd\r\n\r\n" % (len(body), body)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length + ends + b"\r\n"
-        self._send(early + head + (body[:9] if outcome == BREAKS_OFF else body))
-        if outcome == ANSWERS_TWICE:
-            self._send(head + body.replace(b'"for":', b'"not_for":'))
+        second = head + body.replace(b'"for":', b'"not_for":') if outcome == ANSWERS_TWICE else b""
+        at_once = draw(2) == 1
+        pieces = [early + head + (body[:9] if outcome == BREAKS_OFF else body) + (second if at_once else b"")]
+        if outcome == IS_LARGE:
+            pieces = [pieces[0][at : at + 400] for at in range(0, len(pieces[0]), 400)]
+        for piece in pieces:
+            self._send(piece)
+            if len(pieces) > 1:
+                await asyncio.sleep(0.05)
+        if second and not at_once:
+            self._send(second)
         self._has_ended = outcome in (CLOSES_AFTER, HAS_NO_LENGTH)
-        if outcome in (BREAKS_OFF, HAS_NO_LENGTH) or (outcome == CLOSES_AFTER and self._simulation.choices.below(2)):
+        if outcome in (BREAKS_OFF, HAS_NO_LENGTH) or (outcome == CLOSES_AFTER and draw(2)):
+            self._transport.close()
+        elif draw(8, often=0.3) == 1:  # it keeps no connections for long
+            self._simulation.loop.call_later(0.05 * draw(10), self._close_unused)
+
+    def _close_unused(self) -> None:
+        if self._answering is None or self._answering.done():
+            self._simulation.loop.has_cut = True
             self._transport.close()
 
     async def _stream(self, number: int, outcome: int, wants_usage: bool) -> None:
@@ -192,7 +247,7 @@ class _ModelServer(asyncio.Protocol):
             usage = {"prompt_tokens": 3, "completion_tokens": pieces}
             self._chunk(b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n")
         self._chunk(b"data: [DONE]\n\n")
-        self._send(b"0\r\n\r\n")
+        self._send((b"0\r\n\r\n", b"0\r\nretry-after: 9\r\n\r\n")[draw(2, often=0.2)])
 
     def _chunk(self, data: bytes) -> None:
         self._send(b"%x\r\n%s\r\n" % (len(data), data))
@@ -225,6 +280,7 @@ class _Client:
         words = "word " * (LONG_WORDS if draw(2) else 2)
         body = {"model": MODEL, "user": str(number), "messages": [{"role": "user", "content": words}]}
         self.wants_usage = self.is_stream and draw(4) == 1
+        body |= ({}, {"max_tokens": 1}, {"max_tokens": 400})[draw(3)]
         body |= {"stream": True} if self.is_stream else {}
         body |= {"stream_options": {"include_usage": True}} if self.wants_usage else {}
         body |= {} if self.may_repeat else {"store": True}
@@ -242,6 +298,7 @@ class _Client:
         self.content = b""
         self.is_complete = False
         self.has_left = False
+        self.is_broken = False
 
     @property
     def scope(self) -> dict[str, Any]:
@@ -280,7 +337,14 @@ class _Client:
             check("a request has one answer", not self.status, f"{self.number}: {self.status}, {message['status']}")
             self.status = message["status"]
             self.headers = dict(message["headers"])
+            kinds = [value for name, value in message["headers"] if name == b"content-type"]
+            check("an answer is whole, and one server's", len(kinds) == 1 and b"odd" not in kinds[0], str(kinds))
             return
+        is_last = not message.get("more_body", False)
+        check("no piece without anything in it is sent", bool(message["body"]) or is_last, str(self.number))
+        if self.status == 200 and draw(2, often=0.01):
+            self.has_left = self.is_broken = True
+            raise ConnectionResetError("its connection ended")
         check("a request has one answer", bool(self.status) and not self.is_complete, str(self.number))
         self.content += message["body"]
         self.is_complete = not message.get("more_body", False)
@@ -296,12 +360,14 @@ class _Client:
             return None if self.status in (413, 429, 503) else f"{self.status} to {len(self._body)} bytes"
         if b"The router failed" in self.content:
             return self.content.decode()
-        if self.status == 400 and self.wants_usage:
+        if self.status == 401 or (self.status == 400 and self.wants_usage):
             return None
         if self.status != 200:
             return None if self.status in REFUSALS and self.is_complete else f"{self.status}: {self.content[:80]!r}"
         if not self.is_stream:
             found = orjson.loads(self.content)
+            if (b"x-wattshift-model" in self.headers) != found["by"].startswith(OTHER_MODEL):
+                return f"an answer by {found['by']} says {self.headers}"
             return None if found["for"] == self.number else f"the answer to {found['for']}"
         events = [each.strip() for each in self.content.split(b"\n\n") if each.startswith(b"data:")]
         told = [orjson.loads(each[5:]) for each in events if b"[DONE]" not in each]
@@ -311,6 +377,8 @@ class _Client:
             return "usage that was not asked for"
         if any(each["for"] != self.number for each in pieces) or len({each["by"] for each in pieces}) > 1:
             return "pieces of other answers"
+        if pieces and (b"x-wattshift-model" in self.headers) != pieces[0]["by"].startswith(OTHER_MODEL):
+            return f"an answer by {pieces[0]['by']} says {self.headers}"
         if [each["at"] for each in pieces] != list(range(len(pieces))):
             return "pieces are missing"
         is_whole = any(b"[DONE]" in each for each in events)
@@ -342,14 +410,15 @@ class _UpstreamKeys:
         return None
 
 
-def _router(simulation: Simulation) -> Router:
+def _router(simulation: Simulation, requests: _Requests) -> Router:
     """Return a router as it is after its start, less what it says to others."""
     draw = simulation.choices.below
     changes = {
         "order": (Order.LLF, Order.FCFS, Order.SRTF)[draw(3)],
         "queue_timeout_s": (0.3, 0.05, 6.0)[draw(3)],
-        "preemptions": draw(2),
-        "max_queue": 6,
+        "preemptions": (1, 0, 2)[draw(3)],
+        "placement": ("carbon", "weights")[draw(2, often=0.3)],
+        "max_queue": (6, 2)[draw(2)],
         "max_requests_per_tenant": AT_ONCE,
         "max_body_bytes": BODY_BYTES,
         "max_buffered_bytes": BODIES_BYTES,
@@ -359,13 +428,13 @@ def _router(simulation: Simulation) -> Router:
     router = Router.__new__(Router)
     made = cast(Any, router)
     made.settings = settings
-    _put_together(router, simulation.loop.time)
+    _put_together(router, simulation.loop.time, requests)
     return router
 
 
-def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
+def _put_together(router: Router, clock_s: Callable[[], float], requests: _Requests) -> None:
     settings, made = router.settings, cast(Any, router)
-    made.metrics, made.fleet = Metrics(), Fleet(())
+    made.metrics, made.fleet = Metrics(), Fleet(read_networks(INSIDE))
     made.assigner = SimpleNamespace(check=lambda: None, adopt=lambda _: None)
     made.peers = SimpleNamespace(processes=1)
     made.lanes = Lanes(LaneRules(settings.order, settings.placement, settings.max_queue, settings.preemptions))
@@ -374,6 +443,11 @@ def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
     expectations = Expectations()
     stubs: dict[str, Any] = dict.fromkeys(("end", "first", "gap", "whole", "served"), lambda *_: None)
     nothing = cast(Any, SimpleNamespace(**stubs | {"gap": _gap}))
+
+    def arrived(*_: Any) -> list[int]:
+        requests.arrived += 1
+        return [0, 0]
+
     dispatcher = Dispatcher(
         settings,
         router.fleet,
@@ -383,7 +457,7 @@ def _put_together(router: Router, clock_s: Callable[[], float]) -> None:
         RequestWriter(settings.order, router.upstream_keys),
         AnswerPasser(Outcomes(expectations, router.metrics, nothing, nothing), settings),
         router.metrics,
-        lambda *_: [0, 0],
+        arrived,
         made.limits,
     )
     made.gate = Gate(settings, cast(Any, _Keys()))
@@ -404,20 +478,30 @@ class _Servers:
         draw = simulation.choices.below
         self._known: dict[str, dict[str, Any]] = {}
         self._requests = requests
-        for name in ("a", "b", "c")[: 1 + draw(3)]:
+        names = [*("a", "b", "c")[: 1 + draw(3)], *(OTHER_MODEL, f"{OTHER_MODEL}2")[: draw(3)]]
+        requests.has_fallback = self._has_fallback = draw(2) == 1
+        for name in names:
             listening = SimulatedServer(simulation.loop, lambda name=name: _ModelServer(simulation, name, requests))
+            is_endpoint = name.startswith(OTHER_MODEL)
+            host = (OUTSIDE if draw(4) == 1 else "127.0.0.1") if is_endpoint else "127.0.0.1"
             self._known[name] = {
                 "id": name,
-                "pool": "chat",
-                "url": f"http://127.0.0.1:{listening.port}",
+                "pool": None if is_endpoint else "chat",
+                "models": [OTHER_MODEL] if is_endpoint else [],
+                "tenants": list(TENANTS),
+                "url": f"http://{host}:{listening.port}",
                 "tenant_id": "acme",
                 "location": "here",
                 "state": "ready",
                 "request_class": (None, "S", "L")[draw(3)],
                 "capacity": 1 + draw(3),
                 "power_w": 400.0,
-                "gco2_per_kwh": 100.0 * (1 + draw(3)),
+                "gco2_per_kwh": (100.0, 104.0, 108.0, 200.0, None)[draw(5)],
+                "ttft_ms": (None, 4_000.0)[draw(2, often=0.2)],
+                "upstream_secret_set_at": (None, datetime.fromtimestamp(EPOCH_S, UTC))[draw(2)],
             }
+            if is_endpoint or self._known[name]["upstream_secret_set_at"] is not None:
+                requests.with_key.add(name)
 
     def change(self, which: int) -> None:
         """Take a server out, or put it back."""
@@ -428,22 +512,26 @@ class _Servers:
     def table(self) -> RoutingTable:
         """Return the routing table as it is now."""
         pool = a_routed_pool(
-            tenants=list(TENANTS), input_tokens=LONG_WORDS // 2, classes=[{"name": "SS"}, {"name": "LS"}]
+            tenants=list(TENANTS),
+            input_tokens=LONG_WORDS // 2,
+            classes=[{"name": "SS"}, {"name": "LS"}],
+            fallback=["gone", OTHER_MODEL] if self._has_fallback else [],
         )
+        other = a_routed_pool(OTHER_MODEL, models=[OTHER_MODEL], tenants=list(TENANTS))
         servers = [
             RoutedServer.model_validate(each | {"request_class": each["request_class"] and each["request_class"] + "S"})
             for each in self._known.values()
         ]
-        return RoutingTable(made_at=datetime.fromtimestamp(EPOCH_S, UTC), pools=[pool], servers=servers)
+        return RoutingTable(made_at=datetime.fromtimestamp(EPOCH_S, UTC), pools=[pool, other], servers=servers)
 
 
 async def play(simulation: Simulation) -> None:
     """Requests arrive, wait, leave, are refused, preempted and answered; at the end every place is free."""
     draw = simulation.choices.below
     requests = _Requests()
-    requests.refuse_usage = {name for name in ("a", "b", "c") if draw(6) == 1}
+    requests.refuse_usage = {name for name in ("a", "b", "c", OTHER_MODEL) if draw(6) == 1}
     servers = _Servers(simulation, requests)
-    router = _router(simulation)
+    router = _router(simulation, requests)
     router._adopt(servers.table())
     clients = [_Client(simulation, number) for number in range(2 + draw(7))]
     simulation.holds("no server has more than it may", lambda: _too_many(router))
@@ -452,19 +540,29 @@ async def play(simulation: Simulation) -> None:
     simulation.rests("no server with room stands beside a request that may use it", lambda: _stands_by(router))
     simulation.holds("no more is held in memory than may be", lambda: _too_much(router))
     simulation.holds("only a server that has failed is ejected", lambda: _ejected_for_nothing(simulation, router))
+    simulation.rests("a gate that is closed is empty when nobody is in it", lambda: _not_told(router))
+    closes = draw(3) == 1
     judges = (
         (Lane, "take", _judged(simulation, Lane.take)),
+        (Lane, "choose", _chosen(simulation, Lane.choose)),
+        (Lane, "_preempt", _preempting(simulation, Lane._preempt)),
+        (Dispatcher, "serve", _served(requests, Dispatcher.serve)),
         (Dispatcher, "_note_failure", _noted(simulation, Dispatcher._note_failure)),
     )
     for where, name, judge in judges:
         judged = patch.object(where, name, judge)
         judged.start()
         simulation.at_end(judged.stop)
-    with patch.multiple(upstream, HIGH_WATER=WAITING_BYTES, MOST_HEAD_BYTES=HEAD_BYTES):
+    with (
+        patch.multiple(upstream, HIGH_WATER=WAITING_BYTES[draw(2)], MOST_HEAD_BYTES=HEAD_BYTES),
+        patch.object(expectations, "BLOCK_CHARACTERS", BLOCK_CHARACTERS),
+    ):
         asked = [
             simulation.start(_ask(simulation, router, requests, client), may_be_cancelled=True) for client in clients
         ]
         looking = simulation.loop.create_task(_look(simulation, router, servers))
+        if closes:
+            simulation.loop.call_later(0.1 * draw(30), _close, simulation, router)
         await asyncio.wait(asked)
         looking.cancel()
         await simulation.everything()
@@ -478,10 +576,14 @@ async def play(simulation: Simulation) -> None:
     check("no body is held", router.gate.bodies._free == router.settings.max_buffered_bytes)
     busy = [server.id for server in fleet.every_server() if server.origin.busy]
     check("every connection is given back", not busy, str(busy))
+    check("a request is counted once", requests.arrived <= requests.served, f"{requests.arrived} of {requests.served}")
     for client in clients:
+        outcomes, may_go_on = requests.outcomes.get(client.number, []), simulation.loop.has_cut
+        waits = SILENT not in outcomes[:-1] or may_go_on or router.settings.preemptions > 0
+        check("who has waited for long enough is not sent elsewhere", waits, f"{client.number}: {outcomes}")
         worked_on = requests.worked_on.get(client.number, 0)
         check("what may not be repeated is not", client.may_repeat or worked_on <= 1, f"{client.number}: {worked_on}")
-        most = router.settings.attempts + router.settings.preemptions
+        most = 2 * (router.settings.attempts + router.settings.preemptions)
         check("no request is tried oftener than it may be", worked_on <= most, f"{client.number}: {worked_on}")
     for _ in range(3):
         await asyncio.sleep(KEPT_S / 2)
@@ -495,12 +597,14 @@ async def play(simulation: Simulation) -> None:
 
 async def _look(simulation: Simulation, router: Router, servers: _Servers) -> None:
     """Do what the router repeats, and change the table now and then."""
-    draw = simulation.choices.below
+    draw, often = simulation.choices.below, (0.3, 0.9)[simulation.choices.below(2)]
     for turn in range(10_000):
         await asyncio.sleep(CHECK_S)
-        if draw(8, often=0.3) == 1:
+        if draw(4, often=often) == 1:
             servers.change(draw(3))
             router._adopt(servers.table())
+            waits = next(filter(None, map(_waits_in_vain, router.lanes.all())), None)
+            simulation.check("nobody waits where no server may be asked", waits is None, str(waits))
         await router._check()
         idle = next(filter(None, map(_stands_idle, router.lanes.all())), None)
         simulation.check("no server with room stands beside a request that may use it", idle is None, str(idle))
@@ -521,6 +625,9 @@ async def _ask(simulation: Simulation, router: Router, requests: _Requests, clie
         await router.door.handle(client.scope, client.receive, client.send)
     except ProblemError as problem:
         simulation.check("a request has one answer", False, str(problem))
+    except ConnectionResetError:
+        simulation.check("an answer is whole, and one server's", client.is_broken, str(client.number))
+        return
     if not client.has_left:
         simulation.check("an answer is whole, and one server's", client.wrong() is None, f"{client.wrong()}")
         if not client.is_too_large:
@@ -537,7 +644,10 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
     settings, servers = router.settings, router.fleet.servers.values()
     is_true = {
         "queue_full": waited_s >= settings.queue_timeout_s - 0.01 or simulation.living > settings.max_queue,
-        "no_server": requests.has_changed or any(each.breaker.opened_s is not None for each in servers) or waited_s > 0,
+        "no_server": requests.has_changed
+        or requests.has_fallback
+        or any(each.breaker.opened_s is not None for each in servers)
+        or waited_s > 0,
         "upstream_timeout": SILENT in outcomes or waited_s > LIMITS.silence_s,
         "upstream_busy": BUSY in outcomes,
         "upstream_malformed": bool(set(MALFORMED) & set(outcomes)) or ANSWERS_TWICE in outcomes,
@@ -548,6 +658,8 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         return f"{client.number}: {client.status} for {code}"
     if code in STATUS_OF and client.status in (429, 503) and b"retry-after" not in client.headers:
         return f"{client.number}: {code}, and not when to come again"
+    if client.status == 401:
+        is_true = not requests.with_key.issuperset(requests.refused.get(client.number, requests.with_key))
     if client.status == 500:
         is_true = BROKEN in outcomes
     if client.status == 200 and not client.is_stream:
@@ -577,6 +689,20 @@ def _stands_idle(lane: Lane) -> str | None:
         for server in lane.servers:
             if server.room > 0 and server.breaker.passes(now_s) and server.id not in request.excluded:
                 return f"{request.id} waits, and {server.id} has room for {server.room}"
+    return None
+
+
+def _waits_in_vain(lane: Lane) -> str | None:
+    """Say who waits though each server is ejected, excluded or gone."""
+    now_s = asyncio.get_running_loop().time()
+    for request in lane.queue:
+        for server in (*lane.servers, *lane.others):
+            breaker = server.breaker
+            may_be_asked = breaker.opened_s is None or now_s >= breaker.opened_s + breaker.pause_s
+            if server.id not in request.excluded and may_be_asked:
+                break
+        else:
+            return request.id
     return None
 
 
@@ -621,6 +747,95 @@ def _judged(simulation: Simulation, take: Any) -> Any:
     return judge
 
 
+def _chosen(simulation: Simulation, choose: Any) -> Any:
+    """Have each request go where the rules of its lane say, as they are told here once more."""
+    turns: dict[Lane, WeightedRoundRobin] = {}
+
+    def judge(self: Lane, ticket: Ticket, now_s: float) -> Server | None:
+        expected = _choice(self, ticket, now_s, turns.setdefault(self, WeightedRoundRobin()))
+        found = choose(self, ticket, now_s)
+        is_so = (found and found.id) == expected
+        simulation.check("a request goes where its lane's rules say", is_so, f"{found and found.id}, not {expected}")
+        return found
+
+    return judge
+
+
+def _choice(lane: Lane, ticket: Ticket, now_s: float, turns: WeightedRoundRobin) -> str | None:
+    groups = (
+        [each for each in group if each.id not in ticket.request.excluded] for group in (lane.servers, lane.others)
+    )
+    passing = next(filter(None, ([each for each in group if each.breaker.passes(now_s)] for group in groups)), [])
+    free = [each for each in passing if each.room > 0]
+    if len(free) < 2:
+        return free[0].id if free else None
+    if lane._rules.placement == "weights":
+        found = turns.choose([InstanceLoad(each.id, each.limit, each.held, weight=each.spec.weight) for each in free])
+        return found and found.id
+    known = emissions(lane.servers) | emissions(lane.others)
+    tokens, network_s = ticket.request.output_tokens, ticket.network_s
+    best = cleanest_in_time(free, lambda each: known.get(each.id), tokens, ticket.limit_s, network_s)
+    cached = next((each for each in free if each.id == lane._affinity.server_of(ticket.prefix)), None)
+    if best is None or cached is None:
+        return best and best.id
+    is_full = cached.held > AFFINITY_LOAD * best.held * cached.limit / best.limit + 1
+    takes_s = [predicted_s(each, tokens, network_s) for each in (cached, best)]
+    is_late = takes_s[0] > max(ticket.limit_s, takes_s[1])
+    ours, least = known.get(cached.id), known.get(best.id)
+    is_as_clean = least is None or (ours is not None and ours <= least + (AFFINITY_CARBON - 1) * abs(least))
+    return best.id if is_full or is_late or not is_as_clean else cached.id
+
+
+def _preempting(simulation: Simulation, preempt: Any) -> Any:
+    """Have the most urgent of those that wait take the place of one that is later, if that may be."""
+
+    def judge(self: Lane) -> None:
+        rules, head, before = self._rules, self.queue.peek(), self.preempted
+        may_leave = [
+            each.request
+            for each in self.unanswered.values()
+            if each.may_repeat
+            and each.preemptions < rules.most_preemptions
+            and each.connection is not None
+            and not each.is_preempted
+            and each.server is not None
+            and head is not None
+            and each.server.id not in head.excluded
+        ]
+        found = None
+        if head is not None and rules.order is not Order.FCFS:
+            found = preempted_by(head, may_leave, rules.order, self.times, margin_s=rules.preemption_margin_s)
+        preempt(self)
+        done = self.preempted - before
+        simulation.check("who is more urgent takes a place", found is None or done == 1, str(found and found.id))
+        is_last = found is None or self.unanswered[found.id].is_preempted
+        simulation.check("who is more urgent takes a place", is_last, str(found and found.id))
+
+    return judge
+
+
+def _served(requests: _Requests, serve: Any) -> Any:
+    async def count(*arguments: Any) -> Any:
+        requests.served += 1
+        return await serve(*arguments)
+
+    return count
+
+
+def _close(simulation: Simulation, router: Router) -> None:
+    """Have the router say when nobody is in it any more."""
+    router.gate.close()
+    is_right = router.gate.is_empty.is_set() is (router.gate.in_flight == 0)
+    simulation.check("a gate that is closed is empty when nobody is in it", is_right, str(router.gate.in_flight))
+
+
+def _not_told(router: Router) -> str | None:
+    gate = router.gate
+    if gate._is_closing:
+        return None if gate.in_flight or gate.is_empty.is_set() else "it is not told"
+    return "it is not closed" if gate.is_empty.is_set() else None
+
+
 def _noted(simulation: Simulation, note: Any) -> Any:
     """Have each failure count that is a server's own."""
 
@@ -632,6 +847,9 @@ def _noted(simulation: Simulation, note: Any) -> Any:
         simulation.check("what a server has failed in counts", counts, f"{server.id}: {error.reason}")
         is_ejected = error.reason != "connect" or server.breaker.opened_s is not None
         simulation.check("who cannot be reached is ejected", is_ejected, server.id)
+        is_outside = server.spec.url.startswith(f"http://{OUTSIDE}:")
+        is_told = (error.reason == "refused_address") is is_outside
+        simulation.check("nobody is connected to where endpoints may not be", is_told, f"{server.id}: {error.reason}")
 
     return judge
 
@@ -639,7 +857,7 @@ def _noted(simulation: Simulation, note: Any) -> Any:
 def _ejected_for_nothing(simulation: Simulation, router: Router) -> str | None:
     for server in router.fleet.every_server():
         breaker = server.breaker
-        is_refused = server.origin.port in simulation.loop.refused_at
+        is_refused = server.origin.port in simulation.loop.refused_at or server.origin.host == OUTSIDE
         if breaker.opened_s is not None and breaker.failures < FAILURES and not is_refused:
             return f"{server.id} after {breaker.failures} failures"
     return None
@@ -651,6 +869,6 @@ def _too_much(router: Router) -> str | None:
         return f"{free} bytes are free"
     for server in router.fleet.every_server():
         for connection in server.origin.busy:
-            if connection._size > WAITING_BYTES + 2 * HEAD_BYTES:
+            if connection._size > max(WAITING_BYTES) + 2 * HEAD_BYTES:
                 return f"{connection._size} bytes wait to be read of {server.id}"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation import apps, edge, node, reports, router, serving, submissions, system, webhooks
+from tests.simulation import apps, edge, node, reports, router, serving, submissions, system, webhooks, work
 from tests.simulation.search import Play
 
 SCENARIOS: dict[str, Play] = {
@@ -15,6 +15,7 @@ SCENARIOS: dict[str, Play] = {
     "node": node.play,
     "serving": serving.play,
     "webhooks": webhooks.play,
+    "work": work.play,
 }
 
 ALL: dict[str, Play] = SCENARIOS | {"system": system.play}

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import orjson
 
@@ -30,6 +31,7 @@ from services.db.sealing import Sealer
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
+from services.serving.controller import probes
 from services.serving.controller.backoff import FIRST_S, LONGEST_S, Life
 from services.serving.controller.controller import DELETE_EVERY_S, PATIENCE_S, Controller
 from services.serving.controller.diff import STAYING
@@ -38,6 +40,7 @@ from services.serving.controller.server_jobs import ServerJobs
 from services.serving.instances import (
     APP_PREFIX,
     LEFT_AS_PLANNED,
+    Blueprint,
     Instance,
     InstanceJob,
     InstanceReason,
@@ -50,6 +53,8 @@ from tests.support.pools import a_pool
 LOOK_S, PROBE_S = 1.0, 2.0
 READY_S, UNHEALTHY_S, DRAIN_MIN_S, DRAIN_S = 20.0, 6.0, 3.0, 12.0
 """Time limits of the probes, shorter than anybody would have them."""
+ANSWER_S, LARGEST_ANSWER = 1.6, 200
+"""How long a server is waited for, which is longer than a pass, and the bytes of metrics that are read."""
 SLACK_S = 4.0
 """What an observation may be old when it is written down."""
 CALM_S = 260.0
@@ -154,12 +159,14 @@ class _Admission:
         running = Counter(job.zone for job in self.jobs.values() if job.state is JobState.RUNNING)
         for job in list(self.jobs.values()):
             if job.state.is_final:
-                if not is_calm and draw(2, often=0.02):
+                if not is_calm and draw(2, often=0.1):
                     self._remove(job)
             elif job.cancel_requested or (now_s >= job.ends_at_s and not is_calm):
                 running[job.zone] -= job.state is JobState.RUNNING
                 job.state = JobState.CANCELLED if job.cancel_requested else JobState.FAILED
                 job.reason, job.url = "exited", None
+                if not is_calm and draw(2, often=0.1):  # and is deleted, before anybody has looked
+                    self._remove(job)
             elif job.state is JobState.RUNNING and not is_calm and draw(2, often=0.02):  # its node is lost
                 running[job.zone] -= 1
                 job.state, job.reason, job.url = JobState.QUEUED, Reason.NODE_CLOSED.value, None
@@ -203,17 +210,20 @@ class _Session:
         self.asked = 0
 
     @asynccontextmanager
-    async def get(self, url: str, *, headers: Any = None, **_: Any) -> AsyncIterator[Any]:
+    async def get(self, url: str, *, headers: Any = None, timeout: Any = None, **_: Any) -> AsyncIterator[Any]:
         """Answer health, load, and the path that needs a key."""
         address, path = url.removeprefix("http://").split("/", 1)
         job = self._admission.jobs.get(address.partition(":")[0])
         self.asked += 1
         self._simulation.check("no more servers are asked at once than may be", self.asked <= 2, str(self.asked))
         try:
-            status, body = await self._simulation.boundary(
-                lambda: self._answer(job, address, f"/{path}", headers), ConnectionError("refused")
-            )
-        except ConnectionError:
+            async with asyncio.timeout(timeout.total):
+                status, body = await self._simulation.boundary(
+                    lambda: self._answer(job, address, f"/{path}", headers),
+                    ConnectionError("refused"),
+                    may_be_silent=True,
+                )
+        except (ConnectionError, TimeoutError):
             if job is not None and path == "health":
                 self._note_failure(job)
             raise
@@ -241,9 +251,12 @@ class _Session:
             self._simulation.check("a key is shown to nobody else", own, job.instance)
             return job.makes_of_key[0 if has_key else 1], b""
         if path == "/metrics":
+            told = b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\n" % job.held
+            if not is_calm and self._simulation.choices.below(4, often=0.3) == 1:
+                return 200, told + b"# " + b"x" * LARGEST_ANSWER
             if not job.held:
                 job.empties_s.append(now_s)
-            return 200, b"vllm:num_requests_running %d\nvllm:num_requests_waiting 0\n" % job.held
+            return 200, told
         assert job.running_at is not None
         job.answered.add(job.running_at)
         return 200, b""
@@ -614,7 +627,7 @@ class _Service:
         self.process: Process = world.simulation.process()
         settings = SimpleNamespace(instance_look_s=LOOK_S, instance_probe_s=PROBE_S, keep_days=30)
         self._session = _Session(world.simulation, world.admission)
-        prober = Prober(cast(Any, self._session), timeout_s=1.0, at_once=2)
+        prober = Prober(cast(Any, self._session), timeout_s=ANSWER_S, at_once=2)
         self.controller = Controller(
             cast(Any, _Repository(world, self.process)),
             ServerJobs(cast(Any, world.admission)),
@@ -646,13 +659,17 @@ def _specs() -> tuple[PoolSpec, PoolSpec]:
         {"name": name, "gpu_model": "A100-SXM4-40GB", "gpus": 1, "command": ["serve"]} for name in ("one", "other")
     ]
     first = a_pool(modes=modes, probes=probes)
-    second = a_pool(modes=[modes[0] | {"command": ["serve", "--again"]}, modes[1]], probes=probes)
+    second = a_pool(modes=[modes[0] | {"command": ["serve", "--again"]}], probes=probes)
     return PoolSpec.model_validate(first), PoolSpec.model_validate(second)
 
 
 @cache
-def _blueprints() -> tuple[Any, Any]:
-    first, second = map(pool_blueprint, _specs())
+def _blueprints(is_app: bool) -> tuple[Any, Any]:
+    """Return how instances are made by the two specs, those of an application on slices; the second has one mode."""
+    if not is_app:
+        first, second = map(pool_blueprint, _specs())
+        return first, second
+    first, second = (Blueprint(each.probes, each.places, each.modes, "fleet", {"one": "3g"}) for each in _specs())
     return first, second
 
 
@@ -674,7 +691,7 @@ def _owner(key: str, number: int, plan: PlanInForce, plan_id: str) -> InstanceOw
         key=key,
         name=key.removeprefix(APP_PREFIX),
         tenant_id="acme",
-        blueprint=_blueprints()[0],
+        blueprint=_blueprints(is_app)[0],
         revision=1,
         plan_id=None if is_app else plan_id,
         is_deleted=False,
@@ -691,10 +708,15 @@ async def play(simulation: Simulation) -> None:
     keys = ("chat", "app:vision")[: 1 + draw(2)]
     admission = _Admission(simulation, gpus=2 * len(keys) + draw(3, often=0.5))
     world = _World(simulation, admission)
+    small = patch.object(probes, "LARGEST_ANSWER", LARGEST_ANSWER)
+    small.start()
+    simulation.at_end(small.stop)
     simulation.holds("an instance has one job", lambda: _doubled(admission))
     numbers = iter(range(1_000))
     for number, key in enumerate(keys):
         _set_plan(world, key, _plan(simulation, 1, 2), f"plan_{next(numbers)}", number)
+        if draw(4) == 1:  # until it is planned first
+            world.owners[key] = replace(world.owners[key], plan_id=None, target=None)
     services = [_Service(world)]
     for _ in range(1 + draw(5)):
         if draw(3) == 1:
@@ -763,7 +785,8 @@ async def _change(world: _World, numbers: Iterator[int]) -> None:
                 plan = _plan(world.simulation, owner.revision, 2)
                 _set_plan(world, key, plan, f"plan_{next(numbers)}", 0)
             case 2:
-                blueprint = _blueprints()[1 if owner.blueprint is _blueprints()[0] else 0]
+                both = _blueprints(owner.is_app)
+                blueprint = both[1 if owner.blueprint is both[0] else 0]
                 revision = owner.revision + 1
                 world.owners[key] = replace(owner, blueprint=blueprint, revision=revision, changed_at=utc_now())
                 if draw(2):  # a plan follows
@@ -793,6 +816,8 @@ def _check_end(world: _World) -> None:
         plan = owner.target if owner.is_app else world.plans.get(owner.plan_id or "")
         rows = [each for each in world.rows.values() if each.pool == key and each.state in LIVE]
         for at, classes in plan.target.items() if plan is not None else ():
+            if owner.blueprint.terms(at) is None:  # nothing of it can be made any more
+                continue
             ready = [each for each in rows if each.at == at and each.state is InstanceState.READY]
             has = Counter(each.request_class for each in ready)
             named = {name: count for name, count in classes.items() if name is not None and count}
@@ -800,7 +825,7 @@ def _check_end(world: _World) -> None:
             is_right = sum(named.values()) <= len(ready) <= most and all(has[k] >= n for k, n in named.items())
             what = f"{key} {at}: {classes}, and {[(e.id, e.state.value, e.request_class, e.reason) for e in rows]}"
             check("who is wanted serves", is_right, what)
-        others = [each.id for each in rows if plan is None or each.at not in plan.target]
+        others = [each.id for each in rows if plan is not None and each.at not in plan.target]
         check("who is not wanted has gone", not others, f"{key}: {others}")
     live = {each.id for each in world.rows.values() if each.state in LIVE}
     orphans = [each.id for each in world.rows.values() if each.id in live and each.pool not in world.owners]

@@ -21,14 +21,15 @@ import pytest
 from services.router.lanes import Lane, Ticket
 from tests.mutation.mutants import Mutant
 from tests.simulation import faults
+from tests.simulation import search as shortening
 from tests.simulation.loop import Simulation
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.search import play_once, search, unpack
 from tests.support.servers import ROOT
 
 FIXED, TODAYS = 200, 100_000
-CPU_S = 22.0
-"""Of all searches here together; the rest of a minute is for the tests of the search itself."""
+CPU_S = 16.0
+"""Of all searches here together; the rest of a minute is for the system and for the tests of the search itself."""
 TOKENS = tomllib.loads((Path(__file__).parent / "tokens.toml").read_text()).get("found", [])
 
 
@@ -52,7 +53,7 @@ def outcomes() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, play in SCENARIOS.items():
         digest = hashlib.sha256()
-        for seed in range(3):
+        for seed in range(2):
             simulation, _ = play_once(play, seed)
             again, _ = play_once(play, simulation.choices.made)
             ends = [(each.loop.steps, each.loop.time(), each.choices.made) for each in (simulation, again)]
@@ -67,19 +68,14 @@ def test_a_schedule_repeats_to_the_last_step_in_any_process() -> None:
         "import json, logging; logging.disable(logging.CRITICAL)\n"
         "from tests.simulation.test_schedules import outcomes\nprint(json.dumps(outcomes()))"
     )
-    elsewhere = [
-        json.loads(
-            subprocess.run(
-                [sys.executable, "-c", code],
-                cwd=ROOT,
-                env=os.environ | {"PYTHONHASHSEED": hash_seed},
-                stdout=subprocess.PIPE,
-                check=True,
-            ).stdout
-        )
-        for hash_seed in ("1", "2")
-    ]
-    assert elsewhere[0] == elsewhere[1]
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": "1"},  # pytest has another one
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    assert json.loads(elsewhere) == outcomes()
 
 
 def pump_the_head_alone(self: Lane) -> set[frozenset[str]]:
@@ -107,6 +103,7 @@ def test_a_planted_fault_is_found_and_its_token_repeats_it(
     monkeypatch: pytest.MonkeyPatch, method: str, planted: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(Lane, method, planted)
+    monkeypatch.setattr(shortening, "MOST_CPU_S", 3.0)
     found = search("router", SCENARIOS["router"], range(2_000))
     assert found is not None
     name, _, packed = found.token.partition(":")
@@ -157,8 +154,9 @@ def test_any_number_of_drawn_faults_has_each_rooms_share() -> None:
     def drawn(seed: int) -> list[Mutant]:
         return [mutant for mutant, _ in itertools.islice(faults.in_order(ROOT, "services/kit", seed), 12)]
 
-    assert {faults.ROOM_OF[each.path] for each in drawn(5)} == {"agent", "edge"}
-    names = [each.name for each in drawn(5)]
+    five = drawn(5)
+    assert {faults.ROOM_OF[each.path] for each in five} == {"agent", "edge", "work"}
+    names = [each.name for each in five]
     assert len(set(names)) == 12
     assert names != [each.name for each in drawn(6)]
 

@@ -17,8 +17,9 @@ from unittest.mock import patch
 
 import aiohttp
 
-from services.admission.repository.webhooks import Attempt
+from services.admission.repository.webhooks import Attempt, NewDelivery
 from services.admission.webhooks import sending
+from services.admission.webhooks.addresses import ForbiddenAddressError
 from services.admission.webhooks.sending import Sender, SendingRules
 from services.admission.webhooks.signing import Signer, fingerprint
 from services.contracts.webhooks import ID_HEADER
@@ -26,6 +27,7 @@ from tests.simulation.loop import Simulation
 
 RULES = SendingRules(timeout_s=2.0, retry_s=10_000.0, disable_after_s=1e9)
 LOOK_S, BATCH = 1.0, 2
+REPLACED = "secret was replaced"
 MOST_GONE = 6
 """How often the answer that a receiver is gone for good may be lost with its transaction, or be given at once."""
 CALM_S = 700.0
@@ -52,6 +54,8 @@ class _Webhook:
     enabled: bool = True
     failures: int = 0
     paused_until_s: float = 0.0
+    is_deleted: bool = False
+    has_lost_secret: bool = False
 
 
 @dataclass
@@ -64,6 +68,7 @@ class _World:
         now_posted: Messages that are being posted.
         answered: The status of the last answer to each message.
         gone: How often the receiver of a webhook said that it is gone for good.
+        reasons: What is to be said of the last attempt at each message that was not answered.
     """
 
     simulation: Simulation
@@ -74,11 +79,17 @@ class _World:
     now_posted: set[str] = field(default_factory=set[str])
     answered: dict[str, int | None] = field(default_factory=dict[str, int | None])
     gone: dict[str, int] = field(default_factory=dict[str, int])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def now_s(self) -> float:
         """Virtual seconds."""
         return self.simulation.loop.time()
+
+    def has_answered(self, webhook: str) -> bool:
+        """Whether a receiver's last answer to any message was that it has taken it."""
+        mine = [each.id for each in self.messages.values() if each.webhook == webhook]
+        return any((self.answered.get(each) or 0) in range(200, 300) for each in mine)
 
     def pending(self, webhook: str) -> list[_Message]:
         """Return what is due of a webhook that is enabled and not paused."""
@@ -140,12 +151,34 @@ class _Repository:
         for each in claimed:
             each.attempts += 1
             each.due_s = world.now_s + lease_s
-        secret = fingerprint(SIGNER.secret(webhook_id, 1))
+        secret = self._secret(webhook_id)
+        for each in claimed:
+            self._expect(each.id, webhook_id)
         ages_s, url = [world.now_s - each.made_s for each in claimed], "http://there"
         return [
             Attempt(each.id, "{}", each.attempts, age_s, webhook_id, url, 1, secret, overlaps=False)
             for each, age_s in zip(claimed, ages_s, strict=True)
         ]
+
+    def _secret(self, webhook_id: str) -> str:
+        found = self._world.webhooks[webhook_id]
+        return "of another installation" if found.has_lost_secret else fingerprint(SIGNER.secret(webhook_id, 1))
+
+    def _expect(self, message_id: str, webhook_id: str) -> None:
+        self._world.reasons[message_id] = ""
+        if self._world.webhooks[webhook_id].has_lost_secret:
+            self._world.answered[message_id], self._world.reasons[message_id] = None, REPLACED
+
+    async def claim_new(self, delivery: NewDelivery, lease_s: float) -> Attempt:
+        """As of the real one."""
+        await asyncio.sleep(0)
+        world = self._world
+        due_s = world.now_s + lease_s
+        message = _Message(delivery.id, delivery.webhook_id, world.now_s, attempts=1, due_s=due_s)
+        world.messages.setdefault(message.id, message)
+        self._expect(delivery.id, delivery.webhook_id)
+        secret = self._secret(delivery.webhook_id)
+        return Attempt(delivery.id, "{}", 1, 0.0, delivery.webhook_id, "http://there", 1, secret, overlaps=False)
 
     def _check(self, attempt: Attempt, status: int | None, error: str | None) -> None:
         """An attempt is told as it was."""
@@ -155,6 +188,8 @@ class _Repository:
         is_redirect = status is not None and 300 <= status < 400
         is_told = is_accepted is (error is None) and ("redirect" in (error or "")) is is_redirect
         check("an attempt is told as it was", is_told, f"{attempt.id}: {status} {error}")
+        reason = self._world.reasons.get(attempt.id, "") if status is None else ""
+        check("an attempt is told as it was", reason in (error or ""), f"{attempt.id}: {error}, which is {reason}")
 
     def _note(self, attempt: Attempt, **values: Any) -> None:
         def note() -> None:
@@ -179,6 +214,7 @@ class _Repository:
     async def succeeded(self, webhook_id: str) -> None:
         """As of the real one."""
         found = self._world.webhooks[webhook_id]
+        self._world.simulation.check("an attempt is told as it was", self._world.has_answered(webhook_id), webhook_id)
         self._connection.changes.append(lambda: _set(found, failures=0, paused_until_s=0.0))
 
     async def failed(self, webhook_id: str, *, wait_s: float, longest_s: float, disable_after_s: float) -> bool:
@@ -192,11 +228,16 @@ class _Repository:
     async def find(self, webhook_id: str, tenant_id: str | None, *, lock: bool = False) -> Any:
         """As of the real one."""
         found = self._world.webhooks[webhook_id]
+        if found.is_deleted:
+            return None
         return SimpleNamespace(id=found.id, enabled=found.enabled, tenant_id="acme", url="http://there")
 
     async def disable(self, webhook_id: str, reason: str) -> None:
         """As of the real one."""
-        self._connection.changes.append(lambda: _set(self._world.webhooks[webhook_id], enabled=False))
+        found = self._world.webhooks[webhook_id]
+        is_there = found.enabled and not found.is_deleted
+        self._world.simulation.check("only a webhook that is there and enabled is disabled", is_there, webhook_id)
+        self._connection.changes.append(lambda: _set(found, enabled=False))
 
 
 def _set(row: Any, **values: Any) -> None:
@@ -222,13 +263,19 @@ class _Session:
         check("what is over is not sent again", message.state == "pending", message.id)
         check("a message is sent once at a time", message.id not in world.now_posted, message.id)
         key = (self._sender, message.webhook)
-        world.posting[key] = world.posting.get(key, 0) + 1
+        is_tried = message.id.startswith("t")
+        world.posting[key] = world.posting.get(key, 0) + (not is_tried)
         world.now_posted.add(message.id)
         world.answered[message.id] = None
         check("who is gone for good is left alone", world.gone.get(message.webhook, 0) < MOST_GONE, message.webhook)
         try:
             await asyncio.sleep(0.1 * draw(4, often=0.3))
-            outcome = 0 if world.simulation.is_calm else draw(6, often=0.4)
+            check("nothing is signed with another secret", world.reasons.get(message.id) != REPLACED, message.id)
+            outcome = 0 if world.simulation.is_calm else draw(7, often=0.4)
+            world.reasons[message.id] = {3: "no valid answer", 4: "no answer within"}.get(outcome, "")
+            if outcome == 6:
+                error, world.reasons[message.id] = _unreachable(draw(4))
+                raise error
             if outcome in (0, 4):
                 world.accepted[message.id] = world.accepted.get(message.id, 0) + 1
             if outcome == 3:
@@ -241,11 +288,25 @@ class _Session:
             world.gone[message.webhook] = world.gone.get(message.webhook, 0) + (status == 410)
             yield SimpleNamespace(status=status, headers={"retry-after": "7"} if status == 429 else {})
         finally:
-            world.posting[key] -= 1
+            world.posting[key] = world.posting.get(key, 0) - (not is_tried)
             world.now_posted.discard(message.id)
 
     async def close(self) -> None:
         """Close it."""
+
+
+def _unreachable(which: int) -> tuple[Exception, str]:
+    """Return why an address cannot be connected to, and what is to be said of that."""
+    key = cast(Any, SimpleNamespace(host="there", port=1, ssl=True, is_ssl=True))
+    match which:
+        case 1:
+            return aiohttp.ClientConnectorError(key, ForbiddenAddressError("10.0.0.1")), "must be https"
+        case 2:
+            return aiohttp.ClientConnectorCertificateError(key, ValueError("odd")), "its certificate is not valid"
+        case 3:
+            return aiohttp.ClientConnectorDNSError(key, OSError("unknown")), "its name has no address"
+        case _:
+            return aiohttp.ClientConnectorError(key, OSError(111, "refused")), "cannot connect: "
 
 
 async def play(simulation: Simulation) -> None:
@@ -269,6 +330,7 @@ async def play(simulation: Simulation) -> None:
         await asyncio.sleep(0.2 * draw(8))
         webhook = list(world.webhooks)[draw(len(world.webhooks))]
         world.messages[f"m{number}"] = _Message(f"m{number}", webhook, world.now_s, due_s=world.now_s)
+        await _use(world, draw(24), webhook, process, sender)
         if draw(12) == 1:
             numbers += 1
             if draw(2):
@@ -289,6 +351,37 @@ async def play(simulation: Simulation) -> None:
     simulation.check("what counts as delivered was accepted", not untrue, str(untrue))
     looking.cancel()
     await process.start(sender.aclose())
+
+
+async def _use(world: _World, which: int, webhook: str, process: Any, sender: Sender) -> None:
+    """Have users try a webhook, disable it, delete it, or the installation lose its secret."""
+    found = world.webhooks[webhook]
+    match which:
+        case 1 | 2 if not found.is_deleted and world.gone.get(webhook, 0) < MOST_GONE:
+            process.start(_try(world, sender, NewDelivery(f"t{len(world.messages)}", webhook, "test", "{}")))
+        case 3:
+            found.enabled = False
+        case 4:
+            found.enabled, found.is_deleted = False, True
+            for each in world.messages.values():
+                if each.webhook == webhook and each.state == "pending":
+                    each.state = "deleted"
+        case 5:
+            found.has_lost_secret = True
+            await asyncio.sleep(3.0)
+            found.has_lost_secret = False
+        case _:
+            pass
+
+
+async def _try(world: _World, sender: Sender, delivery: NewDelivery) -> None:
+    with suppress(ConnectionError):
+        await sender.send_once(delivery)
+        message = world.messages[delivery.id]
+        has_taken = world.answered.get(message.id) in range(200, 300)
+        is_told = message.state == ("delivered" if has_taken else "failed") or message.attempts > 1
+        is_told |= message.state == "deleted"
+        world.simulation.check("an attempt is told as it was", is_told, f"{message}: {world.answered.get(message.id)}")
 
 
 async def _begin(world: _World, number: int) -> tuple[Sender, asyncio.Task[None], Any]:

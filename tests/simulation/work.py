@@ -1,0 +1,403 @@
+"""Work that workers do: its messages in Celery's broker, claims, the sweeper, and messages that are not settled.
+
+Real are ``Sweeper``, ``TaskQueue``, ``Worker``, and what ``PatientConsumer`` makes of a message that the broker was not
+told to forget. What the table says in SQL is said of rows in memory; the broker gives a connection one message at a
+time, and the next once that is settled, as Celery asks it to. A worker's own thread waits as a greenlet here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import patch
+
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from services.contracts.background import WorkFailure, WorkFailureCode, WorkState
+from services.kit.background import worker as worker_module
+from services.kit.background.queue import TaskQueue
+from services.kit.background.sweeper import Sweeper
+from services.kit.background.worker import Worker
+from services.kit.repeating import repeat
+from services.kit.worker_pulse import PatientConsumer
+from tests.simulation.loop import Process, Simulation
+
+LEASE_S, SWEEP_S, RESEND_S = 10.0, 2.0, 3.0
+MOST_ATTEMPTS = 3
+SLACK_S = 0.5
+"""What an answer of the database may be late."""
+CALM_S = 150.0
+"""Within this time all work has ended, if nothing fails any more."""
+AWAY = ConnectionError("lost")
+
+
+@dataclass
+class _Row:
+    """A piece of work.
+
+    Attributes:
+        lasts_s: How long it takes; with ``is_wrong`` its problem cannot be solved.
+        claims: All that it was ever claimed with.
+        settled: How often an end was written.
+    """
+
+    id: str
+    lasts_s: float
+    is_wrong: bool
+    state: WorkState = WorkState.QUEUED
+    claim: str | None = None
+    lease_until_s: float = 0.0
+    attempts: int = 0
+    enqueued_s: float = -1e9
+    result: Any = None
+    failure: WorkFailure | None = None
+    claims: list[str] = field(default_factory=list[str])
+    settled: int = 0
+
+
+class _Store:
+    """The table, in the place of a ``WorkStore``."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.rows: dict[str, _Row] = {}
+        self.working: dict[str, Process] = {}
+        self.has_failed = False
+        self.away_until_s = 0.0
+        self.looked = 0
+        self.renewed: dict[str, tuple[float, Any]] = {}
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds."""
+        return self._simulation.loop.time()
+
+    async def _ask(self, statement: Any, *, may_repeat: bool = False) -> Any:
+        try:
+            if self.now_s < self.away_until_s:
+                await asyncio.sleep(0.1)
+                raise AWAY
+            return await self._simulation.boundary(statement, AWAY, may_repeat=may_repeat)
+        except ConnectionError:
+            self.has_failed = True
+            raise
+
+    async def mark_enqueued(self, work_id: str) -> None:
+        """As of the real one."""
+        await self._ask(lambda: setattr(self.rows[work_id], "enqueued_s", self.now_s), may_repeat=True)
+
+    async def claim(self, work_id: str, claim: str, lease_s: float) -> Any:
+        """As of the real one."""
+        return await self._ask(lambda: self._claim(self.rows[work_id], claim, lease_s))
+
+    def _claim(self, row: _Row, claim: str, lease_s: float) -> Any:
+        is_abandoned = row.state is WorkState.RUNNING and row.lease_until_s < self.now_s
+        if row.state is not WorkState.QUEUED and not is_abandoned:
+            return None
+        row.state, row.claim, row.lease_until_s = WorkState.RUNNING, claim, self.now_s + lease_s
+        row.attempts += 1
+        row.claims.append(claim)
+        return SimpleNamespace(id=row.id, attempts=row.attempts)
+
+    async def renew(self, work_id: str, claim: str, lease_s: float, **progress: Any) -> bool:
+        """As of the real one."""
+        before_s, written = self.renewed.get(claim, (-1e9, None))
+        is_due = self.now_s - before_s >= LEASE_S / 5 - 0.1 or progress != written
+        self._simulation.check("a claim is renewed when that is due", is_due, f"{work_id}: {self.now_s - before_s}")
+        self.renewed[claim] = self.now_s, progress
+        return await self._ask(lambda: self._renew(self.rows[work_id], claim, lease_s), may_repeat=True)
+
+    def _renew(self, row: _Row, claim: str, lease_s: float) -> bool:
+        if row.state is not WorkState.RUNNING or row.claim != claim:
+            return False
+        row.lease_until_s = self.now_s + lease_s
+        return True
+
+    async def succeed(self, work_id: str, claim: str, result: Any, **_: Any) -> bool:
+        """As of the real one."""
+        is_answer = not isinstance(result, WorkFailure)
+        self._simulation.check("work is told to have failed as it did", is_answer, work_id)
+        return await self._ask(lambda: self._end(self.rows[work_id], claim, WorkState.SUCCEEDED, result))
+
+    async def fail(self, work_id: str, claim: str, failure: WorkFailure, **_: Any) -> bool:
+        """As of the real one."""
+        self._simulation.check("work is told to have failed as it did", self._is_true(work_id, failure), failure.code)
+        return await self._ask(lambda: self._end(self.rows[work_id], claim, WorkState.FAILED, failure))
+
+    def _is_true(self, work_id: str, failure: WorkFailure) -> bool:
+        return self.rows[work_id].is_wrong is (failure.code is WorkFailureCode.INTERNAL)
+
+    def _end(self, row: _Row, claim: str, state: WorkState, result: Any) -> bool:
+        if row.state is not WorkState.RUNNING or row.claim != claim:
+            return False
+        row.state, row.claim, row.result = state, None, result
+        row.settled += 1
+        return True
+
+    async def release_abandoned(self, max_attempts: int, lease_s: float) -> Sequence[Any]:
+        """As of the real one."""
+        return await self._ask(lambda: self._release(max_attempts))
+
+    def _release(self, max_attempts: int) -> list[Any]:
+        found: list[Any] = []
+        for row in self.rows.values():
+            if row.state is not WorkState.RUNNING or row.lease_until_s > self.now_s:
+                continue
+            process = self.working.get(row.claim or "")
+            lives = process is not None and process.is_alive and not self.has_failed
+            self._simulation.check("who works keeps the claim", not lives, row.id)
+            row.claim, row.enqueued_s = None, -1e9
+            row.state = WorkState.QUEUED if row.attempts < max_attempts else WorkState.FAILED
+            found.append(SimpleNamespace(id=row.id, state=row.state, attempts=row.attempts))
+        return found
+
+    async def queued(self, enqueued_before_s: float) -> Sequence[str]:
+        """As of the real one."""
+        before_s = self.now_s - enqueued_before_s
+        waiting = [each for each in self.rows.values() if each.state is WorkState.QUEUED]
+        return await self._ask(lambda: [each.id for each in waiting if each.enqueued_s <= before_s])
+
+    async def forget_ended(self, keep_days: float) -> int:
+        """As of the real one; nothing is that old here."""
+        await asyncio.sleep(0)
+        self.looked += 1
+        return 0
+
+
+class _Broker:
+    """Celery's broker, as it is reached to send messages and to ask how many wait."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self.waiting: list[str] = []
+
+    def send_task(self, task: str, *, args: list[str]) -> None:
+        """Take a message; not always, or in vain."""
+        outcome = 0 if self._simulation.is_calm else self._simulation.choices.below(4, often=0.3)
+        if outcome != 1:
+            self.waiting.append(args[0])
+        if outcome in (1, 2):
+            raise OSError("the broker is away")
+
+    async def llen(self, _: str) -> int:
+        """Return how many messages wait."""
+        return await self._simulation.boundary(lambda: len(self.waiting), AWAY)
+
+    def lose(self) -> None:
+        """Forget all messages, as a broker does that starts without its disk."""
+        self.waiting.clear()
+
+
+class _Message:
+    """A message at a worker; the broker forgets it once that is told, and has it back when the connection ends."""
+
+    def __init__(self, simulation: Simulation, work_id: str) -> None:
+        self._simulation = simulation
+        self.work_id = work_id
+        self.acknowledged = False
+
+    def ack_log_error(self) -> None:
+        """As of kombu: a failure is logged, and that is all."""
+        if self._simulation.is_calm or not self._simulation.choices.below(2, often=0.1):
+            self.acknowledged = True
+
+
+class _Consumer(PatientConsumer):
+    """The consumer of a worker, as far as settling goes."""
+
+    def __init__(self, loop: Any) -> None:
+        self.failed: list[BaseException] = []
+        self.settled = asyncio.Event()
+        self.hub = SimpleNamespace(call_soon=lambda work: loop.call_soon(self._run, work))
+
+    def _run(self, work: Any) -> None:
+        try:
+            work()
+        except Exception as error:  # the hub hands it to the worker, which connects again
+            self.failed.append(error)
+        self.settled.set()
+
+
+class _Loop:
+    """The event loop of a worker's own thread, which the simulation's stands in for.
+
+    Attributes:
+        is_stopped: Whether its thread has been told to end.
+    """
+
+    is_stopped = has_joined = False
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+
+    def run_forever(self) -> None:
+        """Run, in the thread."""
+
+    def call_soon_threadsafe(self, work: Any) -> None:
+        """Run something there."""
+        work()
+
+    def stop(self) -> None:
+        """Have the thread end."""
+        self.is_stopped = True
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        self.simulation.check("a thread is waited for that ends", self.is_stopped)
+        self.has_joined = True
+
+    def close(self) -> None:
+        """Close it."""
+        self.simulation.check("a loop is closed when its thread has ended", self.has_joined)
+
+
+def _worker(simulation: Simulation, store: _Store, process: Process) -> Worker:
+    """Return a worker whose thread is the simulation's."""
+
+    def lost() -> None:
+        mine = cast(Any, made)._claimed
+        row = store.rows[mine[0]]
+        simulation.check("a worker ends when its claim is lost", row.claim != mine[1], str(mine))
+        process.kill()
+
+    def answer(work: Any, _: Worker) -> Any:
+        row, claim = store.rows[work.id], cast(Any, made)._claimed[1]
+        store.working[claim] = process
+        simulation.check("work is done by who has claimed it", claim in row.claims, row.id)
+        await_only(asyncio.sleep(row.lasts_s))
+        made.progress = {"share": 1.0}
+        store.working.pop(claim)
+        if row.is_wrong:
+            raise ArithmeticError("a fault of ours")
+        return {"of": row.id}
+
+    def written() -> None:
+        cast(Any, process).written += 1
+
+    made = Worker(
+        "solve",
+        cast(Any, store),
+        answer,
+        lease_s=LEASE_S,
+        took="solve_s",
+        is_away=lambda error: isinstance(error, ConnectionError),
+        on_lost_claim=lost,
+        on_written=written,
+    )
+    return made
+
+
+def _thread(*, target: Any, **_: Any) -> Any:
+    return SimpleNamespace(start=lambda: None, join=target.__self__.join)
+
+
+def _threadsafe(work: Coroutine[Any, Any, Any], loop: Any) -> Any:
+    """Run what another thread would, in the place of ``asyncio.run_coroutine_threadsafe``."""
+    loop.simulation.check("nothing is asked of a thread that ends", not loop.is_stopped)
+    task = loop.simulation.loop.create_task(work)
+
+    async def joined() -> Any:
+        await asyncio.wait([task])
+        return task.result()
+
+    return SimpleNamespace(result=lambda: await_only(joined()), cancel=task.cancel)
+
+
+async def _work(simulation: Simulation, store: _Store, broker: _Broker, process: Process) -> None:
+    """Take one message after the other, each once the last one is settled or the connection is a new one."""
+    worker, consumer = _worker(simulation, store, process), _Consumer(simulation.loop)
+    held: list[_Message] = []
+    simulation.at_end(held.clear)
+    cast(Any, process).held = held
+    while True:
+        await asyncio.sleep(0.2)
+        if held or not broker.waiting:
+            continue
+        message = _Message(simulation, broker.waiting.pop(0))
+        held.append(message)
+        before, told = worker._claimed, cast(Any, process).written
+        try:
+            await greenlet_spawn(worker.run, message.work_id)
+        except ConnectionError:  # the database was away for too long; Celery settles the message all the same
+            lasts = store.now_s < store.away_until_s + 1.0 or store.has_failed
+            simulation.check("an answer is kept while the database is away", lasts, message.work_id)
+        is_told = cast(Any, process).written == told + (worker._claimed != before)
+        simulation.check("it is told when an answer was written, or could not be", is_told, message.work_id)
+        consumer.settled.clear()
+        consumer.call_soon_ack(message.ack_log_error)
+        await consumer.settled.wait()
+        if message.acknowledged:
+            held.remove(message)
+        if consumer.failed:  # connected anew: what it held is to be had again
+            consumer.failed.clear()
+            broker.waiting += [each.work_id for each in held]
+            held.clear()
+
+
+async def _keep_working(simulation: Simulation, store: _Store, broker: _Broker) -> None:
+    """Have a worker run; when it is killed, the broker has its messages back, and another one begins."""
+    draw = simulation.choices.below
+    while True:
+        process = simulation.process()
+        cast(Any, process).held, cast(Any, process).written = [], 0
+        process.start(_work(simulation, store, broker, process))
+        while process.is_alive:
+            await asyncio.sleep(0.5)
+            if not simulation.is_calm and draw(2, often=0.03):
+                process.kill()
+        broker.waiting += [each.work_id for each in cast(Any, process).held]
+        await asyncio.sleep((0.1, 1.0, 8.0)[draw(3)])
+
+
+async def play(simulation: Simulation) -> None:
+    """Work is submitted, messages are lost or doubled, workers die; then each piece of work has ended, once."""
+    draw = simulation.choices.below
+    simulation.most_steps = 20_000
+    store, broker = _Store(simulation), _Broker(simulation)
+    here = SimpleNamespace(
+        run_coroutine_threadsafe=_threadsafe, sleep=asyncio.sleep, new_event_loop=lambda: _Loop(simulation)
+    )
+    threads = SimpleNamespace(Thread=_thread)
+    clocks = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: await_only(asyncio.sleep(s)))
+    for name, stand_in in (("asyncio", here), ("time", clocks), ("threading", threads)):
+        patched = patch.object(worker_module, name, stand_in)
+        patched.start()
+        simulation.at_end(patched.stop)
+    queue = TaskQueue(cast(Any, broker), cast(Any, broker), "solves", "solve")
+    settings = SimpleNamespace(max_attempts=MOST_ATTEMPTS, lease_s=LEASE_S, resend_s=RESEND_S, keep_days=30.0)
+    sweeper = Sweeper("solve", cast(Any, store), queue, cast(Any, settings))
+    running = [simulation.loop.create_task(repeat(sweeper.sweep, SWEEP_S, failed="sweep.failed"))]
+    running += [simulation.loop.create_task(_keep_working(simulation, store, broker)) for _ in range(1 + draw(2))]
+    simulation.holds("work ends once", lambda: next((k for k, each in store.rows.items() if each.settled > 1), None))
+    for number in range(1 + draw(6)):
+        await asyncio.sleep(0.5 * draw(8))
+        row = store.rows[f"w{number}"] = _Row(f"w{number}", (0.5, 3.0, 25.0)[draw(3)], draw(8) == 1)
+        if await queue.send(row.id):
+            row.enqueued_s = store.now_s
+        if draw(8) == 1:
+            broker.lose()
+        if draw(8) == 1:
+            store.away_until_s = store.now_s + (5.0, 14.0, 70.0)[draw(3)]
+    await asyncio.sleep(draw(20))
+    simulation.calm_down()
+    await asyncio.sleep(CALM_S)
+    left = [f"{each.id}: {each.state.value}" for each in store.rows.values() if each.state not in _ENDED]
+    simulation.check("work that was accepted ends", not left, str(left))
+    alone = _Store(simulation)
+    alone.rows["w"] = _Row("w", 1.0, False)
+    await Sweeper("solve", cast(Any, alone), None, cast(Any, settings)).sweep()  # of work that workers look for
+    simulation.check("what is old is looked for", alone.looked == 1 and store.looked > 0)
+    last = _worker(simulation, store, simulation.process())
+    await greenlet_spawn(last.close, asyncio.sleep(0))
+    wrong = [each.id for each in store.rows.values() if each.result == {"of": each.id} and each.is_wrong]
+    simulation.check("work that was accepted ends", not wrong, str(wrong))
+    simulation.check("no message is left", not broker.waiting, str(broker.waiting))
+    for task in running:
+        task.cancel()
+
+
+_ENDED = (WorkState.SUCCEEDED, WorkState.FAILED, WorkState.CANCELLED)
