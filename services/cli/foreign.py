@@ -9,16 +9,31 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.cli.errors import EXIT_USAGE, CliError
 
 SBATCH = "#SBATCH"
+SUBMITTERS = ("sbatch", "srun")
 _SHORT = {
     **{"-G": "--gpus", "-N": "--nodes", "-n": "--ntasks", "-t": "--time", "-a": "--array", "-J": "--job-name"},
     **{"-D": "--chdir", "-d": "--dependency", "-H": "--hold", "-o": "--output", "-e": "--error"},
 }
+_FLAGS = frozenset(
+    ("-H", "-l", "-s", "-Q", "-v", "-W", "--exclusive", "--requeue", "--no-requeue", "--parsable", "--pty", "--overlap")
+)
+_VALUES = frozenset(
+    (
+        *("-G", "-N", "-n", "-t", "-a", "-J", "-D", "-d", "-o", "-e", "-c", "-p", "-A", "-q", "-w", "-x", "-C"),
+        *("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--nodes", "--ntasks", "--ntasks-per-node"),
+        *("--cpus-per-task", "--cpus-per-gpu", "--mem", "--mem-per-cpu", "--mem-per-gpu", "--partition", "--account"),
+        *("--qos", "--job-name", "--output", "--error", "--chdir", "--dependency", "--export", "--mail-type", "--time"),
+        *("--mail-user", "--constraint", "--nodelist", "--exclude", "--reservation", "--begin", "--comment", "--array"),
+        *("--licenses", "--signal", "--open-mode", "--ntasks-per-gpu"),
+    )
+)
+"""Options of Slurm that stand alone, and those that a value follows."""
 _SAME = {"--array": "--array", "--job-name": "--name", "--chdir": "--workdir"}
 _OF_GPUS = ("--gpus", "--gpus-per-node", "--gres", "--gpus-per-task")
 _OF_TASKS = ("--ntasks", "--ntasks-per-node")
@@ -87,6 +102,49 @@ def obeyed(
         instead = " (WATTSHIFT_ARRAY_INDEX is)" if any("ARRAY" in each for each in variables) else ""
         said.append(f"it reads {', '.join(variables)}, not set here{instead}")
     return options, said
+
+
+def as_own(words: Sequence[str], own: Mapping[str, bool]) -> str:
+    """Return the line of ``wattshift submit`` for words typed as for Slurm, and below it what that leaves out.
+
+    Empty if an option is neither Slurm's nor our own.
+
+    Args:
+        words: What was typed, up to a program or a script of which the rest is.
+        own: Options of ``submit`` that keep their meaning, and whether a value follows each.
+    """
+    mine: list[str] = []
+    theirs: list[str] = []
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        option, has_value, _ = words[at].partition("=")
+        is_own = option in own
+        if not is_own and not option.startswith("--"):
+            option, has_value = option[:2], has_value or option[2:]
+        if not is_own and option not in _FLAGS | _VALUES:
+            return ""
+        stop = at + 1 + (not has_value and (own[option] if is_own else option in _VALUES))
+        (mine if is_own else theirs).extend(words[at:stop])
+        at = stop
+    given = [word.partition("=")[0].lstrip("-").replace("-", "_") for word in mine]
+    options, said = obeyed("", "", [(0, f"{SBATCH} {shlex.join(theirs)}")] if theirs else [], given)
+    line = shlex.join(["wattshift", "submit", *mine, *options, *words[at:]])
+    left_out = "; ".join(each.removeprefix("line 0: ") for each in said)
+    return f"{line}\nwhich leaves this out: {left_out}" if left_out else line
+
+
+def parted(words: Sequence[str], own: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """Return the words that are options of ``submit``, with their values, and the others."""
+    mine: list[str] = []
+    others: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, has_value, _ = word.partition("=")
+        (mine if name in own else others).append(word)
+        if own.get(name) and not has_value and left:
+            mine.append(left.pop(0))
+    return mine, others
 
 
 def _add(asked: dict[str, _Asked], number: int, words: Sequence[str]) -> None:

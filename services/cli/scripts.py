@@ -42,12 +42,18 @@ class Script:
     directives: list[tuple[int, list[str]]]
     foreign: list[tuple[int, str]]
 
-    def command(self, arguments: list[str]) -> list[str]:
+    def command(self, arguments: list[str], path: str) -> list[str]:
         """Return the program and arguments that run the script.
+
+        Args:
+            arguments: Its own.
+            path: Where the job finds it: Python that does not say what runs it runs beside its modules.
 
         Raises:
             CliError: The script is too long.
         """
+        if _is_plain_python(self.name, self.text):
+            return ["python3", path, *arguments]
         size = len(self.text.encode())
         if size > LONGEST_BYTES:
             raise CliError(
@@ -70,10 +76,11 @@ def read_script(name: str, text: str) -> Script:
         CliError: A directive cannot be split into words, or the script does not say what runs it.
     """
     name = Path(name).name if name != "-" else "stdin.sh"
-    if not text.startswith("#!") and Path(name).suffix not in ("", ".sh", ".bash", ".sbatch"):
+    endings = ("", ".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf", ".py")
+    if not text.startswith("#!") and Path(name).suffix not in endings:
         raise CliError(
-            f"{name} does not say what runs it: begin it with a line such as #!/usr/bin/env python3, or submit the "
-            f"command itself: wattshift submit -- python3 {name}",
+            f"{name} does not say what runs it: begin it with a line such as #!/usr/bin/env julia, or submit the "
+            f"command itself: wattshift submit -- julia {name}",
             EXIT_USAGE,
         )
     directives: list[tuple[int, list[str]]] = []
@@ -92,6 +99,10 @@ def read_script(name: str, text: str) -> Script:
             except ValueError as error:
                 raise CliError(f"{name}, line {number}: {str(error).lower()}", EXIT_USAGE) from None
     return Script(name, text, directives, foreign)
+
+
+def _is_plain_python(name: str, text: str) -> bool:
+    return name.endswith(".py") and not text.startswith("#!")
 
 
 def _interpreter(text: str) -> list[str]:

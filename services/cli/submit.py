@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -52,13 +54,69 @@ class SubmitCommand(typer.core.TyperCommand):
         """Parse the words of the command line."""
         args = list(args)
         ctx.meta[_TYPED] = tuple(args)
+        rest: list[str] = []
         if "--" in args:
             at = args.index("--")
-            ctx.meta[_REST] = args[at + 1 :]
+            ctx.meta[_REST] = rest = args[at + 1 :]
             args = args[:at]
-        if not ctx.resilient_parsing and not set(args) & set(ctx.help_option_names):
-            args = [*self._from_script(ctx, args), *args]
+        if not ctx.resilient_parsing and args and args[0] not in ctx.help_option_names:
+            args = self._divided(ctx, args, rest)
+            if not set(args) & set(ctx.help_option_names):
+                args = [*self._from_script(ctx, args), *args]
         return super().parse_args(ctx, args)
+
+    def _divided(self, ctx: Any, args: list[str], rest: list[str]) -> list[str]:
+        """Return the words that are not those of a program, or of a script, which go to what follows ``--``.
+
+        As with ``srun``, all that follows a program is the program's. What follows a script are options of ``submit``
+        if all of it can be, and the script's own words if none of it is.
+
+        Raises:
+            CliError: It is both, or the words are those of another scheduler; the message is the line to type.
+        """
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = False
+        try:
+            files: Any = parser.parse_args(args=list(args))[0].get("file") or ()
+        except Exception as error:  # see _checked
+            if type(error).__name__ != "NoSuchOption" or not (line := foreign.as_own(args, self._takes(ctx))):
+                raise
+            raise CliError(f"{error}: type\n  {line}", EXIT_USAGE) from None
+        before, after = args[: len(args) - len(files)], list(files[1:])
+        if files and files[0] in foreign.SUBMITTERS:
+            line = foreign.as_own([*after, *(["--", *rest] if rest else [])], {})
+            raise CliError(f"wattshift submits without {files[0]}: type\n  {line}", EXIT_USAGE)
+        if files and (_is_program(files[0]) or (after and not Path(files[0]).suffix and not Path(files[0]).exists())):
+            between = ["--"] if after and rest else []
+            ctx.meta[_REST] = [files[0], *after, *between, *rest]
+            return before
+        if not after or Path(files[0]).suffix in SPEC_SUFFIXES:
+            return args
+        own = [word for word in after if word.partition("=")[0] in self._takes(ctx)]
+        if own and self._are_own(ctx, after):
+            return args
+        if own:
+            mine, others = foreign.parted(after, self._takes(ctx))
+            line = shlex.join(["wattshift", "submit", *before, *mine, files[0], "--", *others, *rest])
+            raise CliError(f"it is not clear whose {own[0]} after {files[0]} is: type\n  {line}", EXIT_USAGE)
+        ctx.meta[_REST] = [*after, *rest]
+        return [*before, files[0]]
+
+    def _takes(self, ctx: Any) -> dict[str, bool]:
+        """Return the options by their names, and whether a value follows each."""
+        return {
+            name: not getattr(each, "is_flag", False)
+            for each in self.get_params(ctx)
+            for name in (*each.opts, *each.secondary_opts)
+            if name.startswith("-")
+        }
+
+    def _are_own(self, ctx: Any, words: list[str]) -> bool:
+        try:
+            given, left, _ = self.make_parser(ctx).parse_args(args=list(words))
+        except Exception:
+            return False
+        return not left and not given.get("file")
 
     def _from_script(self, ctx: Any, args: list[str]) -> list[str]:
         given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
@@ -104,6 +162,15 @@ class SubmitCommand(typer.core.TyperCommand):
         return words
 
 
+def _is_program(word: str) -> bool:
+    """Return whether a word is a program's name, or the path of one that is no script."""
+    path = Path(word)
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    return path.suffix not in SPEC_SUFFIXES and shutil.which(word) is not None
+
+
 def _named(given: dict[str, Any]) -> set[str]:
     """Return the parameters that some words give."""
     return {name for name, value in given.items() if isinstance(value, str | int | list | tuple) and value}
@@ -140,9 +207,9 @@ def submit(
         list[str] | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A script, with options in #WATTSHIFT or #SBATCH lines before its first command; or YAML or JSON with "
-            "one or more specs. - is standard input. What follows -- are the script's arguments or, without a FILE, "
-            "the command.",
+            help="A script, with options in #WATTSHIFT or #SBATCH lines before its first command; a program; or YAML "
+            "or JSON with one or more specs. - is standard input. What follows is the script's or the program's, in "
+            "any case after --.",
             show_default=False,
         ),
     ] = None,
@@ -331,8 +398,9 @@ def submit(
     """Submit jobs; print their ids.
 
     wattshift submit --gpus 1-4 --command 'python3 train.py'
-    wattshift submit --gpus 2 -- python3 train.py --lr 0.1
-    wattshift submit train.sh -- arguments
+    wattshift submit --gpus 2 python3 train.py --lr 0.1
+    wattshift submit train.py --lr 0.1
+    wattshift submit --gpus 4 train.sh arguments
     wattshift submit jobs.yaml
 
     A job runs in the folder it is submitted from, with the caller's PATH and virtual environment.
@@ -377,7 +445,7 @@ def _specs(
     rest: list[str] | None = context.meta.get(_REST)
     script: Script | None = context.meta.get(_SCRIPT)
     if len(files) > 1:
-        raise CliError(_several_words(files, list(context.meta[_TYPED])), EXIT_USAGE)
+        raise CliError(f"one FILE of specs at a time, not {len(files)}", EXIT_USAGE)
     forms = [bool(files), command is not None, rest is not None and not files]
     if sum(forms) > 1:
         raise CliError("give one of these: a FILE, --command, or -- and a command", EXIT_USAGE)
@@ -390,7 +458,7 @@ def _specs(
             raise CliError(f"{files[0]} is no script, and takes no arguments after --", EXIT_USAGE)
         return [signed(spec) for spec in read_specs(Path(files[0]), context.meta.get(_TEXT), sources)]
     if script is not None:
-        words, name = script.command(rest or []), Path(script.name).stem
+        words, name = script.command(rest or [], _in_place(Path(files[0]), options)), Path(script.name).stem
     else:
         words = rest if rest else command_words(command) if command is not None else []
         if not words and not options.container:
@@ -402,24 +470,17 @@ def _specs(
     return [signed(spec_of(options, words, name, dict(os.environ), source, elsewhere=elsewhere))]
 
 
+def _in_place(file: Path, options: SpecOptions) -> str:
+    """Return the path of a script as its job sees it."""
+    folder = options.upload or options.workdir or Path()
+    with suppress(ValueError):
+        return str(file.absolute().relative_to(folder.absolute()))
+    return str(file if options.git else file.absolute())
+
+
 def _is_of_specs(context: typer.Context) -> bool:
     """Return whether the jobs are those of a file of specs."""
     return bool(context.params["file"]) and _SCRIPT not in context.meta
-
-
-def _several_words(files: list[str], typed: list[str]) -> str:
-    """Return what to type instead of words that do not follow ``--``: they are a command, or a script's arguments."""
-    file = Path(files[0])
-    text = read_text(file) if file.is_file() else ""
-    if file.suffix in SPEC_SUFFIXES or (text and not is_script(files[0], text)):
-        return f"one FILE of specs at a time, not {len(files)}"
-    is_scripts = text.startswith("#!") or file.suffix in (".sh", ".bash", ".sbatch")
-    at = typed.index("--") if "--" in typed else len(typed)
-    options, rest = typed[:at], typed[at + 1 :]
-    for word in files[is_scripts:]:
-        options.remove(word)
-    whose = "a script's arguments follow" if is_scripts else "a command follows"
-    return f"{whose} --: wattshift submit {shlex.join([*options, '--', *files[is_scripts:], *rest])}"
 
 
 def signed(spec: JobSpec) -> JobSpec:

@@ -73,7 +73,7 @@ def parse(words: list[str]) -> str:
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("train.sh", "x"):
+    for name in ("train.sh", "train.py", "x"):
         (tmp_path / name).write_text("#!/bin/sh\n")
     (tmp_path / "jobs.yaml").write_text("command: ['true']\n")
 
@@ -104,7 +104,7 @@ def test_every_line_that_the_documentation_names_can_be_typed() -> None:
     assert len(shown) > 100
 
 
-@pytest.mark.parametrize("line", ["wattshift nonsense", "wattshift jobs --nonsense", "wattshift submit python3 x"])
+@pytest.mark.parametrize("line", ["wattshift nonsense", "wattshift jobs --nonsense", "wattshift submit train.sh x --hold"])
 def test_a_line_that_cannot_be_typed_is_seen(line: str) -> None:
     said = parse(shlex.split(line))
 

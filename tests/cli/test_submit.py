@@ -126,7 +126,7 @@ def test_a_script_brings_its_options_and_those_typed_win(run: Run, gateway: Gate
 
 def test_a_python_script_runs_from_a_copy_beside_its_checkpoints(tmp_path: Path) -> None:
     text = f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:], __file__)\n"
-    command = read_script("dir/show.py", text).command(["a b", "c"])
+    command = read_script("dir/show.py", text).command(["a b", "c"], "show.py")
 
     for _ in range(2):  # a restart finds the copy
         done = subprocess.run(
@@ -211,8 +211,7 @@ def test_many_jobs_are_as_many_lines_of_ids(run: Run, gateway: Gateway, tmp_path
         (("broken.yaml",), "broken.yaml: it is not YAML: line 1"),
         (("bad.yaml", "--gpus", "2"), "--gpus goes with a command or a script"),
         (("bad.yaml", "--", "x"), "bad.yaml is no script"),
-        (("run.py",), "run.py does not say what runs it"),
-        (("run.sh", "x"), "a script's arguments follow --: wattshift submit run.sh -- x"),
+        (("run.jl",), "run.jl does not say what runs it"),
         (("long.sh",), "a script may have 32,768"),
         (("--batch", "many", "-c", "x"), "^--batch: 'many' is no batch size; write 256, or 256-4096"),
         (("--batch", "64-32", "-c", "x"), "^--batch: max is smaller than min"),
@@ -224,8 +223,7 @@ def test_bad_input_is_one_line_and_submits_nothing(
 ) -> None:
     (tmp_path / "bad.yaml").write_text("- {name: a, command: [x]}\n- {name: b, command: [x], gpus: {min: 0}}\n")
     (tmp_path / "broken.yaml").write_text("name: [")
-    (tmp_path / "run.py").write_text("print()\n")
-    (tmp_path / "run.sh").write_text("true\n")
+    (tmp_path / "run.jl").write_text("print()\n")
     (tmp_path / "long.sh").write_text("true\n" * 7_000)
     before = len(gateway.pages("/v1/jobs", 500))
 
@@ -282,29 +280,72 @@ def test_a_range_of_batches_is_a_permission(run: Run, gateway: Gateway, tmp_path
     assert [each.get("global_batch") for each in (by_option, by_script, by_file)] == [None, None, 128]
 
 
+RUN_SH = "#!/bin/sh\necho $1\n"
+
+
 @pytest.mark.parametrize(
-    ("typed", "command"),
+    ("typed", "command", "gpus"),
     [
-        (["python3", "train.py"], ["python3", "train.py"]),
-        (["--gpus", "2", "python3", "train.py", "--", "--lr", "0.1"], ["python3", "train.py", "--lr", "0.1"]),
-        (["train.py", "a b"], ["train.py", "a b"]),
-        (["run.sh", "a b", "--hold"], ["sh", "-c", "#!/bin/sh\necho $1\n", "run.sh", "a b"]),
+        ("python3 train.py", "python3 train.py", 1),
+        ("--gpus 2 python3 train.py --lr 0.1 --gpus 9", "python3 train.py --lr 0.1 --gpus 9", 2),
+        ("python3 -c 'print(1)'", "python3 -c 'print(1)'", 1),
+        ("--gpus 2 python3 train.py -- --lr 0.1", "python3 train.py -- --lr 0.1", 2),
+        ("python3 -- train.py", "python3 train.py", 1),
+        ("train.py", "python3 train.py", 1),
+        ("train.py 'a b' -- c", "python3 train.py 'a b' c", 1),
+        ("--gpus=2 train.py --lr 0.1 -x", "python3 train.py --lr 0.1 -x", 2),
+        ("train.py --gpus 2 -- --lr 0.1", "python3 train.py --lr 0.1", 2),
+        ("--workdir src src/sub.py 1", "python3 sub.py 1", 1),
+        ("--upload . src/sub.py", "python3 src/sub.py", 1),
+        ("run.sh 'a b'", shlex.join(["sh", "-c", RUN_SH, "run.sh", "a b"]), 1),
+        ("--gpus 2 run.sh", shlex.join(["sh", "-c", RUN_SH, "run.sh"]), 2),
+        ("./elf --help", "elf --help", 1),
+        ("only-on-nodes train.py", "only-on-nodes train.py", 1),
     ],
 )
-def test_what_is_typed_without_its_dashes_is_answered_with_the_line_that_works(
-    run: Run, gateway: Gateway, tmp_path: Path, typed: list[str], command: list[str]
+def test_command_lines_are_typed_as_for_sbatch_and_srun(
+    run: Run, gateway: Gateway, files: Path, typed: str, command: str, gpus: int
 ) -> None:
-    (tmp_path / "train.py").write_text("print()\n")
-    (tmp_path / "run.sh").write_text("#!/bin/sh\necho $1\n")
+    spec = submitted(run, gateway, *shlex.split(typed))
+
+    assert [Path(spec["command"][0]).name, *spec["command"][1:]] == shlex.split(command)
+    assert spec["gpus"]["min"] == gpus
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "src").mkdir()
+    for name in ("train.py", "src/sub.py"):
+        (tmp_path / name).write_text("print()\n")
+    (tmp_path / "run.sh").write_text(RUN_SH)
+    (tmp_path / "elf").write_bytes(b"\x7fELF\0")
+    (tmp_path / "elf").chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("typed", "words", "left_out"),
+    [
+        ("run.sh x --hold", "--hold run.sh -- x", ""),
+        ("train.py --lr 0.1 --gpus 2", "--gpus 2 train.py -- --lr 0.1", ""),
+        ("--gres=gpu:2 run.sh x", "--gpus 2 --processes per_node run.sh x", ""),
+        ("--gpus 2 -J big -p gpu -t 1 train.py", "--gpus 2 --name big --time 60s train.py", "-p gpu"),
+        ("sbatch --gpus=2 --time=1 run.sh x", "--gpus 2 --processes per_node --time 60s run.sh x", ""),
+        ("srun -G2 --exclusive python3 train.py", "--gpus 2 --processes per_node python3 train.py", "--exclusive"),
+    ],
+)
+def test_what_is_not_clear_or_slurms_is_answered_with_the_line_that_works(
+    run: Run, gateway: Gateway, files: Path, typed: str, words: str, left_out: str
+) -> None:
     with pytest.raises(CliError) as refused:
-        run("submit", *typed)
+        run("submit", *shlex.split(typed))
 
-    program, *words = shlex.split(str(refused.value).partition("--: ")[2])
+    _, line, *further = str(refused.value).splitlines()
 
-    assert program == "wattshift"
-    spec = submitted(run, gateway, *words[1:])
-    assert [Path(spec["command"][0]).name, *spec["command"][1:]] == command
-    assert (spec["gpus"]["min"], spec["hold"]) == (2 if "--gpus" in typed else 1, "--hold" in typed)
+    assert line.strip() == f"wattshift submit {words}"
+    assert further == ([f"which leaves this out: {left_out}"] if left_out else [])
+    spec = submitted(run, gateway, *shlex.split(line)[2:])
+    assert (spec["gpus"]["min"], spec["hold"]) == (2 if "2" in typed else 1, "--hold" in typed)
 
 
 def test_two_files_of_specs_are_two_submissions(run: Run, tmp_path: Path) -> None:
