@@ -174,7 +174,8 @@ class Confinement:
             account: Who its processes are; None for the agent's own user.
             gpus: How many it has here, by which its processes are weighed against others.
             kept: Folders that the agent made for it, and which it sees although they are beneath a covered one.
-            asked: Folders that it asked for, of which the same is true, as far as its account reaches them.
+            asked: Folders that it asked for, of which the same is true, as far as its account reaches them or their
+                owner has opened them to it.
 
         Raises:
             OSError: A limit cannot be set.
@@ -217,6 +218,10 @@ class Confinement:
         return self.permitted.has("mounts") and any(
             each.is_relative_to(folder) or folder.is_relative_to(each) for each in self._shown()
         )
+
+    def sees(self, account: Account, folder: Path) -> bool:
+        """Whether an account's jobs can be in a folder: it can enter it, or it was opened to it by an access list."""
+        return (self.can_mount() and _is_opened(account, folder)) or account.can_enter(folder)
 
     def can_mount(self) -> bool:
         """Whether a job sees its own folders wherever they are."""
@@ -281,7 +286,9 @@ class Confinement:
         }
         words += [f"cover {path}" for path in sorted(covers) if path != Path("/")]
         words += [f"show {path}" for path in self._shown()] + [f"keep {path}" for path in dict.fromkeys(own)]
-        words += [f"asked {path}" for path in dict.fromkeys(asked) if path not in own]
+        for path in dict.fromkeys(asked):
+            kind = "opened" if _is_opened(account, path) else "asked"
+            words += [f"{kind} {path}"] if path not in own else []
         if account.is_tenants:
             with suppress(OSError):
                 listed = rank / USERS
@@ -294,6 +301,10 @@ class Confinement:
         """Return the GPUs that a gang must not open; a slice's own GPU stays, for the slice is reached through it."""
         own = {node for index, node in self.device_nodes.items() if index in start.devices}
         return sorted(set(self.device_nodes.values()) - own)
+
+
+def _is_opened(account: Account, folder: Path) -> bool:
+    return enclosure.is_opened_to(account.user_id, os.fsencode(folder))
 
 
 def _named(start: StartGang, account: Account) -> set[str]:

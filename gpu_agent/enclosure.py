@@ -9,6 +9,7 @@ The agent decides (``confinement``) and writes what it decided into the rank's s
 ``keep``     the same, for writing
 ``asked``    the same as far as the job's user reaches it; as a link where a path beneath ``/tmp`` leads elsewhere
 ``named``    the same, but not beneath a covered folder
+``opened``   the same as ``asked``, wherever it is: its access list must name the job's user
 ``space``    IPC, ``/tmp``, ``/var/tmp`` and ``/dev/shm`` of its own; the three folders together hold that many bytes
 ``replace``  a file, a space, and a file that is seen in its place
 ``proc``     other accounts' processes are not in ``/proc``
@@ -35,6 +36,8 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _
     *(0x4000, 0x80000),
 )
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
+_NAMED_USER = 0x02
+"""The tag of an entry of an access list that names a user."""
 _O_PATH = getattr(os, "O_PATH", 0)
 SPACES = ("/dev/shm", "/var/tmp", "/tmp")
 """Folders in which everybody may write, and programs expect to; the last one is where the file system is mounted."""
@@ -52,6 +55,7 @@ class Enclosure:
         self._shown: list[tuple[bytes, bool]] = []
         self._asked: list[bytes] = []
         self._named: list[bytes] = []
+        self._opened: list[bytes] = []
         self._replaced: list[tuple[bytes, bytes]] = []
         self._space_bytes = 0
         self._hides_processes = False
@@ -75,8 +79,8 @@ class Enclosure:
             self._covers.append(value)
         elif kind in (b"show", b"keep"):
             self._shown.append((value, kind == b"keep"))
-        elif kind in (b"asked", b"named"):
-            (self._asked if kind == b"asked" else self._named).append(value)
+        elif kind in (b"asked", b"named", b"opened"):
+            {b"asked": self._asked, b"named": self._named, b"opened": self._opened}[kind].append(value)
         elif kind == b"space":
             self._space_bytes = int(value)
         elif kind == b"replace":
@@ -185,7 +189,8 @@ class Enclosure:
         _call("unshare", _CLONE_NEWNS | (_CLONE_NEWIPC if self._space_bytes else 0))
         _mount(None, b"/", None, _MS_REC | _MS_SLAVE)
         opened = {path: _open(path) for path, _ in (*self._shown, *((by, False) for _, by in self._replaced))}
-        asked = self._open_as(user)
+        asked = {path: _open(path) for path in self._opened} | self._open_as(user)
+        asked |= {path: -1 for path in self._opened if not (user and is_opened_to(user[0], _at(asked[path])))}
         covered = self._make_spaces()
         # Parents come first: what is shown beneath a cover may have something beneath it that is covered again.
         depth = [(path.count(b"/"), path, None) for path in self._covers]
@@ -199,7 +204,7 @@ class Enclosure:
                     covered.append(path)
             elif opened[path] >= 0 and any(_is_below(path, cover) for cover in covered):
                 if path in asked and _leads_out(opened[path], path):
-                    _link(os.readlink(b"/proc/self/fd/%d" % opened[path]), path)
+                    _link(os.readlink(_at(opened[path])), path)
                 else:
                     _bind(opened[path], path, writable)
         for path, by in self._replaced:
@@ -225,7 +230,7 @@ class Enclosure:
             for path, descriptor in named.items()
             if descriptor >= 0
             and not any(_is_below(path, shown) for shown in (*asked, *(shown for shown, _ in self._shown)))
-            and not any(_is_below(os.readlink(b"/proc/self/fd/%d" % descriptor), cover) for cover in covers)
+            and not any(_is_below(os.readlink(_at(descriptor)), cover) for cover in covers)
         }
 
     def _make_spaces(self) -> list[bytes]:
@@ -268,6 +273,21 @@ def install_filter(program: bytes) -> None:
     _call("prctl", _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)), 0, 0)
 
 
+def is_opened_to(user_id: int, path: bytes) -> bool:
+    """Return whether the access list of what is at a path names a user, and lets it read and enter."""
+    try:
+        rows = os.getxattr(path, "system.posix_acl_access")[4:]
+    except OSError:
+        return False
+    mine = [rights for kind, rights, of in struct.iter_unpack("<HHI", rows) if (kind, of) == (_NAMED_USER, user_id)]
+    return bool(mine) and mine[0] & 0o5 == 0o5
+
+
+def _at(descriptor: int) -> bytes:
+    """Return a path of what a descriptor stands for."""
+    return b"/proc/self/fd/%d" % descriptor
+
+
 def _is_below(path: bytes, folder: bytes) -> bool:
     return path == folder or path.startswith(folder.rstrip(b"/") + b"/")
 
@@ -282,7 +302,7 @@ def _open(path: bytes) -> int:
 
 def _leads_out(descriptor: int, path: bytes) -> bool:
     """Whether a path beneath a folder that each job has its own of leads elsewhere on the host, such as to /proc."""
-    real, spaces = os.readlink(b"/proc/self/fd/%d" % descriptor), list(map(os.fsencode, SPACES))
+    real, spaces = os.readlink(_at(descriptor)), list(map(os.fsencode, SPACES))
     inside = any(_is_below(real, space) and real != space for space in map(os.path.realpath, spaces))
     return any(_is_below(path, space) for space in spaces) and not inside
 
@@ -296,7 +316,7 @@ def _link(target: bytes, path: bytes) -> None:
 
 def _bind(descriptor: int, path: bytes, writable: bool) -> None:
     """Make what a descriptor stands for appear at a path, which is made if need be."""
-    source = b"/proc/self/fd/%d" % descriptor
+    source = _at(descriptor)
     if os.path.isdir(source):
         os.makedirs(path, 0o755, exist_ok=True)
     elif not os.path.exists(path):

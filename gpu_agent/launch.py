@@ -268,7 +268,10 @@ class Launcher:
         return own, [
             path
             for path in asked
-            if path.is_dir() and account.can_enter(path) and not _is_beside(path, rank) and not _is_space(path)
+            if path.is_dir()
+            and self._confinement.sees(account, path)
+            and not _is_beside(path, rank)
+            and not _is_space(path)
         ]
 
     def _check_reach(self, account: Account, working_dir: str | None, gangs_folder: Path) -> None:
@@ -283,7 +286,7 @@ class Launcher:
                     f"{what} on this node: let others enter the folders above it (chmod o+x), or move the agent's state"
                 )
         elif os.path.isdir(working_dir) and not (
-            account.can_enter(Path(working_dir)) or self._confinement.shows(Path(working_dir))
+            self._confinement.sees(account, Path(working_dir)) or self._confinement.shows(Path(working_dir))
         ):
             what = f"the account {account.name}, which the job runs as, cannot enter its working folder {working_dir}"
             raise CannotStartError(

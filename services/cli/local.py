@@ -98,21 +98,16 @@ def up(
 
 
 def print_up(url: str, folder: Path, is_first_start: bool) -> None:
-    """Say where the installation answers, who has its usual port, the admin key, and to root as whom jobs run."""
+    """Say where the installation answers, who has its usual port, the admin key, and as whom jobs run."""
     console.print(f"[green]up[/] at [bold]{url}[/]  ({url}/docs)")
     if detail := stack.read_status(folder).detail:
         console.print(detail, soft_wrap=True, markup=False)
     print_admin_key(folder / "admin.key", is_first_start)
-    if os.geteuid() != 0:
-        return
     with contextlib.suppress(CliError):  # the installation is up, whatever became of the key
         identity = Gateway(url, _own_key(folder / "admin.key")).get("/v1/whoami")
         if (runner := runner_of(identity, folder)) is not None:
-            console.print(
-                f"jobs run as the account {runner.name}, not as root; where it cannot enter or write, submit files "
-                "with the job (--upload)",
-                soft_wrap=True,
-            )
+            how = ", not as root; submit opens the folder that it is called in to it" if os.geteuid() == 0 else ""
+            console.print(f"jobs run as the account {runner.name}{how}", soft_wrap=True)
 
 
 @contextmanager

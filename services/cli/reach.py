@@ -25,6 +25,7 @@ class Runner:
     Attributes:
         shown: Folders that jobs may read wherever they are.
         passed: Folders that it has to pass through in any case.
+        sees_opened: Whether jobs see a folder that was opened to the account wherever it is.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Runner:
     groups: tuple[int, ...]
     shown: tuple[Path, ...] = ()
     passed: tuple[Path, ...] = ()
+    sees_opened: bool = False
 
 
 def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | None:
@@ -49,6 +51,7 @@ def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | N
             said = json.loads(newest.read_bytes())
     shown = tuple(map(Path, said.get("shown", ())))
     passed = tuple(map(Path, said.get("passed", ())))
+    sees = bool(said) and not passed
     if (account := identity["account"]) is not None:
         try:
             entry = pwd.getpwnam(account)
@@ -57,11 +60,12 @@ def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | N
         groups = tuple(os.getgrouplist(account, entry.pw_gid))
         # One that starts the jobs itself reaches its own folders; a superuser's jobs run as another account.
         passed = () if entry.pw_uid == os.geteuid() else passed
-        return Runner(account, entry.pw_uid, entry.pw_gid, groups, shown, passed) if entry.pw_uid else None
+        return Runner(account, entry.pw_uid, entry.pw_gid, groups, shown, passed, sees) if entry.pw_uid else None
     written = said.get("runners", {}).get(identity["tenant_id"])
     if written is None:
         return None
-    return Runner(written["name"], written["user_id"], written["group_id"], tuple(written["groups"]), shown, passed)
+    groups = tuple(written["groups"])
+    return Runner(written["name"], written["user_id"], written["group_id"], groups, shown, passed, sees)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -20,8 +21,9 @@ from services.cli.client import Gateway, gateway_url, installation_of
 from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.estimate import show_estimates
 from services.cli.names import USER_LABEL, job_or_array, user_name
+from services.cli.opening import has_lists, is_named, let_through, may_be_opened, open_to
 from services.cli.output import console
-from services.cli.reach import Obstacle, Runner, obstacles, opened_by, programs_of, runner_of
+from services.cli.reach import Obstacle, Runner, closed_folders, obstacles, opened_by, programs_of, runner_of
 from services.cli.scripts import Script, read_script
 from services.cli.sources import LocalSources
 from services.cli.specs import (
@@ -412,7 +414,7 @@ def submit(
     specs = _specs(context, file or [], command, options, sources)
     gateway = Gateway()
     typed = context.meta[_TYPED] if len(specs) == 1 and not _is_of_specs(context) else ()
-    check_folders(gateway, specs, writes=not read_only, typed=typed)
+    check_folders(gateway, specs, writes=not read_only, typed=typed, opens=not test_only)
     if test_only:
         check_dependencies(gateway, specs)
         show_estimates(gateway, [sources.as_if_sent(spec) for spec in specs], as_json=as_json)
@@ -498,16 +500,20 @@ def is_local(url: str) -> bool:
     return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
-def check_folders(gateway: Gateway, specs: list[JobSpec], *, writes: bool = True, typed: Sequence[str] = ()) -> None:
+def check_folders(
+    gateway: Gateway, specs: list[JobSpec], *, writes: bool = True, typed: Sequence[str] = (), opens: bool = True
+) -> None:
     """Check that jobs can run in their folders, before they are submitted.
 
-    On this machine that takes an account that can enter the folder, write to it, and run the program.
+    On this machine that takes an account that can enter the folder, write to it, and run the program; root's own
+    folder is opened to the account.
 
     Args:
         gateway: Where they are submitted.
         specs: The jobs.
         writes: Whether they must be able to write to their folders.
         typed: The words after ``wattshift submit`` if they make the only job.
+        opens: Whether folders may be opened; otherwise those that could be are taken for open.
 
     Raises:
         CliError: A job could not run; the lines below the first are what to type instead.
@@ -523,14 +529,24 @@ def check_folders(gateway: Gateway, specs: list[JobSpec], *, writes: bool = True
         output.say(f"wattshift: working folder {folder} {what} on this machine; nodes must have it")
     if not (is_here and on_nodes):
         return
-    runner = runner_of(gateway.get("/v1/whoami"), installation_of(gateway.url))
+    installation = installation_of(gateway.url)
+    runner = runner_of(gateway.get("/v1/whoami"), installation)
     if runner is None:
         return
+    kept = [*runner.shown, *runner.passed, *filter(None, [installation])]
     for spec in on_nodes:
         folder = Path(spec.working_dir) if spec.working_dir and not spec.source else None
         programs = programs_of(runner, spec.command, spec.environment, folder)
-        if found := obstacles(runner, folder, programs, writes=writes):
-            ways = "".join(f"\n  {line}" for line in _ways_round(runner, found, spec, folder, typed))
+        found = obstacles(runner, folder, programs, writes=writes)
+        is_ours = folder is not None and may_be_opened(folder, kept)
+        if folder and is_ours and (found or is_named(runner.user_id, folder)):
+            inside = replace(runner, shown=(*runner.shown, Path(os.path.realpath(folder)), folder))
+            within = programs_of(inside, spec.command, spec.environment, folder)
+            runs = not obstacles(inside, None, within, writes=writes)
+            if runs and (_is_opened(runner, folder, writes=writes) if opens else has_lists(folder)):
+                programs, found = within, []
+        if found:
+            ways = "".join(f"\n  {line}" for line in _ways_round(runner, found, spec, folder, typed, is_ours))
             what = f"jobs run as the account {runner.name}, which {found[0].what}"
             raise CliError(f"{what}{': type one of' if ways else ''}{ways}", EXIT_NOT_FOUND)
         for each in programs:
@@ -539,8 +555,27 @@ def check_folders(gateway: Gateway, specs: list[JobSpec], *, writes: bool = True
                 output.say(f"wattshift: {spec.name} runs {each.path}: {why}")
 
 
+def _is_opened(runner: Runner, folder: Path, *, writes: bool) -> bool:
+    """Open a folder to an account, and say so if it was not; return whether that could be done."""
+    try:
+        is_new = open_to(runner.user_id, folder, writes=writes)
+        for closed in () if runner.sees_opened else closed_folders(runner, folder):
+            let_through(runner.user_id, closed)
+    except OSError:
+        return False
+    if is_new:
+        what = f"opened {folder} by access lists to the account {runner.name}, which the job runs as"
+        output.say(f"wattshift: {what}; to close it again: setfacl -Rbk {shlex.quote(str(folder))}")
+    return True
+
+
 def _ways_round(
-    runner: Runner, found: Sequence[Obstacle], spec: JobSpec, folder: Path | None, typed: Sequence[str]
+    runner: Runner,
+    found: Sequence[Obstacle],
+    spec: JobSpec,
+    folder: Path | None,
+    typed: Sequence[str],
+    is_ours: bool,
 ) -> list[str]:
     """Return the lines that make a job run which its account keeps from running as it was typed."""
 
@@ -558,6 +593,8 @@ def _ways_round(
             lines.append(shlex.join(["wattshift", "submit", "--upload", where, *words]))
         if would_run(folder, writes=False):
             lines.append(shlex.join(["wattshift", "submit", "--read-only", *typed]))
+    if os.geteuid() == 0 and folder and not is_ours:
+        return lines  # what only root may use stays so
     return [*lines, *filter(None, [opened_by(found)])]
 
 

@@ -104,7 +104,9 @@ def test_every_line_that_the_documentation_names_can_be_typed() -> None:
     assert len(shown) > 100
 
 
-@pytest.mark.parametrize("line", ["wattshift nonsense", "wattshift jobs --nonsense", "wattshift submit train.sh x --hold"])
+@pytest.mark.parametrize(
+    "line", ["wattshift nonsense", "wattshift jobs --nonsense", "wattshift submit train.sh x --hold"]
+)
 def test_a_line_that_cannot_be_typed_is_seen(line: str) -> None:
     said = parse(shlex.split(line))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
@@ -43,6 +44,17 @@ def place() -> Iterator[Path]:
     """A folder that everybody may enter."""
     with scratch_folder() as folder:
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def _lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system has no access lists, by which a folder of root's would be opened (see ``test_opening``)."""
+
+    def refuse(*_: Any, **__: Any) -> bool:
+        raise OSError(errno.EOPNOTSUPP, "no access lists")
+
+    monkeypatch.setattr(submit, "open_to", refuse)
+    monkeypatch.setattr(submit, "has_lists", lambda _: False)
 
 
 def made(path: Path, mode: int) -> Path:
