@@ -25,6 +25,7 @@ from gpu_agent.account import Identities, TenantAccounts
 from gpu_agent.cgroups import Cgroups, Limits, attach_device_program
 from gpu_agent.environment import passed_environment
 from gpu_agent.settings import AgentSettings
+from services.cli.opening import open_to
 from services.core.domain.errors import DomainError
 from tests.agent.conftest import Node, a_confinement, eventually
 from tests.agent.test_exec import run
@@ -191,6 +192,34 @@ async def test_what_a_closed_folder_holds_is_shown_if_the_installation_says_so(n
     code, _, printed = await _exit(node, gang)
     assert (code, printed) == (0, "trained\n1\n")
     assert (closed / "examples" / "train").read_text() == "echo trained"
+
+
+async def test_a_folder_that_its_owner_opened_to_the_account_is_shown_beneath_closed_ones(node: Node) -> None:
+    closed = node.folder / "closed"
+    for name in ("mine", "others"):
+        (closed / name).mkdir(parents=True)
+        (closed / name / "data").write_text(name)
+        (closed / name / "data").chmod(0o600)
+    closed.chmod(0o700)
+    await node.start()
+    script = f"pwd; cat data; echo made >result; cat {closed}/others/data; ls {closed}"
+    refused = await node.run("sh", "-c", script, working_dir=str(closed / "mine"))
+    code, detail, _ = await _exit(node, refused)
+    assert (code, "cannot enter its working folder" in detail) == (126, True)
+    (account,) = (node.folder / "data" / "accounts").iterdir()
+    try:
+        open_to(int(account.name), closed / "mine", writes=True)
+        open_to(int(account.name) + 1, closed / "others", writes=True)
+    except OSError as error:
+        pytest.skip(f"no access lists here: {error}")
+
+    gang = await node.run("sh", "-c", script, working_dir=str(closed / "mine"))
+    code, _, printed = await _exit(node, gang)
+
+    assert (code, printed) == (0, f"{closed}/mine\nminemine\n")
+    assert (closed / "mine" / "result").read_text() == "made\n"
+    gang = await node.run("cat", "data", working_dir=str(closed / "others"))
+    assert (await _exit(node, gang))[0] == 126
 
 
 async def test_what_a_killed_agent_left_is_cleared_up(node: Node) -> None:
