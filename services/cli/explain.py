@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from services.cli import arrays, output
+from services.cli import arrays, job_output, output
 from services.cli.client import Gateway
 from services.cli.estimate import IS_NOW, is_now
 from services.cli.names import is_array, job_or_array, path_of
@@ -34,19 +34,25 @@ def explain(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until it is known what the other policies would do with the job.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="Its grounds too: lengths, levers, its story, the other policies.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
 ) -> None:
-    """Explain why a job waits, how it runs, or what happened to it; of an array, its tasks and the next to start."""
+    """Explain in five lines why a job waits, how it runs, or what happened to it; of an array, the next task too."""
     gateway = Gateway()
     found_id = job_or_array(gateway, job)
     if is_array(found_id):
         array = gateway.get(path_of(found_id))
         task = None if array["next_task"] is None else _explanation(gateway, array["next_task"], wait=wait)
         answer: dict[str, Any] = {"array": array, "next_task": task}
-        lines = array_lines(array, task, datetime.now(UTC))
+        lines = array_lines(array, task, datetime.now(UTC), everything=everything)
     else:
         answer = _explanation(gateway, found_id, wait=wait)
-        lines = explanation_lines(answer, datetime.now(UTC))
+        lines = explanation_lines(answer, datetime.now(UTC), everything=everything or wait)
+        if answer["state"] == "failed" and not as_json:
+            said = job_output.last_lines(gateway, gateway.get(path_of(found_id)))
+            lines += ["  last errors:", *(f"    {escape(line)}" for line in said)] if said else []
     if as_json:
         output.print_json(answer)
         return
@@ -63,7 +69,12 @@ def _explanation(gateway: Gateway, job_id: str, *, wait: bool) -> dict[str, Any]
 
 
 def array_lines(
-    array: dict[str, Any], task: dict[str, Any] | None, now: datetime, zone: tzinfo | None = None
+    array: dict[str, Any],
+    task: dict[str, Any] | None,
+    now: datetime,
+    zone: tzinfo | None = None,
+    *,
+    everything: bool = True,
 ) -> list[str]:
     """Return an array as lines: its tasks by state, why those that wait do so, and the next of them explained."""
     lines = [f"[bold]{escape(array['name'])}[/] ({array['id']}) {_is(array['state'])}."]
@@ -77,13 +88,19 @@ def array_lines(
         used = f"{output.energy(footprint['energy_j'])}, {output.carbon(footprint['carbon_gco2'])} CO2"
         lines.append(f"  used: {used} with PUE, {output.duration(footprint['gpu_s'])} of GPU time")
     if task is not None:
-        lines += ["  the next task:", *(f"    {line}" for line in explanation_lines(task, now, zone))]
+        lines += [
+            "  the next task:",
+            *(f"    {line}" for line in explanation_lines(task, now, zone, everything=everything)),
+        ]
     return lines
 
 
-def explanation_lines(found: dict[str, Any], now: datetime, zone: tzinfo | None = None) -> list[str]:
-    """Return an explanation as lines; times are shown in ``zone``, by default that of this machine."""
-    return [*Page(found, now, zone).lines()]
+def explanation_lines(
+    found: dict[str, Any], now: datetime, zone: tzinfo | None = None, *, everything: bool = True
+) -> list[str]:
+    """Return an explanation as lines, five at most or ``everything``; times in ``zone``, by default this machine's."""
+    page = Page(found, now, zone)
+    return [*page.lines()] if everything else [*page.brief()]
 
 
 def _is(state: str) -> str:
@@ -112,11 +129,32 @@ class Page:
         self._now = now
         self._zone = zone
 
-    def lines(self) -> Iterator[str]:
-        """Yield the page, from the answer to its grounds."""
+    def _answer(self) -> Iterator[str]:
         found = self._found
         yield f"[bold]{found['name']}[/] ({found['job_id']}) {_is(found['state'])}."
         yield f"  {escape(found['summary'])}"
+
+    def brief(self) -> Iterator[str]:
+        """Yield the answer and the three lines that say most about it."""
+        found = self._found
+        yield from self._answer()
+        if waiting := found["waiting"]:
+            lines = [*self._waiting(waiting)]
+            chosen = ("  asks for: ", "  may start: ", "  if it began now: ")
+        elif running := found["running"]:
+            lines = [*self._running(running)]
+            chosen = ("  since: ", "  ends: ", "  next round")
+        elif ended := found["ended"]:
+            lines = [*self._ended(ended), *(self._footprint() if found["footprint"]["energy_j"] > 0 else ())]
+            chosen = ("  exit status: ", "  waited ", "  used: ")
+        else:
+            return
+        yield from (line for line in lines if line.startswith(chosen))
+
+    def lines(self) -> Iterator[str]:
+        """Yield the page, from the answer to its grounds."""
+        found = self._found
+        yield from self._answer()
         if found["waiting"]:
             yield from self._waiting(found["waiting"])
         if found["running"]:
@@ -210,7 +248,8 @@ class Page:
             what = "it would be stopped" if following["action"] == "stop" else "it would run on"
             size = f" and restarted on {following['gpus']} GPUs" if following["gpus"] else ""
             when = f" ({self._time(following['at'])})" if following["at"] else ""
-            yield f"  next round{when}: {what}{size}. {following['detail']}"
+            detail = "" if following["detail"] in self._found["summary"] else f" {following['detail']}"
+            yield f"  next round{when}: {what}{size}.{detail}"
 
     def _ended(self, ended: dict[str, Any]) -> Iterator[str]:
         never = "none, as it never ran" if not ended["starts"] else "unknown"

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from services.cli import arrays, output
+from services.cli import arrays, job_output, output
 from services.cli.client import Gateway
 from services.cli.errors import CliError
 from services.cli.names import path_of
@@ -31,10 +31,26 @@ def wait_for(gateway: Gateway, job_ids: list[str], poll_s: float = POLL_S) -> It
         yield job
 
 
-def follow(gateway: Gateway, job_id: str, stream: str = STREAM, *, raw: bool = False) -> Any:
+def follow(
+    gateway: Gateway,
+    job_id: str,
+    stream: str = STREAM,
+    *,
+    raw: bool = False,
+    tail: int | None = None,
+    pattern: str | None = None,
+) -> Any:
     """Print a job's output as it comes, from its present or next gang until the job ends; return the ended job.
 
     The output goes to standard output; what happens to the job, to standard error.
+
+    Args:
+        gateway: Where the job is.
+        job_id: The job.
+        stream: ``both``, ``stdout`` or ``stderr``.
+        raw: Whether it may command the terminal.
+        tail: With how many of the lines that there are it begins; by default with all.
+        pattern: A regular expression; other lines are left out.
     """
     printed, said = 0, ""
     while True:
@@ -44,8 +60,8 @@ def follow(gateway: Gateway, job_id: str, stream: str = STREAM, *, raw: bool = F
             said = _tell(job, said)
         has_output = job["generation"] > printed and (is_final or job["state"] in ("running", "preempting"))
         # Output of earlier gangs is not printed: the job may have had many before somebody follows it.
-        if has_output and _print_gang(gateway, job_id, job["generation"], stream, raw):
-            printed = job["generation"]
+        if has_output and _print_gang(gateway, job_id, job["generation"], stream, raw, tail, pattern):
+            printed, tail = job["generation"], None
             continue
         if is_final:  # how it ended comes after its output, also if it had ended before
             _tell(job, said)
@@ -53,11 +69,14 @@ def follow(gateway: Gateway, job_id: str, stream: str = STREAM, *, raw: bool = F
         time.sleep(POLL_S)
 
 
-def _print_gang(gateway: Gateway, job_id: str, generation: int, stream: str, raw: bool) -> bool:
+def _print_gang(
+    gateway: Gateway, job_id: str, generation: int, stream: str, raw: bool, tail: int | None, pattern: str | None
+) -> bool:
     """Print the output of a gang until it ends; return whether there was any to ask for."""
     try:
-        with gateway.stream(f"/v1/jobs/{job_id}/logs", stream=stream, follow="true", generation=generation) as answer:
-            output.print_log(answer.iter_bytes(), raw=raw)
+        offset = 0 if tail is None else job_output.start_of_last(gateway, job_id, stream, generation, tail)
+        found = job_output.followed(gateway, job_id, stream, generation, offset)
+        output.print_log(job_output.lines_with(found, pattern), raw=raw)
     except CliError as error:
         if error.code != ProblemCode.NO_DATA:
             raise

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_UNAVAILABLE, CliError
-from services.contracts.codes import ProblemCode
 
 PIECE_BYTES = 1 << 20
 LAST_LINES = 10
@@ -32,7 +32,7 @@ def start_of_last(gateway: Gateway, job_id: str, stream: str, generation: int | 
 
     size = int(_piece(gateway, job_id, stream, generation, 0, 1).headers.get(LOG_SIZE_HEADER, 0))
     start, found, is_at_end = size, 0, True
-    while start > 0:
+    while lines and start > 0:
         begin = max(start - PIECE_BYTES, 0)
         answer = _piece(gateway, job_id, stream, generation, begin, start - begin)
         begin = max(begin, int(answer.headers.get(LOG_OFFSET_HEADER, begin)))
@@ -46,7 +46,28 @@ def start_of_last(gateway: Gateway, job_id: str, stream: str, generation: int | 
         if not data or begin >= start:
             break  # what is before that is kept no more
         start = begin
-    return start if lines else size
+    return start
+
+
+def followed(gateway: Gateway, job_id: str, stream: str, generation: int, offset: int = 0) -> Iterator[bytes]:
+    """Yield a gang's output as it comes, from an offset on, until the gang ends."""
+    from services.contracts.nodes import LOG_OFFSET_HEADER
+
+    tries = 0
+    while True:
+        where = {"stream": stream, "generation": generation, "offset": offset, "limit": PIECE_BYTES}
+        try:
+            with gateway.stream(f"/v1/jobs/{job_id}/logs", follow="true", **where) as answer:
+                offset = int(answer.headers.get(LOG_OFFSET_HEADER, offset))
+                for chunk in answer.iter_bytes():
+                    offset, tries = offset + len(chunk), 0
+                    yield chunk
+                return
+        except CliError as error:
+            tries += 1
+            if error.exit_code != EXIT_UNAVAILABLE or tries == _TRIES:
+                raise
+            time.sleep(0.5 * 2**tries)
 
 
 def last_lines(gateway: Gateway, job: dict[str, Any]) -> list[str]:
@@ -64,14 +85,11 @@ def last_lines(gateway: Gateway, job: dict[str, Any]) -> list[str]:
     return found.decode(errors="backslashreplace").splitlines()[-LAST_LINES:]
 
 
-def lines_with(chunks: Iterable[bytes], pattern: str) -> Iterator[bytes]:
-    """Yield the lines of some output that match a regular expression.
-
-    Raises:
-        re.error: It is none.
-    """
-    import re
-
+def lines_with(chunks: Iterable[bytes], pattern: str | None) -> Iterator[bytes]:
+    """Yield the lines of some output that match a regular expression; all of it if there is none."""
+    if pattern is None:
+        yield from chunks
+        return
     wanted, rest = re.compile(pattern.encode()), b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -93,8 +111,3 @@ def _piece(
                 raise
             time.sleep(0.5 * 2**attempt)
     raise AssertionError("unreachable")
-
-
-def is_none(error: CliError) -> bool:
-    """Return whether a job has no output because nothing of it ever ran."""
-    return error.code == ProblemCode.NO_DATA

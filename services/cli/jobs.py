@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from services.cli import arrays, output
+from services.cli import arrays, job_output, output
 from services.cli.client import Gateway
-from services.cli.errors import CliError
-from services.cli.following import STREAM, follow, interruptible
+from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.following import FINAL, STREAM, ended_words, follow, interruptible
 from services.cli.names import USER_LABEL, array_id, ids_of, is_array, job_id, job_or_array, path_of, user_name
 from services.cli.output import console
 from services.cli.values import past_time
@@ -151,6 +152,8 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "energy": f"{output.energy(footprint['energy_j'])} ({output.energy(footprint['gpu_energy_j'])} by GPUs)",
         "emissions": f"{output.carbon(footprint['carbon_gco2'])} CO2",
     }
+    if lines := job_output.last_lines(gateway, found):
+        rows["last errors"] = "\n".join(lines)
     console.print(_in_rows(rows))
 
 
@@ -237,34 +240,45 @@ def logs(
     follow_it: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the output until the job ends, over restarts.")
     ] = False,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Only the last N lines.")] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only lines in which this regular expression is found.")
+    ] = None,
     generation: Annotated[int | None, typer.Option(help="Show the output of an earlier gang of the job.")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Let the output command the terminal: its colours, but anything else too.")
     ] = False,
 ) -> None:
     """Print a job's output: standard output and standard error together, in the order in which they were written."""
+    try:
+        re.compile((grep or "").encode())
+    except re.error as error:
+        raise CliError(f"--grep: {grep!r} is no regular expression: {error}", EXIT_USAGE) from None
     gateway = Gateway()
     job = job_id(gateway, job)
     stream = STREAM if stdout == stderr else "stderr" if stderr else "stdout"
-    path = f"/v1/jobs/{job}/logs"
     if follow_it and generation is None:
         with interruptible([job]):
-            follow(gateway, job, stream, raw=raw)
+            follow(gateway, job, stream, raw=raw, tail=tail, pattern=grep)
         return
-    if follow_it:
-        with gateway.stream(path, stream=stream, follow="true", generation=generation) as answer:
-            output.print_log(answer.iter_bytes(), raw=raw)
-        return
+    offset = 0 if tail is None else job_output.start_of_last(gateway, job, stream, generation, tail)
+    if follow_it and generation is not None:
+        found = job_output.followed(gateway, job, stream, generation, offset)
+    else:
+        found = job_output.pieces(gateway, job, stream, generation, offset)
+    size = 0
 
-    from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
+    def counted() -> Iterator[bytes]:
+        nonlocal size
+        for piece in found:
+            size += len(piece)
+            yield piece
 
-    def parts() -> Iterator[bytes]:
-        offset = 0
-        while (answer := gateway.text(path, stream=stream, offset=offset, generation=generation)).content:
-            yield answer.content
-            offset = int(answer.headers.get(LOG_NEXT_OFFSET_HEADER, offset + len(answer.content)))
-
-    output.print_log(parts(), raw=raw)
+    output.print_log(job_output.lines_with(counted(), grep), raw=raw)
+    if not size and tail != 0 and generation is None:
+        at = gateway.get(f"/v1/jobs/{job}")
+        how = ended_words(at) if at["state"] in FINAL else f"{at['name']} is {at['state']}"
+        output.say(f"wattshift: nothing was printed{'' if stream == STREAM else f' to {stream}'}; {how}")
 
 
 def _steer(action: str) -> Any:

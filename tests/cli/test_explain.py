@@ -136,6 +136,34 @@ def test_a_running_job_says_what_the_next_round_does() -> None:
     assert "  next round (13:30 CET (in 30 min)): it would be stopped and restarted on 4 GPUs. It grows." in shown
 
 
+@pytest.mark.parametrize("kind", ["waiting", "running", "ended"])
+def test_the_answer_has_five_lines_and_is_the_beginning_of_the_page(kind: str) -> None:
+    running = {"since": "2026-03-01T11:10:00Z", "gpus": 2, "placement": [{"node_id": "n1", "devices": [0, 1]}]}
+    step = {"action": "keep", "at": "2026-03-01T12:30:00Z", "detail": "It is expected to have ended by then."}
+    running |= {"why": ["2 GPUs."], "expected_end_at": "2026-03-01T12:10:00Z", "next": step}
+    ended = {"exit_code": 1, "waited_s": 600, "held_gpus_s": 3_000, "starts": 2, "preemptions": 1, "restarts": 0}
+    parts: dict[str, Any] = {"waiting": _WAITING, "running": running, "ended": ended}
+    footprint = {"energy_j": 3.6e6, "gpu_energy_j": 3e6, "carbon_gco2": 90.0, "gpu_s": 6_000}
+    document = {**_COMMON, "state": "queued", "summary": "So it is.", kind: parts[kind], "footprint": footprint}
+    document |= {"under_policies": _UNDER}
+    found = Explanation.model_validate(document).model_dump(mode="json")
+
+    brief, whole = explanation_lines(found, NOW, CET, everything=False), explanation_lines(found, NOW, CET)
+
+    assert len(brief) == 5
+    assert [line for line in whole if line in brief] == brief
+    assert {"waiting": "may start", "running": "ends", "ended": "exit status: 1"}[kind] in "".join(brief)
+
+
+def test_the_next_round_does_not_repeat_the_answer() -> None:
+    step = {"action": "stop", "at": None, "detail": "Jobs ahead of it need its GPUs."}
+    running = {"since": "2026-03-01T11:10:00Z", "gpus": 2, "placement": [], "why": [], "next": step}
+
+    shown = lines(state="running", summary="It runs. Jobs ahead of it need its GPUs.", running=running)
+
+    assert "  next round: it would be stopped." in shown
+
+
 def test_an_ended_job_is_set_beside_the_mean_intensity() -> None:
     ended = {"exit_code": 0, "waited_s": 600, "held_gpus_s": 3_000, "starts": 2, "preemptions": 1, "restarts": 0}
     footprint = {"energy_j": 3.6e6, "gpu_energy_j": 3e6, "carbon_gco2": 90.0, "gpu_s": 6_000}

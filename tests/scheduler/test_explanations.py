@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,11 +14,15 @@ from fastapi import FastAPI
 from services.contracts.explanations import Explanation
 from services.contracts.identity import Identity, Role
 from services.contracts.nodes import OUT_OF_MEMORY
+from services.core.cycle.plan import Preempt
 from services.core.cycle.snapshot import Trigger
+from services.core.domain.ids import JobId
+from services.core.domain.reasons import Reason
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import install_problem_handlers
 from services.scheduler import explaining_endpoints
 from services.scheduler.explaining.explanations import Explanations
+from services.scheduler.explaining.running import next_step
 from services.scheduler.planning.live_view import LiveView
 from services.scheduler.power.hooks import NoHook
 from tests.scheduler.test_dry_run import HOUR_S, set_grid
@@ -310,6 +315,17 @@ async def test_a_running_job_is_told_where_why_and_what_comes_next(postgres_url:
         assert outranked.running.next is not None
         assert (outranked.running.next.action, outranked.running.next.reason) == ("stop", "outranked")
         assert await world.state(job) == "running"
+
+
+@pytest.mark.parametrize(("end_s", "action"), [(1_000.0, "keep"), (3_000.0, "stop")])
+def test_a_round_stops_no_job_that_has_ended_by_then_and_says_so_of_none(end_s: float, action: str) -> None:
+    stop = Preempt(JobId("job"), Reason.OUTRANKED, 1)
+    dry: Any = SimpleNamespace(plan=SimpleNamespace(actions=[stop]), snapshot=SimpleNamespace(now_s=0.0))
+
+    step = next_step(dry, JobId("job"), 2_000.0, datetime.fromtimestamp(end_s, UTC), preemptible=True)
+
+    assert step.action == action
+    assert ("GPUs" in step.detail, step.reason) == ((False, None) if action == "keep" else (True, "outranked"))
 
 
 async def test_the_end_of_a_running_job_is_expected_by_its_own_progress(world: World) -> None:

@@ -61,8 +61,7 @@ def next_step(dry: DryRound, job_id: JobId, due_s: float, ends_at: datetime | No
     at = datetime.fromtimestamp(max(due_s, dry.snapshot.now_s), UTC)
     stop = next((each for each in dry.plan.actions if isinstance(each, Preempt) and each.job_id == job_id), None)
     if stop is not None and ends_at is not None and ends_at < at:
-        detail = f"Its end is expected before that round, which would stop it. {SENTENCES[stop.reason]}"
-        return NextStep(action="keep", at=at, reason=stop.reason.value, detail=detail)
+        return NextStep(action="keep", at=at, detail="It is expected to have ended by then.")
     if stop is not None:
         reason = stop.reason
         gpus = stop.next_gpus if reason.value in RESIZES else None
