@@ -47,6 +47,7 @@ class RankPaths:
     progress_file: str
     progress_url: str
     device_file: str
+    stop_at_file: str
 
 
 def is_per_gpu(start: StartGang) -> bool:
@@ -83,6 +84,7 @@ def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) ->
             "WATTSHIFT_PROGRESS_FILE": paths.progress_file,
             **({"WATTSHIFT_PROGRESS_URL": paths.progress_url} if paths.progress_url else {}),
             "WATTSHIFT_DEVICE_FILE": paths.device_file,
+            "WATTSHIFT_STOP_AT": paths.stop_at_file,
             "MASTER_ADDR": start.master_addr,
             "MASTER_PORT": str(start.master_port),
             "WORLD_SIZE": str(start.world_size),

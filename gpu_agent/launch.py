@@ -166,6 +166,7 @@ class Launcher:
             progress_file=str(folder.progress_file),
             progress_url=f"{self._agent_url}/v1/progress/{progress_token}" if self._agent_url else "",
             device_file=str(folder.device_file),
+            stop_at_file=str(folder.stop_at_file),
         )
         login = account.environment if account else {}
         if account and "PATH" not in self._pass_environment:

@@ -122,6 +122,11 @@ class RankFolder:
         """The file in which the job finds the speed of its simulated devices."""
         return self.path / DEVICES
 
+    @property
+    def stop_at_file(self) -> Path:
+        """The file in which the job finds when it will be killed, once that is known."""
+        return self.path / shim.STOP_AT
+
     def stream(self, name: str) -> Path:
         """Return the file of ``stdout`` or ``stderr``."""
         return self.path / name

@@ -12,6 +12,8 @@ while ranks run. It imports the standard library only and speaks to the agent th
              to the shim, which looks at once
 ``lock``     held (flock) for as long as the shim lives: at most one shim runs the command, ever
 ``started``  written by the shim before the command may run; a second shim that finds it gives up
+``stop-at``  written by the shim, before SIGTERM: when the rank will be killed, UTC seconds, for the job to read. With a
+             time limit it is there from the start
 ``exited``   written by the shim when nothing of the rank is left
 ``order``    written by the shim: in which order ``stdout`` and ``stderr`` grew (see ``Order``)
 ``exec.sock`` made by the agent for a moment, to run another command beside the rank's (see ``exec_shim``)
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from gpu_agent.exec_shim import Request, Sessions
 
 SPEC, LEASE, STOP, LOCK, STARTED, EXITED = "spec", "lease", "stop", "lock", "started", "exited"
+STOP_AT = "stop-at"
 STDOUT, STDERR, ORDER = "stdout", "stderr", "order"
 EXEC_DOOR = "exec.sock"
 
@@ -513,6 +516,7 @@ class _Shim:
         else:
             if self._spec.time_limit_s > 0:
                 self._limit_at = clock() + self._spec.time_limit_s
+                self._say_stop_at(self._limit_at + self._spec.grace_s)
             try:
                 os.write(gate_in, b"g" * len(self._running))
             except BrokenPipeError:  # none of them could be set up, as their error says
@@ -587,10 +591,23 @@ class _Shim:
 
     def _end(self, cause: str, kill_at: float, detail: str = "") -> None:
         """Send SIGTERM the first time; later requests may shorten the grace period and never lengthen it."""
+        earlier = self._kill_at
         self._kill_at = min(self._kill_at, kill_at) if cause == "stop" or not self._ending else self._kill_at
+        if self._kill_at < earlier:
+            self._say_stop_at(self._lease.deadline if cause == "lease" else self._kill_at)
         if not self._ending:
             self._ending, self._detail = cause, self._detail or detail
             self._signal(signal.SIGTERM)
+
+    def _say_stop_at(self, kill_at: float) -> None:
+        """Tell the job by when it has to have saved its work."""
+        try:
+            with open(STOP_AT + ".tmp", "w", encoding="ascii") as file:
+                file.write(f"{time.time() + kill_at - clock():.3f}\n")
+            os.chmod(STOP_AT + ".tmp", 0o644)
+            os.replace(STOP_AT + ".tmp", STOP_AT)
+        except OSError:  # a full disk: SIGTERM tells it all the same
+            pass
 
     def _ended_by_force(self) -> None:
         if self._code is None and not self._detail:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,24 @@ async def test_a_job_runs_as_its_user_and_reaches_nothing_of_the_agents(node: No
     rank = node.plane.rank(gang)
     assert rank is not None
     assert (rank.exit_code, rank.ended_by) == (9, EndedBy.STOP)
+
+
+async def test_a_job_is_told_by_when_it_will_be_killed(node: Node) -> None:
+    await node.start()
+    limited = await node.run("sh", "-c", "cat $WATTSHIFT_STOP_AT; exit 0", time_limit_s=3_600, grace_s=100)
+    await eventually(lambda: node.plane.state(limited) == "exited")
+    told = float((node.rank_dir(limited) / "stdout").read_text())
+    assert 3_600 < told - time.time() <= 3_700
+
+    loop = "trap 'cat $WATTSHIFT_STOP_AT; exit 0' TERM; ls $WATTSHIFT_STOP_AT; echo on; while :; do sleep 0.05; done"
+    gang = await node.run("sh", "-c", loop)
+    stdout = node.rank_dir(gang) / "stdout"
+    await eventually(lambda: stdout.exists() and stdout.read_text() == "on\n")  # there is none before
+    before = time.time()
+    await node.send(StopGang(allocation_id=gang, grace_s=200, reason="preempted"))
+    await eventually(lambda: node.plane.state(gang) == "exited")
+    told = float(stdout.read_text().split()[1])
+    assert before + 199 < told < time.time() + 201
 
 
 async def test_a_checkpoint_folder_is_made_with_the_users_rights(node: Node, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from services.contracts.jobs import JobSpec
 from services.contracts.nodes import EndedBy, RankStatus
 from tests.agent.conftest import Node, a_confinement, eventually, gpus
 
-PATHS = RankPaths("/c", "/p", "http://127.0.0.1:1", "/d")
+PATHS = RankPaths("/c", "/p", "http://127.0.0.1:1", "/d", "/s")
 
 
 def a_start(*command: str, devices: tuple[int, ...] = (2, 3), nnodes: int = 2, **spec: Any) -> StartGang:

@@ -73,7 +73,7 @@ def test_a_command_enters_the_container_of_its_rank_and_can_be_found() -> None:
 
 
 def test_a_standing_service_is_told_its_port() -> None:
-    paths = RankPaths("/ckpt", "/r/progress.jsonl", "http://127.0.0.1:1", "/r/device.json")
+    paths = RankPaths("/ckpt", "/r/progress.jsonl", "http://127.0.0.1:1", "/r/device.json", "/r/stop-at")
 
     assert job_variables(a_start(service={}), paths, ["2", "3"])["WATTSHIFT_PORT"] == "29500"
     assert "WATTSHIFT_PORT" not in job_variables(a_start(), paths, ["2", "3"])

@@ -19,7 +19,15 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment without a job."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"):
         monkeypatch.delenv(name, raising=False)
-    for name in ("JOB_ID", "CHECKPOINT_DIR", "PROGRESS_FILE", "PROGRESS_URL", "RANK_OFFSET", "LOCAL_WORLD_SIZE"):
+    for name in (
+        "JOB_ID",
+        "CHECKPOINT_DIR",
+        "PROGRESS_FILE",
+        "PROGRESS_URL",
+        "RANK_OFFSET",
+        "LOCAL_WORLD_SIZE",
+        "STOP_AT",
+    ):
         monkeypatch.delenv(f"WATTSHIFT_{name}", raising=False)
     for name in ("BATCH_SIZE", "BASE_BATCH_SIZE"):
         monkeypatch.delenv(f"WATTSHIFT_{name}", raising=False)
@@ -137,6 +145,27 @@ def test_sigterm_is_noticed_once_it_is_asked_for() -> None:
     done = run("print(job.should_checkpoint()); stop(); print(job.should_checkpoint())")
 
     assert (done.returncode, done.stdout.split()) == (0, ["False", "True"])
+
+
+def test_a_job_trains_on_as_long_as_saving_still_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    now = 1_000_000.0
+    monkeypatch.setattr(job.time, "time", lambda: now)
+    monkeypatch.setattr(job, "notice_stop", lambda: None)
+    assert (job.stop_at(), job.should_checkpoint(20)) == (None, False)
+
+    file = tmp_path / "stop-at"
+    monkeypatch.setenv("WATTSHIFT_STOP_AT", str(file))
+    assert job.stop_at() is None
+    monkeypatch.setattr(job._stop, "asked", True)
+    assert job.should_checkpoint(20), "SIGTERM, and nobody knows how long"
+    file.write_text(f"{now + 60}\n")
+
+    assert job.stop_at() == now + 60
+    assert [job.should_checkpoint(save_s) for save_s in (None, 20, 59, 60, 90)] == [True, False, False, True, True]
+    monkeypatch.setattr(job._stop, "asked", False)
+    assert [job.should_checkpoint(save_s) for save_s in (None, 20, 60)] == [False, False, True]
+    file.write_text("")
+    assert not job.should_checkpoint(60)
 
 
 def test_a_program_that_never_asks_ends_as_always() -> None:

@@ -30,6 +30,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -254,14 +255,32 @@ def log_footprint() -> bool:
     return tracking.log_to_active_runs()
 
 
-def should_checkpoint() -> bool:
+def should_checkpoint(save_s: float | None = None) -> bool:
     """Return whether the job is being stopped: save a checkpoint and end, within the grace period of the job.
 
     From the first call on, SIGTERM no longer ends this process: it is noticed here. So call this at every step, and
     for the first time before the first step. A handler that was set before is still called.
+
+    Args:
+        save_s: How long it takes to save a checkpoint and end, with a step before it. Training then goes on, also after
+            SIGTERM, until no more than that is left of the time until ``stop_at``.
     """
     notice_stop()
-    return _stop.asked
+    if save_s is None or (killed_at := stop_at()) is None:
+        return _stop.asked
+    return killed_at - time.time() <= save_s
+
+
+def stop_at() -> float | None:
+    """Return when this job will be killed, UTC seconds; None as long as that is not known, and outside a job.
+
+    It is known from the start if the job has a time limit, which is followed by its grace period, and otherwise once it
+    is being stopped.
+    """
+    try:
+        return float(Path(os.environ["WATTSHIFT_STOP_AT"]).read_text(encoding="ascii"))
+    except (KeyError, OSError, ValueError):
+        return None
 
 
 def notice_stop(*, replace: bool = False) -> None:

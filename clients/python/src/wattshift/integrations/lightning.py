@@ -25,13 +25,23 @@ class WattshiftCallback(Callback):
     It takes SIGTERM over from Lightning, which would raise out of ``fit`` before anything is saved.
     """
 
-    def __init__(self, *, local_batch: int | None = None, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        local_batch: int | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        save_s: float | None = None,
+    ) -> None:
         """Choose what is reported and where checkpoints go.
 
         Args:
             local_batch: Samples per GPU and step, reported with the progress.
             folder: Where the checkpoint is written; by default the job's own folder. Without either, none is.
+            save_s: How long a step and saving take: training goes on until no more than that is left. By default it
+                ends at once.
         """
+        self._save_s = save_s
+        self._is_ending = False
         self._local_batch = local_batch
         self._folder = folder
 
@@ -46,14 +56,19 @@ class WattshiftCallback(Callback):
         steps = trainer.estimated_stepping_batches
         total = steps if 0 < steps < float("inf") else None
         job.progress(trainer.global_step, total=total, local_batch=self._local_batch)
-        if trainer.strategy.reduce_boolean_decision(job.should_checkpoint(), all=False) and not trainer.should_stop:
+        if (
+            trainer.strategy.reduce_boolean_decision(job.should_checkpoint(self._save_s), all=False)
+            and not trainer.should_stop
+        ):
             if (path := _path(self._folder)) is not None:
                 trainer.save_checkpoint(path)
-            trainer.should_stop = True
+            trainer.should_stop = self._is_ending = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the job's footprint in an active MLflow or W&B run."""
-        if not job.should_checkpoint():  # when the job is being stopped, time is short, and it will go on
+        if not (
+            self._is_ending or job.should_checkpoint()
+        ):  # when the job is being stopped, time is short, and it will go on
             job.log_footprint()
 
 

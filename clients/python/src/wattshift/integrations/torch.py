@@ -39,7 +39,7 @@ class Stateful(Protocol):
         ...
 
 
-def should_checkpoint(device: torch.device | str | None = None) -> bool:
+def should_checkpoint(device: torch.device | str | None = None, save_s: float | None = None) -> bool:
     """Return whether the job is being stopped, as far as any process of the gang has noticed.
 
     All processes get the same answer, so that they save together and none waits for one that has ended. Where
@@ -47,8 +47,9 @@ def should_checkpoint(device: torch.device | str | None = None) -> bool:
 
     Args:
         device: Where to exchange the answer; by default this process's GPU for NCCL, else the CPU.
+        save_s: How long saving takes; see ``job.should_checkpoint``.
     """
-    is_asked = job.should_checkpoint()
+    is_asked = job.should_checkpoint(save_s)
     if not (dist.is_available() and dist.is_initialized()):
         return is_asked
     if device is None:

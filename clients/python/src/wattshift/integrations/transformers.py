@@ -22,6 +22,16 @@ from wattshift.integrations.torch import should_checkpoint
 class WattshiftCallback(TrainerCallback):
     """Reports every step; when the job is being stopped, has the Trainer save a checkpoint and end."""
 
+    def __init__(self, *, save_s: float | None = None) -> None:
+        """Choose how long to go on.
+
+        Args:
+            save_s: How long a step and saving take: training goes on until no more than that is left. By default it
+                ends at once.
+        """
+        self._save_s = save_s
+        self._is_ending = False
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -34,7 +44,8 @@ class WattshiftCallback(TrainerCallback):
         """Report the step."""
         local_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
         job.progress(state.global_step, total=state.max_steps, local_batch=local_batch)
-        if should_checkpoint(args.device):
+        if should_checkpoint(args.device, self._save_s):
+            self._is_ending = True
             control.should_save = True
             control.should_training_stop = True
         return control
@@ -43,7 +54,9 @@ class WattshiftCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Record the job's footprint in an active MLflow or W&B run."""
-        if not job.should_checkpoint():  # when the job is being stopped, time is short, and it will go on
+        if not (
+            self._is_ending or job.should_checkpoint()
+        ):  # when the job is being stopped, time is short, and it will go on
             job.log_footprint()
 
 
