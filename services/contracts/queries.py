@@ -183,6 +183,13 @@ class FootprintQuery(LedgerQuery):
     )
 
 
+class HoursQuery(Message):
+    """Which hours of the ledger to list, at most 100 days."""
+
+    start: Instant = Field(description="Only hours that begin at or after this time.")
+    end: Instant | None = Field(default=None, description="Only hours that begin before this time; now, if not given.")
+
+
 LINE_MEDIA = {"csv": "text/csv", "jsonl": "application/x-ndjson"}
 """Of exports of the ledger's lines, by their format."""
 

@@ -77,6 +77,26 @@ class FunctionalUnit(Message):
     )
 
 
+class LedgerHour(Message):
+    """What was used in an hour: of all and of idle GPUs, which only operators see."""
+
+    start_at: Instant
+    covered_s: float = Field(
+        description="For how much of the hour a node reported, the one that reported longest. 0 where the hour's lines "
+        "were combined into daily sums, which all stand at midnight UTC."
+    )
+    energy_j: float
+    carbon_gco2: float
+    idle_energy_j: float | None
+    idle_carbon_gco2: float | None
+
+
+class HourlyReport(Message):
+    """The ledger hour by hour; hours in which nothing was used are left out."""
+
+    items: list[LedgerHour]
+
+
 class FootprintTable(Message):
     """The lines of a report, summed by another group."""
 

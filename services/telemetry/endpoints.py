@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -32,6 +32,7 @@ from services.contracts.problems import FieldError
 from services.contracts.queries import (
     LINE_MEDIA,
     FootprintQuery,
+    HoursQuery,
     LedgerQuery,
     LinesQuery,
     NodeQuery,
@@ -40,6 +41,7 @@ from services.contracts.queries import (
 )
 from services.contracts.reports import (
     FootprintReport,
+    HourlyReport,
     InvariantReport,
     JobFootprintReport,
     LedgerLine,
@@ -50,12 +52,13 @@ from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.kit.identity import Admin, Caller, Operator, ProjectCaller
+from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, not_found
 from services.kit.routes import Lines, from_state
 from services.telemetry import invariants
 from services.telemetry.history import past_jobs
 from services.telemetry.report_route import ReportRoute
-from services.telemetry.reports import footprint_report, job_footprint
+from services.telemetry.reports import footprint_report, hourly_report, job_footprint
 from services.telemetry.repository.jobs import owner_of
 from services.telemetry.repository.reports import Subject
 from services.telemetry.requests import request_report
@@ -65,6 +68,8 @@ NODE_PATHS = re.compile(
     r"/v1/nodes/(register|[^/]+/(enroll|rotate|heartbeat|energy|secrets|upload|engine|engine-energy))"
 )
 """Paths whose callers are nodes: they send a token or a credential of their own, and no service's."""
+
+LONGEST_HOURLY = timedelta(days=100)
 
 router = APIRouter(prefix="/v1")
 
@@ -255,6 +260,18 @@ async def report_footprint(
     return await footprint_report(service.database, query, tenant_id, caller.project, service.settings)
 
 
+@router.get("/reports/hours", tags=["footprint"])
+async def report_hours(query: Annotated[HoursQuery, Query()], caller: ProjectCaller, service: Service) -> HourlyReport:
+    """Sum energy and emissions hour by hour.
+
+    A user sees its tenant's jobs; an operator sees everything, and the part of idle GPUs.
+    """
+    end_at = query.end or utc_now()
+    _check_period(query.start, end_at, LONGEST_HOURLY)
+    tenant_id = None if caller.is_operator else caller.tenant_id
+    return await hourly_report(service.database, query.start, end_at, tenant_id, caller.project)
+
+
 @router.get("/reports/lines", tags=["footprint"], responses={200: {"model": LedgerLine}}, response_class=Lines)
 async def export_ledger_lines(
     query: Annotated[LinesQuery, Query()], caller: ProjectCaller, service: Service
@@ -300,9 +317,13 @@ async def check_invariants(_: Operator, service: Service) -> InvariantReport:
     return await invariants.check_invariants(service.database)
 
 
-def _check_period(start: datetime | None, end: datetime | None) -> None:
+def _check_period(start: datetime | None, end: datetime | None, longest: timedelta = timedelta.max) -> None:
+    detail = ""
     if start and end and start > end:
         detail = "The period starts after it ends."
+    elif start and end and end - start > longest:
+        detail = f"The period is longer than {longest.days} days."
+    if detail:
         raise ProblemError(
             422, ProblemCode.INVALID_REQUEST, detail, errors=[FieldError(pointer="?start", detail=detail)]
         )

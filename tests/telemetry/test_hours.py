@@ -163,3 +163,43 @@ async def test_a_tenant_is_summed_alone(plane: Plane) -> None:
     rows = [row for row in rows_of(await export(plane)) if row["tenant"] == "t"]
     assert answer.json()["total"] == {name: summed(rows, name) for name in AMOUNTS}
     assert answer.json()["idle"]["energy_j"] == 0.0
+
+
+async def test_the_hours_of_a_period_are_listed_with_what_was_idle(plane: Plane) -> None:
+    await two_days(plane)
+    rows = rows_of(await export(plane))
+    period = {"start": "2026-03-31T00:00:00Z", "end": "2026-04-01T00:00:00Z"}
+    answer = await plane.http.get("/v1/reports/hours", params=period, headers=service_headers(OPERATOR))
+    assert answer.status_code == 200, answer.text
+    hours = answer.json()["items"]
+    assert hours == sorted(hours, key=lambda each: each["start_at"])
+    for hour in hours:
+        inside = [row for row in rows if row["start_at"][:13] == hour["start_at"][:13]]
+        idle = [row for row in inside if not row["job_id"]]
+        assert hour["energy_j"] == summed(inside, "energy_j")
+        assert hour["carbon_gco2"] == pytest.approx(summed(inside, "carbon_gco2"))
+        assert hour["idle_energy_j"] == summed(idle, "energy_j")
+        assert hour["idle_carbon_gco2"] == pytest.approx(summed(idle, "carbon_gco2"))
+        lengths = {
+            (row["node_id"], row["start_at"]): datetime.fromisoformat(row["end_at"])
+            - datetime.fromisoformat(row["start_at"])
+            for row in inside
+        }
+        by_node = [
+            sum((length for (node, _), length in lengths.items() if node == each), timedelta()).total_seconds()
+            for each in {node for node, _ in lengths}
+        ]
+        assert hour["covered_s"] == pytest.approx(max(by_node))
+    assert {each["start_at"][:13] for each in hours} == {
+        row["start_at"][:13] for row in rows if row["start_at"][:10] == "2026-03-31"
+    }
+    own = await plane.http.get("/v1/reports/hours", params=period, headers=service_headers(USER))
+    theirs = own.json()["items"]
+    assert [each["energy_j"] for each in theirs] == pytest.approx(
+        [each["energy_j"] - each["idle_energy_j"] for each in hours if each["energy_j"] > each["idle_energy_j"]]
+    )
+    assert {each["idle_energy_j"] for each in theirs} == {None}
+    refused = await plane.http.get(
+        "/v1/reports/hours", params={**period, "end": "2026-08-01T00:00:00Z"}, headers=service_headers(OPERATOR)
+    )
+    assert (refused.status_code, refused.json()["detail"]) == (422, "The period is longer than 100 days.")

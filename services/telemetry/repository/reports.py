@@ -46,6 +46,20 @@ GROUPS: dict[GroupBy, str] = {
 """What a line is grouped by. Days, ISO weeks and months are those of UTC; the user of a job without one is its label
 `user`."""
 
+HOURS = f"""
+WITH hours AS (SELECT hour AS start_at, node_id, nullif(job_id, '') AS job_id, energy_j, carbon_gco2, length_s
+    FROM energy_hours WHERE hour >= $1 AND hour < $2)
+SELECT l.start_at, c.covered_s, sum(l.energy_j)::float8 AS energy_j, sum(l.carbon_gco2)::float8 AS carbon_gco2,
+    coalesce(sum(l.energy_j) FILTER (WHERE l.job_id IS NULL), 0)::float8 AS idle_energy_j,
+    coalesce(sum(l.carbon_gco2) FILTER (WHERE l.job_id IS NULL), 0)::float8 AS idle_carbon_gco2
+FROM hours l LEFT JOIN {REPORTED_JOBS} j ON j.id = l.job_id
+JOIN (
+    SELECT start_at, max(length_s)::float8 AS covered_s
+    FROM (SELECT start_at, sum(length_s) AS length_s FROM hours GROUP BY start_at, node_id) n GROUP BY 1
+) c USING (start_at)
+WHERE {OWNED} GROUP BY 1, 2 ORDER BY 1
+"""
+
 LINES = """
 WITH {sums}, {boards}
 SELECT {group} AS name, {then} AS then_name,
@@ -146,6 +160,17 @@ class Amounts(NamedTuple):
     estimated_energy_j: float
     carbon_gco2: float
     gpu_s: float
+
+
+class HourRow(NamedTuple):
+    """What was used in an hour, and by no job; ``covered_s`` is how long the node reported that reported longest."""
+
+    start_at: datetime
+    covered_s: float
+    energy_j: float
+    carbon_gco2: float
+    idle_energy_j: float
+    idle_carbon_gco2: float
 
 
 class GroupRow(NamedTuple):
@@ -249,6 +274,12 @@ async def sums(
         totals=await fetch_rows(connection, TotalRow, TOTALS.format(**PARTS), *about),
         metered_gpu_energy_j=await connection.fetchval(METERED_SUM.format(**PARTS), *about[:2]),
     )
+
+
+async def hour_rows(database: Database, about: Subject) -> list[HourRow]:
+    """Return what was used in each hour of a period that has both ends."""
+    async with database.connection() as connection:
+        return await fetch_rows(connection, HourRow, HOURS, *about)
 
 
 async def group_rows(

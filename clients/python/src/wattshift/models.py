@@ -173,6 +173,7 @@ class DeviceReading:
         counter_ratio: Energy by the device's counter over that by its sampled power, in the first seconds of its
             agent. The counter is used if the two differ by less than a factor of 2, and else the power. Null
             while it is not known.
+        temperature_c: Degrees Celsius at the last look at its health; null of slices.
         meter_faults: How many of the device's readings since its agent began were not taken for measurements,
             because it cannot have used that; its energy was modelled instead.
     """
@@ -189,6 +190,7 @@ class DeviceReading:
     energy_j: float | None = None
     read_at: datetime | None = None
     counter_ratio: float | None = None
+    temperature_c: float | None = None
     meter_faults: int = 0
 
 
