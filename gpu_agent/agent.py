@@ -413,6 +413,7 @@ class Agent(ReportingAgent):
                     "power_limit_w": self.controls.value(ControlKind.POWER_LIMIT, each.index),
                     "locked_clock_mhz": self.controls.value(ControlKind.CLOCK, each.index),
                     "latency_clock_mhz": self.clocks.wanted_mhz(each.index),
+                    "temperature_c": self.health.temperatures_c.get(each.index),
                 }
             )
             for each in self.meter.readings()

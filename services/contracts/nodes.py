@@ -390,6 +390,9 @@ class DeviceReading(NodeMessage):
         "The counter is used if the two differ by less than a factor of 2, and else the power. Null while it is not "
         "known.",
     )
+    temperature_c: Reading | None = Field(
+        default=None, exclude_if=_is_none, description="Degrees Celsius at the last look at its health; null of slices."
+    )
     meter_faults: Count = Field(
         default=0,
         exclude_if=lambda faults: not faults,
