@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.dashboard.sessions import Session
+from gateway.dashboard.sessions import Link, Session
 from services.contracts.streams import ended_session
 from services.kit.logging import Log
 
@@ -45,6 +45,10 @@ class EndedSessions:
         """End a session, at once here and, where Redis answers, at all gateways."""
         self._unshared[session.id] = self._clock_s() + self._valid_s
         await self.tell()
+
+    async def take(self, link: Link, valid_s: int) -> bool:
+        """Return whether a link is used for the first time, at all gateways; not, where Redis does not answer."""
+        return bool(await self._ask(self.redis.set(ended_session(link.id), "", ex=valid_s, nx=True)))
 
     async def tell(self) -> None:
         """Tell the other gateways of what they may not know yet."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
 from gateway.dashboard.ended import EndedSessions
 from gateway.dashboard.middleware import SCOPE_KEY
 from gateway.dashboard.oidc import Attempt, Provider
-from gateway.dashboard.sessions import Seals, Session, cookie_of, set_cookie
+from gateway.dashboard.sessions import Link, Seals, Session, cookie_of, set_cookie
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import ResolvedKey, Role
 from services.kit.edge.keys import KeyCache
@@ -29,6 +30,8 @@ HERE = Path(__file__).parent
 LARGEST_FORM_BYTES = 8 * 1024
 ATTEMPT_S = 600
 """How long a sign-in through a provider may take."""
+LINK_S = 60
+"""How long a link that signs somebody in can be used."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -139,6 +142,8 @@ class Dashboard:
         for page in PAGES:
             app.add_api_route(page.path, self._shown(page), include_in_schema=False, response_class=HTMLResponse)
         app.add_api_route("/sign-in", self._sign_in, methods=["POST"], include_in_schema=False)
+        app.add_api_route("/sign-in/link", self._make_link, methods=["POST"], include_in_schema=False)
+        app.add_api_route("/sign-in/link", self._follow_link, include_in_schema=False)
         if self.provider is not None:
             app.add_api_route("/sign-in/provider", self._to_provider, include_in_schema=False)
             app.add_api_route("/sign-in/answer", self._from_provider, include_in_schema=False)
@@ -239,6 +244,27 @@ class Dashboard:
             known = error.status == 401
             return self._sign_in_page(request, "This API key is not valid." if known else error.detail, error.status)
         return self.begin(request, session, RedirectResponse(_local(form.get("then", "/")), 303, headers=HEADERS))
+
+    async def _make_link(self, request: Request) -> Response:
+        """Answer the holder of a key with a link that signs a browser in with it."""
+        authorization = request.headers.get("authorization", "")
+        await self.keys.caller(authorization.encode("latin-1"), request.scope)
+        key = authorization.partition(" ")[2].strip()
+        link = Link(key=key, nonce=secrets.token_urlsafe(24), then=_local(request.query_params.get("then", "/")))
+        return JSONResponse({"path": f"/sign-in/link?{urlencode({'link': self._seals.seal(link)})}"}, headers=HEADERS)
+
+    async def _follow_link(self, request: Request) -> Response:
+        link = self._seals.open(Link, request.query_params.get("link"), LINK_S)
+        try:
+            self._limiter.take(request.client.host if request.client else "")
+            if link is None or not await self._ended_sessions.take(link, LINK_S):
+                text = "This link was used, or is older than a minute. `wattshift dashboard` makes another."
+                return self._sign_in_page(request, text)
+            session = Session.begun(link.key)
+            await self.keys.caller(session.authorization, request.scope)
+        except ProblemError as error:
+            return self._sign_in_page(request, error.detail, error.status)
+        return self.begin(request, session, RedirectResponse(link.then, 303, headers=HEADERS))
 
     async def _sign_out(self, request: Request) -> Response:
         session: Session | None = request.scope.get(SCOPE_KEY)

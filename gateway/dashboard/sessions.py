@@ -53,6 +53,19 @@ class Session(BaseModel, frozen=True):
         return hmac.compare_digest(given, self.csrf.encode())
 
 
+class Link(BaseModel, frozen=True):
+    """A link that signs somebody in, once."""
+
+    key: str
+    nonce: str
+    then: str
+
+    @property
+    def id(self) -> str:
+        """What tells it from other links, of which nothing else follows."""
+        return hashlib.sha256(self.nonce.encode()).hexdigest()
+
+
 class Seals:
     """Seals small messages into cookies, and opens them again for as long as they are valid."""
 

@@ -20,6 +20,7 @@ from services.kit.release import RELEASE
 ROOMS = {
     "local": ("up", "down", "status", "admin-key", "credential", "rotate-secret", "backup", "restore"),
     "certificates": ("ca",),
+    "dashboard": ("dashboard",),
     "submit": ("submit",),
     "jobs": ("jobs", "job", "logs", "cancel", "hold", "release", "forget-checkpoint"),
     "explain": ("explain",),

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import time
 from pathlib import Path
 
 import httpx
@@ -252,3 +253,38 @@ def test_scripts_load_nothing_from_elsewhere_and_make_no_html_of_data(path: Path
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text)
     assert not re.search(r"https?://(?!www\.w3\.org/)", text)
     assert all((path.parent / name).is_file() for name in re.findall(r'from "\./([^"]+)"', text))
+
+
+async def test_a_link_signs_in_whoever_opens_it_first_and_within_a_minute(redis_url: str) -> None:
+    async with a_gateway(_echo, redis_url=redis_url) as client, a_gateway(_echo, redis_url=redis_url) as other:
+        key = {"authorization": f"Bearer {KEYS[Role.USER]}"}
+        assert (await client.post("/sign-in/link")).status_code == 401
+        assert (await client.post("/sign-in/link", headers={"authorization": "Bearer ws_made_up"})).status_code == 401
+        path = (await client.post("/sign-in/link", params={"then": "/jobs"}, headers=key)).json()["path"]
+        assert KEYS[Role.USER] not in path
+
+        opened = await other.get(path)
+        assert (opened.status_code, opened.headers["location"]) == (303, "/jobs")
+        assert (await other.get("/v1/jobs")).json()["path"] == "/v1/jobs"
+        for again in (client, other):
+            again.cookies.clear()
+            refused = await again.get(path)
+            assert refused.status_code == 401
+            assert "set-cookie" not in refused.headers
+            assert "wattshift dashboard" in refused.text
+        elsewhere = (await client.post("/sign-in/link", params={"then": "//evil.example"}, headers=key)).json()["path"]
+        assert (await client.get(elsewhere)).headers["location"] == "/"
+
+
+async def test_an_old_link_and_one_that_cannot_be_told_to_be_new_sign_nobody_in(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"authorization": f"Bearer {KEYS[Role.USER]}"}
+    async with a_gateway(_echo) as client:  # whose Valkey is away
+        path = (await client.post("/sign-in/link", headers=key)).json()["path"]
+        assert (await client.get(path)).status_code == 401
+    async with a_gateway(_echo, redis_url=redis_url) as client:
+        path = (await client.post("/sign-in/link", headers=key)).json()["path"]
+        monkeypatch.setattr("gateway.dashboard.pages.LINK_S", 0)
+        monkeypatch.setattr("time.time", lambda now=time.time() + 120: now)
+        assert (await client.get(path)).status_code == 401
