@@ -45,7 +45,7 @@ function timeLabels(_, splits, _axis, _space, step) {
 /** A chart in `place`, which is drawn again when its size or the theme changes. */
 export class Chart {
   /**
-   * `options()` returns `{unit, series, bands, over, under, range, right, format}` in the colours of now; `series` are
+   * `options()` returns `{unit, series, bands, over, under, range, right, rightPadding, format}` in the colours of now; `series` are
    * uPlot's, without that of time; `right` is the scale that has its axis there; `under` and `over` draw on the canvas before and after the curves.
    */
   constructor(place, options) {
@@ -84,7 +84,7 @@ export class Chart {
     const { clientWidth: width, clientHeight: height } = this.place;
     this.plot = new uPlot({
       width, height: this.height(height),
-      padding: [12, 12, 0, 0],
+      padding: [12, wanted.rightPadding ?? 12, 0, 0],
       legend: { show: wanted.legend !== false, live: true },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { ...wanted.scales, x: { time: true, ...(wanted.x ?? {}) }, y: { range: wanted.range ?? ((_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.1 : 1]) } },
@@ -93,8 +93,8 @@ export class Chart {
         { ...axis, size: 56, values: (_, values) => values.map((value) => show(value)) },
         ...(wanted.right ? [{ ...axis, size: 56, side: 1, scale: wanted.right, grid: { show: false } }] : []),
       ],
-      series: [{ label: "time", value: (_, s) => (s === null || s === undefined ? "--" : time(s * 1000)) }, ...wanted.series.map((each) => ({
-        spanGaps: false, points: { show: false }, value: (_, value) => (value === null || value === undefined ? "--" : `${show(value)} ${wanted.unit}`), ...each,
+      series: [{ label: "", value: (_, s) => (s === null || s === undefined ? "" : time(s * 1000)) }, ...wanted.series.map((each) => ({
+        spanGaps: false, points: { show: false }, value: (_, value) => (value === null || value === undefined ? "" : `${show(value)} ${wanted.unit}`), ...each,
       }))],
       bands: wanted.bands,
       hooks: {

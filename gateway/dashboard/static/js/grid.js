@@ -63,8 +63,8 @@ export class GridChart {
       series: [
         { label: "measured", stroke: colour("text"), width: 2, paths: stepped },
         { label: "forecast", stroke: colour("info"), width: 2, dash: [6, 4], paths: stepped },
-        { label: "10 %", stroke: faded(colour("info"), 0.35), width: 1, paths: stepped },
-        { label: "90 %", stroke: faded(colour("info"), 0.35), width: 1, paths: stepped },
+        { label: "1 in 10 below", stroke: faded(colour("info"), 0.35), width: 1, paths: stepped },
+        { label: "1 in 10 above", stroke: faded(colour("info"), 0.35), width: 1, paths: stepped },
       ],
       bands: [{ series: [4, 3], fill: faded(colour("info"), 0.16) }],
       under: (plot) => this.window && shade(plot, this.window.from, this.window.to, faded(colour("good"), 0.17)),

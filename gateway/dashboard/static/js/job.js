@@ -2,6 +2,7 @@
 import { get, send } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
 import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, percent, power, startsNow, unknown, within, words, clock } from "./format.js";
+import { Chart, colour, faded, stepped } from "./charts.js";
 import { LifeLine } from "./life.js";
 import { follow, throttled, every } from "./live.js";
 import { Output } from "./output.js";
@@ -10,6 +11,13 @@ import { confirmed, me, trying } from "./shell.js";
 const id = location.pathname.split("/").at(-1);
 const path = `/v1/jobs/${encodeURIComponent(id)}`;
 const life = new LifeLine(by("life"), by("life-legend"), by("life-note"));
+const usedChart = new Chart(by("used"), () => ({
+  unit: "W", format: (value) => Math.round(value), legend: false, x: { range: () => life.range }, right: "wh", scales: { wh: { range: (_, low, high) => [0, (high ?? 0) > 0 ? high * 1.1 : 1] } },
+  series: [
+    { label: "power", stroke: colour("accent"), width: 2, fill: faded(colour("accent"), 0.12), paths: stepped },
+    { label: "energy", stroke: colour("info"), width: 2, dash: [6, 4], scale: "wh" },
+  ],
+}));
 const output = new Output(path, by("log"), by("log-note"), by("tail"));
 const events = [];
 let job = null;
@@ -79,10 +87,28 @@ async function showFootprint() {
     ["Of it estimated", started && used.energy_j ? percent(used.estimated_energy_j / used.energy_j) : "–"],
     ["Zone, signal", report.zone ? `${report.zone}, ${words(report.signal)}` : unknown()],
     ["PUE", report.pue === null ? unknown() : report.pue.toFixed(2)],
-  ]), report.intervals.length ? table("Energy by the intensity that applied", [["From"], ["Until"], ["Energy", "number"], ["Intensity", "number"], ["Carbon", "number"]],
+  ]), report.intervals.length ? h("details", {}, h("summary", {}, `Energy by intensity, the last ${counted(shown.length, "interval")}`), table("Energy by the intensity that applied", [["From"], ["Until"], ["Energy", "number"], ["Intensity", "number"], ["Carbon", "number"]],
     shown.map((each) => h("tr", {}, h("td", { class: "time" }, at(each.start_at)), h("td", { class: "time" }, at(each.end_at)),
-      h("td", { class: "number" }, figure(each.energy_j, joules)), h("td", { class: "number" }, intensity(each.intensity_gco2_per_kwh)), h("td", { class: "number" }, figure(each.carbon_gco2, grams))))) : null);
-  return report.zone;
+      h("td", { class: "number" }, figure(each.energy_j, joules)), h("td", { class: "number" }, intensity(each.intensity_gco2_per_kwh)), h("td", { class: "number" }, figure(each.carbon_gco2, grams)))))) : null);
+  return report;
+}
+
+/** Draw the power and the energy so far of what a job used, in gaps where it held nothing. */
+function drawUsed(intervals) {
+  by("used").hidden = by("used-note").hidden = !intervals.length || !life.range;
+  if (by("used").hidden) return;
+  const rows = [[], [], []];
+  let [end, sum] = [null, 0];
+  const push = (s, watts) => [s, watts, sum / 3600].forEach((value, i) => rows[i].push(value));
+  for (const each of intervals) {
+    const [from, to] = [new Date(each.start_at) / 1000, new Date(each.end_at) / 1000];
+    if (end !== null && from > end + 1) push(end, null);
+    push(from, each.energy_j / Math.max(to - from, 1e-3));
+    sum += each.energy_j;
+    end = to;
+  }
+  push(end, rows[1].at(-1));
+  usedChart.show(rows, `Power of the job over its life, ${energy(sum)} so far`);
 }
 
 function emission(text, estimate) {
@@ -119,18 +145,27 @@ function showOthers(others) {
   by("others").hidden = !others;
   if (!others) return;
   if (others.status !== "ready") return void fill(by("policies"), h("p", { class: "note" }, others.detail ?? words(others.status)));
-  fill(by("policies"), table("The job under each policy, if no further job were submitted", [["Policy"], ["Starts"], ["Ends"], ["Carbon", "number"]],
-    others.items.map((each) => h("tr", {}, h("td", {}, each.policy, each.in_force ? h("small", {}, "in force") : null),
-      h("td", { class: "time" }, each.failure ?? (each.starts_at ? at(each.starts_at) : "not within the horizon")),
-      h("td", { class: "time" }, at(each.ends_at)), h("td", { class: "number" }, figure(each.carbon_gco2, carbon.of(others.items.map((item) => item.carbon_gco2))))))),
-  h("p", { class: "note" }, ["Simulated from the queue of ", at(others.as_of), ". ", others.assumptions.join(" ")]));
+  const ours = others.items.find((each) => each.in_force);
+  const isOld = !ours || ours.failure || (job.started_at && others.as_of < job.started_at); // the queue of then had it waiting
+  by("others").hidden = isOld;
+  if (isOld) return;
+  const rest = others.items.filter((each) => !each.in_force && !each.failure && each.ends_at && each.carbon_gco2 !== null).sort((a, b) => a.carbon_gco2 - b.carbon_gco2);
+  const compared = [...new Set([rest.find((each) => each.policy === "fifo"), rest[0]])].filter(Boolean);
+  const later = (each) => (new Date(each.ends_at) - new Date(ours.ends_at)) / 1000;
+  const change = (value, show, more, less) => (value === null ? unknown() : Math.abs(value) < 1e-9 ? "the same" : `${show(Math.abs(value))} ${value > 0 ? more : less}`);
+  fill(by("policies"), compared.length ? table("The job under two other policies, against the one in force", [["Policy"], ["Would end"], ["Carbon", "number"]],
+    compared.map((each) => h("tr", {}, h("td", {}, each.policy, each === rest[0] ? h("small", {}, "least carbon of all") : null),
+      h("td", { class: "time" }, change(ours.ends_at ? later(each) : null, duration, "later", "earlier")),
+      h("td", { class: "number" }, change(ours.carbon_gco2 === null ? null : each.carbon_gco2 - ours.carbon_gco2, carbon, "more", "less"))))) : h("p", { class: "note" }, "No other policy could be simulated."),
+  h("p", { class: "note" }, [`Against ${ours.policy}, which is in force. Simulated from the queue of `, at(others.as_of), " as if no further job were submitted. ", h("details", {}, h("summary", {}, "What it rests on"), others.assumptions.join(" "))]));
 }
 
 async function showAll() {
   job = await get(path);
   showJob();
-  const [zone, why] = await Promise.all([trying(showFootprint), trying(showWhy)]);
-  await trying(() => life.show(job, events, zone ?? me.zone, why?.running?.expected_end_at ?? null));
+  const [used, why] = await Promise.all([trying(showFootprint), trying(showWhy)]);
+  await trying(() => life.show(job, events, used?.zone ?? me.zone, why?.running?.expected_end_at ?? null));
+  drawUsed(used?.intervals ?? []);
 }
 
 const refresh = throttled(() => trying(showAll), 1000);

@@ -29,7 +29,8 @@ export class LifeLine {
   constructor(place, legend, note) {
     Object.assign(this, { legend, note, spans: [], job: null, now: 0 });
     this.chart = new Chart(place, () => ({
-      unit: "gCO₂/kWh", format: (value) => Math.round(value), legend: false, x: { range: () => this.range },
+      unit: "gCO₂/kWh", format: (value) => Math.round(value), legend: false, rightPadding: 68, x: { range: () => this.range }, // as wide as the chart below it, which has an axis there
+     
       range: (_, low, high) => [Math.max(0, Math.floor((low ?? 0) * 0.9 / 20) * 20), Math.ceil(((high ?? 100) * 1.05) / 20) * 20],
       series: [
         { label: "intensity", stroke: colour("text"), width: 2, paths: stepped },

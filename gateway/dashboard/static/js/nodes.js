@@ -2,7 +2,7 @@
 import { all, send } from "./api.js";
 import { meter } from "./charts.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
-import { ago, at, badge, clock, count, digits, duration, energy, percent, power, unknown, words } from "./format.js";
+import { ago, at, badge, clock, count, counted, digits, duration, energy, percent, power, unknown, words } from "./format.js";
 import { live } from "./live.js";
 import { confirmed, trying } from "./shell.js";
 
@@ -56,6 +56,7 @@ function meterOf(reading) {
   const faults = reading?.meter_faults ? `, ${count(reading.meter_faults)} readings not believed` : "";
   return `${ratio === null ? "" : `, counter ${digits(ratio)} x power`}${faults}`;
 }
+const heatOf = (reading) => (reading?.temperature_c ? `${Math.round(reading.temperature_c)} °C` : "");
 const link = (job) => h("a", { href: `/jobs/${job.id}` }, job.name);
 const several = (items) => items.flatMap((each, i) => (i ? [", ", each] : [each]));
 
@@ -66,7 +67,7 @@ function deviceRow(node, each) {
   const gone = node.state !== "up";
   return [h("tr", {},
     h("td", {}, `GPU ${device.index}`, h("small", {}, device.model)),
-    h("td", { class: "number" }, gone || !reading ? unknown() : power(reading.power_w), h("small", {}, `of ${power(limitOf(each))}`, meterOf(reading))),
+    h("td", { class: "number" }, gone || !reading ? unknown() : power(reading.power_w), h("small", {}, `of ${power(limitOf(each))}`, meterOf(reading)), h("small", {}, heatOf(reading))),
     h("td", { class: "number" }, gone || !reading ? unknown() : percent(reading.utilization)),
     h("td", { class: "number" }, gone || !reading?.clock_mhz ? unknown() : clock(reading.clock_mhz), reading?.locked_clock_mhz ? h("small", {}, `locked to ${clock(reading.locked_clock_mhz)}`) : null),
     h("td", { class: "number" }, gone || reading?.memory_used_gib === null || !reading ? unknown() : `${digits(reading.memory_used_gib)} GiB`, h("small", {}, `of ${digits(device.memory_gib)} GiB`)),
@@ -101,6 +102,23 @@ function details(node) {
       devicesOf(node).flatMap((each) => deviceRow(node, each))));
 }
 
+/** Return a GPU of the map: who holds it leads to the job. */
+function square(each) {
+  const holders = [...each.jobs, ...each.slices.flatMap((slice) => slice.jobs)];
+  const { reading } = each;
+  const about = [`GPU ${each.device.index}`, holders.map((job) => job.name).join(", ") || "free",
+    reading ? `${power(reading.power_w)} of ${power(limitOf(each))}, ${percent(reading.utilization)}` : "no reading", heatOf(reading)].filter(Boolean).join(": ");
+  const look = { class: `gpu ${kindOf(each)}`, title: about };
+  return holders.length ? h("a", { ...look, href: `/jobs/${holders[0].id}`, "aria-label": about }) : h("span", { ...look, role: "img", "aria-label": about });
+}
+
+/** Return the heading of a zone, with what its nodes draw and have free. */
+function zoneRow(zone) {
+  const there = nodes.filter((node) => node.zone === zone);
+  const sum = (of) => there.reduce((total, node) => total + of(node), 0);
+  return h("li", { class: "zone-line" }, h("h2", {}, zone), h("span", { class: "note" }, `${counted(there.length, "node")}, ${count(sum((node) => node.gpus - node.gpus_in_use))} of ${count(sum((node) => node.gpus))} GPUs free, ${power(sum((node) => (node.state === "lost" ? 0 : node.power_w)))}`));
+}
+
 function nodeRow(node) {
   const [state, why] = stateOf(node);
   const devices = devicesOf(node);
@@ -115,8 +133,7 @@ function nodeRow(node) {
     h("div", { class: "node-line" },
       h("div", { class: "node-name" }, toggle, h("span", { class: "sub" }, `${models} · ${node.zone}`)),
       h("div", {}, badge(state, state === "draining" && node.closed ? "closed" : words(state)), why ? h("span", { class: "sub" }, why) : null),
-      h("div", { class: "gpus", role: "img", "aria-label": `${node.gpus_in_use} of ${node.gpus} GPUs in use` },
-        devices.map((each) => h("span", { class: `gpu ${kindOf(each)}`, title: `GPU ${each.device.index}: ${each.reading ? `${power(each.reading.power_w)}, ${percent(each.reading.utilization)}` : "no reading"}` }))),
+      h("div", { class: "gpus", role: "group", "aria-label": `${node.gpus_in_use} of ${node.gpus} GPUs in use` }, devices.map(square)),
       h("div", { class: "node-power" }, node.state === "lost" ? unknown() : [power(node.power_w), h("span", { class: "sub" }, ` of ${power(limit)}`), meter(node.power_w, limit, `${power(node.power_w)} of ${power(limit)}`)])),
     shown ? details(node) : null);
 }
@@ -143,7 +160,9 @@ function draw() {
     return void fill(by("nodes"), h("p", { class: "card empty" }, nodes.length ? "No node matches the filter." : ["No node has registered yet. ", h("code", {}, "wattshift nodes enroll"), " lets one in."]));
   }
   if (!body) body = fill(by("nodes"), h("ul", { class: "nodes" })).firstChild;
-  reconcile(body, shown, { key: (node) => node.id, make: nodeRow, stamp: (node) => JSON.stringify([open.has(node.id), stateOf(node), node.gpus_in_use, Math.round(node.power_w / 10),
+  const zones = [...new Set(shown.map((node) => node.zone))];
+  const rows = zones.length > 1 ? zones.flatMap((zone) => [{ zone }, ...shown.filter((node) => node.zone === zone)]) : shown;
+  reconcile(body, rows, { key: (node) => node.id ?? `zone ${node.zone}`, make: (node) => (node.id ? nodeRow(node) : zoneRow(node.zone)), stamp: (node) => !node.id ? JSON.stringify(nodes.filter((each) => each.zone === node.zone).map((each) => [each.gpus_in_use, Math.round(each.power_w / 10)])) : JSON.stringify([open.has(node.id), stateOf(node), node.gpus_in_use, Math.round(node.power_w / 10),
     open.has(node.id) ? [node.readings, node.gpu_health, node.partitions, node.power] : node.readings.map((each) => Math.floor(each.utilization * 3)), devicesOf(node).map((each) => each.jobs.map((job) => job.id))]) });
   for (const id of opened) {
     const row = by(id);
@@ -153,7 +172,7 @@ function draw() {
 
 async function read() {
   const [found, running] = await Promise.all([all("/v1/nodes", { clocks: false }, 100_000), all("/v1/jobs", { state: ["running", "starting", "preempting"] }, 5000)]);
-  nodes = found.sort((a, b) => a.id.localeCompare(b.id, "en", { numeric: true }));
+  nodes = found.sort((a, b) => a.zone.localeCompare(b.zone) || a.id.localeCompare(b.id, "en", { numeric: true }));
   jobs = new Map();
   for (const job of running) for (const share of job.placement) for (const index of share.devices) {
     const key = place(share.node_id, index);

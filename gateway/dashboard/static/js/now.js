@@ -1,14 +1,15 @@
 // The first page: the grid, the power, the jobs and the carbon of now.
 import { all, get } from "./api.js";
-import { Chart, colour, faded, meter } from "./charts.js";
-import { by, fill, h, reconcile } from "./dom.js";
-import { at, badge, carbon, count, duration, figure, intensity, percent, power, relativeChange, time, unknown, words } from "./format.js";
+import { Chart, colour, faded, meter, stepped } from "./charts.js";
+import { by, fill, h, reconcile, table } from "./dom.js";
+import { at, badge, carbon, count, counted, duration, figure, intensity, percent, power, relativeChange, time, unknown, words } from "./format.js";
 import { GridChart, current, greenest } from "./grid.js";
+import { RUNNING, endOf, progressOf } from "./progress.js";
 import { Ring, every, live, onJobs, throttled } from "./live.js";
 import { me, trying } from "./shell.js";
 
 const DAY_S = 86400;
-const HISTORY = 720; // an hour of power, every five seconds
+const SHOWN = 8;
 const LATEST = 30;
 
 const chart = new GridChart(by("grid-chart"));
@@ -17,14 +18,31 @@ let outlook = null;
 async function showCounts() {
   const counts = await get("/v1/jobs:counts");
   const running = counts.running + counts.starting + counts.preempting;
-  const part = (name, value, states) => h("a", { href: `/jobs?${states.map((state) => `state=${state}`).join("&")}` },
+  const part = (name, value, states) => h("a", { href: `/jobs?state=${states.join()}` },
     figure(value, count, { class: "big", id: `count-${name}` }), h("span", {}, name));
-  const reasons = Object.entries(counts.waiting).filter(([reason]) => reason !== "held").sort((a, b) => b[1] - a[1]).slice(0, 3);
-  fill(by("counts"),
-    h("div", { class: "trio" }, part("running", running, ["running", "starting", "preempting"]),
-      part("waiting", counts.queued, ["queued"]), part("held", counts.held, ["held"])),
-    h("p", { class: "note" }, reasons.length ? `Why they wait: ${reasons.map(([reason, n]) => `${words(reason)} (${count(n)})`).join(", ")}`
-      : "Nothing waits."));
+  fill(by("counts"), h("div", { class: "trio" }, part("running", running, RUNNING),
+    part("waiting", counts.queued, ["queued"]), part("held", counts.held, ["held"])));
+  await Promise.all([running ? showRunning() : fill(by("running"), h("p", { class: "empty" }, "Nothing runs.")),
+    counts.queued + counts.held ? showWaiting(counts) : fill(by("waiting"), h("p", { class: "empty" }, "Nothing waits."))]);
+}
+
+async function showRunning() {
+  const { items } = await get("/v1/jobs", { state: RUNNING, limit: SHOWN });
+  const row = (job) => h("tr", {}, h("td", { class: "name" }, h("a", { href: `/jobs/${job.id}` }, job.name), h("small", {}, [job.project, job.user].filter(Boolean).join(" · "))),
+    h("td", { class: "number" }, job.gpus ? counted(job.gpus, "GPU") : words(job.state)), h("td", { class: "share" }, progressOf(job)), h("td", { class: "time" }, endOf(job)));
+  fill(by("running"), table("Running jobs, newest first", [["Job"], ["Holds", "number"], ["Progress"], ["Ends, at its pace"]], items.map(row), { class: "stack" }));
+}
+
+/** Show each reason with the number of jobs that it holds, and of the newest of them when they are expected to start. */
+async function showWaiting(counts) {
+  const { items } = await get("/v1/jobs", { state: ["queued", "held"], limit: 200 });
+  const reasons = Object.entries(counts.waiting).sort((a, b) => b[1] - a[1]).slice(0, SHOWN);
+  fill(by("waiting"), table("Reasons why jobs wait", [["Why"], ["Jobs", "number"], ["Next expected start"]], reasons.map(([reason, number]) => {
+    const these = items.filter((job) => (job.reason || job.state) === reason);
+    const next = these.map((job) => job.expected_start_at).filter(Boolean).sort()[0];
+    return h("tr", {}, h("td", { class: "name" }, words(reason), these.length ? h("small", {}, these[0].detail ?? "", these[0].detail ? " " : "", h("a", { href: `/jobs/${these[0].id}` }, these[0].name)) : null),
+      h("td", { class: "number" }, count(number)), h("td", { class: "time" }, next ? at(next) : reason === "held" ? "when released" : unknown()));
+  }), { class: "stack" }));
 }
 
 async function showCarbon() {
@@ -38,7 +56,8 @@ async function showCarbon() {
     figure(used, carbon, { class: "big", id: "carbon-today" }),
     h("p", { class: "note" },
       baseline === null ? ["At the mean intensity: ", unknown(), "."] : ["At the mean intensity: ", figure(baseline, carbon, { id: "carbon-baseline" }),
-        share === null ? "" : Math.abs(share) < 0.005 ? ": the same" : h("span", { class: share < 0 ? "up-is-good" : "up-is-bad" }, `: ${percent(Math.abs(share))} ${share < 0 ? "less" : "more"}`), "."]),
+        share === null ? "" : Math.abs(share) < 0.005 ? ": the same" : h("span", { class: share < 0 ? "up-is-good" : "up-is-bad" }, `: ${percent(Math.abs(share))} ${share < 0 ? "less" : "more"}`), "."],
+      share > 0.005 ? [" The hours of use were dirtier than the mean; jobs that may wait (", h("code", {}, "--flexible"), ", ", h("a", { href: "/policies" }, "slack_s"), ") would have avoided them."] : ""),
     h("p", { class: "note" }, h("span", { title: "The baseline is the same energy at its zone's mean intensity since midnight." }, me.isOperator ? "All tenants and idle GPUs since midnight." : "Your tenant since midnight.")));
 }
 
@@ -48,8 +67,7 @@ const SAVED_DAYS = 9;
 async function showSaved() {
   const { days } = await get("/v1/reports/savings", { start: new Date(Date.now() - SAVED_DAYS * DAY_S * 1000).toISOString() });
   const day = days.filter((each) => each.levers.length).at(-1);
-  by("saved").closest("section").hidden = !day;
-  if (!day) return;
+  if (!day) return void fill(by("saved"), h("div", { class: "big" }, unknown()), h("p", { class: "note" }, "Known after the first whole day with jobs that ended: it is replayed at night under a baseline."));
   const later = (s) => s === null ? "" : `, jobs ending ${duration(Math.abs(s))} ${s < 0 ? "earlier" : "later"} on average`;
   const slack = day.slack_saved_gco2 > 0 ? `${duration(day.slack_s)} of slack would have saved ${carbon(day.slack_saved_gco2)} more${later(day.slack_later_s)}.` : "";
   const unanswered = day.levers.filter((each) => !each.known).map((each) => words(each.lever)).join(", ");
@@ -61,17 +79,37 @@ async function showSaved() {
     day.why || slack ? h("p", { class: "note" }, [day.why, slack].filter(Boolean).join(" ")) : "");
 }
 
-const history = new Ring(HISTORY);
-const powerChart = me.isOperator ? new Chart(by("power-chart"), () => ({
+const powerChart = new Chart(by("power-chart"), () => ({
   unit: "kW", format: (value) => Number(value.toPrecision(3)), legend: false,
   x: { range: () => powerSpan() },
-  series: [{ label: "power", stroke: colour("accent"), width: 2, fill: faded(colour("accent"), 0.12), points: { show: (plot) => plot.data[0].length < 2 } }],
-})) : null;
+  series: [
+    { label: "all", stroke: colour("accent"), width: 2, fill: faded(colour("accent"), 0.12), paths: stepped },
+    { label: "idle", stroke: colour("muted"), width: 1, dash: [4, 3], paths: stepped },
+  ],
+}));
 
-/** A minute at least: of a single value uPlot itself would make years. */
+/** A day, or as much of it as the ledger has, two hours at least. */
 function powerSpan() {
-  const [first, last] = [history.items[0][0], history.items.at(-1)[0]];
-  return [Math.min(first, last - 60), last];
+  const now = Date.now() / 1000;
+  return [Math.max(now - DAY_S, Math.min(powerChart.data[0][0], now - 7_200)), now];
+}
+
+/** Draw the mean power of each hour; an hour in which nothing reported is a gap. */
+async function showHours() {
+  const { items } = await get("/v1/reports/hours", { start: new Date(Date.now() - DAY_S * 1000 - 3_600_000).toISOString() });
+  const rows = [[], [], []];
+  let end = null;
+  const push = (s, all, idle) => [s, all, idle].forEach((value, i) => rows[i].push(value));
+  for (const each of items.filter((hour) => hour.covered_s > 0)) {
+    const begins = new Date(each.start_at) / 1000;
+    if (end !== null && begins > end) push(end, null, null);
+    const kw = (joules) => (joules === null ? null : joules / each.covered_s / 1000);
+    push(begins, kw(each.energy_j), kw(each.idle_energy_j));
+    end = begins + 3600;
+  }
+  if (end !== null) push(Math.min(end, Date.now() / 1000), rows[1].at(-1), rows[2].at(-1));
+  if (!powerChart.plot) fill(by("power-chart"), rows[0].length ? null : h("p", { class: "empty" }, "The ledger has no hour yet."));
+  if (rows[0].length) powerChart.show(rows, `Mean power of each hour of the past day, ${power(1000 * rows[1].at(-1))} in the newest`);
 }
 
 async function showPower() {
@@ -90,20 +128,11 @@ async function showPower() {
     h("div", { class: "big" }, figure(drawn, power, { id: "power-now" }), h("small", {}, ` of ${power(limit)}`)),
     meter(drawn, limit, `${power(drawn)} of the GPUs' power limits, ${power(limit)}`),
     h("p", { class: "note" }, `${count(used)} of ${count(gpus)} GPUs in use`, lost ? h("span", { class: "problem" }, `, ${lost} of ${items.length} nodes lost`) : ` on ${count(up.length)} nodes`));
-  history.push([Date.now() / 1000, drawn / 1000]);
-  powerChart.show([history.items.map((each) => each[0]), history.items.map((each) => each[1])], `Power since this page was opened, now ${power(drawn)}`);
-}
-
-function hidePower() {
-  fill(by("power"), h("div", { class: "big" }, unknown()), h("p", { class: "note" }, "The power of the cluster is shown to operators."));
-  by("power-chart").closest("section").hidden = true;
 }
 
 async function showPolicy() {
   const active = await get("/v1/policies/active");
-  fill(by("policy"), h("div", { class: "big", id: "policy-name" }, active.name),
-    h("p", { class: "note" }, "In force since ", at(active.since), active.problem ? h("span", { class: "problem" }, ` ${active.problem}`) : "."),
-    h("p", { class: "note" }, h("a", { href: "/policies" }, "Parameters and what-if")));
+  fill(by("policy"), "Policy: ", h("a", { href: "/policies", id: "policy-name" }, active.name), ", in force since ", at(active.since), active.problem ? h("span", { class: "problem" }, ` ${active.problem}`) : ".");
 }
 
 async function listZones() {
@@ -178,9 +207,11 @@ onJobs((event) => {
   learn();
 });
 live(["footprints"], 15_000, () => trying(showCarbon));
-if (me.isOperator) every(600_000, () => trying(showSaved));
-if (me.isOperator) live(["nodes"], 5_000, () => trying(showPower));
-else hidePower();
+if (me.isOperator) {
+  every(600_000, () => trying(showSaved));
+  live(["nodes"], 5_000, () => trying(showPower));
+} else for (const name of ["saved", "power"]) by(name).closest("section").hidden = true;
+live(["footprints"], 60_000, () => trying(showHours));
 live(["policies"], 2_000, () => trying(showPolicy));
 trying(listZones).then(() => {
   const refresh = live(["carbon"], 5_000, () => showGrid().catch((error) => {

@@ -8,6 +8,7 @@ import { confirmed, me, notice, trying } from "./shell.js";
 import { WhatIf } from "./whatif.js";
 
 const PREFIXES = [["", "no"], ["fair+", "yes, by weight"]];
+const FIRST = 5; // parameters that are shown at once: policies list the most important ones first
 let active = null;
 let list = [];
 let chosen = null; // of the list
@@ -63,12 +64,17 @@ function choose(name) {
   chosen = list.find((each) => each.name === name);
   showList();
   const fair = active.name === `fair+${name}`;
+  const field = (each) => h("div", { class: "field" }, h("label", { for: `parameter-${each.name}` }, each.name), inputOf(each),
+    h("p", { class: "hint", id: `parameter-${each.name}-hint` }, each.meaning, bounds(each) ? ` (${bounds(each)})` : ""));
+  const differs = (each) => plainName(active.name) === chosen.name && text(active.parameters[each.name] ?? each.default) !== text(each.default);
+  const first = chosen.parameters.filter((each, i) => i < FIRST || differs(each));
+  const rest = chosen.parameters.filter((each) => !first.includes(each));
   const form = h("form", { novalidate: true },
     h("p", {}, chosen.summary), chosen.source ? h("p", { class: "note" }, `Source: ${chosen.source}`) : null,
     h("div", { class: "fields" },
       h("div", { class: "field" }, h("label", { for: "fair" }, "Share between tenants"), h("select", { id: "fair", name: "fair", disabled: !me.isOperator }, PREFIXES.map(([prefix, word]) => h("option", { value: prefix, selected: fair === (prefix !== "") }, word)))),
-      chosen.parameters.map((each) => h("div", { class: "field" }, h("label", { for: `parameter-${each.name}` }, each.name), inputOf(each),
-        h("p", { class: "hint", id: `parameter-${each.name}-hint` }, each.meaning, bounds(each) ? ` (${bounds(each)})` : "")))),
+      first.map(field)),
+    rest.length ? h("details", {}, h("summary", {}, `${rest.length} more parameters`), h("div", { class: "fields" }, rest.map(field))) : null,
     me.isOperator ? h("div", { class: "buttons form-buttons" }, h("button", { class: "primary", id: "switch" }, plainName(active.name) === name ? "Change its parameters" : `Put ${name} in force`)) : h("p", { class: "note" }, "Operators may change it."));
   form.addEventListener("submit", (event) => { event.preventDefault(); busy(event.submitter, () => change(form)); });
   fill(by("chosen"), form);
@@ -87,6 +93,7 @@ async function change(form) {
   try {
     active = await send("PUT", "/v1/policies/active", { name, parameters });
   } catch (error) {
+    for (const each of form.querySelectorAll("details")) each.open = true; // what is refused may be within
     return refused(form, error, (pointer) => form.elements[pointer.split("/").at(-1)]);
   }
   notice(`${name} is in force.`, "good");

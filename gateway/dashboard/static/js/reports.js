@@ -1,10 +1,10 @@
 // Energy and emissions of a period, as the ledger has them.
 import { get } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
-import { carbon, count, digits, energy, figure, gpuHours, intensity, percent, relativeChange, unknown, within, words } from "./format.js";
-import { meter } from "./charts.js";
+import { carbon, count, counted, digits, duration, energy, figure, gpuHours, intensity, percent, relativeChange, unknown, within, words } from "./format.js";
+import { Chart, colour, faded, meter } from "./charts.js";
 import { busy } from "./forms.js";
-import { notice, trying } from "./shell.js";
+import { me, notice, trying } from "./shell.js";
 
 const PAGE = 100;
 const MOST = 10_000;
@@ -13,6 +13,7 @@ const form = by("filters");
 let lines = [];
 let cursor = null;
 let asked = {};
+let endAt = null;
 
 /** Return the period as `{start, end}`, days being those of the viewer. */
 function period() {
@@ -50,18 +51,78 @@ function showTotal(report) {
   h("p", { class: "note" }, `Signals: ${report.signals.map(words).join(", ") || "none"}. The baseline is the same energy at its zone's mean intensity in the period. ± is the 90 % interval; that of a sum is less than its parts'.`));
 }
 
-function showGroups() {
-  const column = (words, of) => words.of(lines.map(of));
+/** Where the jobs of a group, or the group itself, can be looked at. */
+const LINKS = { job: (name) => (name.startsWith("array_") ? `/jobs?array=${name}` : `/jobs/${name}`), project: (name) => `/jobs?project=${encodeURIComponent(name)}`,
+  user: (name) => (name === "(unknown)" ? null : `/jobs?user=${encodeURIComponent(name)}`), tenant: (name) => `/jobs?tenant=${encodeURIComponent(name)}`, node: (name) => (me.isOperator ? `/nodes#${encodeURIComponent(name)}` : null) };
+
+function showGroups({ idle, idle_accounts: idleAccounts, total, total_accounts: totalAccounts }) {
+  const by_ = form.elements.group.value;
+  const rows = [...lines, { footprint: idle, accounts: idleAccounts }, { footprint: total, accounts: totalAccounts }];
+  const column = (words, of) => words.of(rows.map(of));
   const [grams, base] = [column(carbon, (each) => each.footprint.carbon_gco2), column(carbon, (each) => each.accounts.baseline_gco2)];
   const [joules, hours] = [column(energy, (each) => each.footprint.energy_j), column(gpuHours, (each) => each.footprint.gpu_s)];
-  const most = Math.max(0, ...lines.map((each) => each.footprint.carbon_gco2));
-  fill(by("groups"), lines.length ? table("Energy and emissions by group", [[form.elements.group.value], ["Carbon", "number"], [""], ["At the mean", "number"], ["Energy", "number"], ["GPU time", "number"], ["Jobs", "number"]], lines.map((each) => h("tr", {},
-    h("td", { class: "name" }, form.elements.group.value === "job" ? h("a", { href: `/jobs/${each.group}` }, each.name ?? each.group) : each.group),
-    h("td", { class: "number" }, figure(each.footprint.carbon_gco2, grams), within(each.accounts.half_width?.carbon_gco2, each.footprint.carbon_gco2)), h("td", { class: "share" }, meter(each.footprint.carbon_gco2, most, percent(most ? each.footprint.carbon_gco2 / most : 0))),
-    h("td", { class: "number" }, figure(each.accounts.baseline_gco2, base)), h("td", { class: "number" }, figure(each.footprint.energy_j, joules), within(each.accounts.half_width?.energy_j, each.footprint.energy_j)),
-    h("td", { class: "number" }, figure(each.footprint.gpu_s, hours)), h("td", { class: "number" }, count(each.jobs))))) : h("p", { class: "empty" }, "Nothing was used in this period."));
+  const row = (name, { footprint, accounts, jobs }, kind) => h("tr", { class: kind },
+    h("td", { class: "name" }, name),
+    h("td", { class: "number" }, figure(footprint.carbon_gco2, grams), within(accounts.half_width?.carbon_gco2, footprint.carbon_gco2)), h("td", { class: "share" }, meter(footprint.carbon_gco2, total.carbon_gco2, percent(total.carbon_gco2 > 0 ? footprint.carbon_gco2 / total.carbon_gco2 : 0))),
+    h("td", { class: "number" }, figure(accounts.baseline_gco2, base)), h("td", { class: "number" }, figure(footprint.energy_j, joules), within(accounts.half_width?.energy_j, footprint.energy_j)),
+    h("td", { class: "number" }, figure(footprint.gpu_s, hours)), h("td", { class: "number" }, jobs === undefined ? "" : count(jobs)));
+  const linked = ({ group, name }) => { const href = LINKS[by_]?.(group); return href ? h("a", { href }, name ?? group) : name ?? group; };
+  fill(by("groups"), lines.length || total.energy_j ? table("Energy and emissions by group", [[by_], ["Carbon", "number"], ["Of the total"], ["At the mean", "number"], ["Energy", "number"], ["GPU time", "number"], ["Jobs", "number"]], [
+    ...lines.map((each) => row(linked(each), each)),
+    cursor ? h("tr", {}, h("td", { colspan: "7", class: "note" }, "More groups follow.")) : null,
+    me.isOperator ? row("idle", { footprint: idle, accounts: idleAccounts }, "sum") : null, row("total", { footprint: total, accounts: totalAccounts }, "sum")].filter(Boolean)) : h("p", { class: "empty" }, "Nothing was used in this period."));
   by("more").hidden = !cursor || limit === MOST;
   by("csv").disabled = !lines.length;
+}
+
+const trend = new Chart(by("trend"), () => ({
+  unit: "kg", format: (value) => Number(value.toPrecision(3)), legend: false,
+  x: { range: () => trendSpan },
+  series: [
+    { label: "all", stroke: colour("accent"), fill: faded(colour("accent"), 0.35), width: 1, paths: bars },
+    { label: "idle", stroke: colour("muted"), fill: faded(colour("muted"), 0.45), width: 1, paths: bars },
+  ],
+}));
+const bars = globalThis.uPlot?.paths.bars({ size: [0.7, 60] });
+let trendSpan = [0, 1];
+const LONGEST_TREND_MS = 99 * 86_400_000;
+
+/** Draw the emissions of each of the viewer's days, and the part of idle GPUs. */
+async function showTrend(start, end) {
+  const until = end ? new Date(end) : new Date();
+  const from = Math.max(start ? new Date(start).getTime() : 0, until - LONGEST_TREND_MS);
+  const { items } = await get("/v1/reports/hours", { start: new Date(from).toISOString(), end: until.toISOString() });
+  const days = new Map();
+  for (const hour of items) {
+    const day = new Date(hour.start_at);
+    day.setHours(0, 0, 0, 0);
+    const sum = days.get(day.getTime()) ?? [0, 0];
+    days.set(day.getTime(), [sum[0] + hour.carbon_gco2 / 1000, sum[1] + (hour.idle_carbon_gco2 ?? 0) / 1000]);
+  }
+  by("trend-card").hidden = days.size < 2;
+  if (days.size < 2) return;
+  const all = [...days].sort(([a], [b]) => a - b);
+  const noon = (ms) => ms / 1000 + 43_200;
+  trendSpan = [noon(all[0][0]) - 43_200, noon(all.at(-1)[0]) + 43_200];
+  trend.show([all.map(([ms]) => noon(ms)), all.map(([, [sum]]) => sum), all.map(([, [, idle]]) => idle)], `Emissions of ${count(days.size)} days, ${carbon(1000 * all.at(-1)[1][0])} on the last`);
+  fill(by("trend-note"), `kg CO₂ a day${me.isOperator ? ", grey: of idle GPUs" : ""}.${start && new Date(start).getTime() < from ? " The newest 99 days." : ""}`);
+}
+
+/** Show what the stored replays of the period's days say that each lever saved. */
+async function showLevers(start, end) {
+  const { days, total } = await get("/v1/reports/savings", { start, end });
+  if (!total?.levers.length) return void fill(by("levers"), h("p", { class: "empty" }, "No day of this period has been replayed. Each night the day before is, if jobs of it have ended."));
+  const later = (s) => (s === null ? unknown() : Math.abs(s) < 1 ? "the same" : `${duration(Math.abs(s))} ${s < 0 ? "earlier" : "later"}`);
+  const grams = carbon.of(total.levers.map((each) => each.saved_gco2));
+  fill(by("levers"),
+    facts([["Saved in all", figure(total.saved_gco2, carbon, { class: "big", id: "saved-total" }), h("span", { class: "sub" }, `${carbon(total.low_gco2)} to ${carbon(total.high_gco2)} at 90 %`)],
+      ["Against", "the same jobs under fifo, never asleep", h("span", { class: "sub" }, `${counted(days.filter((each) => each.jobs).length, "day")} replayed, ${counted(total.jobs, "job")}`)],
+      ["Jobs end, on average", later(total.later_s)],
+      total.slack_saved_gco2 > 0 ? [`With ${duration(total.slack_s)} of slack`, `${carbon(total.slack_saved_gco2)} more`, h("span", { class: "sub" }, later(total.slack_later_s))] : null]),
+    table("Saved by each lever", [["Lever"], ["Saved", "number"], ["At 90 %", "number"], ["Jobs end", "number"]], total.levers.map((each) => h("tr", {}, h("td", {}, words(each.lever)),
+      h("td", { class: "number" }, each.known ? figure(each.saved_gco2, grams) : unknown()), h("td", { class: "number" }, each.known ? `${grams(each.low_gco2)} to ${grams(each.high_gco2)}` : ""), h("td", { class: "number" }, each.known ? later(each.later_s) : "")))),
+    total.levers.every((each) => each.known) ? null : h("p", { class: "note" }, "Unknown: no history tells how jobs answer to that lever."),
+    total.why ? h("p", { class: "note" }, total.why) : null);
 }
 
 function showRest(report, requests) {
@@ -83,10 +144,33 @@ async function show() {
   asked = { ...period(), group_by: form.elements.group.value, limit };
   const report = await get("/v1/reports/footprint", asked); // all of one moment, at which the requests end too
   const requests = await trying(() => get("/v1/reports/requests", { group_by: "model", start: asked.start, end: report.end_at }));
-  ({ lines, next_cursor: cursor } = report);
+  ({ lines, next_cursor: cursor, end_at: endAt } = report);
   showTotal(report);
-  showGroups();
+  showGroups(report);
   showRest(report, requests);
+  await trying(() => showTrend(asked.start, report.end_at));
+  if (me.isOperator) await trying(() => showLevers(asked.start, asked.end));
+}
+
+const named = (ending) => `wattshift-${asked.group_by}-${(asked.start ?? "all").slice(0, 10)}.${ending}`;
+
+function save(text, type, name) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+/** Save what the page shows as one file: its style within, its charts as pictures, nothing that asks a server. */
+async function savePage() {
+  const copy = document.documentElement.cloneNode(true);
+  const style = await (await fetch(document.querySelector('link[href$="app.css"]').href)).text();
+  for (const each of copy.querySelectorAll("script, link, meta[name=csrf-token], header.site, footer.site, .skip, #notices, .buttons, form, .pager")) each.remove();
+  const charts = document.querySelectorAll("canvas");
+  copy.querySelectorAll("canvas").forEach((each, i) => each.replaceWith(h("img", { src: charts[i].toDataURL(), alt: charts[i].closest("[aria-label]")?.getAttribute("aria-label") ?? "", style: `width:${charts[i].style.width}` })));
+  for (const each of copy.querySelectorAll("a[href^='/']")) each.setAttribute("href", new URL(each.getAttribute("href"), location.href).href);
+  copy.querySelector("head").append(h("style", {}, style));
+  copy.querySelector("h1").after(h("p", { class: "note" }, `${asked.start ? new Date(asked.start).toLocaleString("en-GB") : "From the beginning"} to ${new Date(endAt).toLocaleString("en-GB")}, by ${asked.group_by}. Made ${new Date().toLocaleString("en-GB")}.`));
+  save(`<!doctype html>\n${new XMLSerializer().serializeToString(copy)}`, "text/html", named("html"));
 }
 
 function download() {
@@ -96,9 +180,7 @@ function download() {
     return `"${(typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
   };
   const rows = lines.map(({ group, name, jobs, footprint, accounts }) => names.map((key) => cell({ group, name, jobs, ...footprint, baseline_gco2: accounts.baseline_gco2, energy_half_width_j: accounts.half_width?.energy_j, carbon_half_width_gco2: accounts.half_width?.carbon_gco2 }[key])).join());
-  const url = URL.createObjectURL(new Blob([[names.join(), ...rows].join("\r\n"), "\r\n"], { type: "text/csv" }));
-  h("a", { href: url, download: `wattshift-${asked.group_by}-${(asked.start ?? "all").slice(0, 10)}.csv` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
+  save(`${[names.join(), ...rows].join("\r\n")}\r\n`, "text/csv", named("csv"));
   if (cursor) notice("Only the groups that are shown are in the file; press More for the rest.", "good");
 }
 
@@ -106,4 +188,6 @@ form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("change", () => { limit = PAGE; return trying(show); });
 by("more").addEventListener("click", (event) => { limit = Math.min(2 * limit, MOST); return busy(event.target, () => trying(show)); });
 by("csv").addEventListener("click", download);
+by("html").addEventListener("click", (event) => busy(event.target, () => trying(savePage)));
+by("print").addEventListener("click", () => print());
 trying(show);

@@ -27,6 +27,8 @@ export class WhatIf {
     this.running = null;
     for (const name of ["source", "vary"]) this.form.elements[name].addEventListener("change", () => this.arrange());
     this.form.addEventListener("submit", (event) => { event.preventDefault(); busy(by("compare"), () => this.compare()); });
+    const wanted = new URLSearchParams(location.search).get("jobs");
+    if ([...this.form.elements.source.options].some((each) => each.value === wanted)) this.form.elements.source.value = wanted;
     by("stop").addEventListener("click", () => this.stop());
     this.arrange();
   }

@@ -1,0 +1,147 @@
+"""What runs, what waits and what was used are seen at once: on the first page, in the list of jobs and in reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import PHONE, OpenPage
+from tests.integration.conftest import Installation
+
+WORK = """for n in $(seq 1 1000); do echo '{"done": '$n'}' >> "$WATTSHIFT_PROGRESS_FILE"; sleep 0.2; done"""
+
+
+@pytest.fixture(scope="module")
+def queue(site: Installation) -> Iterator[dict[str, str]]:
+    """A job that tells its progress and holds half of the GPUs, one that waits for more than are left, an array."""
+    running = {
+        "name": "half-of-it",
+        "command": ["sh", "-c", WORK],
+        "gpus": {"min": 4},
+        "work": {"total": 1000, "unit": "steps"},
+    }
+    large = {"name": "waits-for-more", "command": ["true"], "gpus": {"min": 8}, "processes": "per_node"}
+    ids = {each["name"]: site.gateway.call("POST", "/v1/jobs", body=each)["id"] for each in (running, large)}
+    tasks = {"name": "folded", "array": "0-9%1", "command": ["sleep", "600"], "project": "arrays"}
+    ids["folded"] = site.gateway.call("POST", "/v1/jobs", body=tasks)["id"]
+    site.wait_for(ids["half-of-it"], lambda job: (job["progress"] or {}).get("done", 0) > 0)
+    yield ids
+    site.gateway.call("POST", f"/v1/arrays/{ids.pop('folded')}/cancel")
+    for each in ids.values():
+        if site.job(each)["ended_at"] is None:
+            site.gateway.call("POST", f"/v1/jobs/{each}/cancel")
+
+
+def test_the_first_page_says_what_runs_what_waits_and_what_was_drawn(
+    open_page: OpenPage, site: Installation, queue: dict[str, str]
+) -> None:
+    page = open_page("/")
+    row = page.locator("#running tr", has_text="half-of-it")
+    expect(row).to_contain_text("4 GPUs")
+    expect(row.locator(".meter")).to_have_attribute("aria-label", re.compile(r"[\d.]+ % done"))
+    expect(row.locator("td").last.locator("time")).to_be_visible()
+    reason = site.job(queue["waits-for-more"])["reason"].replace("_", " ").replace("gpus", "GPUs")
+    expect(page.locator("#waiting tr", has_text=reason).first).to_be_visible()
+    expect(page.locator("#power-chart canvas")).to_be_visible()
+    expect(page.locator("#saved")).to_contain_text("first whole day")
+    page.get_by_role("link", name="What would last week").click()
+    expect(page.locator("#source")).to_have_value("history")
+
+
+def test_a_gpu_of_the_map_says_who_holds_it_and_leads_there(open_page: OpenPage, queue: dict[str, str]) -> None:
+    page = open_page("/nodes")
+    page.get_by_label(re.compile(r"GPU \d: half-of-it: [\d.]+ W of [\d.]+ W, [\d.]+ %")).first.click()
+    expect(page).to_have_url(re.compile(queue["half-of-it"]))
+
+
+def test_jobs_are_grouped_by_state_and_an_array_is_one_row(open_page: OpenPage, queue: dict[str, str]) -> None:
+    page = open_page("/jobs")
+    running = page.get_by_role("region", name="Running", exact=True)
+    expect(running.locator(f'[data-key="{queue["half-of-it"]}"] .meter')).to_be_visible()
+    array = running.locator(f'[data-key="{queue["folded"]}"]')
+    expect(array).to_contain_text("1 running")
+    expect(page.locator("tr", has_text="folded.3")).to_have_count(0)
+    array.get_by_role("link").click()
+    expect(page.locator("#list tbody tr")).to_have_count(10)
+
+
+def test_many_jobs_are_cancelled_at_once(open_page: OpenPage, site: Installation, queue: dict[str, str]) -> None:
+    del queue
+    batch = {"jobs": [{"name": f"bulk-{i}", "command": ["true"], "hold": True} for i in range(3)]}
+    made = site.gateway.call("POST", "/v1/jobs:batch", body=batch)
+    page = open_page("/jobs?q=bulk-")
+    page.get_by_label("Choose all: Held").check()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("region", name="Ended", exact=True).locator(".badge.cancelled")).to_have_count(3)
+    assert {site.job(each["id"])["state"] for each in made["jobs"]} == {"cancelled"}
+
+
+def test_a_filter_is_kept_in_the_browser(open_page: OpenPage, queue: dict[str, str]) -> None:
+    del queue
+    page = open_page("/jobs?project=arrays")
+    page.get_by_role("button", name="Keep this filter").click()
+    page.goto("/jobs")
+    page.get_by_role("link", name="arrays", exact=True).click()
+    expect(page.get_by_label("Project")).to_have_value("arrays")
+
+
+def test_fifty_jobs_fit_three_screens_of_a_phone(open_page: OpenPage, site: Installation) -> None:
+    batch = {"jobs": [{"name": f"crowd-{i}", "command": ["true"], "hold": True} for i in range(50)]}
+    site.gateway.call("POST", "/v1/jobs:batch", body=batch)
+    page = open_page("/jobs", **PHONE)
+    expect(page.locator("tr", has_text="crowd-49")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollHeight") <= 3 * PHONE["viewport"]["height"]
+
+
+def test_the_rows_of_a_report_add_up_to_its_total(
+    open_page: OpenPage, site: Installation, queue: dict[str, str]
+) -> None:
+    site.wait_for(queue["half-of-it"], lambda job: job["footprint"]["energy_j"] > 0)
+    page = open_page("/reports")
+    rows = page.locator("#groups tbody tr")
+    expect(rows.last).to_contain_text("total")
+    grams = [float(row.locator("data").first.get_attribute("value") or "nan") for row in rows.all()]
+    assert sum(grams[:-1]) == pytest.approx(grams[-1], rel=1e-9)
+    expect(rows.nth(-2)).to_contain_text("idle")
+    rows.first.get_by_role("link").click()
+    expect(page).to_have_url(re.compile(r"/jobs\?project="))
+
+
+def test_a_report_is_saved_as_one_page_that_asks_nobody(open_page: OpenPage, queue: dict[str, str]) -> None:
+    del queue
+    page = open_page("/reports")
+    expect(page.locator("#groups tbody tr").first).to_be_visible()
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Save the page").click()
+    text = waiting.value.path().read_text()
+    assert "total" in text
+    assert "Method" in text
+    for asks in ("<script", "<link", "csrf", "<form"):
+        assert asks not in text
+
+
+def test_people_secrets_webhooks_and_who_did_what_are_on_the_admin_page(
+    open_page: OpenPage, site: Installation
+) -> None:
+    site.gateway.call("POST", "/v1/tenants", body={"id": "words", "limits": {"max_gpus": 4}})
+    site.gateway.call("PATCH", "/v1/tenants/words", body={"limits": {"max_gpus": 8}})
+    page = open_page("/admin")
+    page.locator("summary", has_text="New user").click()
+    page.locator("#user-name").fill("grace")
+    page.locator("#new-user").get_by_role("button", name="Create").click()
+    expect(page.locator("#users")).to_contain_text("grace")
+    page.get_by_role("button", name="Disable").click()
+    page.get_by_role("dialog").get_by_role("button", name="Disable").click()
+    expect(page.locator("#users")).to_contain_text("disabled")
+    page.locator("summary", has_text="Set a secret").click()
+    page.locator("#secret-name").fill("A_TOKEN")
+    page.locator("#secret-value").fill("hidden")
+    page.locator("#new-secret-form").get_by_role("button", name="Set").click()
+    expect(page.locator("#secrets")).to_contain_text("A_TOKEN")
+    expect(page.locator("#webhooks")).to_contain_text("no webhooks")
+    expect(page.locator("#engines")).to_contain_text("wattshift engine")
+    expect(page.locator("#audit tr", has_text="tenant changed").first).to_contain_text("max GPUs 4 → 8")
