@@ -2,4 +2,8 @@
 
 from setuptools import find_packages, setup
 
-setup(packages=["lab", *(f"lab.{name}" for name in find_packages("."))], package_dir={"lab": "."})
+setup(
+    packages=["lab", *(f"lab.{name}" for name in find_packages("."))],
+    package_dir={"lab": "."},
+    package_data={"lab.bundles": ["*.csv", "*.csv.gz", "*.json"]},
+)

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from optimizer_service import carbon_bound
 from optimizer_service.sources import Sources
 from services.contracts.allocation import AllocationProblem, AllocationRequest, AllocationResult
 from services.contracts.codes import ProblemCode
@@ -18,6 +17,7 @@ from services.contracts.solver import SolveOutcome
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Report
 from services.core.policies.clover.partition import checked
+from services.kit.plugins import load_plugins
 from services.kit.problems import ProblemError
 from services.solving.allocation import given, solve_allocation
 from services.solving.partition import demands_of, solve_partition
@@ -68,6 +68,29 @@ def _whole(
     return resolve
 
 
+@dataclass(frozen=True)
+class BoundKind:
+    """How the least carbon is computed: ``resolve`` and ``solve`` of its kind, which the package wattshift-lab adds."""
+
+    resolve: Callable[[CarbonBoundRequest, Sources], Awaitable[CarbonBoundProblem]]
+    solve: Callable[[CarbonBoundProblem, Report], CarbonBoundResult]
+
+
+def _bound() -> BoundKind:
+    for plugin in load_plugins("wattshift.carbon_bounds", BoundKind):
+        return plugin.value
+    raise ProblemError(
+        422,
+        ProblemCode.INVALID_REQUEST,
+        "The least carbon of any schedule is computed by the package wattshift-lab, which is not installed here; in a "
+        "checkout of this release: pip install ./lab",
+    )
+
+
+async def _resolved_bound(request: CarbonBoundRequest, sources: Sources) -> CarbonBoundProblem:
+    return await _bound().resolve(request, sources)
+
+
 KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
     kind.name: kind
     for kind in (
@@ -77,8 +100,8 @@ KINDS: Mapping[str, SolveKind[Any, Any, Any]] = {
             request=CarbonBoundRequest,
             problem=CarbonBoundProblem,
             result=CarbonBoundResult,
-            resolve=carbon_bound.resolve,
-            solve=carbon_bound.solve,
+            resolve=_resolved_bound,
+            solve=lambda problem, report: _bound().solve(problem, report),
         ),
         SolveKind(
             name="pools",

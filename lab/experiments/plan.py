@@ -41,7 +41,8 @@ from typing import Any, TypeVar, cast
 
 from services.core.domain.errors import DomainError
 from services.kit.text import decoded
-from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
+from services.simulator.bundles import BUNDLED_ZONES
+from services.simulator.catalogue import catalogue
 from services.simulator.engine.options import EngineOptions
 from services.simulator.readers.carbon import FORECASTS
 
@@ -120,7 +121,7 @@ class Cell:
 
 def file_names(cell: Cell) -> list[str]:
     """Return the files that a cell reads: those of jobs, grid and forecasts that are not bundled."""
-    named = ("", *BUNDLED_JOBS, *BUNDLED_ZONES, *FORECASTS)
+    named = ("", *catalogue().jobs, *BUNDLED_ZONES, *FORECASTS)
     return [name for name in (cell.trace.jobs, cell.zone, cell.forecast) if name not in named]
 
 

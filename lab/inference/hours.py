@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.bundles import path_of
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.signal import Signal, impossible
-from services.simulator.inference.profiles import bundled
 from services.simulator.raw import TraceFormatError
 from services.simulator.readers.grids import read_grid
 from services.simulator.readers.text import first_lines, header_of, number, open_text
@@ -34,7 +34,7 @@ def read_hours(source: str, hours: int) -> tuple[Floats, tuple[str, ...]]:
     """
     if hours < 1:
         raise TraceFormatError(f"--hours must be at least 1, not {hours}")
-    path = bundled(TRACES[source]) if source in TRACES else Path(source)
+    path = path_of(TRACES[source]) if source in TRACES else Path(source)
     if not path.is_file():
         raise TraceFormatError(f"there is no file {source!r}; bundled traces: {', '.join(TRACES)}")
     values, notes = _column(path) if len(header_of(first_lines(path))) == 1 else _grid(path)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lab.inference.hours import HOUR_S, read_hours
+from lab.inference.schemes import co2opt, random_search, uniform_graphs
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
 from services.core.domain.units import J_PER_KWH
@@ -23,7 +24,6 @@ from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.prediction import predict
 from services.core.policies.clover.request_queue import Arrivals
-from services.core.policies.clover.schemes import co2opt, random_search, uniform_graphs
 from services.core.policies.clover.screen import Screen, search_screened
 from services.simulator.inference.profiles import read_application
 

@@ -13,7 +13,7 @@ tables stand between ``<!-- NAME -->`` and ``<!-- end -->`` (``marked``); its do
 ``freesh_day``      a day of pools (FREESH)
 ``traffic``         forecasts of traffic for pools
 ``carbon_report``   forecasts of carbon intensity
-``make_traces``     the traces in ``services/simulator/bundles``
+``make_traces``     the traces in ``services/simulator/bundles`` and ``lab/bundles``
 ``make_profiles``   the measured tables there
 =================== ====================================================================================
 """

@@ -23,6 +23,7 @@ from scipy.special import pdtr
 
 from lab.reproductions.freesh_day import BETA, CLASSES, PARTITIONS, STEP_S, TIE, UNTIED, Inputs, half_hour, read, solved
 from lab.reproductions.marked import fill
+from lab.serving.accounting import fairness_of_classes, violation_rate
 from lab.serving.plans import PERIOD_S, HalfHour, PlannedInstance
 from lab.serving.rates import PlaceRates, read_rates
 from lab.serving.requests import RequestTrace, read_requests
@@ -31,7 +32,6 @@ from lab.serving.simulation import Frequency, Outcome, ServingOptions, ServingSi
 from lab.serving.site import Site, papers_pools
 from services.contracts.pools import PoolsResult
 from services.contracts.serving import PoolSpec
-from services.core.accounting.serving import fairness_of_classes, violation_rate
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.serving import MiadConfig
 from services.core.domain.solving import Backend, SolveStatus

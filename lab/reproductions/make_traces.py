@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.bundles import path_of
 from services.core.domain.arrays import Floats
 from services.core.domain.carbon import Signal
 from services.simulator import bundles
@@ -23,6 +24,7 @@ from services.simulator.readers.grids import read_grid
 from services.simulator.readers.jobs import read_raw
 
 BUNDLES = Path(bundles.__file__).parent
+LAB_BUNDLES = path_of("")
 SEED = 20230101
 DAY_S = 86_400.0
 ISSUE_H = 96
@@ -117,9 +119,9 @@ def main() -> None:
     write_jobs(BUNDLES / "green_year.csv", *year_day(raw.submitted_s, raw.duration_s, rng))
     write_jobs(BUNDLES / "green_day.csv", *testbed_day(raw.submitted_s, raw.duration_s, rng))
     rng = np.random.default_rng(SEED)  # its own, so that no day changes another
-    write_jobs(BUNDLES / "powerflow_day.csv", *drawn_day(raw.submitted_s, raw.duration_s, POWERFLOW_JOBS, rng))
+    write_jobs(LAB_BUNDLES / "powerflow_day.csv", *drawn_day(raw.submitted_s, raw.duration_s, POWERFLOW_JOBS, rng))
     rng = np.random.default_rng(SEED)
-    write_jobs(BUNDLES / "a_srpt_day.csv.gz", *drawn_day(raw.submitted_s, raw.duration_s, SRPT_JOBS, rng))
+    write_jobs(LAB_BUNDLES / "a_srpt_day.csv.gz", *drawn_day(raw.submitted_s, raw.duration_s, SRPT_JOBS, rng))
     write_grids(sources)
     write_forecasts(sources)
 

@@ -11,14 +11,13 @@ speeds and powers. The tables of PowerFlow's page are of the fits here.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
+from lab.bundles import path_of
+from lab.recipes.green import PHILLY_SIZES
+from lab.recipes.powerflow import FITS, TABLE_1, fit_now
 from services.core.domain.controls import ControlKind
-from services.simulator import bundles
-from services.simulator.recipes.green import PHILLY_SIZES
 from services.simulator.recipes.measured import batches_of
-from services.simulator.recipes.powerflow import FITS, TABLE_1, fit_now
 
 
 def row_of(model: str, batch: int, gang: int | None) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def main() -> None:
     kinds = [(model, batch) for model in dict.fromkeys(TABLE_1) for batch in batches_of(model)]
     rows = [row_of(*kind, gang) for gang in (None, *PHILLY_SIZES) for kind in kinds]
     lines = ",\n".join(json.dumps(row) for row in rows)
-    (Path(bundles.__file__).parent / FITS).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    path_of(FITS).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.reproductions.marked import fill
+from lab.serving.accounting import violation_rate
 from lab.serving.plans import HalfHour, make_plans
 from lab.serving.rates import PlaceRates
 from lab.serving.requests import RequestTrace
@@ -23,7 +24,6 @@ from lab.serving.run import ServingRun
 from lab.serving.simulation import Frequency, Outcome, ServingOptions, ServingSimulation
 from lab.serving.site import Site, papers_pools
 from services.contracts.serving import PoolSpec
-from services.core.accounting.serving import violation_rate
 from services.core.domain.arrays import Bools
 from services.core.domain.gpus import gpu_model
 from services.core.domain.serving import CLASSES, TABLE_7, MiadConfig

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
+from lab.bundles import path_of
 from lab.serving.requests import cell
 from services.core.domain.arrays import Floats
 from services.core.domain.signal import Signal, impossible
@@ -64,8 +64,7 @@ def read_rates(source: str | Path | None, places: Sequence[tuple[str, str]]) -> 
         TraceFormatError: The file cannot be read, lacks a place, or its steps are not even.
     """
     if source is None:
-        with resources.as_file(resources.files("services.simulator.bundles").joinpath(DEFAULT)) as path:
-            return _read(path, "the bundled rates", places)
+        return _read(path_of(DEFAULT), "the bundled rates", places)
     return _read(Path(source), Path(source).name, places)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import orjson
 
+from lab.bundles import path_of
 from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import ReadReport, TraceFormatError
 from services.simulator.readers.text import (
@@ -114,9 +114,7 @@ def read_requests(source: str | Path) -> RequestTrace:
         TraceFormatError: The file cannot be read, has columns of no known format, or no usable row.
     """
     if str(source) in BUNDLED:
-        found = resources.files("services.simulator.bundles").joinpath(BUNDLED[str(source)])
-        with resources.as_file(found) as path:
-            return _read(path, str(source))
+        return _read(path_of(BUNDLED[str(source)]), str(source))
     return _read(Path(source), Path(source).name)
 
 

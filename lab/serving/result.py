@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from lab.serving.accounting import fairness_of_classes, violation_rate
 from lab.serving.plans import HalfHour
 from lab.serving.simulation import Outcome
-from services.core.accounting.serving import fairness_of_classes, violation_rate
 from services.core.domain.arrays import Floats
 from services.core.domain.units import J_PER_KWH
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+from lab.serving.prefix_cache import PrefixCache
 from lab.serving.site import ServerKind
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.dispatch import InstanceLoad
 from services.core.policies.freesh.miad import LatencyReport
-from services.core.profiles.prefix_cache import PrefixCache
 
 EPSILON_STEPS = 1e-6
 

@@ -14,12 +14,14 @@ from enum import StrEnum
 
 import numpy as np
 
+from lab.serving.accounting import ServedRequests
 from lab.serving.plans import HalfHour
+from lab.serving.prefix_cache import PrefixCache
+from lab.serving.profiled import kv_tokens
 from lab.serving.rates import PlaceRates
 from lab.serving.requests import BLOCK_TOKENS, RequestTrace
 from lab.serving.servers import Seen, SimulatedInstance
 from lab.serving.site import ServerKind, Site
-from services.core.accounting.serving import ServedRequests
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import MiadConfig
@@ -29,8 +31,6 @@ from services.core.policies.freesh.dispatch import WeightedRoundRobin
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, preempted_by
 from services.core.policies.freesh.miad import miad_clock
 from services.core.policies.freesh.request_queue import RequestQueue
-from services.core.profiles.model_server import kv_tokens
-from services.core.profiles.prefix_cache import PrefixCache
 
 TICK_S = 1.0
 """How often clocks are set. Source: FREESH section 3.2."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 import numpy as np
 
+from lab.bundles import path_of
+from lab.serving.profiled import profiled_server
 from services.contracts.pools import ModeProfile
 from services.contracts.serving import PoolPartition, PoolSpec
 from services.core.domain.arrays import Ints
@@ -21,7 +22,7 @@ from services.core.domain.serving import CLASSES, LatencyLimits
 from services.core.policies.freesh.classes import Thresholds
 from services.core.policies.freesh.laxity import ServiceTimes
 from services.core.policies.freesh.miad import Clocks, clocks_between
-from services.core.profiles.model_server import LOWEST_CLOCK_MHZ, ModelServer, profiled_server
+from services.core.profiles.model_server import LOWEST_CLOCK_MHZ, ModelServer
 from services.simulator.raw import TraceFormatError
 
 PAPERS = "freesh_pools.json"
@@ -29,7 +30,7 @@ PAPERS = "freesh_pools.json"
 
 def papers_pools() -> PoolSpec:
     """Return the pool of FREESH's authors: Llama-3-70B on their GPUs in three places, with their profiles."""
-    text = resources.files("services.simulator.bundles").joinpath(PAPERS).read_text(encoding="utf-8")
+    text = path_of(PAPERS).read_text(encoding="utf-8")
     return PoolSpec.model_validate_json(text)
 
 

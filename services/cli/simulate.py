@@ -51,9 +51,7 @@ def _moved(context: typer.Context) -> None:
 @group.command()
 def training(
     policy: Annotated[str, typer.Option(help="One policy, or several separated by commas.")],
-    jobs: Annotated[
-        str, typer.Option(help="A bundled trace (green-year, green-day, a-srpt, powerflow-day) or a file.")
-    ],
+    jobs: Annotated[str, typer.Option(help="A bundled trace (green-year, green-day) or a file.")],
     carbon: Annotated[str, typer.Option(help="A bundled zone (SE, GB, PL, US-CAL-CISO, CA-ON) or a file.")],
     cluster: Annotated[
         str,
@@ -176,16 +174,19 @@ def _weights(given: list[str]) -> dict[str, float]:
 
 def _check_files(sources: dict[str, str]) -> None:
     """Refuse names that are neither known nor files."""
-    from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
+    from services.simulator.bundles import BUNDLED_ZONES
+    from services.simulator.catalogue import IN_LAB, catalogue, unknown
     from services.simulator.readers.carbon import FORECASTS
 
-    for what, known, words in (
-        ("jobs", tuple(BUNDLED_JOBS), "there is no job trace {!r}: no such file; bundled: {}"),
+    for what, names, words in (
+        ("jobs", tuple(catalogue().jobs), "there is no job trace {!r}: no such file; bundled: {}"),
         ("carbon", BUNDLED_ZONES, "there is no grid {!r}: no such file; bundled zones: {}"),
         ("forecast", FORECASTS, "there is no forecast file {!r}; known by name: {}"),
     ):
-        if sources[what] not in known and not Path(sources[what]).is_file():
-            raise CliError(words.format(sources[what], ", ".join(known)), EXIT_NOT_FOUND)
+        if sources[what] not in names and not Path(sources[what]).is_file():
+            if what == "jobs" and sources[what] in IN_LAB:
+                raise CliError(unknown("job trace", sources[what], ""), EXIT_NOT_FOUND)
+            raise CliError(words.format(sources[what], ", ".join(names)), EXIT_NOT_FOUND)
 
 
 def _show(results: Sequence[SimulationResult], workload: Workload, trace: CarbonTrace) -> None:

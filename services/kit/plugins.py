@@ -6,8 +6,9 @@ A package names in its ``pyproject.toml`` what it adds to one of our groups::
     youngest-first = "youngest_first:POLICY"
 
 The groups: ``wattshift.policies`` (``services.kit.policies``) and ``wattshift.carbon_providers`` (the carbon service);
-``wattshift.commands`` (typer's groups of commands), ``wattshift.tasks`` (of the simulator's worker) and
-``wattshift.bounds`` (``services.simulator.run_report``) are the lab's.
+``wattshift.commands`` (typer's groups of commands), ``wattshift.tasks`` (of the simulator's worker),
+``wattshift.simulations`` (``services.simulator.catalogue``), ``wattshift.bounds`` (``services.simulator.run_report``)
+and ``wattshift.carbon_bounds`` (``optimizer_service.kinds``) are the lab's.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ from services.core.domain.errors import DomainError
 from services.kit.background.work_queue import WorkQueue, sha256
 from services.kit.problems import ProblemError
 from services.kit.release import RELEASE
-from services.simulator.bundles import BUNDLED_JOBS, BUNDLED_ZONES
+from services.simulator.bundles import BUNDLED_ZONES
+from services.simulator.catalogue import catalogue, unknown
 from services.simulator.files import Content, unpack
 from services.simulator.readers.carbon import signal_named
 from services.simulator.readers.text import utc_s
@@ -152,12 +153,12 @@ class SimulatorService:
             return {"jobs": await self._sources.live(caller)}
         if request.jobs == HISTORY:
             found |= await self._past(request, caller, wants_grid="carbon" not in found)
-        elif isinstance(request.jobs, str) and request.jobs not in BUNDLED_JOBS:
-            known = ", ".join((*BUNDLED_JOBS, HISTORY, LIVE))
-            raise OptionError("jobs", f"there is no job trace {request.jobs!r}; known: {known}, or a file's content")
+        elif isinstance(request.jobs, str) and request.jobs not in catalogue().jobs:
+            names = ", ".join((*catalogue().jobs, HISTORY, LIVE))
+            raise OptionError("jobs", unknown("job trace", request.jobs, f"{names}, or a file's content"))
         if "carbon" not in found and request.carbon not in BUNDLED_ZONES:
-            known = ", ".join(BUNDLED_ZONES)
-            raise OptionError("carbon", f"there is no grid {request.carbon!r}; bundled: {known}, or a file's content")
+            zones = ", ".join(BUNDLED_ZONES)
+            raise OptionError("carbon", f"there is no grid {request.carbon!r}; bundled: {zones}, or a file's content")
         return found
 
     async def _past(self, request: TrainingRequest, caller: Identity, *, wants_grid: bool) -> dict[str, Content]:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.bounds.least_carbon import CarbonBoundProblem, Work, carbon_bound
 from lab.experiments.bound import ALL_LEVERS, Slack, least_of_run
 from lab.experiments.cell import grid_of, workload_of
 from lab.experiments.plan import Trace
 from services.core.domain.carbon import CarbonCurve
 from services.core.domain.solving import SolveStatus
-from services.core.policies.bounds.carbon import CarbonBoundProblem, Work, carbon_bound
 from services.simulator.engine import EngineOptions
 from services.simulator.workload import ClusterSpec
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import typer
 
+from lab.recipes import ADDED
 from services.cli import plugins
 from services.cli.errors import CliError
 from services.cli.main import ROOM_OF, app
 from services.cli.plugins import add_commands
+from services.simulator import catalogue as catalogues
 
 
 @pytest.fixture
@@ -57,3 +60,44 @@ def test_no_package_is_looked_for_when_the_command_is_known(monkeypatch: pytest.
 
     for arguments in (["jobs"], ["--cluster", "x", "submit", "lab"], ["simulate", "training"]):
         add_commands(app, arguments, ROOM_OF)
+
+
+@pytest.fixture
+def with_our_traces_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(catalogues, "load_plugins", lambda group, kind: iter(()))
+    catalogues.catalogue.cache_clear()
+    yield
+    catalogues.catalogue.cache_clear()
+
+
+@pytest.mark.usefixtures("with_our_traces_alone")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--jobs", "a-srpt"),
+        ("--jobs", "green-day", "--recipe", "powerflow-strong"),
+        ("--jobs", "{file}", "--format", "philly"),
+    ],
+)
+def test_without_the_lab_its_traces_and_recipes_say_what_to_install(options: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n")
+    words = [each.format(file=file) for each in options]
+
+    with pytest.raises(CliError, match=r"is in the package wattshift-lab, .*pip install \./lab"):
+        app(["simulate", "training", "--policy", "las", "--carbon", "GB", *words], standalone_mode=False)
+
+
+@pytest.mark.usefixtures("with_our_traces_alone")
+def test_a_file_that_only_the_lab_reads_is_not_known_without_it(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.csv"
+    file.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n")
+
+    with pytest.raises(CliError, match=r"not a known job trace .* known: swf, sacct, wattshift; .* wattshift-lab"):
+        app(["simulate", "training", "--policy", "las", "--carbon", "GB", "--jobs", str(file)], standalone_mode=False)
+
+
+def test_every_name_that_the_lab_adds_is_answered_where_it_is_missing() -> None:
+    added = {*ADDED.jobs, *(each.name for each in (*ADDED.formats, *ADDED.recipes))}
+
+    assert added == catalogues.IN_LAB

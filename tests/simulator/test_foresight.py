@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.recipes.recurrent import HISTORY_JOBS
 from services.core.domain.carbon import CarbonOutlook
 from services.core.domain.errors import DomainError
 from services.core.parallel.graph import data_parallel
@@ -16,7 +17,6 @@ from services.simulator.engine import EngineOptions, simulate
 from services.simulator.engine.foresight import Foresight
 from services.simulator.engine.grid import Grid
 from services.simulator.readers import read_carbon, read_jobs
-from services.simulator.recipes.recurrent import HISTORY_JOBS
 from services.simulator.workload import ClusterSpec, ForecastKind, IssuedForecasts, Recurrence, Workload
 from tests.support.workloads import START_S, a_profile, a_trace, a_workload
 

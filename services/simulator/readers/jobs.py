@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from services.core.domain.errors import DomainError
-from services.simulator.bundles import BUNDLED_JOBS, bundled_jobs
+from services.simulator.bundles import bundled_jobs
+from services.simulator.catalogue import catalogue, unknown
 from services.simulator.raw import Collector, RawJobs, ReadReport, TraceFormatError
-from services.simulator.readers.formats import ALL, FORMATS, JobFormat
+from services.simulator.readers.formats import JobFormat
 from services.simulator.readers.text import first_lines, open_text, utc_s
-from services.simulator.recipes import DEFAULT_RECIPE, RECIPES
 from services.simulator.workload import Workload
 
 DAY_S = 86_400.0
@@ -26,10 +26,12 @@ def detect(path: Path) -> JobFormat:
         TraceFormatError: the format is unknown.
     """
     head = first_lines(path)
-    found = next((each for each in ALL if each.matches(head)), None)
+    found = next((each for each in catalogue().formats if each.matches(head)), None)
     if found is None:
         begins = next((line for line in head if line.strip()), "")[:80]
-        raise TraceFormatError(f"{path} is not a known job trace (it begins {begins!r}); known: {', '.join(FORMATS)}")
+        names = ", ".join(each.name for each in catalogue().formats)
+        papers = "" if "philly" in names else "; the package wattshift-lab, which is not installed here, reads more"
+        raise TraceFormatError(f"{path} is not a known job trace (it begins {begins!r}); known: {names}{papers}")
     return found
 
 
@@ -38,15 +40,16 @@ def read_raw(source: str | Path, format: str | None = None) -> RawJobs:
 
     Args:
         source: A file, gzipped or not.
-        format: One of ``FORMATS``; by the header where not given.
+        format: The name of one that is known; by the header where not given.
 
     Raises:
         TraceFormatError: no such file or format, a file of another format, or one without a usable job.
     """
     path = Path(source)
-    if format is not None and format not in FORMATS:
-        raise TraceFormatError(f"unknown trace format {format!r}; known: {', '.join(FORMATS)}")
-    reader = FORMATS[format] if format is not None else detect(path)
+    readers = {each.name: each for each in catalogue().formats}
+    if format is not None and format not in readers:
+        raise TraceFormatError(unknown("trace format", format, ", ".join(readers)))
+    reader = readers[format] if format is not None else detect(path)
     jobs = Collector(ReadReport(path.name, reader.name))
     with open_text(path) as lines:
         reader.read(lines, jobs)
@@ -65,9 +68,9 @@ def read_jobs(
     """Return the workload of a trace.
 
     Args:
-        source: A bundled name (``BUNDLED_JOBS``) or a file.
+        source: A bundled name or a file.
         format: Of the file; by its header where not given.
-        recipe: How jobs behave, one of ``RECIPES``; where not given, the bundle's own or that of the format.
+        recipe: How jobs behave, the name of one that is known; where not given, the bundle's own or that of the format.
         start: Where the simulated time begins, ISO 8601 (UTC) or UTC seconds. A trace whose own dates meet
             ``[start, start + days)`` keeps them; any other is moved so that the midnight before its first job falls on
             ``start`` (dated traces keep the hour of the day). Where not given, dated traces stay and others begin at 0.
@@ -77,16 +80,18 @@ def read_jobs(
     Raises:
         TraceFormatError: the file cannot be read, or no job is left.
     """
-    if str(source) in BUNDLED_JOBS:
-        raw, default = bundled_jobs(str(source), days), BUNDLED_JOBS[str(source)].recipe
+    bundle = catalogue().jobs.get(str(source))
+    if bundle is not None:
+        raw, default = bundled_jobs(str(source), bundle, days), bundle.recipe
     else:
         raw = read_raw(source, format)
-        default = DEFAULT_RECIPE[raw.report.format]
+        default = catalogue().recipe_of[raw.report.format]
     name = recipe or default
-    if name not in RECIPES:
-        raise TraceFormatError(f"unknown recipe {name!r}; known: {', '.join(RECIPES)}")
+    recipes = {each.name: each for each in catalogue().recipes}
+    if name not in recipes:
+        raise TraceFormatError(unknown("recipe", name, ", ".join(recipes)))
     placed = place(raw, start if start is None or isinstance(start, float | int) else utc_s(start, "start"), days)
-    made = RECIPES[name].make(placed, seed)
+    made = recipes[name].make(placed, seed)
     return replace(made, name=str(Path(source).name), notes=(*placed.report.sentences(), *made.notes))
 
 

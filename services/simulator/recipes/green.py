@@ -18,24 +18,19 @@ draws a quarter of what ResNet-50 does), so power and length are correlated, as 
 the best energy efficiency": that is 1 here wherever the trace does not say, where progress per joule is highest for
 every profile but resnet50's, which on one node make 1 to 4 % more of a joule at two GPUs. Sizes 1 to 8 are open to
 policies that scale.
-
-``green-users`` instead lets users ask for gangs as they do in Microsoft's Philly trace, by category of duration, and
-takes the trace's duration for that gang's: what a cluster looks like whose users choose for themselves.
-
-``green-fast-links`` is ``green`` with the speed-ups of the nodes with the fastest links on any board;
-``green-waiting-5`` and ``green-waiting-30`` are ``green`` with boards that wait for each other drawing 5 and 30 % of
-their dynamic range. Their jobs cannot tune their batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from services.core.domain.arrays import Ints
+from services.core.domain.arrays import Floats, Ints
 from services.simulator.raw import RawJobs, TraceFormatError
 from services.simulator.recipes.adaptive import tuning_profile
 from services.simulator.recipes.measured import REFERENCE_GPU, Assumed, batches_of, profile
-from services.simulator.recipes.recipe import Recipe, reference_work_s, workload
+from services.simulator.recipes.recipe import reference_work_s, workload
 from services.simulator.workload import Workload
 
 EDGES_S = (600.0, 3_600.0, 36_000.0)
@@ -47,37 +42,33 @@ CATEGORIES: tuple[tuple[str, ...], ...] = (
 )
 MODELS = ("shufflenet", "bert", "deepspeech2", "resnet50", "gpt2")
 MAX_GPUS = 8
-PHILLY_SIZES = (1, 2, 4, 8)
-PHILLY_SHARES = (
-    (0.9307, 0.0452, 0.0127, 0.0114),
-    (0.9854, 0.0006, 0.0067, 0.0073),
-    (0.9278, 0.0057, 0.0346, 0.0319),
-    (0.5798, 0.0520, 0.1699, 0.1983),
-)
-"""Shares of gangs of 1, 2, 4 and 8 GPUs in the Philly trace by category of duration; wider ones count as 8."""
 
 
 def green(raw: RawJobs, seed: int) -> Workload:
     """Return the jobs with measured models by duration; see the module."""
-    return _make(raw, seed, "green")
+    return with_models(raw, seed, "green")
 
 
-def green_users(raw: RawJobs, seed: int) -> Workload:
-    """Return the same with gangs as users of Philly asked for, where the trace does not say."""
-    return _make(raw, seed, "green-users", users=True)
+def with_models(
+    raw: RawJobs,
+    seed: int,
+    name: str,
+    *,
+    asked_for: Callable[[Ints, Floats], Ints] | None = None,
+    assumed: Assumed | None = None,
+) -> Workload:
+    """Return the jobs with measured models by duration.
 
-
-def green_assuming(name: str, assumed: Assumed) -> Recipe:
-    """Return the recipe ``green`` under other assumptions; its jobs keep their batch."""
-    words = "GPUs of a gang on links as fast as an A100 node's"
-    if not assumed.fast_links:
-        words = f"GPUs that wait drawing {100 * assumed.waiting_fraction:g} % of their range"
-    return Recipe(name, f"`green` with {words}", lambda raw, seed: _make(raw, seed, name, assumed=assumed))
-
-
-def _make(raw: RawJobs, seed: int, name: str, *, users: bool = False, assumed: Assumed | None = None) -> Workload:
+    Args:
+        raw: The jobs.
+        seed: Of the draws.
+        name: Of the recipe.
+        asked_for: The GPUs that jobs ask for where the trace does not say, by category of duration and a draw of 0..1;
+            one where not given.
+        assumed: What the models leave open; then jobs keep their batch.
+    """
     if np.isnan(raw.duration_s).any():
-        raise TraceFormatError("recipes 'green' need durations, which this trace does not state; use recipe 'sia'")
+        raise TraceFormatError("recipes 'green' need durations, which this trace does not state")
     rng = np.random.default_rng(seed)
     kinds = [(model, batch) for model in MODELS for batch in batches_of(model)]
     profiles = tuple(
@@ -91,15 +82,8 @@ def _make(raw: RawJobs, seed: int, name: str, *, users: bool = False, assumed: A
         rows = np.flatnonzero(category == index)
         model = np.array([MODELS.index(name) for name in models])[(model_draw[rows] * len(models)).astype(np.int64)]
         kind[rows] = 3 * model + (batch_draw[rows] * 3).astype(np.int64)
-    asked = users_sizes(category, size_draw) if users else np.ones(len(raw), dtype=np.int64)
+    asked = np.ones(len(raw), dtype=np.int64) if asked_for is None else asked_for(category, size_draw)
     requested = np.where(raw.gpus > 0, raw.gpus, asked)
     work_s = reference_work_s(raw, profiles, kind, requested, REFERENCE_GPU)
     note = f"models by duration (recipe {name}); power of RTX boards scaled from V100"
     return workload(raw, profiles, kind, work_s, requested, max_gpus=MAX_GPUS, notes=(note,))
-
-
-def users_sizes(category: Ints, draw: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Ints:
-    """Return gangs as users of Philly asked for, by category of duration and a draw of 0..1: (n_jobs,)."""
-    sizes = np.array(PHILLY_SIZES, dtype=np.int64)
-    upto = np.cumsum(PHILLY_SHARES, axis=1)[category]
-    return sizes[np.minimum((draw[:, None] >= upto).sum(axis=1), sizes.size - 1)]

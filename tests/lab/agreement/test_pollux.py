@@ -30,13 +30,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.recipes.sia import sia
 from services.core.domain.arrays import Floats
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.raw import RawJobs
 from services.simulator.readers.jobs import read_raw
-from services.simulator.recipes import RECIPES
 from services.simulator.recipes.adaptive import noise_scales, steps
 from services.simulator.recipes.measured import samples_to_train
+from services.simulator.recipes.stated import plain
 from services.simulator.workload import ClusterSpec
 from tests.support.workloads import a_trace
 
@@ -94,7 +95,7 @@ def test_the_best_batch_of_a_gang_is_the_one_its_users_are_given(application: st
 def test_pollux_against_tiresias() -> None:
     """NCF is left out, which Sia has no measurements of: 54 jobs of a minute."""
     known = np.flatnonzero([name != "ncf" for name in jobs().application])
-    workload = RECIPES["sia"].make(jobs().take(known), 1)
+    workload = sia(jobs().take(known), 1)
 
     def mean_jct_s(policy: str, parameters: dict[str, object], options: EngineOptions) -> float:
         cluster = ClusterSpec.parse("16x4:T4")
@@ -117,7 +118,7 @@ def completion_times(restart_s: float) -> Floats:
     run_s = there("alone") - (seen_s - raw.submitted_s) - RESTART_S
     held_s = np.ceil((run_s + restart_s) / ROUND_S) * ROUND_S - restart_s
     in_order = tuple(f"{row:03}" for row in range(len(raw)))
-    gangs = RECIPES["plain"].make(replace(raw, ids=in_order, submitted_s=seen_s, duration_s=run_s), 1)
+    gangs = plain(replace(raw, ids=in_order, submitted_s=seen_s, duration_s=run_s), 1)
     kinds = tuple(replace(kind, restart_s=restart_s, checkpoint_s=0.0) for kind in gangs.profiles)
     workload = replace(gangs, work_s=held_s * raw.gpus, profiles=kinds)
     result = simulate("las", workload, ClusterSpec.parse("64x1:T4"), a_trace(), parameters=LAS, options=OPTIONS)

@@ -29,7 +29,7 @@ import pytest
 from services.core.domain.arrays import Floats
 from services.simulator.engine import EngineOptions, simulate
 from services.simulator.readers.jobs import read_raw
-from services.simulator.recipes import RECIPES
+from services.simulator.recipes.stated import plain
 from services.simulator.workload import ClusterSpec, Workload
 from tests.support.workloads import a_trace
 
@@ -73,7 +73,7 @@ def completion_times(policy: str, parameters: dict[str, object], cluster: str) -
 
 def jobs() -> Workload:
     """Return the list, without what that simulator does not know."""
-    workload = RECIPES["plain"].make(read_raw(HERE / "tiresias_60_job.csv"), 1)
+    workload = plain(read_raw(HERE / "tiresias_60_job.csv"), 1)
     free = tuple(replace(kind, restart_s=0.0, checkpoint_s=0.0) for kind in workload.profiles)
     return replace(workload, profiles=free)
 

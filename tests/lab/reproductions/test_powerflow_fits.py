@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.bundles import json_of
+from lab.recipes.green import PHILLY_SIZES
+from lab.recipes.powerflow import BOARD, FITS, SIZES, TABLE_1, fit_now, fitted_profile, seen_of
 from lab.reproductions.powerflow_fits import row_of
-from services.simulator.bundles import json_of
-from services.simulator.recipes.green import PHILLY_SIZES
 from services.simulator.recipes.measured import batches_of
-from services.simulator.recipes.powerflow import BOARD, FITS, SIZES, TABLE_1, fit_now, fitted_profile, seen_of
 
 COLUMNS = ("speed", "power_w", "limited_speed", "limited_power_w", "power_error")
 

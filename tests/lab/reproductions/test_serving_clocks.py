@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from lab.reproductions.serving_clocks import beyond_limits, with_idle_boards
+from lab.serving.accounting import ServedRequests
 from lab.serving.simulation import Outcome
 from lab.serving.site import papers_pools
-from services.core.accounting.serving import ServedRequests
 from services.core.domain.serving import CLASSES
 
 

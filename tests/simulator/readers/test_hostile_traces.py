@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from services.core.domain.errors import DomainError
+from services.simulator.catalogue import catalogue
 from services.simulator.readers import read_carbon, read_jobs, read_raw
-from services.simulator.readers.formats import FORMATS
 from services.simulator.readers.text import LONGEST_LINE
 from tests.simulator.readers.test_carbon_files import EM
 from tests.simulator.readers.test_job_formats import HISTORY, OPENB, PHILLY, SACCT, SWF
@@ -62,7 +62,7 @@ def write(folder: Path, content: bytes) -> Path:
 
 
 @SOME
-@given(content=damaged(JOBS), format_name=st.sampled_from([None, *FORMATS]))
+@given(content=damaged(JOBS), format_name=st.sampled_from([None, *(each.name for each in catalogue().formats)]))
 def test_a_damaged_job_trace_is_read_as_far_as_it_holds_or_refused(
     tmp_path: Path, content: bytes, format_name: str | None
 ) -> None:

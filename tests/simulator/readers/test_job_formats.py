@@ -11,8 +11,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from services.simulator.catalogue import catalogue
 from services.simulator.readers import TraceFormatError, read_raw
-from services.simulator.readers.formats import FORMATS
 
 PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
 2017-10-09 07:01:55,66.0,1,66.0,11cb48
@@ -181,7 +181,7 @@ def test_packed_files_and_byte_order_marks(tmp_path: Path) -> None:
     assert len(read_raw(file)) == 2
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", sorted(each.name for each in catalogue().formats))
 def test_a_file_of_another_format_is_one_clear_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(TraceFormatError, match=r"not of format|no job can be used"):
         read_raw(write(tmp_path, "colour,taste\nred,sweet\n"), name)

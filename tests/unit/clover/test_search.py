@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from lab.inference.schemes import co2opt, random_search, uniform_graphs
 from services.core.domain.errors import DomainError
 from services.core.policies.clover.anneal import AnnealingConfig, Search, anneal
 from services.core.policies.clover.application import Application
@@ -17,7 +18,6 @@ from services.core.policies.clover.layouts import can_be_cut
 from services.core.policies.clover.objective import Baseline, Goal
 from services.core.policies.clover.optimum import optimum
 from services.core.policies.clover.request_queue import Arrivals
-from services.core.policies.clover.schemes import co2opt, random_search, uniform_graphs
 from services.core.policies.clover.screen import Screen, search_screened
 from tests.support.clover import a_goal, a_graph, an_application, an_evaluator
 

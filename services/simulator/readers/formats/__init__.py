@@ -1,7 +1,7 @@
 """The job traces that can be read, one module each, behind one protocol.
 
 ``matches`` looks at a file's first lines only; ``read`` streams it into a collector, which checks and counts. To add
-one: a module with a class like the others, and a line in ``ALL``.
+one: a module with a class like the others, and a place in ``OURS``. Those of papers are in ``lab/readers``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,8 @@ from typing import Protocol
 
 from services.simulator.raw import Collector
 from services.simulator.readers.formats.history import History
-from services.simulator.readers.formats.openb import Openb
-from services.simulator.readers.formats.pai import Pai
-from services.simulator.readers.formats.philly import Philly
 from services.simulator.readers.formats.sacct import Sacct
-from services.simulator.readers.formats.sia import Sia
 from services.simulator.readers.formats.swf import Swf
-from services.simulator.readers.formats.tiresias import Tiresias
 
 
 class JobFormat(Protocol):
@@ -38,16 +33,4 @@ class JobFormat(Protocol):
         ...
 
 
-ALL: tuple[JobFormat, ...] = (
-    Philly(),
-    Openb(),
-    Pai("pai"),
-    Pai("pai-hours"),
-    Pai("pai-seconds"),
-    Sia(),
-    Tiresias(),
-    Swf(),
-    Sacct(),
-    History(),
-)
-FORMATS: dict[str, JobFormat] = {each.name: each for each in ALL}
+OURS: tuple[JobFormat, ...] = (Swf(), Sacct(), History())

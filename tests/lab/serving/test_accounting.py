@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from services.core.accounting.serving import (
+from lab.serving.accounting import (
     ServedRequests,
     fairness_of_classes,
     jain_index,

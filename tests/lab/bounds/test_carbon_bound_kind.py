@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from optimizer_service import carbon_bound
+from lab.bounds import solve as carbon_bound
 from services.contracts.carbon import Clock, ForecastPoint, IntensityForecast
 from services.contracts.optimize import CarbonBoundRequest
 from services.core.domain.carbon import Signal

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.bounds.least_carbon import CarbonBoundProblem, Work, carbon_bound
 from services.core.domain.errors import DomainError
 from services.core.domain.solving import Backend, SolveStatus
-from services.core.policies.bounds.carbon import CarbonBoundProblem, Work, carbon_bound
 from services.core.solvers.model import ModelBuilder
 from services.core.solvers.solve import solve
 from tests.support.builders import hourly_curve

@@ -1,4 +1,4 @@
-"""The kind ``carbon-bound``: from a request, through ``core.policies.bounds.carbon``, to its answer."""
+"""The optimizer's kind ``carbon-bound``: from a request, through ``lab.bounds.least_carbon``, to its answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import numpy as np
 
+from lab.bounds import least_carbon as carbon
+from optimizer_service.kinds import BoundKind
 from optimizer_service.sources import Sources
 from services.contracts.carbon import IntensityForecast, IntensityPoint, curve_of
 from services.contracts.codes import ProblemCode
@@ -23,7 +25,6 @@ from services.contracts.problems import FieldError
 from services.core.domain.errors import DomainError
 from services.core.domain.progress import Report, unreported
 from services.core.domain.units import S_PER_HOUR
-from services.core.policies.bounds import carbon
 from services.kit.problems import ProblemError
 
 
@@ -153,3 +154,6 @@ def _schedule(problem: CarbonBoundProblem, found: carbon.CarbonBound) -> list[Cl
             )
         )
     return schedules
+
+
+KIND = BoundKind(resolve, solve)

@@ -1,1 +1,0 @@
-"""What no policy can beat: physical limits to compare results with."""

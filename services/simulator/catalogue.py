@@ -1,0 +1,75 @@
+"""The job traces, formats and recipes that are known by name: the product's own, and those of installed packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from services.kit.plugins import load_plugins
+from services.simulator import recipes
+from services.simulator.bundles import YEAR_DAYS, Bundle
+from services.simulator.readers import formats
+from services.simulator.readers.formats import JobFormat
+from services.simulator.recipes import Recipe
+
+GROUP = "wattshift.simulations"
+IN_LAB = frozenset(
+    {
+        *("a-srpt", "a-srpt-0", "a-srpt-20", "a-srpt-40", "a-srpt-60", "a-srpt-80", "powerflow-day", "powerflow"),
+        *("powerflow-fitted", "powerflow-strong", "powerflow-strong-fitted", "green-users", "green-fast-links"),
+        *("green-waiting-5", "green-waiting-30", "sia", "openb", "pai", "pai-hours", "pai-seconds", "philly"),
+        "tiresias",
+    }
+)
+"""Names that the package wattshift-lab adds: they only serve the message where it is missing."""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Inputs of simulations by name.
+
+    Attributes:
+        jobs: Bundled traces.
+        formats: Of files of jobs.
+        recipes: How jobs behave.
+        recipe_of: The recipe of a format where none is asked for.
+    """
+
+    jobs: Mapping[str, Bundle]
+    formats: tuple[JobFormat, ...]
+    recipes: tuple[Recipe, ...]
+    recipe_of: Mapping[str, str]
+
+
+@cache
+def catalogue() -> Catalogue:
+    """Return all that there is in this process.
+
+    Raises:
+        PluginError: What a package adds cannot be used.
+    """
+    found = Catalogue(
+        jobs={"green-year": Bundle("green_year.csv", YEAR_DAYS), "green-day": Bundle("green_day.csv", 1)},
+        formats=formats.OURS,
+        recipes=recipes.OURS,
+        recipe_of={"swf": "plain", "sacct": "plain", "wattshift": "measured"},
+    )
+    for plugin in load_plugins(GROUP, Catalogue):
+        found = Catalogue(
+            {**found.jobs, **plugin.value.jobs},
+            (*plugin.value.formats, *found.formats),
+            (*found.recipes, *plugin.value.recipes),
+            {**found.recipe_of, **plugin.value.recipe_of},
+        )
+    return found
+
+
+def unknown(what: str, name: str, names: str) -> str:
+    """Return why there is nothing of this name here, and what to do, for messages."""
+    if name in IN_LAB:
+        return (
+            f"the {what} {name!r} is in the package wattshift-lab, which is not installed here; in a checkout of this "
+            "release: pip install ./lab"
+        )
+    return f"unknown {what} {name!r}; known: {names}"
