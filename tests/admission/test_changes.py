@@ -18,8 +18,8 @@ from services.admission.repository.events import Scope
 from services.admission.streaming import EventStreams
 from services.contracts.changes import ChangeKind
 from services.db.engine import create_engine
-from services.db.metadata import metadata
 from tests.admission.installation import Admission
+from tests.support import schema
 from tests.support.control_plane import eventually
 
 WRITES = {
@@ -81,5 +81,5 @@ async def test_a_tenant_is_not_told_of_nodes(admission: Admission, streams: Even
 
 
 def test_each_kind_names_tables_that_there_are() -> None:
-    assert {table for tables in TABLES.values() for table in tables} <= set(metadata.tables)
+    assert {table for tables in TABLES.values() for table in tables} <= schema.TABLES
     assert set(TABLES) == set(ChangeKind)

@@ -4,18 +4,19 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from asyncpg.exceptions import UniqueViolationError
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, MetaData, text
 
-import services.db.tables  # noqa: F401  (registers every table)
 from services.db.database import connect, plain_url
 from services.db.engine import create_engine, is_connection_error
 from services.db.metadata import metadata
+from tests.support.schema import DESCRIBED
 from tests.support.servers import ROOT, fresh_database
 
 
@@ -33,8 +34,22 @@ async def ask(url: str, question):
         await engine.dispose()
 
 
-def differences(connection: Connection) -> list[object]:
-    return compare_metadata(MigrationContext.configure(connection, opts={"compare_server_default": False}), metadata)
+def described(connection: Connection) -> MetaData:
+    """Return all tables: those of the metadata, and those of the SQL beside it."""
+    for statement in ("DROP SCHEMA public CASCADE", "CREATE SCHEMA public"):
+        connection.exec_driver_sql(statement)
+    metadata.create_all(connection)
+    for statement in DESCRIBED.split(";\n"):
+        connection.exec_driver_sql(statement)
+    every = MetaData()
+    every.reflect(connection)
+    connection.rollback()
+    return every
+
+
+def differences(every: MetaData) -> Callable[[Connection], list[object]]:
+    context = {"compare_server_default": False}
+    return lambda connection: compare_metadata(MigrationContext.configure(connection, opts=context), every)
 
 
 def table_names(connection: Connection) -> set[str]:
@@ -43,8 +58,10 @@ def table_names(connection: Connection) -> set[str]:
 
 
 async def test_the_migrated_schema_is_the_described_one(database_url: str) -> None:
-    assert await ask(database_url, differences) == []
-    assert await ask(database_url, table_names) == set(metadata.tables)
+    every = await ask(database_url, described)
+
+    assert await ask(database_url, differences(every)) == []
+    assert await ask(database_url, table_names) == set(every.tables)
 
 
 async def test_every_migration_goes_back_and_forth(postgres_url: str) -> None:
@@ -52,7 +69,7 @@ async def test_every_migration_goes_back_and_forth(postgres_url: str) -> None:
     await asyncio.to_thread(migrate, url, "downgrade", "base")
     assert await ask(url, table_names) == set()
     await asyncio.to_thread(migrate, url)
-    assert await ask(url, differences) == []
+    assert await ask(url, differences(await ask(url, described))) == []
 
 
 POINT = (
@@ -177,7 +194,7 @@ async def test_two_processes_may_migrate_at_once(postgres_url: str) -> None:
     url = fresh_database(postgres_url)
     await asyncio.to_thread(migrate, url, "downgrade", "base")
     await asyncio.gather(*(asyncio.to_thread(migrate, url) for _ in range(2)))
-    assert await ask(url, differences) == []
+    assert await ask(url, differences(await ask(url, described))) == []
 
 
 def test_the_history_is_one_line() -> None:

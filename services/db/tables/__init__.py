@@ -1,29 +1,8 @@
-"""Every table, one module per process that writes it. Other processes read."""
+"""Tables that SQLAlchemy's expressions name, one module per process that writes them. Other processes read.
 
-from services.db.tables import (
-    admission,
-    apps,
-    carbon,
-    engines,
-    optimizer,
-    pools,
-    predictions,
-    scheduler,
-    schema,
-    simulator,
-    telemetry,
-)
+Those that only plain SQL names are described in ``described.sql``.
+"""
 
-__all__ = [
-    "admission",
-    "apps",
-    "carbon",
-    "engines",
-    "optimizer",
-    "pools",
-    "predictions",
-    "scheduler",
-    "schema",
-    "simulator",
-    "telemetry",
-]
+from services.db.tables import admission, apps, carbon, optimizer, pools, predictions, scheduler, simulator, telemetry
+
+__all__ = ["admission", "apps", "carbon", "optimizer", "pools", "predictions", "scheduler", "simulator", "telemetry"]

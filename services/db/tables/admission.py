@@ -10,7 +10,6 @@ from __future__ import annotations
 from sqlalchemy import (
     BigInteger,
     Boolean,
-    CheckConstraint,
     Column,
     Float,
     ForeignKey,
@@ -119,53 +118,6 @@ of an array has the array's spec, and the dependencies of the array are its own.
 
 ``engine``: what runs it, our own agents or an engine such as Slurm, which knows it by ``external_id``."""
 
-past_jobs = Table(
-    "past_jobs",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("project", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("user_id", Text),
-    Column("user_label", Text),
-    Column("array_id", Text),
-    Column("array_name", Text),
-    Column("work_unit", Text),
-    Column("work_done", Float),
-)
-"""What is kept of jobs that ended long ago and are no longer in ``jobs``: what reports group the ledger by."""
-
-job_arrays = Table(
-    "job_arrays",
-    metadata,
-    Column("id", Text, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("project", Text, nullable=False),
-    Column("labels", JSONB, nullable=False),
-    Column("spec", JSONB, nullable=False),
-    Column("tasks", Integer, nullable=False),
-    Column("first_index", Integer, nullable=False),
-    Column("last_index", Integer, nullable=False),
-    Column("max_running", Integer),
-    Column("submitted_at", Timestamp, nullable=False, server_default=text("now()")),
-    Column("user_id", Text),
-    Index("job_arrays_by_tenant", "tenant_id", "id"),
-)
-"""Submissions that made many jobs; how far an array is, is known from its jobs alone."""
-
-job_dependencies = Table(
-    "job_dependencies",
-    metadata,
-    Column("dependent_id", Text, primary_key=True),
-    Column("needs_id", Text, primary_key=True),
-    Column("condition", Text, primary_key=True),
-    CheckConstraint("condition IN ('ok', 'any', 'not_ok')", name="job_dependencies_condition"),
-)
-"""``dependent_id`` starts only when ``needs_id`` has ended in a way that meets the condition; both are jobs or arrays.
-Whether it is met is never stored: the scheduler derives it from the jobs' states."""
-
 budgets = Table(
     "budgets",
     metadata,
@@ -219,16 +171,6 @@ webhook_events = Table(
 )
 """Budgets that were exceeded and nodes that were lost (by the scheduler), written in the transaction that finds out.
 Admission turns each into deliveries and deletes it in one transaction; without a tenant, it concerns operators."""
-
-webhook_position = Table(
-    "webhook_position",
-    metadata,
-    Column("id", Integer, primary_key=True),
-    Column("transaction_id", BigInteger, nullable=False),
-    Column("sequence", BigInteger, nullable=False),
-    CheckConstraint("id = 1", name="webhook_position_one_row"),
-)
-"""The place in ``job_events`` up to which ends of jobs have become deliveries; it moves in the same transaction."""
 
 webhook_deliveries = Table(
     "webhook_deliveries",
@@ -286,18 +228,6 @@ upload_chunks = Table(
     Column("data", LargeBinary, nullable=False),
     ForeignKeyConstraint(["tenant_id", "sha256"], ["uploads.tenant_id", "uploads.sha256"], ondelete="CASCADE"),
 )
-
-submissions = Table(
-    "submissions",
-    metadata,
-    Column("tenant_id", Text, primary_key=True),
-    Column("idempotency_key", Text, primary_key=True),
-    Column("body_sha256", LargeBinary, nullable=False),
-    Column("job_ids", ARRAY(Text), nullable=False),
-    Column("batch", Boolean, nullable=False),
-    Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
-)
-"""The jobs that an idempotency key refers to."""
 
 job_events = Table(
     "job_events",

@@ -1,0 +1,671 @@
+-- Tables that are written and read by SQL alone, as the migrations make them: a description that a test compares
+-- with a migrated database. Those that SQLAlchemy's expressions name are in the modules beside this file.
+
+-- admission: Tables of admission: tenants, users, keys, jobs and what happened to them.
+-- What is kept of jobs that ended long ago and are no longer in `jobs`: what reports group the ledger by.
+CREATE TABLE past_jobs (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    state TEXT NOT NULL,
+    user_id TEXT,
+    user_label TEXT,
+    array_id TEXT,
+    array_name TEXT,
+    work_unit TEXT,
+    work_done FLOAT,
+    PRIMARY KEY (id)
+);
+
+-- Submissions that made many jobs; how far an array is, is known from its jobs alone.
+CREATE TABLE job_arrays (
+    id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    project TEXT NOT NULL,
+    labels JSONB NOT NULL,
+    spec JSONB NOT NULL,
+    tasks INTEGER NOT NULL,
+    first_index INTEGER NOT NULL,
+    last_index INTEGER NOT NULL,
+    max_running INTEGER,
+    submitted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    user_id TEXT,
+    PRIMARY KEY (id)
+);
+CREATE INDEX job_arrays_by_tenant ON job_arrays (tenant_id, id);
+
+-- `dependent_id` starts only when `needs_id` has ended in a way that meets the condition; both are jobs or arrays.
+-- Whether it is met is never stored: the scheduler derives it from the jobs' states.
+CREATE TABLE job_dependencies (
+    dependent_id TEXT NOT NULL,
+    needs_id TEXT NOT NULL,
+    condition TEXT NOT NULL,
+    PRIMARY KEY (dependent_id, needs_id, condition),
+    CONSTRAINT job_dependencies_condition CHECK (condition IN ('ok', 'any', 'not_ok'))
+);
+
+-- The place in `job_events` up to which ends of jobs have become deliveries; it moves in the same transaction.
+CREATE TABLE webhook_position (
+    id SERIAL NOT NULL,
+    transaction_id BIGINT NOT NULL,
+    sequence BIGINT NOT NULL,
+    PRIMARY KEY (id),
+    CONSTRAINT webhook_position_one_row CHECK (id = 1)
+);
+
+-- The jobs that an idempotency key refers to.
+CREATE TABLE submissions (
+    tenant_id TEXT NOT NULL,
+    idempotency_key TEXT NOT NULL,
+    body_sha256 BYTEA NOT NULL,
+    job_ids TEXT[] NOT NULL,
+    batch BOOLEAN NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (tenant_id, idempotency_key)
+);
+
+
+-- engines: Tables of engines: what their bridges report (written by telemetry), and what is decided of it (by the scheduler).
+-- Engines by the last reports of their bridges; the name is that of the bridge's node.
+CREATE TABLE engines (
+    name TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    version TEXT NOT NULL,
+    places TEXT NOT NULL,
+    mode TEXT NOT NULL,
+    queues TEXT[] NOT NULL,
+    problem TEXT,
+    boot_id TEXT NOT NULL,
+    reported_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (name)
+);
+
+-- Jobs as their engine has them: `report` is a `contracts.engines.EngineJob`, `over` once it will not run again.
+-- `unfolded` until the scheduler has read the report; it writes `job_id`, and `decision` with its `revision`, which
+-- the bridge names in its reports once it has carried it out, and of a dry run (`watched`, as of the last report)
+-- whether any plan knew the job while it waited (`planned`), and until when the last one held it back
+-- (`would_start_at`). Telemetry writes the other columns.
+CREATE TABLE engine_jobs (
+    engine TEXT NOT NULL,
+    external_id TEXT NOT NULL,
+    report JSONB NOT NULL,
+    "over" BOOLEAN NOT NULL,
+    unfolded BOOLEAN DEFAULT true NOT NULL,
+    reported_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    job_id TEXT,
+    decision JSONB,
+    revision BIGINT DEFAULT 0 NOT NULL,
+    sent_at TIMESTAMP WITH TIME ZONE,
+    watched BOOLEAN DEFAULT false NOT NULL,
+    planned BOOLEAN DEFAULT false NOT NULL,
+    would_start_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (engine, external_id)
+);
+CREATE INDEX engine_jobs_by_job ON engine_jobs (job_id);
+CREATE INDEX engine_jobs_live ON engine_jobs (engine, external_id) WHERE NOT over;
+CREATE INDEX engine_jobs_unfolded ON engine_jobs (engine) WHERE unfolded;
+
+-- How often each thing happened on a day of UTC: decisions, the same in a dry run, and deviations of the engine.
+CREATE TABLE engine_days (
+    engine TEXT NOT NULL,
+    day DATE NOT NULL,
+    what TEXT NOT NULL,
+    count BIGINT NOT NULL,
+    PRIMARY KEY (engine, day, what)
+);
+
+-- What a dry run would have saved on the jobs of a day of UTC, as `contracts.engines.EngineSavings` says.
+CREATE TABLE engine_savings (
+    engine TEXT NOT NULL,
+    day DATE NOT NULL,
+    jobs INTEGER NOT NULL,
+    unplanned INTEGER NOT NULL,
+    unmeasured INTEGER NOT NULL,
+    unpriced INTEGER NOT NULL,
+    later INTEGER NOT NULL,
+    later_h FLOAT,
+    carbon_gco2 FLOAT,
+    would_carbon_gco2 FLOAT,
+    settled BOOLEAN NOT NULL,
+    PRIMARY KEY (engine, day)
+);
+
+
+-- predictions: Tables of predicted lengths: trainings, the models they made, and what was predicted for each job.
+-- A model has the id of its training; `content` is what `services.learning.length_table` writes: arrays, no code.
+-- It was trained on the jobs that had ended by `through_at`.
+CREATE TABLE length_models (
+    id TEXT NOT NULL,
+    trained_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    through_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    group_version INTEGER NOT NULL,
+    jobs INTEGER NOT NULL,
+    groups INTEGER NOT NULL,
+    evaluation JSONB NOT NULL,
+    is_active BOOLEAN DEFAULT false NOT NULL,
+    content BYTEA NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE UNIQUE INDEX length_models_one_active ON length_models (is_active) WHERE is_active;
+
+-- What was predicted for a job when the scheduler first saw it. `predicted_at` is null for jobs that had ended
+-- before there were predictions: only their group was determined, for the history.
+CREATE TABLE job_predictions (
+    job_id TEXT NOT NULL,
+    group_version INTEGER NOT NULL,
+    group_id BIGINT NOT NULL,
+    user_id BIGINT NOT NULL,
+    predicted_at TIMESTAMP WITH TIME ZONE,
+    model_id TEXT,
+    gpu_s FLOAT DEFAULT 0 NOT NULL,
+    spread_gpu_s FLOAT DEFAULT 0 NOT NULL,
+    seen BOOLEAN DEFAULT false NOT NULL,
+    examples INTEGER DEFAULT 0 NOT NULL,
+    low_gpu_s FLOAT,
+    median_gpu_s FLOAT,
+    high_gpu_s FLOAT,
+    PRIMARY KEY (job_id)
+);
+
+
+-- scheduler: Tables of the scheduler: allocations, device claims, plans, its memory, and the outbox of commands.
+-- The present holder of a device, or both where two jobs share a GPU.
+-- The primary key enforces that no device has more than two holders (`slot` 0 and 1), and a trigger that none has a
+-- second one but a claim that is `packed`, which needs a first one.
+-- `uuid` is the device's when it was claimed, null where that was not known: of a MIG slice it tells whether the
+-- device of that number is still the same. A slice has the GPU that it is part of, `parent`, and its `profile`. A
+-- trigger refuses a claim on a GPU of which a slice is held, and on a slice of a GPU that is held itself.
+CREATE TABLE device_claims (
+    node_id TEXT NOT NULL,
+    device INTEGER NOT NULL,
+    allocation_id TEXT NOT NULL,
+    uuid TEXT,
+    parent INTEGER,
+    profile TEXT,
+    slot INTEGER DEFAULT 0 NOT NULL,
+    packed BOOLEAN DEFAULT false NOT NULL,
+    PRIMARY KEY (node_id, device, slot),
+    CONSTRAINT device_claims_slot CHECK (slot IN (0, 1)),
+    FOREIGN KEY(allocation_id) REFERENCES allocations (id)
+);
+CREATE INDEX device_claims_by_allocation ON device_claims (allocation_id);
+CREATE INDEX device_claims_of_slices ON device_claims (node_id, parent) WHERE parent IS NOT NULL;
+
+-- The ends of a gang's node shares that the scheduler has processed.
+CREATE TABLE rank_ends (
+    allocation_id TEXT NOT NULL,
+    node_id TEXT NOT NULL,
+    exit_code INTEGER,
+    ended_by TEXT,
+    detail TEXT,
+    at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (allocation_id, node_id),
+    FOREIGN KEY(allocation_id) REFERENCES allocations (id)
+);
+
+CREATE TABLE scheduler_state (
+    id SERIAL NOT NULL,
+    policy TEXT NOT NULL,
+    parameters JSONB NOT NULL,
+    policy_since TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    policy_changed_by TEXT NOT NULL,
+    memory JSONB NOT NULL,
+    version BIGINT NOT NULL,
+    last_active_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (id),
+    CONSTRAINT scheduler_state_one_row CHECK (id = 1)
+);
+
+CREATE TABLE plans (
+    round BIGSERIAL NOT NULL,
+    at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    trigger TEXT NOT NULL,
+    policy TEXT NOT NULL,
+    jobs INTEGER NOT NULL,
+    starts INTEGER NOT NULL,
+    preemptions INTEGER NOT NULL,
+    holds INTEGER NOT NULL,
+    intensity_gco2_per_kwh FLOAT,
+    intensity_stale BOOLEAN NOT NULL,
+    decide_ms FLOAT NOT NULL,
+    actions JSONB NOT NULL,
+    PRIMARY KEY (round)
+);
+
+-- Nodes that were ever powered down or pinned awake; all others are on. For the present change: how often its hook
+-- was run, when first (`acted_at`), when it last succeeded (`done_at`), and the earliest time of its next run.
+-- `off_at` is null unless the node draws nothing but its standby.
+CREATE TABLE node_power (
+    node_id TEXT NOT NULL,
+    state TEXT DEFAULT 'on' NOT NULL,
+    since TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    pinned BOOLEAN DEFAULT false NOT NULL,
+    reason TEXT DEFAULT '' NOT NULL,
+    detail TEXT DEFAULT '' NOT NULL,
+    attempts INTEGER DEFAULT 0 NOT NULL,
+    acted_at TIMESTAMP WITH TIME ZONE,
+    done_at TIMESTAMP WITH TIME ZONE,
+    next_attempt_at TIMESTAMP WITH TIME ZONE,
+    off_at TIMESTAMP WITH TIME ZONE,
+    stays_on_until TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (node_id),
+    CONSTRAINT node_power_state CHECK (state IN ('on', 'going_down', 'off', 'waking', 'failed'))
+);
+
+-- How long nodes were off and how long they took to wake, with the configured power; telemetry enters it into the
+-- ledger.
+CREATE TABLE node_power_periods (
+    id BIGSERIAL NOT NULL,
+    node_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    end_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    power_w FLOAT NOT NULL,
+    PRIMARY KEY (id),
+    CONSTRAINT node_power_periods_state CHECK (state IN ('off', 'waking'))
+);
+CREATE INDEX node_power_periods_by_node ON node_power_periods (node_id, id);
+
+-- Commands committed with the plan; the relay deletes a row once Redis has it.
+CREATE TABLE outbox (
+    id BIGSERIAL NOT NULL,
+    stream TEXT NOT NULL,
+    payload JSONB NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (id)
+);
+
+-- Gangs that are, or were, run at each of `settings` in turn, the default first; `position` is the one in force
+-- since `slice_since`: for `window_s` at most, until the first report `slice_s` after its first. A failed
+-- measurement is not repeated for its job; one that was cut short is.
+CREATE TABLE setting_measurements (
+    allocation_id TEXT NOT NULL,
+    job_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    gpu_model TEXT NOT NULL,
+    setting TEXT NOT NULL,
+    gpus INTEGER NOT NULL,
+    nodes INTEGER NOT NULL,
+    settings JSONB NOT NULL,
+    window_s FLOAT NOT NULL,
+    position INTEGER DEFAULT 0 NOT NULL,
+    slice_since TIMESTAMP WITH TIME ZONE,
+    slice_s FLOAT DEFAULT 0 NOT NULL,
+    state TEXT DEFAULT 'running' NOT NULL,
+    detail TEXT DEFAULT '' NOT NULL,
+    began_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (allocation_id),
+    CONSTRAINT setting_measurements_state CHECK (state IN ('running', 'done', 'cut', 'failed')),
+    FOREIGN KEY(allocation_id) REFERENCES allocations (id)
+);
+CREATE INDEX setting_measurements_by_kind ON setting_measurements (kind, began_at);
+CREATE INDEX setting_measurements_running ON setting_measurements (allocation_id) WHERE state = 'running';
+
+-- The measurements of a kind of job, the newest for each configuration: seconds per unit of the job's own work, and
+-- the mean draw of one GPU. `local_batch` is 0 if the job does not report it. A kind that users named is
+-- "tenant/label".
+CREATE TABLE setting_points (
+    kind TEXT NOT NULL,
+    gpu_model TEXT NOT NULL,
+    setting TEXT NOT NULL,
+    gpus INTEGER NOT NULL,
+    nodes INTEGER NOT NULL,
+    local_batch FLOAT NOT NULL,
+    value FLOAT NOT NULL,
+    step_time_s FLOAT NOT NULL,
+    power_w FLOAT NOT NULL,
+    elapsed_s FLOAT NOT NULL,
+    job_id TEXT NOT NULL,
+    measured_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (kind, gpu_model, setting, gpus, nodes, local_batch, value)
+);
+
+-- The model fitted to a kind's points, as (sizes x settings); without rows where it could not be fitted. `by_batch`
+-- = `{"batch", "step_s"}`: total batches, and (sizes x batches) step times at the default; null where none is
+-- known.
+CREATE TABLE setting_profiles (
+    kind TEXT NOT NULL,
+    gpu_model TEXT NOT NULL,
+    setting TEXT NOT NULL,
+    gpus JSONB NOT NULL,
+    settings JSONB NOT NULL,
+    speed JSONB NOT NULL,
+    power_w JSONB NOT NULL,
+    measured_gpus JSONB NOT NULL,
+    points INTEGER NOT NULL,
+    time_mape FLOAT,
+    energy_mape FLOAT,
+    detail TEXT DEFAULT '' NOT NULL,
+    fitted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    by_batch JSONB,
+    PRIMARY KEY (kind, gpu_model, setting)
+);
+
+
+-- schema: What the schema says of itself, to releases that are older than it. Migrations alone write here.
+-- One row: the newest revision that the oldest release that may run on this schema has to know.
+CREATE TABLE schema_compatibility (
+    least_revision TEXT NOT NULL
+);
+
+
+-- telemetry: Tables of telemetry: nodes, what their ranks report, and the energy and carbon ledger.
+-- One-time tokens by which nodes enrol; `used_as` is the credential that one was given for, so that a node whose
+-- answer was lost can ask again. `role` is as in `node_credentials`.
+CREATE TABLE node_enrolments (
+    token_sha256 BYTEA NOT NULL,
+    node_id TEXT NOT NULL,
+    created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    used_as BYTEA,
+    role TEXT,
+    PRIMARY KEY (token_sha256)
+);
+CREATE INDEX node_enrolments_by_node ON node_enrolments (node_id);
+
+-- GPUs that are out of service, or were: `cause` is what is the matter, null for nothing, and `drained` what an
+-- operator wants. The fault after which an operator returned the GPU is `returned_fault_id`: it counts no more.
+CREATE TABLE gpu_health (
+    node_id TEXT NOT NULL,
+    gpu INTEGER NOT NULL,
+    uuid TEXT NOT NULL,
+    drained BOOLEAN DEFAULT false NOT NULL,
+    fault_id TEXT,
+    cause TEXT,
+    detail TEXT DEFAULT '' NOT NULL,
+    since TIMESTAMP WITH TIME ZONE,
+    ends_gangs BOOLEAN DEFAULT false NOT NULL,
+    lasts BOOLEAN DEFAULT false NOT NULL,
+    returned_fault_id TEXT,
+    PRIMARY KEY (node_id, gpu),
+    CONSTRAINT gpu_health_fault CHECK ((cause IS NULL) = (fault_id IS NULL))
+);
+
+-- The last report of each node on its share of a gang. `holds_checkpoint`: whether the job's folder has anything on
+-- this node, which alone has it; NULL where others have it, too, and where that is not known. `listener`: who
+-- listens on a server's port (`contracts.nodes.Listener`); NULL where no agent says so.
+CREATE TABLE rank_statuses (
+    allocation_id TEXT NOT NULL,
+    node_id TEXT NOT NULL,
+    state TEXT NOT NULL,
+    exit_code INTEGER,
+    ended_by TEXT,
+    detail TEXT,
+    started_at TIMESTAMP WITH TIME ZONE,
+    ended_at TIMESTAMP WITH TIME ZONE,
+    updated_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    settings JSONB,
+    holds_checkpoint BOOLEAN,
+    listener TEXT,
+    PRIMARY KEY (allocation_id, node_id)
+);
+
+-- The controls of a gang's devices on a node, a line per change: what was requested and what was refused, the
+-- limits that the devices reported when they were read back, and when the agent found them in force.
+CREATE TABLE settings_in_force (
+    allocation_id TEXT NOT NULL,
+    node_id TEXT NOT NULL,
+    revision INTEGER NOT NULL,
+    power_limit_w FLOAT,
+    clock_mhz INTEGER,
+    refused JSONB NOT NULL,
+    enforced_w JSONB NOT NULL,
+    since TIMESTAMP WITH TIME ZONE NOT NULL,
+    PRIMARY KEY (allocation_id, node_id, revision)
+);
+
+-- The clocks that followed latency, a line per server and minute, as `contracts.nodes.ClockMinute` describes it.
+CREATE TABLE server_clocks (
+    job_id TEXT NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    node_id TEXT NOT NULL,
+    policy TEXT NOT NULL,
+    dry_run BOOLEAN NOT NULL,
+    decisions INTEGER NOT NULL,
+    exceeded INTEGER NOT NULL,
+    mean_mhz FLOAT NOT NULL,
+    lowest_mhz FLOAT NOT NULL,
+    highest_mhz FLOAT NOT NULL,
+    last_mhz FLOAT NOT NULL,
+    model_error FLOAT,
+    unused TEXT,
+    unobserved INTEGER DEFAULT 0 NOT NULL,
+    PRIMARY KEY (job_id, start_at, node_id)
+);
+CREATE INDEX server_clocks_by_time ON server_clocks (start_at);
+
+-- A job's work and energy at each gang size: the observations behind GREEN's efficiency.
+-- Each gang counts from its first report of progress, at `since_at`, so that starting up and what a restart repeats
+-- is left out; `generation` is the newest gang that counted.
+CREATE TABLE job_profiles (
+    job_id TEXT NOT NULL,
+    gpus INTEGER NOT NULL,
+    progress FLOAT NOT NULL,
+    energy_j FLOAT NOT NULL,
+    gpu_energy_j FLOAT NOT NULL,
+    duration_s FLOAT NOT NULL,
+    last_done FLOAT,
+    generation INTEGER DEFAULT 0 NOT NULL,
+    since_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (job_id, gpus)
+);
+
+-- The grid zones a node was in, for nodes that were ever moved: energy is priced by the zone in force at its time.
+CREATE TABLE node_zones (
+    node_id TEXT NOT NULL,
+    since TIMESTAMP WITH TIME ZONE NOT NULL,
+    zone TEXT NOT NULL,
+    PRIMARY KEY (node_id, since)
+);
+
+-- Intervals of nodes; `reported_gpu_energy_j` is what was reported where the node's GPUs cannot have used it.
+CREATE TABLE energy_intervals (
+    node_id TEXT NOT NULL,
+    boot_id TEXT NOT NULL,
+    sequence BIGINT NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    end_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    metered_gpu_energy_j FLOAT NOT NULL,
+    reported_gpu_energy_j FLOAT,
+    PRIMARY KEY (node_id, boot_id, sequence)
+);
+CREATE INDEX energy_intervals_by_time ON energy_intervals (end_at);
+
+-- The ledger: one line per node, interval and owner (`owner` is an allocation id, or empty for idle), with the
+-- intensity used: the mean over the interval, weighted by time. `source` says how the GPU energy was determined,
+-- `cpu_source` how the CPU energy was; the static share is always configured. `basis` says why a line is not booked
+-- as it was reported (`contracts.nodes.Basis`), `reported_energy_j` what was reported of it where that differs.
+-- `devices` are the GPUs by their index on the node. `provider` gave the intensity, `fetched_at` is when the newest
+-- value of it was fetched, `intensity_kind` the least certain kind of value in it, and `release` that of the
+-- method; NULL in lines from before these were kept. `batch` is that of the statement which added the line; 0:
+-- before there were batches. Triggers refuse every change and hash each batch (docs/ledger.md).
+CREATE TABLE energy_usages (
+    node_id TEXT NOT NULL,
+    boot_id TEXT NOT NULL,
+    sequence BIGINT NOT NULL,
+    owner TEXT NOT NULL,
+    job_id TEXT,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    end_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    gpus INTEGER NOT NULL,
+    gpu_energy_j FLOAT NOT NULL,
+    cpu_energy_j FLOAT NOT NULL,
+    static_energy_j FLOAT NOT NULL,
+    source TEXT NOT NULL,
+    cpu_source TEXT DEFAULT 'modelled' NOT NULL,
+    zone TEXT NOT NULL,
+    signal TEXT NOT NULL,
+    intensity_gco2_per_kwh FLOAT NOT NULL,
+    intensity_estimated BOOLEAN NOT NULL,
+    pue FLOAT NOT NULL,
+    carbon_gco2 FLOAT NOT NULL,
+    basis TEXT,
+    reported_energy_j FLOAT,
+    devices INTEGER[] DEFAULT '{}' NOT NULL,
+    provider TEXT,
+    intensity_kind TEXT,
+    fetched_at TIMESTAMP WITH TIME ZONE,
+    release TEXT,
+    batch BIGINT DEFAULT 0 NOT NULL,
+    PRIMARY KEY (node_id, boot_id, sequence, owner)
+);
+CREATE INDEX energy_usages_by_batch ON energy_usages USING brin (batch);
+CREATE INDEX energy_usages_by_job ON energy_usages (job_id, start_at);
+CREATE INDEX energy_usages_by_time ON energy_usages (start_at);
+
+-- The newest batch of each lane. A transaction that adds lines takes a lane which no other has.
+CREATE TABLE ledger_lanes (
+    lane INTEGER NOT NULL,
+    number BIGINT NOT NULL,
+    hash BYTEA NOT NULL,
+    PRIMARY KEY (lane)
+);
+
+-- What was added together: the number of its lines, when the first and the last of them begin, and the SHA-256 of
+-- their columns of `version`. The running hash of a lane follows from these rows; its newest value is in
+-- `ledger_lanes`.
+CREATE TABLE ledger_batches (
+    id BIGINT NOT NULL,
+    lane INTEGER NOT NULL,
+    number BIGINT NOT NULL,
+    version INTEGER NOT NULL,
+    at TIMESTAMP WITH TIME ZONE NOT NULL,
+    lines INTEGER NOT NULL,
+    first_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    last_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    digest BYTEA NOT NULL,
+    PRIMARY KEY (id),
+    CONSTRAINT ledger_batches_of_a_lane UNIQUE (lane, number)
+);
+
+-- The Ed25519 keys of the installation, of which the newest that opens signs.
+CREATE TABLE ledger_keys (
+    public_key BYTEA NOT NULL,
+    sealed BYTEA NOT NULL,
+    made_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    PRIMARY KEY (public_key)
+);
+
+-- The statement of each day: `text` names the heads of all lanes and the statement before, and is what is signed.
+CREATE TABLE ledger_days (
+    number BIGINT NOT NULL,
+    day DATE NOT NULL,
+    text TEXT NOT NULL,
+    hash BYTEA NOT NULL,
+    public_key BYTEA,
+    signature BYTEA,
+    first_at TIMESTAMP WITH TIME ZONE,
+    last_at TIMESTAMP WITH TIME ZONE,
+    PRIMARY KEY (number),
+    UNIQUE (day)
+);
+
+-- Which batches of a lane a day has: those after `after_number` up to `number`.
+CREATE TABLE ledger_heads (
+    day_number BIGINT NOT NULL,
+    lane INTEGER NOT NULL,
+    after_number BIGINT NOT NULL,
+    number BIGINT NOT NULL,
+    PRIMARY KEY (day_number, lane)
+);
+
+-- Sums in `energy_days` that replaced the lines of a day, whose hash their `text` names, or correct such ones.
+CREATE TABLE ledger_sums (
+    number BIGINT NOT NULL,
+    day_number BIGINT,
+    text TEXT NOT NULL,
+    hash BYTEA NOT NULL,
+    public_key BYTEA,
+    signature BYTEA,
+    PRIMARY KEY (number),
+    UNIQUE (day_number)
+);
+
+-- Ledger lines past their retention, summed by UTC day; the mean intensity follows from carbon and energy. Those of
+-- one `sum_number` are signed together; 0: before there were batches.
+CREATE TABLE energy_days (
+    day TIMESTAMP WITH TIME ZONE NOT NULL,
+    node_id TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    zone TEXT NOT NULL,
+    signal TEXT NOT NULL,
+    pue FLOAT NOT NULL,
+    job_id TEXT,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    end_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    energy_j FLOAT NOT NULL,
+    gpu_energy_j FLOAT NOT NULL,
+    estimated_energy_j FLOAT NOT NULL,
+    carbon_gco2 FLOAT NOT NULL,
+    gpu_s FLOAT NOT NULL,
+    estimated BOOLEAN NOT NULL,
+    sum_number BIGINT DEFAULT 0 NOT NULL,
+    PRIMARY KEY (day, node_id, owner, zone, signal, pue, sum_number)
+);
+CREATE INDEX energy_days_by_job ON energy_days (job_id, start_at);
+
+-- The lines of `energy_usages` and `energy_days` that begin in an hour, summed exactly, in decimals: triggers keep
+-- it in the transaction that changes a line. `job_id` is empty for idle. `guessed_gco2` was priced by an intensity
+-- that was estimated or forecast. `length_s` and `intensity_s`, the intensity times the length, count each interval
+-- of a node once, daily sums not at all.
+CREATE TABLE energy_hours (
+    hour TIMESTAMP WITH TIME ZONE NOT NULL,
+    node_id TEXT NOT NULL,
+    job_id TEXT NOT NULL,
+    zone TEXT NOT NULL,
+    signal TEXT NOT NULL,
+    lines BIGINT NOT NULL,
+    energy_j NUMERIC NOT NULL,
+    gpu_energy_j NUMERIC NOT NULL,
+    estimated_energy_j NUMERIC NOT NULL,
+    carbon_gco2 NUMERIC NOT NULL,
+    gpu_s NUMERIC NOT NULL,
+    facility_energy_j NUMERIC NOT NULL,
+    estimated_gco2 NUMERIC NOT NULL,
+    guessed_gco2 NUMERIC NOT NULL,
+    length_s NUMERIC NOT NULL,
+    intensity_s NUMERIC NOT NULL,
+    PRIMARY KEY (hour, node_id, job_id, zone, signal)
+);
+
+-- The devices' own counters over the same days.
+CREATE TABLE metered_days (
+    day TIMESTAMP WITH TIME ZONE NOT NULL,
+    node_id TEXT NOT NULL,
+    metered_gpu_energy_j FLOAT NOT NULL,
+    PRIMARY KEY (day, node_id)
+);
+
+-- Up to where a node's intervals were combined, so that they are recognised if sent again although their rows are
+-- deleted.
+CREATE TABLE folded_intervals (
+    node_id TEXT NOT NULL,
+    boot_id TEXT NOT NULL,
+    through_sequence BIGINT NOT NULL,
+    PRIMARY KEY (node_id, boot_id)
+);
+
+-- Requests as one router process saw them in a minute; of whole days with an empty router, once lines are old.
+-- `share_s` divides the lines of the server's job; `energy_j` and `carbon_gco2` are the router's own estimates,
+-- which count only for servers that the ledger has no lines of.
+CREATE TABLE request_usages (
+    router TEXT NOT NULL,
+    start_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    job_id TEXT NOT NULL,
+    tenant_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    model TEXT NOT NULL,
+    request_class TEXT NOT NULL,
+    requests BIGINT NOT NULL,
+    input_tokens BIGINT NOT NULL,
+    output_tokens BIGINT NOT NULL,
+    estimated_requests BIGINT DEFAULT '0' NOT NULL,
+    share_s FLOAT NOT NULL,
+    energy_j FLOAT NOT NULL,
+    carbon_gco2 FLOAT NOT NULL,
+    PRIMARY KEY (router, start_at, job_id, tenant_id, key_id, model, request_class)
+);
+CREATE INDEX request_usages_by_time ON request_usages (start_at);
