@@ -284,7 +284,7 @@ def _lengths_s(workload: Workload, site: _Site) -> Floats:
 def least_of_all(run: TrainingRun, results: Sequence[SimulationResult]) -> float:
     """Return the least carbon, gCO2, of any schedule in which no job ends later than in all of these runs.
 
-    It may use any levers. The product's page of a what-if run asks for it by the entry point ``wattshift.bounds``.
+    It may use any levers.
 
     Raises:
         DomainError: There is no such bound for these runs.

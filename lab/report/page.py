@@ -11,6 +11,7 @@ from dataclasses import fields
 from html import escape
 from math import nan
 
+from lab.report.charts import Line, lines, stacks
 from lab.report.tables import (
     Result,
     bound_names,
@@ -28,7 +29,7 @@ from lab.report.tables import (
 )
 from services.core.policies.registry import policy_entry
 from services.simulator.engine import EngineOptions
-from services.simulator.report.charts import Line, bars, lines, stacks
+from services.simulator.report.charts import bars
 from services.simulator.report.look import STYLE, table_html
 
 HEAD = ["policy", "carbon", "energy", "mean JCT", "p99 JCT", "peak", "by energy", "by idling", "by hours"]

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from lab.report.charts import Line, picture
 from lab.reproductions.marked import fill
 from services.contracts.pools import PoolsRequest, PoolsResult
 from services.core.domain.gpus import gpu_model
 from services.core.domain.solving import SolveStatus
 from services.core.policies.freesh.pool_planning import plan_pools
-from services.simulator.report.charts import Line, picture
 from services.solving.pools import pool_problem, pools_result
 
 HALF_HOURS, STEPS, STEP_S, BETA, HEAD_ROOM = 48, 6, 300, 2.0, 1.1

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from lab.report.charts import Dot, dots_picture
 from lab.report.markdown import kept_cells
 from lab.report.tables import Result
 from lab.reproductions.marked import fill
-from services.simulator.report.charts import Dot, dots_picture
 
 LAS = "Tiresias (LAS)"
 YEAR = {"green": "green-year", "joint": "joint-year"}

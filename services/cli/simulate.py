@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +20,7 @@ from services.cli.plugins import add_plugins
 from services.contracts.invalid import explained
 from services.contracts.simulations import TrainingOptions
 from services.core.accounting.carbon import percent_change
+from services.kit.plugins import load_plugins
 
 if TYPE_CHECKING:
     from services.simulator.engine import SimulationResult
@@ -108,6 +109,7 @@ def training(
     from services.simulator.training import Inputs, OptionError, prepare
 
     add_plugins()
+    page_of = None if report is None else _page_maker()
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
         raise CliError(f"--report: {report} is no file in a folder that exists", EXIT_USAGE)
     sources = {"jobs": jobs, "carbon": carbon, "forecast": forecast}
@@ -144,9 +146,7 @@ def training(
     results: list[SimulationResult] = []
     with bar(quiet=as_json, each_its_own=True) as advance:
         results.extend(run.results(advance))
-    if report is not None:
-        from services.simulator.run_report import page_of
-
+    if report is not None and page_of is not None:
         page = page_of(run, results, shlex.join(["wattshift", *sys.argv[1:]]))
         try:
             report.write_text(page, encoding="utf-8")
@@ -156,6 +156,17 @@ def training(
         print_json(run.document(results))
     else:
         _show(results, run.workload, run.trace)
+
+
+def _page_maker() -> Callable[..., str]:
+    """Return what makes a page of a run and its results, which the package wattshift-lab adds."""
+    for plugin in load_plugins("wattshift.run_reports", Callable):  # type: ignore[type-abstract]
+        return plugin.value
+    raise CliError(
+        "--report: the page is made by the package wattshift-lab, which is not installed here; in a checkout of this "
+        "release: pip install ./lab",
+        EXIT_USAGE,
+    )
 
 
 def _weights(given: list[str]) -> dict[str, float]:

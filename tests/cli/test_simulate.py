@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from services.cli import simulate
 from services.cli.errors import CliError
 from services.cli.main import app
 from services.contracts.simulations import TrainingOptions
-from services.simulator import run_report
 from services.simulator.training import Inputs, prepare
 
 DAY = ["simulate", "training", "--jobs", "green-day", "--carbon", "GB", "--start", "2023-08-01", "--days", "0.2"]
@@ -110,14 +110,11 @@ def test_the_report_is_one_page_with_the_curves_the_front_and_the_bound(
     assert not re.search(r"<script|\ssrc=|https?://[^<]*\.(?:js|css)", text)
 
 
-def test_a_report_without_the_lab_says_which_package_knows_the_bound(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(run_report, "load_plugins", lambda *_: iter(()))
+def test_a_report_without_the_lab_says_which_package_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(simulate, "load_plugins", lambda *_: iter(()))
 
-    run(capsys, "--policy", "las", "--report", str(tmp_path / "run.html"))
-
-    assert "wattshift-lab, which is not installed here" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    with pytest.raises(CliError, match=r"^--report: .* wattshift-lab, .*pip install \./lab$"):
+        app([*DAY, "--policy", "las", "--report", str(tmp_path / "run.html")], standalone_mode=False)
 
 
 @pytest.mark.parametrize("place", ["missing/run.html", "."])

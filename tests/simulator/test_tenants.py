@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.report import run_page
 from services.core.domain.errors import DomainError
 from services.core.policies.registry import FAIR, POLICIES, entry_of
 from services.simulator.engine import EngineOptions, SimulationResult, simulate
-from services.simulator.report import run_page
 from services.simulator.workload import ClusterSpec, Workload
 from tests.support.workloads import START_S, a_trace, a_workload, a_year
 

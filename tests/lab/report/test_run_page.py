@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from services.simulator.report.run_page import Bound, render
+from lab.report.run_page import Bound, render
 from tests.simulator.test_tenants import backlog, run
 
 HOSTILE = "</title></text></li></code><script>x</script>\"' onload=x <img src=x>&lt;"

@@ -1,17 +1,17 @@
-"""The page of a what-if run: its results, beside the least carbon of any schedule if an installed package knows it."""
+"""The page of a what-if run: its results, beside the least carbon of any schedule.
+
+``wattshift simulate training --report`` finds ``page_of`` by the entry point ``wattshift.run_reports``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from lab.experiments.bound import least_of_all
+from lab.report.run_page import Bound, render
 from services.core.domain.errors import DomainError
-from services.kit.plugins import load_plugins
 from services.simulator.engine import SimulationResult
-from services.simulator.report.run_page import Bound, render
 from services.simulator.training import TrainingRun
-
-GROUP = "wattshift.bounds"
-"""Functions of a run and its results: the least carbon, gCO2, or a ``DomainError`` that says why there is none."""
 
 
 def page_of(run: TrainingRun, results: Sequence[SimulationResult], command: str) -> str:
@@ -24,8 +24,6 @@ def _bound(run: TrainingRun, results: Sequence[SimulationResult]) -> Bound:
     if not results[0].completed:
         return Bound(None, "no job ended")
     try:
-        for plugin in load_plugins(GROUP, Callable):  # type: ignore[type-abstract]
-            return Bound(plugin.value(run, results) / 1e3)
+        return Bound(least_of_all(run, results) / 1e3)
     except DomainError as error:
         return Bound(None, str(error))
-    return Bound(None, "it is computed by the package wattshift-lab, which is not installed here")
