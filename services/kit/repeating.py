@@ -10,6 +10,7 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
+When = Callable[[], Awaitable[object]]
 
 LONGEST_GROWTH = 32
 
@@ -23,7 +24,12 @@ def pauses(first_s: float) -> Iterator[float]:
 
 
 async def repeat(
-    work: Callable[[], Awaitable[object]], every_s: float, *, failed: str, traceback: bool = False
+    work: Callable[[], Awaitable[object]],
+    every_s: float,
+    *,
+    failed: str,
+    traceback: bool = False,
+    when: When | None = None,
 ) -> None:
     """Call ``work`` repeatedly until cancelled; a call that fails is logged, and the next one tries again.
 
@@ -32,9 +38,12 @@ async def repeat(
         every_s: Between the end of a call and the next, give or take 20 %, so that replicas do not run in step.
         failed: Event name for the log when a call fails, usually because the database or the broker is unreachable.
         traceback: Whether to log the traceback too.
+        when: Waited for before each call, where there may be nothing to do for long.
     """
     while True:
         try:
+            if when is not None:
+                await when()
             await work()
         except Exception as error:
             if traceback:

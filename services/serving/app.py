@@ -73,12 +73,18 @@ def create_app(settings: ServingSettings) -> FastAPI:
             intensities = Intensities(Carbon(carbon, attempts=1, timeout_s=2))
             app.state.routing = routing = Routing(repository, intensities, settings)
             show_figures(app.state.metrics, engine, plan_rows)
+            there = repository.presence.wait
             loops = (
                 Sweeper("plan", plan_rows, None, settings),
                 traffic,
                 Rectifier(repository),
-                Planner(plans, EventWatch(repository, intensities, settings), settings.plan_look_s),
-                PlanWorkers(plan_rows, at_once=settings.plan_workers, look_s=min(settings.plan_look_s, WORKERS_LOOK_S)),
+                Planner(plans, EventWatch(repository, intensities, settings), settings.plan_look_s, there),
+                PlanWorkers(
+                    plan_rows,
+                    at_once=settings.plan_workers,
+                    look_s=min(settings.plan_look_s, WORKERS_LOOK_S),
+                    when=there,
+                ),
                 FleetPlanner(
                     repository,
                     intensities,

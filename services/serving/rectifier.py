@@ -18,7 +18,7 @@ class Rectifier:
 
     async def run(self) -> None:
         """Repeat until cancelled; a turn that fails (the database is away) is left to the next."""
-        await repeat(self.look, EVERY_S, failed="rectifier.not_looked")
+        await repeat(self.look, EVERY_S, failed="rectifier.not_looked", when=self._repository.presence.wait)
 
     async def look(self) -> int:
         """Return the number of rows that said something of a time to come, and no longer do."""

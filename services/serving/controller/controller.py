@@ -77,7 +77,12 @@ class Controller:
     async def run(self) -> None:
         """Repeat until cancelled; if a pass fails (the database does not answer), the next one tries again."""
         try:
-            await repeat(self.look, self._settings.instance_look_s, failed="controller.not_looked")
+            await repeat(
+                self.look,
+                self._settings.instance_look_s,
+                failed="controller.not_looked",
+                when=self._repository.presence.wait,
+            )
         finally:
             await end_tasks(self._asking.values())
 

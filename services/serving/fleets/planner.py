@@ -86,7 +86,12 @@ class FleetPlanner:
     async def run(self) -> None:
         """Repeat until cancelled; a pass that fails is repeated."""
         try:
-            await repeat(self.look, self._settings.instance_look_s, failed="fleets.not_looked")
+            await repeat(
+                self.look,
+                self._settings.instance_look_s,
+                failed="fleets.not_looked",
+                when=self._repository.presence.wait,
+            )
         finally:
             for search in self._solving.values():
                 search.cancel()

@@ -10,7 +10,7 @@ import contextlib
 
 from services.contracts.serving import PlanTrigger
 from services.kit.problems import ProblemError
-from services.kit.repeating import repeat
+from services.kit.repeating import When, repeat
 from services.serving.planning.plans import Plans
 from services.serving.planning.watch import EventWatch
 
@@ -18,14 +18,15 @@ from services.serving.planning.watch import EventWatch
 class Planner:
     """Finds the plans that have an answer, and the pools that are due or to which something has happened."""
 
-    def __init__(self, plans: Plans, watch: EventWatch, look_s: float) -> None:
+    def __init__(self, plans: Plans, watch: EventWatch, look_s: float, when: When | None = None) -> None:
         self._plans = plans
         self._watch = watch
         self._look_s = look_s
+        self._when = when
 
     async def run(self) -> None:
         """Repeat until cancelled; if a pass fails (the database does not answer), the next one tries again."""
-        await repeat(self.look, self._look_s, failed="planner.not_looked")
+        await repeat(self.look, self._look_s, failed="planner.not_looked", when=self._when)
 
     async def look(self) -> None:
         """Decide the outcomes of plans that have an answer or never will, then submit those that are due."""

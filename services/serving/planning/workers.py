@@ -14,7 +14,7 @@ from asyncio.subprocess import PIPE, Process
 
 from services.kit.background.store import WorkStore
 from services.kit.logging import Log
-from services.kit.repeating import repeat
+from services.kit.repeating import When, repeat
 
 log = Log(__name__)
 
@@ -24,16 +24,17 @@ COMMAND = (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m", "ser
 class PlanWorkers:
     """Keeps as many workers as are allowed while plans wait for one."""
 
-    def __init__(self, store: WorkStore, *, at_once: int, look_s: float) -> None:
+    def __init__(self, store: WorkStore, *, at_once: int, look_s: float, when: When | None = None) -> None:
         self._store = store
         self._at_once = at_once
         self._look_s = look_s
+        self._when = when
         self._processes: list[Process] = []
 
     async def run(self) -> None:
         """Check until cancelled, and then end the workers."""
         try:
-            await repeat(self.look, self._look_s, failed="plan_workers.not_looked")
+            await repeat(self.look, self._look_s, failed="plan_workers.not_looked", when=self._when)
         finally:
             for process in self._processes:
                 with contextlib.suppress(ProcessLookupError):

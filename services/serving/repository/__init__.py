@@ -22,8 +22,12 @@ from services.serving.repository.fleets import FleetRows
 from services.serving.repository.instances import InstanceRows
 from services.serving.repository.plans import PlanRows
 from services.serving.repository.pools import PoolRows
+from services.serving.repository.presence import Presence
 from services.serving.repository.routing import EndpointRows, RoutingRows
 from services.serving.repository.traffic import TrafficRows
+
+_IS_ANY = text("SELECT EXISTS (SELECT FROM pools) OR EXISTS (SELECT FROM fleets) OR EXISTS (SELECT FROM apps)")
+"""Those that are deleted and still kept count: something of them may run."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,15 @@ class Queries:
 
 
 class ServingRepository:
-    """The tables of pools."""
+    """The tables of pools.
+
+    Attributes:
+        presence: What loops wait for while there is nothing to look after.
+    """
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
+        self.presence = Presence(self._is_any)
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[Queries]:
@@ -68,6 +77,11 @@ class ServingRepository:
         """Yield queries in a transaction that commits at the end of the block, or not at all."""
         async with self._engine.begin() as connection:
             yield _queries(connection)
+        self.presence.written.set()
+
+    async def _is_any(self) -> bool:
+        async with self._engine.connect() as connection:
+            return bool((await connection.execute(_IS_ANY)).scalar_one())
 
 
 def _queries(connection: AsyncConnection) -> Queries:
