@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.serving.profiled import kv_tokens, profiled_server
 from services.core.domain.errors import DomainError
-from services.core.profiles.model_server import (
-    LLAMA_70B,
-    PREFILL_BASE_TOKENS,
-    ModelServer,
-    kv_tokens,
-    profiled_server,
-)
+from services.core.profiles.model_server import LLAMA_70B, PREFILL_BASE_TOKENS, ModelServer
 
 PROFILE = {"max_qps": 2.61, "latency_s": 7.027, "ttft_ms": 195.58, "tbt_ms": 67.85}
 """FREESH's profile of class LS on two A100s, partition a."""
