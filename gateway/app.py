@@ -25,9 +25,10 @@ from gateway.dispatch import Dispatcher
 from gateway.forward import Forwarder
 from gateway.gather import Gatherer
 from gateway.metrics import MetricsGatherer, Places
-from gateway.reference import render
+from gateway.reference import render, render_problem
 from gateway.routes import Route, Upstream, read_routes
 from gateway.settings import GatewaySettings
+from services.contracts.codes import MEANINGS, PROBLEMS
 from services.contracts.streams import GATEWAY_LIMITS_HASH
 from services.kit.app import DegradedError, add_basics, serve
 from services.kit.edge.bodies import BodyReader
@@ -205,7 +206,7 @@ class Readiness:
 
 
 def add_reference(app: FastAPI) -> None:
-    """Add the two forms of the API's description."""
+    """Add the two forms of the API's description, and a page for each code of a problem."""
     described = Path(__file__).with_name("openapi.json").read_bytes()
 
     @cache
@@ -215,6 +216,10 @@ def add_reference(app: FastAPI) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
         return Response(described, media_type="application/json")
+
+    @app.get(f"{PROBLEMS}/{{code}}", include_in_schema=False)
+    async def problem(code: str) -> HTMLResponse:
+        return HTMLResponse(render_problem(code), 200 if code in MEANINGS else 404)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

@@ -22,7 +22,7 @@ class FieldError(Message):
 class Problem(Message):
     """An RFC 9457 problem document."""
 
-    type: str = Field(description="`urn:wattshift:problem:` followed by the code.")
+    type: str = Field(description="`/problems/` and the code: the page of the public API that explains it.")
     title: str
     status: int
     detail: str

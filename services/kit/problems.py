@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
-from services.contracts.codes import ProblemCode
+from services.contracts.codes import PROBLEMS, ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.invalid import explained
 from services.contracts.problems import MEDIA_TYPE, FieldError, Problem
@@ -57,7 +57,7 @@ class ProblemError(WattshiftError):
     def document(self, request_id: str | None = None) -> Problem:
         """Return the problem as a document."""
         return Problem(
-            type=f"urn:wattshift:problem:{self.problem_code}",
+            type=f"{PROBLEMS}/{self.problem_code}",
             title=HTTPStatus(self.status).phrase,
             status=self.status,
             detail=self.detail,

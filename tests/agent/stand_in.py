@@ -256,5 +256,5 @@ def _unauthenticated() -> web.Response:
 
 
 def _problem(status: int, code: str) -> web.Response:
-    document = {"type": f"urn:wattshift:problem:{code}", "title": code, "status": status, "detail": code, "code": code}
+    document = {"type": f"/problems/{code}", "title": code, "status": status, "detail": code, "code": code}
     return web.Response(status=status, text=json.dumps(document), content_type="application/problem+json")

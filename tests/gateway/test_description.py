@@ -5,10 +5,13 @@ import re
 from typing import Any
 
 import pytest
+from aiohttp import web
 from pydantic import BaseModel, TypeAdapter
 
 from gateway.reference import render
 from gateway.routes import JSON
+from services.contracts.codes import MEANINGS, ProblemCode
+from tests.gateway.public import a_gateway
 from tests.support.api_examples import EXAMPLES
 from tools.openapi import MESSAGES
 from tools.operations import Operation
@@ -104,3 +107,30 @@ def test_the_page_names_every_operation_and_model_and_lets_no_text_be_markup(doc
     assert "<script" not in page
     assert '<td>list of <a href="#JobSpec">JobSpec</a></td>' in page
     assert "<code>preempting</code>" in page
+
+
+async def _nothing(_: web.Request) -> web.StreamResponse:
+    return web.json_response({})
+
+
+def codes_of_the_router() -> set[str]:
+    """Return the codes that the router's errors are made with."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "services" / "router" / "apps").glob("*.py")]
+    return {code for source in sources for code in re.findall(r'AppError\(\s*\d+,\s*"(\w+)"', source)}
+
+
+async def test_the_type_of_each_problem_is_a_page_that_explains_it() -> None:
+    assert len(codes_of_the_router()) > 5
+    assert {*ProblemCode} | codes_of_the_router() <= {*MEANINGS}
+    async with a_gateway(_nothing) as client:
+        refused = (await client.get("/v1/jobs")).json()
+        assert refused["type"] == "/problems/unauthenticated"
+        page = await client.get(refused["type"])
+        assert page.status_code == 200
+        assert "wattshift keys create" in page.text
+        for code in MEANINGS:
+            assert f'href="/problems/{code}"' in page.text
+            assert (await client.get(f"/problems/{code}")).status_code == 200
+        unknown = await client.get("/problems/%3Cscript%3E")
+        assert unknown.status_code == 404
+        assert "<script>" not in unknown.text

@@ -162,7 +162,7 @@ async def test_readiness_tells_what_is_missing() -> None:
 
 def test_a_problem_error_is_its_document() -> None:
     document = ProblemError(409, ProblemCode.CONFLICT, "Taken.").document()
-    assert (document.type, document.title) == ("urn:wattshift:problem:conflict", "Conflict")
+    assert (document.type, document.title) == ("/problems/conflict", "Conflict")
 
 
 @pytest.mark.parametrize(

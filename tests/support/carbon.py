@@ -94,5 +94,5 @@ def _at(seconds: float) -> datetime:
 
 
 def _problem(status: int, code: ProblemCode) -> web.Response:
-    problem = Problem(type=f"urn:wattshift:problem:{code}", title="-", status=status, detail="as told", code=code)
+    problem = Problem(type=f"/problems/{code}", title="-", status=status, detail="as told", code=code)
     return web.json_response(text=problem.model_dump_json(), status=status, content_type=MEDIA_TYPE)

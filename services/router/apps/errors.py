@@ -6,6 +6,7 @@ from http import HTTPStatus
 
 import orjson
 
+from services.contracts.codes import MEANINGS, PROBLEMS
 from services.contracts.problems import MEDIA_TYPE
 from services.kit.edge.exchange import Exchange, Header
 from services.kit.problems import ProblemError
@@ -45,7 +46,7 @@ class AppError(Exception):
         else:
             media = MEDIA_TYPE
             document = {
-                "type": f"urn:wattshift:problem:{self.code}",
+                "type": f"{PROBLEMS}/{self.code if self.code in MEANINGS else 'upstream_failed'}",
                 "title": HTTPStatus(self.status).phrase,
                 "status": self.status,
                 "detail": str(self),
