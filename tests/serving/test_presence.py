@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import text
 
 from services.db.engine import create_engine
+from services.kit.tasks import end_tasks
+from services.serving.controller.controller import Controller
+from services.serving.fleets.planner import FleetPlanner
+from services.serving.planning.planner import Planner
+from services.serving.planning.workers import PlanWorkers
+from services.serving.rectifier import Rectifier
 from services.serving.repository import ServingRepository, presence
 from services.serving.repository.presence import Presence
+from tests.support.control_plane import eventually
 
 
 class Asked:
@@ -86,3 +95,36 @@ async def test_a_first_application_wakes_the_process_that_took_it(database_url: 
             await waiting
     finally:
         await engine.dispose()
+
+
+async def test_no_loop_looks_while_there_is_nothing(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: set[str] = set()
+    repository: Any = SimpleNamespace(presence=Presence(asked))
+    rest, when = cast("Any", None), repository.presence.wait
+    settings: Any = SimpleNamespace(instance_look_s=0.01)
+    loops = (
+        Rectifier(repository),
+        Planner(rest, rest, 0.01, when),
+        PlanWorkers(rest, at_once=1, look_s=0.01, when=when),
+        FleetPlanner(repository, rest, rest, rest, settings),
+        Controller(repository, rest, rest, settings),
+    )
+
+    async def all_have_looked() -> bool:
+        return len(looked) == len(loops)
+
+    for loop in loops:
+
+        async def look(self: object) -> None:
+            looked.add(type(self).__name__)
+
+        monkeypatch.setattr(type(loop), "look", look)
+    running = [asyncio.create_task(loop.run()) for loop in loops]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert looked == set()
+
+    asked.answer = True
+    repository.presence.written.set()
+    await eventually(all_have_looked)
+    await end_tasks(running)
