@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.kit.extras import EXTRA_OF
+from services.kit.release import RELEASE
 from tests.support.extras import PROJECT, blocker, needs
 from tests.support.servers import ROOT
 
@@ -81,25 +83,67 @@ def test_every_extra_is_named_for_its_packages() -> None:
             assert names & needs(extra), f"{package} does not come with {extra}"
 
 
-@pytest.mark.slow
-def test_an_agent_install_is_light(tmp_path: Path) -> None:
-    """Build the wheel and install it with the agent's extra from the package index, as a node's operator does."""
-    source = tmp_path / "source"
+PIP = (sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check")
+
+
+def wheels(folder: Path) -> tuple[Path, Path]:
+    """Build the wheels of the product and of its client, from what a release has of the checkout."""
+    source = folder / "source"
     source.mkdir()
     for name in ("services", "gateway", "carbon_service", "optimizer_service", "gpu_agent", "migrations"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "clients/python", tmp_path / "client")
+    shutil.copytree(ROOT / "clients/python", folder / "client", ignore=shutil.ignore_patterns("build", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source / name)
-    pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
     subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source, tmp_path / "client"], check=True
+        [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, folder / "client"], check=True
     )
-    (wheel,), (client,) = (list(tmp_path.glob(f"{name}-*.whl")) for name in ("wattshift_control_plane", "wattshift"))
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    subprocess.run([*pip, "--python", tmp_path / "venv/bin/python", "install", client, f"{wheel}[agent]"], check=True)
+    (wheel,), (client,) = (list(folder.glob(f"{name}-*.whl")) for name in ("wattshift_control_plane", "wattshift"))
+    return wheel, client
+
+
+def installed(venv: Path, *packages: Path | str) -> None:
+    """Install packages from the package index in an environment, which is made if there is none."""
+    if not venv.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    subprocess.run([*PIP, "--python", venv / "bin/python", "install", *packages], check=True)
+
+
+@pytest.mark.slow
+def test_an_agent_install_is_light(tmp_path: Path) -> None:
+    """Build the wheel and install it with the agent's extra from the package index, as a node's operator does."""
+    wheel, client = wheels(tmp_path)
+    installed(tmp_path / "venv", client, f"{wheel}[agent]")
 
     size = subprocess.check_output(["du", "-sm", tmp_path / "venv"], text=True)
     assert int(size.split()[0]) < AGENT_LIMIT_MB
     for command in (["venv/bin/wattshift", "--help"], ["venv/bin/python", "-c", "import gpu_agent.app"]):
         subprocess.run([tmp_path / command[0], *command[1:]], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_simulates_and_starts(tmp_path: Path) -> None:
+    """Install the wheel in an empty environment: alone, it says what `up` needs; with that, it starts."""
+    wheel, client = wheels(tmp_path)
+    venv, data = tmp_path / "venv", str(tmp_path / "data")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL", "PYTEST"))}
+
+    def wattshift(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [venv / "bin/wattshift", *words]
+        return subprocess.run(command, capture_output=True, text=True, env=own, cwd=tmp_path, timeout=300)
+
+    installed(venv, client, wheel)
+    assert wattshift("--version").stdout.split()[-1] == RELEASE
+    refused = wattshift("up", "--nodes", "1x1", "--data-dir", data)
+    assert (refused.returncode != 0, "wattshift-control-plane[standalone]" in refused.stderr) == (True, True)
+    assert "Traceback" not in refused.stderr
+
+    installed(venv, client, f"{wheel}[standalone]")
+    day = ("--jobs", "green-day", "--carbon", "GB", "--start", "2023-08-15", "--days", "0.1", "--json")
+    run = wattshift("simulate", "training", "--policy", "green", *day)
+    assert json.loads(run.stdout)["completed"] > 0, run.stderr
+    up = wattshift("up", "--nodes", "1x1", "--data-dir", data)
+    try:
+        assert up.returncode == 0, up.stderr
+    finally:
+        assert wattshift("down", "--data-dir", data).returncode == 0
