@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 from unittest.mock import patch
 
 EPOCH_S = 1_700_000_000.0
@@ -46,6 +46,7 @@ _UNAWAITED = "_warn_unawaited_coroutine"
 """What the interpreter calls in ``warnings`` when a coroutine ends that was never begun."""
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
@@ -538,6 +539,22 @@ class Simulation:
     def process(self, clock: Clock | None = None) -> Process:
         """Return a process of its own, for what may be killed; on a host with a clock of its own if one is given."""
         return Process(self.loop, clock)
+
+    def judged(
+        self, work: Callable[P, Coroutine[Any, Any, T]], *may: type[Exception]
+    ) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Return ``work`` that may fail by such errors alone, where the program lives on after any."""
+
+        async def judge(*arguments: P.args, **named: P.kwargs) -> T:
+            try:
+                return await work(*arguments, **named)
+            except BreachError:
+                raise
+            except Exception as error:
+                self.check("nothing fails unseen", isinstance(error, may), repr(error))
+                raise
+
+        return judge
 
     async def boundary(
         self,

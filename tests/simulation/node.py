@@ -26,6 +26,8 @@ from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
+from redis.exceptions import RedisError
+
 from gpu_agent import agent as agent_module
 from gpu_agent import files, meter, ranks, reporting, shim, spool
 from gpu_agent.agent import Agent
@@ -457,8 +459,8 @@ class _Plane:
         if rank.ended_by is EndedBy.HOST:
             assert self.shims is not None
             check("no living shim is taken for dead", name in self.shims.killed, name)
-            known = next((each for each in self.shims.all.values() if each.start.allocation_id == name), None)
-            was_restarted = known is not None and name in self.shims.started and known.boot != self.shims.boot
+            ran = next((each for each in self.shims.all.values() if each.start.allocation_id == name), None)
+            was_restarted = ran is not None and name in self.shims.started and ran.boot != self.shims.boot
             is_told = (rank.detail or "").startswith("the host restarted") is was_restarted
             check("an end is told as it was", is_told or not rank.started_at, f"{name}: {rank.detail}")
         elif (limit := self.shims.memory.get(name)) is not None:
@@ -552,6 +554,8 @@ class _Copies:
         self._until_s.pop(allocation_id, None)
 
 
+FAILURES = (OSError, DeviceError, RuntimeError, RedisError, ProblemError)
+"""What the loops of an agent may fail by: its disk, its devices, no thread, and others who do not answer."""
 PIPE = "pipe"
 SECRETS = [("secret", "word")]
 
@@ -684,6 +688,9 @@ class _Agent(Agent):
             ),
         )
         self._latency = cast(Any, SimpleNamespace(run=_forever))
+
+    async def _keep_going(self, name: str, loop: Any) -> None:
+        await super()._keep_going(name, self._simulation.judged(loop, *FAILURES))
 
     def has_problem(self) -> bool:
         """Whether its devices, or its disk, fail now and then, which may hold it up."""

@@ -31,7 +31,7 @@ from services.db.sealing import Sealer
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, unavailable
 from services.kit.tasks import end_tasks
-from services.serving.controller import probes
+from services.serving.controller import controller, probes
 from services.serving.controller.backoff import FIRST_S, LONGEST_S, Life
 from services.serving.controller.controller import DELETE_EVERY_S, PATIENCE_S, Controller
 from services.serving.controller.diff import STAYING
@@ -491,10 +491,10 @@ class _Review:
             wanted = sum(target.get(at, {}).values())
             self._check("no more are made than are wanted", len(current) <= wanted, f"{owner.key}: {len(current)}")
             new = {each.id for each in self._mine.added}
-            lives = sorted((world.made_at[each.id], each) for each in mine if each.id not in new)
+            lives = sorted((world.made_at[each.id], each.id, each) for each in mine if each.id not in new)
             if not lives:
                 continue
-            _, last = lives[-1]
+            *_, last = lives[-1]
             failed_at = _failed_at(last)
             if failed_at is None or last.created_at <= owner.changed_at:
                 continue
@@ -636,6 +636,8 @@ class _Service:
             lambda instance: world.held.get(instance, 0),
             Sealer("s" * 40),
         )
+        judged: Any = self.controller
+        judged.look = world.simulation.judged(self.controller.look, ConnectionError)
         self.running = self.process.start(self.controller.run())
 
     async def end(self, simulation: Simulation) -> None:
@@ -708,9 +710,11 @@ async def play(simulation: Simulation) -> None:
     keys = ("chat", "app:vision")[: 1 + draw(2)]
     admission = _Admission(simulation, gpus=2 * len(keys) + draw(3, often=0.5))
     world = _World(simulation, admission)
-    small = patch.object(probes, "LARGEST_ANSWER", LARGEST_ANSWER)
-    small.start()
-    simulation.at_end(small.stop)
+    alone = simulation.judged(controller._alone, ConnectionError, ProblemError)
+    for where, name, stand_in in ((probes, "LARGEST_ANSWER", LARGEST_ANSWER), (controller, "_alone", alone)):
+        patched = patch.object(where, name, stand_in)
+        patched.start()
+        simulation.at_end(patched.stop)
     simulation.holds("an instance has one job", lambda: _doubled(admission))
     numbers = iter(range(1_000))
     for number, key in enumerate(keys):

@@ -160,9 +160,9 @@ class _Repository:
             for each, age_s in zip(claimed, ages_s, strict=True)
         ]
 
-    def _secret(self, webhook_id: str) -> str:
+    def _secret(self, webhook_id: str) -> bytes:
         found = self._world.webhooks[webhook_id]
-        return "of another installation" if found.has_lost_secret else fingerprint(SIGNER.secret(webhook_id, 1))
+        return b"of another installation" if found.has_lost_secret else fingerprint(SIGNER.secret(webhook_id, 1))
 
     def _expect(self, message_id: str, webhook_id: str) -> None:
         self._world.reasons[message_id] = ""
@@ -392,6 +392,7 @@ async def _begin(world: _World, number: int) -> tuple[Sender, asyncio.Task[None]
     made._random_factor = lambda: 1.0
     made._sessions = {"http": _Session(world, number)}
     made._tasks = {}
+    made.send = world.simulation.judged(sender.send, ConnectionError)
 
     async def look() -> None:
         while True:

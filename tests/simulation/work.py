@@ -370,7 +370,11 @@ async def play(simulation: Simulation) -> None:
     queue = TaskQueue(cast(Any, broker), cast(Any, broker), "solves", "solve")
     settings = SimpleNamespace(max_attempts=MOST_ATTEMPTS, lease_s=LEASE_S, resend_s=RESEND_S, keep_days=30.0)
     sweeper = Sweeper("solve", cast(Any, store), queue, cast(Any, settings))
-    running = [simulation.loop.create_task(repeat(sweeper.sweep, SWEEP_S, failed="sweep.failed"))]
+    running = [
+        simulation.loop.create_task(
+            repeat(simulation.judged(sweeper.sweep, ConnectionError), SWEEP_S, failed="sweep.failed")
+        )
+    ]
     running += [simulation.loop.create_task(_keep_working(simulation, store, broker)) for _ in range(1 + draw(2))]
     simulation.holds("work ends once", lambda: next((k for k, each in store.rows.items() if each.settled > 1), None))
     for number in range(1 + draw(6)):
