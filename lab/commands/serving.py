@@ -74,6 +74,10 @@ def serving(
             help="Tokens of prompts that each instance keeps, for --prefill length and a trace with hash_ids."
         ),
     ] = 0,
+    placement: Annotated[
+        Literal["weights", "carbon"],
+        typer.Option(help="Which instance serves: in proportion to weights, or the router's choice by carbon in time."),
+    ] = "weights",
     seed: Annotated[int, typer.Option(help="Equal input and equal seed give equal results.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -83,7 +87,7 @@ def serving(
     from lab.serving.plans import Forecast
     from lab.serving.requests import BUNDLED
     from lab.serving.run import ServingRun
-    from lab.serving.simulation import Frequency, Prefill, ServingOptions
+    from lab.serving.simulation import Frequency, Placement, Prefill, ServingOptions
     from lab.serving.site import papers_pools
     from services.contracts.serving import PoolSpec
     from services.core.domain.errors import DomainError
@@ -121,6 +125,7 @@ def serving(
                 kv_kib_per_token=kv_kib_per_token,
                 weights_gib=weights_gib,
                 prefix_cache_tokens=prefix_cache_tokens,
+                placement=Placement(placement),
             ),
         )
         result = run.simulate()

@@ -21,8 +21,9 @@ from statistics import fmean, median
 
 import carbon_service
 from lab.reproductions.marked import fill
-from services.core.policies.freesh.cleanest import KWH_J, cleanest_in_time, marginal_j
+from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
+from services.core.policies.freesh.server_choice import EnergyProfile, Given, ServerCosts, Work, choose_server
 from services.core.profiles.answer_lengths import AnswerLengths, input_bucket
 
 TRACES = {"conv": "conversations", "code": "code"}
@@ -36,6 +37,7 @@ TTFT_S, TBT_S, TBT_LOAD_S = 0.2, 0.025, 0.0006
 """Seconds to the first token, between tokens, and what each further request adds to the latter."""
 POWER_W, IDLE_W = 700.0, 250.0
 LIMIT_S = 30.0
+FULL = EnergyProfile((POWER_W - IDLE_W) / CAPACITY, 0.0, TBT_S + TBT_LOAD_S * CAPACITY)
 
 
 def read_trace(data: Path, name: str) -> list[tuple[float, int, int]]:
@@ -97,23 +99,31 @@ def lengths_table(data: Path) -> str:
 
 @dataclass
 class Replica:
-    """A server of the replay, as ``cleanest_in_time`` sees it."""
+    """A server of the replay, as ``choose_server`` sees it."""
 
     id: str
     location: str
-    gco2_per_token: float = 0.0
+    gco2_per_kwh: float
+    energy: EnergyProfile = FULL
+    limit: int = CAPACITY
     held: int = 0
-    ttft_s: float = TTFT_S
+    costs: ServerCosts = field(default_factory=lambda: ServerCosts(TTFT_S, TBT_S))
 
     @property
     def room(self) -> int:
         """How many more requests it takes."""
         return CAPACITY - self.held
 
-    @property
-    def tbt_s(self) -> float:
-        """Seconds between tokens at its load."""
-        return TBT_S + TBT_LOAD_S * self.held
+    def serve(self, work: Work, now_s: float, outputs: int) -> tuple[Given, float]:
+        """Count a request, and return with it how long it takes."""
+        self.held += 1
+        return self.costs.begin(work, now_s), TTFT_S + outputs * (TBT_S + TBT_LOAD_S * (self.held - 1))
+
+    def end(self, given: Given, served_s: float, outputs: int) -> None:
+        """Take a request out whose answer is there."""
+        self.held -= 1
+        self.costs.learn(given, TTFT_S, served_s, outputs)
+        self.costs.end(given)
 
 
 @dataclass
@@ -138,36 +148,39 @@ def intensities(hour: int) -> dict[str, float]:
 def replay(trace: Sequence[tuple[float, int, int]], hour: int, *, cleanest: bool) -> Replay:
     """Serve a trace in one hour's intensities: by equal weights, or by the cleanest server in time."""
     gco2 = intensities(hour)
-    replicas = [Replica(f"{zone}-{number}", zone) for zone in ZONES for number in range(SERVERS_EACH)]
-    for each in replicas:
-        rate = CAPACITY / (TBT_S + TBT_LOAD_S * CAPACITY)
-        each.gco2_per_token = (marginal_j(POWER_W, IDLE_W, rate) or 0.0) / KWH_J * gco2[each.location]
+    replicas = [Replica(f"{zone}-{number}", zone, gco2[zone]) for zone in ZONES for number in range(SERVERS_EACH)]
     by_id = {each.id: each for each in replicas}
-    turns, lengths, ends, done = WeightedRoundRobin(), AnswerLengths(), list[tuple[float, str]](), Replay()
-    for arrival_s, inputs, outputs in trace:
+    turns, lengths, done = WeightedRoundRobin(), AnswerLengths(), Replay()
+    ends = list[tuple[float, int, Replica, Given, float, int]]()
+
+    def end_next() -> float:
+        at_s, _, replica, given, served_s, outputs = heapq.heappop(ends)
+        replica.end(given, served_s, outputs)
+        return at_s
+
+    for number, (arrival_s, inputs, outputs) in enumerate(trace):
         while ends and ends[0][0] <= arrival_s:
-            by_id[heapq.heappop(ends)[1]].held -= 1
+            end_next()
         start_s = arrival_s
         while not any(each.room for each in replicas):
-            start_s, freed = heapq.heappop(ends)
-            by_id[freed].held -= 1
+            start_s = end_next()
         contexts: list[object] = ["model", input_bucket(inputs)]
         expected = lengths.predict(contexts).tokens
         lengths.observe(contexts, outputs)
+        work = Work(inputs, expected)
         if cleanest:
-            left_s = LIMIT_S - (start_s - arrival_s)
-            chosen = cleanest_in_time(replicas, lambda each: each.gco2_per_token, expected, left_s, ZONES)
+            free = [each for each in replicas if each.room]
+            chosen = choose_server(free, work, LIMIT_S - (start_s - arrival_s), start_s, ZONES)
         else:
             found = turns.choose([InstanceLoad(each.id, CAPACITY, each.held) for each in replicas])
             chosen = by_id[found.id] if found else None
         assert chosen is not None
-        served_s = chosen.ttft_s + outputs * chosen.tbt_s
-        chosen.held += 1
-        heapq.heappush(ends, (start_s + served_s, chosen.id))
+        given, served_s = chosen.serve(work, start_s, outputs)
+        heapq.heappush(ends, (start_s + served_s, number, chosen, given, served_s, outputs))
         took_s = start_s - arrival_s + served_s + ZONES[chosen.location]
         done.latencies_s.append(took_s)
         done.late += took_s > LIMIT_S
-        done.gco2 += outputs * chosen.gco2_per_token
+        done.gco2 += outputs * chosen.energy.slot_w * chosen.energy.token_s / J_PER_KWH * chosen.gco2_per_kwh
     return done
 
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 import math
 
 from services.core.domain.errors import DomainError
-from services.core.profiles.model_server import ModelServer
+from services.core.profiles.model_server import BATCH_SLOWDOWN, ModelServer
 
-BATCH_SLOWDOWN = 0.010
-"""By what share of a lone request's step each further request lengthens it.
-
-Fitted to Splitwise's measurements of Llama-2-70B, batches of 1 to 64 on A100s and H100s with 2, 4 and 8 GPUs: between
-0.007 and 0.012 by GPU and degree (``python -m lab.reproductions.serving_profiles``).
-"""
 MEMORY_SHARE = 0.9
 """Of its GPUs' memory, what a server uses for weights and the KV cache: vLLM's default (gpu_memory_utilization)."""
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from lab.serving.prefix_cache import PrefixCache
 from lab.serving.site import ServerKind
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.dispatch import InstanceLoad
 from services.core.policies.freesh.miad import LatencyReport
+from services.core.policies.freesh.server_choice import EnergyProfile, ServerCosts
 
 EPSILON_STEPS = 1e-6
 
@@ -59,7 +59,7 @@ class SimulatedInstance:
         at_s: The moment up to which everything below is counted.
         is_leaving: Whether it takes no more requests and ends when it is empty.
         kv_held: Tokens that its requests will have when they end, prompts and answers.
-        cache: The beginnings of prompts that it need not read again; None without such a cache.
+        costs: What the choice of a server knows of it; with its cache of beginnings of prompts.
     """
 
     id: str
@@ -79,7 +79,7 @@ class SimulatedInstance:
     up_s: float = 0.0
     version: int = 0
     kv_held: int = 0
-    cache: PrefixCache | None = None
+    costs: ServerCosts = field(default_factory=ServerCosts)
     seen: Seen = field(default_factory=Seen)
     members: dict[int, float] = field(default_factory=dict[int, float])
     ends: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
@@ -88,6 +88,26 @@ class SimulatedInstance:
 
     def __post_init__(self) -> None:
         self.changed()
+
+    @property
+    def location(self) -> str:
+        """Its place, as the choice of a server names it."""
+        return str(self.place)
+
+    @property
+    def limit(self) -> int:
+        """Requests that it may hold."""
+        return self.kind.server.capacity
+
+    @property
+    def gco2_per_kwh(self) -> float:
+        """Intensity of its place now."""
+        return self.rate
+
+    @property
+    def energy(self) -> EnergyProfile | None:
+        """What requests add there, by its profile."""
+        return self.kind.energy
 
     @property
     def held(self) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 
 from lab.serving.accounting import ServedRequests
 from lab.serving.plans import HalfHour
-from lab.serving.prefix_cache import PrefixCache
 from lab.serving.profiled import kv_tokens
 from lab.serving.rates import PlaceRates
 from lab.serving.requests import BLOCK_TOKENS, RequestTrace
@@ -24,13 +23,15 @@ from lab.serving.servers import Seen, SimulatedInstance
 from lab.serving.site import ServerKind, Site
 from services.core.domain.arrays import Floats, Ints
 from services.core.domain.errors import DomainError
-from services.core.domain.serving import MiadConfig
+from services.core.domain.serving import SLO_LATENCIES, MiadConfig
 from services.core.domain.units import J_PER_KWH
 from services.core.policies.freesh.clock_model import ClockLearner, ClockSample, learned_clock
 from services.core.policies.freesh.dispatch import WeightedRoundRobin
 from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, preempted_by
 from services.core.policies.freesh.miad import miad_clock
 from services.core.policies.freesh.request_queue import RequestQueue
+from services.core.policies.freesh.server_choice import Given, ServerCosts, Work, choose_server
+from services.core.profiles.prefix_cache import PrefixCache
 
 TICK_S = 1.0
 """How often clocks are set. Source: FREESH section 3.2."""
@@ -47,6 +48,15 @@ class Frequency(StrEnum):
     FIXED = "fixed"
     MIAD = "miad"
     LEARNED = "learned"
+
+
+class Placement(StrEnum):
+    """Which instance serves a request."""
+
+    WEIGHTS = "weights"
+    """Each in proportion to its weight, as in the paper."""
+    CARBON = "carbon"
+    """That which adds least carbon in time: the router's own choice (``server_choice``)."""
 
 
 class Prefill(StrEnum):
@@ -76,6 +86,7 @@ class ServingOptions:
         latest_s: Requests that have not ended so long after the last arrival are given up; nothing counts after that.
         prefix_cache_tokens: Tokens of prompts that each instance keeps, besides its KV cache; 0 for none. Only prefills
             that depend on the prompt become shorter by it.
+        placement: Which instance serves a request.
     """
 
     order: Order = Order.LLF
@@ -89,6 +100,7 @@ class ServingOptions:
     kv_kib_per_token: float = 0.0
     weights_gib: float = LLAMA_70B_GIB
     prefix_cache_tokens: int = 0
+    placement: Placement = Placement.WEIGHTS
     latest_s: float = LATEST_S
 
     def __post_init__(self) -> None:
@@ -202,6 +214,7 @@ class ServingSimulation:
         self._kinds: dict[tuple[str, str | None, str], ServerKind] = {}
         self._cached_tokens = self._read_tokens = 0
         self._waited_for_memory: set[int] = set()
+        self._given: dict[int, Given] = {}
 
     def run(self) -> Outcome:
         """Run to the last request's end, and return what it came to."""
@@ -301,8 +314,8 @@ class ServingSimulation:
         instance = SimulatedInstance(
             str(next(self._numbers)), place, mode, kind, name, self._current[place], kind.clocks.highest, now
         )
-        if self._options.prefix_cache_tokens:
-            instance.cache = PrefixCache(self._options.prefix_cache_tokens, BLOCK_TOKENS)
+        times, cache = kind.times, PrefixCache(self._options.prefix_cache_tokens, BLOCK_TOKENS)
+        instance.costs = ServerCosts(times.ttft_s, times.tbt_s, kind.server.capacity, cache)
         if now > 0:
             instance.energy_j = kind.start_j
             instance.carbon_g = kind.start_j * instance.rate / J_PER_KWH
@@ -377,10 +390,10 @@ class ServingSimulation:
         while (head := pool.queue.peek()) is not None and any(each.has_room for each in pool.instances):
             index = int(head.id)
             tokens = self._kv_need(index)
-            loads = [each.load(tokens) for each in pool.instances if not each.is_leaving]
-            instance = self._with_beginning(pool, index, tokens)
-            if instance is None:
-                chosen = pool.turns.choose(loads)
+            if self._options.placement is Placement.CARBON:
+                instance = self._cleanest_in_time(pool, head, tokens, now)
+            else:
+                chosen = pool.turns.choose([each.load(tokens) for each in pool.instances if not each.is_leaving])
                 instance = next((each for each in pool.instances if chosen and each.id == chosen.id), None)
             if instance is None:
                 self._waited_for_memory.add(index)
@@ -393,18 +406,24 @@ class ServingSimulation:
         """Return the tokens of a request, prompt and answer."""
         return int(self._trace.input_tokens[index]) + self._tokens[index] if self._options.kv_kib_per_token else 0
 
-    def _with_beginning(self, pool: _ClassPool, index: int, tokens: int) -> SimulatedInstance | None:
-        """Return the instance with room that has most of a prompt's beginning in its cache; None if none has any."""
-        if not self._options.prefix_cache_tokens or not self._trace.blocks:
+    def _cleanest_in_time(
+        self, pool: _ClassPool, request: ServingRequest, tokens: int, now: float
+    ) -> SimulatedInstance | None:
+        """Return the instance that the router would choose: in time by its class's limit, else by ``5 * Lat``."""
+        free = [each for each in pool.instances if each.has_room and each.has_memory(tokens)]
+        if not free:
             return None
-        blocks, length = self._trace.blocks[index], int(self._trace.input_tokens[index])
-        found, most = None, 0
-        for each in pool.instances:
-            if each.cache is not None and each.has_room and each.has_memory(tokens):
-                cached = each.cache.cached_tokens(blocks, length)
-                if cached > most:
-                    found, most = each, cached
-        return found
+        promised_s = free[0].kind.limits.e2e_s
+        limit_s = (
+            SLO_LATENCIES * pool.queue.times.latency_s(request.output_tokens) if promised_s is None else promised_s
+        )
+        return choose_server(free, self._work(int(request.id)), request.arrival_s + limit_s - now, now, {})
+
+    def _work(self, index: int) -> Work:
+        """Return a request as instances are compared for it."""
+        blocks = self._trace.blocks[index] if self._trace.blocks else ()
+        tokens = int(self._trace.input_tokens[index]), float(self._predicted[index])
+        return Work(*tokens, blocks, block_tokens=BLOCK_TOKENS)
 
     def _send(self, request: ServingRequest, instance: SimulatedInstance, now: float) -> None:
         index = int(request.id)
@@ -419,9 +438,8 @@ class ServingSimulation:
         if instance.held == 1:
             instance.changed()
         prompt = int(self._trace.input_tokens[index])
-        cached = 0
-        if instance.cache is not None and self._trace.blocks:
-            cached = instance.cache.read(self._trace.blocks[index], prompt)
+        given = self._given[index] = instance.costs.begin(self._work(index), now)
+        cached = given.cached_tokens
         self._read_tokens += prompt
         self._cached_tokens += cached
         prefill_s = instance.kind.server.prefill_s(prompt - cached + request.tokens_done, instance.clock_mhz)
@@ -454,6 +472,7 @@ class ServingSimulation:
                 return
             del running[victim.id]
             lacking = instance.leave(int(victim.id))
+            instance.costs.end(self._given.pop(int(victim.id)))
             instance.kv_held -= freed
             victim.tokens_done = float(int(self._tokens[int(victim.id)] - lacking))
             self._preemptions += 1
@@ -490,6 +509,7 @@ class ServingSimulation:
     def _first_token(self, instance: SimulatedInstance, index: int, now: float) -> list[int]:
         """Let a prefilled request decode; return it if its only token is there already."""
         request = self._requests[index]
+        instance.costs.has_read(self._given[index], now)
         if np.isnan(self._first_s[index]):
             self._first_s[index] = now
             instance.seen.ttft_s += now - request.arrival_s
@@ -508,6 +528,9 @@ class ServingSimulation:
         request = self._requests.pop(index)
         self._finish_s[index] = now
         self._open -= 1
+        given = self._given.pop(index)
+        instance.costs.learn(given, None, now - given.at_s, self._tokens[index])
+        instance.costs.end(given)
         seen = instance.seen
         seen.e2e_s += now - request.arrival_s
         seen.ended += 1

@@ -22,6 +22,7 @@ from services.core.domain.serving import CLASSES, LatencyLimits
 from services.core.policies.freesh.classes import Thresholds
 from services.core.policies.freesh.laxity import ServiceTimes
 from services.core.policies.freesh.miad import Clocks, clocks_between
+from services.core.policies.freesh.server_choice import EnergyProfile, energy_profile
 from services.core.profiles.model_server import LOWEST_CLOCK_MHZ, ModelServer
 from services.simulator.raw import TraceFormatError
 
@@ -45,6 +46,7 @@ class ServerKind:
         clocks: That its GPUs support.
         weight: Its part in a weighted round robin: the requests per second that it serves.
         start_j: Energy of starting one.
+        energy: What requests add there.
     """
 
     server: ModelServer
@@ -53,6 +55,7 @@ class ServerKind:
     clocks: Clocks
     weight: float
     start_j: float
+    energy: EnergyProfile | None
 
 
 class Site:
@@ -113,7 +116,10 @@ class Site:
             raise TraceFormatError(f"the profile for {where} lacks latency_s, ttft_ms or tbt_ms")
         board = gpu_model(self._modes[mode].gpu_model)
         clocks = clocks_between(max(LOWEST_CLOCK_MHZ, board.lowest_clock_mhz), board.highest_clock_mhz)
+        times = ServiceTimes(1e-3 * profile.ttft_ms, 1e-3 * profile.tbt_ms)
+        load = profile.max_qps, profile.latency_s, times.ttft_s, times.tbt_s
         return ServerKind(
+            energy=energy_profile(profile.power_w, self._idle_w(mode), *load),
             server=profiled_server(
                 max_qps=profile.max_qps,
                 latency_s=profile.latency_s,
@@ -123,7 +129,7 @@ class Site:
                 idle_w=self._idle_w(mode),
                 highest_clock_mhz=clocks.highest,
             ),
-            times=ServiceTimes(1e-3 * profile.ttft_ms, 1e-3 * profile.tbt_ms),
+            times=times,
             limits=terms.latency_limits(),
             clocks=clocks,
             weight=profile.max_qps,

@@ -153,7 +153,7 @@ class RoutedServer(Routed):
     load_path: str | None = Field(
         default=None,
         exclude_if=lambda path: path is None,
-        description="Path of its metrics, where its clocks follow latency.",
+        description="Path of its metrics: how many requests it holds, and the time between their tokens.",
     )
 
 

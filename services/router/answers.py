@@ -110,6 +110,8 @@ class AnswerPasser:
                         latency.gap(server.id, request_class, now_s - event_s, reader.events - events)
                     else:
                         turn.first_s = now_s - received.at_s
+                        if turn.place is not None:
+                            server.costs.has_read(turn.place, now_s)
                         latency.first(server.id, request_class, turn.first_s, turn.wait_s)
                     events, event_s = reader.events, now_s
                 if out:

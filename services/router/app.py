@@ -58,6 +58,7 @@ from services.router.outgoing import RequestWriter
 from services.router.overview import Overview
 from services.router.peers import Peers
 from services.router.probes import probe
+from services.router.server_times import read_load
 from services.router.settings import RouterSettings
 from services.router.shared_metrics import MetricsFolder
 from services.router.table import TableReader
@@ -227,8 +228,9 @@ class Router:
         self.upstream_keys.forget_files()
         servers = [each for each in self.fleet.servers.values() if each.is_ready]
         await asyncio.gather(*(probe(server, self.limits) for server in servers))
+        await asyncio.gather(*(read_load(each) for each in servers if each.breaker.opened_s is None))
         for server in servers:
-            server.fade()
+            server.costs.fade()
         for lane in self.lanes.all():
             lane.retime()
             lane.pump()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from services.core.policies.freesh.laxity import ServingRequest
+from services.core.policies.freesh.server_choice import Work
 from services.kit.logging import Log
 from services.router.answers import AnswerPasser, is_stream
 from services.router.expectations import Expectations
@@ -26,7 +27,7 @@ BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server that has not worked on the request: another server is asked."""
 REFUSED = frozenset({400, 422})
 """Statuses of a request that a server does not take as it is."""
-REGION = b"x-wattshift-region"
+REGION, SESSION = b"x-wattshift-region", b"x-session-id"
 
 
 class Dispatcher:
@@ -118,7 +119,14 @@ class Dispatcher:
             request,
             lane.limit_s(request, turn.pool.promised_s.get(expected.request_class)),
             self._network_s.get(received.exchange.headers.get(REGION, b""), self._usual_network_s),
-            expected.prefix,
+            Work(
+                expected.input_tokens,
+                request.output_tokens,
+                expected.blocks,
+                received.exchange.headers.get(SESSION) or received.asked.session,
+                None if turn.model == turn.pool.spec.models[0] else turn.model,
+                expected.block_tokens,
+            ),
             received.asked.may_repeat,
         )
         server = await lane.take(ticket, self._settings.queue_timeout_s)
@@ -150,6 +158,7 @@ class Dispatcher:
             UpstreamError: It failed; the server's breaker knows.
         """
         lane = turn.lane
+        turn.place = ticket.place
         connection: Connection | None = None
         share_s: float | None = None
 

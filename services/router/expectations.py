@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from services.core.policies.freesh.server_choice import BLOCK_TOKENS
 from services.core.profiles.answer_lengths import AnswerLengths, input_bucket
 from services.router.fleet import Pool
 from services.router.openai import Asked
-from services.router.tokens import TokenCounter
+from services.router.tokens import USUAL_BYTES_PER_TOKEN, TokenCounter
 from services.router.turn import Expected
 
-BLOCK_CHARACTERS = 512
-MOST_BLOCKS = 256
-"""Beginnings of a prompt are told apart by whole blocks, as many as this."""
+BLOCK_CHARACTERS = round(BLOCK_TOKENS * USUAL_BYTES_PER_TOKEN)
+MOST_BLOCKS = 1_024
+"""Beginnings of a prompt are told apart by whole blocks, as many as this: some 131,000 tokens."""
 
 
 class Expectations:
@@ -31,10 +32,11 @@ class Expectations:
             counter = self._counters[pool.spec.name] = TokenCounter(pool.spec.tokenizer)
         tokens, n_bytes, texts = counter.count(asked.fields)
         first = texts[0] if texts else ""
-        prefix = _beginnings(model, texts)
+        blocks = _beginnings(model, texts)
+        block_tokens = tokens * BLOCK_CHARACTERS / max(sum(map(len, texts)), 1)
         contexts = (model, (model, input_bucket(tokens)), (key_id, hash(first[:64]), input_bucket(tokens)))
         if kind == "embedding":
-            return Expected(tokens, 0.0, pool.class_of(tokens, False), (), n_bytes, prefix)
+            return Expected(tokens, 0.0, pool.class_of(tokens, False), (), n_bytes, blocks, block_tokens)
         long_from = pool.spec.output_tokens
         predicted = self.lengths.predict(contexts, long_from)
         output, is_long = predicted.tokens, predicted.long_share >= 0.5
@@ -42,7 +44,7 @@ class Expectations:
             output = float(asked.most_tokens)
         if long_from is not None and asked.most_tokens is not None and asked.most_tokens < long_from:
             is_long = False
-        return Expected(tokens, output, pool.class_of(tokens, is_long), contexts, n_bytes, prefix)
+        return Expected(tokens, output, pool.class_of(tokens, is_long), contexts, n_bytes, blocks, block_tokens)
 
     def learn(self, pool: str, expected: Expected, input_tokens: int | None, answer_tokens: int) -> None:
         """Learn from a complete answer.

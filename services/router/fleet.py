@@ -11,22 +11,15 @@ from dataclasses import dataclass, field
 from services.contracts.identity import Identity
 from services.contracts.routing import EVERY_TENANT, RoutedApp, RoutedAppServer, RoutedPool, RoutedServer, RoutingTable
 from services.core.domain.units import J_PER_KWH
-from services.core.policies.freesh.cleanest import marginal_j
+from services.core.policies.freesh.server_choice import ServerCosts, energy_profile
 from services.kit.networks import Network
 from services.router.breaker import Breaker
 from services.router.shares import SharedTime
 from services.router.streams import Footprint
 from services.router.upstream import Origin
 
-USUAL_TTFT_S = 0.2
-USUAL_TBT_S = 0.03
-"""Assumed of a server that has neither a profile nor answers yet."""
-NEW_SHARE = 0.1
-"""Weight of the newest answer in a server's mean times."""
 USAGE_AGAIN_S = 3_600.0
 """After this, a server that refused to state the usage of streams is asked again: it may be a newer one."""
-IDLE_SHARE = 0.4
-"""Idle power as a share of full power, where the mode does not state it."""
 
 
 class Server(SharedTime):
@@ -36,14 +29,16 @@ class Server(SharedTime):
         spec: Its row of the routing table.
         instance: Its row as an instance of an application; None for a model server.
         was_key_asked_for: Whether the key of an instance, if it has one, was fetched since it came into the table.
-        ttft_s, tbt_s: Means of the newest answers; those of its profile before the first, and by and by without any.
-        network_s: Time that a connection took.
+        costs: How fast it is and what it has to do, as far as is known here.
+        energy: What requests add there, by its profile; None if that does not say.
+        tells_load: Whether it said itself what it holds when it was last asked.
     """
 
     __slots__ = (
         "_asks_usage_at_s",
-        "_has_answered",
         "breaker",
+        "costs",
+        "energy",
         "id",
         "instance",
         "lanes",
@@ -51,8 +46,7 @@ class Server(SharedTime):
         "location",
         "origin",
         "spec",
-        "tbt_s",
-        "ttft_s",
+        "tells_load",
         "was_key_asked_for",
     )
 
@@ -61,17 +55,17 @@ class Server(SharedTime):
     ) -> None:
         super().__init__()
         self.id = spec.id
-        self.location = spec.location
         self.origin = Origin(spec.url, None if spec.pool is not None else networks)
         self.breaker = Breaker()
-        self.ttft_s, self.tbt_s = _usual_s(spec)
-        self._has_answered = False
+        ttft_s, tbt_s = _profile_s(spec)
+        self.costs = ServerCosts(ttft_s, tbt_s, (spec.max_qps or 0.0) * (spec.latency_s or 0.0))
         self._asks_usage_at_s = 0.0
         self.lanes: list[str] = []
         self.limit = spec.capacity
-        self.spec: RoutedServer = spec
         self.instance = instance
+        self.tells_load = False
         self.was_key_asked_for = False
+        self._take(spec)
 
     def update(self, spec: RoutedServer, processes: int = 1) -> None:
         """Take in a newer row, and how many router processes share the server."""
@@ -80,23 +74,13 @@ class Server(SharedTime):
             self.origin = Origin(spec.url, self.origin.networks)
             self.breaker = Breaker()
             self._asks_usage_at_s = 0.0
-        self.spec = spec
-        self.location = spec.location
+        self._take(spec)
         self.limit = max(1, -(-spec.capacity // processes))
 
-    @property
-    def request_class(self) -> str | None:
-        """Of the requests that it is for; None for all."""
-        return self.spec.request_class
-
-    @property
-    def request_j(self) -> float | None:
-        """Energy that a request of its class adds, by its profile; None if that does not state it."""
-        spec = self.spec
-        if spec.full_power_w is None or spec.max_qps is None:
-            return None
-        idle_w = spec.idle_w if spec.idle_w is not None else IDLE_SHARE * spec.full_power_w
-        return marginal_j(spec.full_power_w, idle_w, spec.max_qps)
+    def _take(self, spec: RoutedServer) -> None:
+        self.spec: RoutedServer = spec
+        self.location = spec.location
+        self.energy = energy_profile(spec.full_power_w, spec.idle_w, spec.max_qps, spec.latency_s, *_profile_s(spec))
 
     @property
     def gco2_per_kwh(self) -> float | None:
@@ -113,13 +97,6 @@ class Server(SharedTime):
         """How many more requests this process may give it."""
         return self.limit - self.held
 
-    def answered(self, ttft_s: float, e2e_s: float, tokens: int) -> None:
-        """Learn from an answer that was complete."""
-        self._has_answered = True
-        self.ttft_s += NEW_SHARE * (ttft_s - self.ttft_s)
-        if tokens > 1 and e2e_s > ttft_s:
-            self.tbt_s += NEW_SHARE * ((e2e_s - ttft_s) / (tokens - 1) - self.tbt_s)
-
     def may_ask_usage(self, now_s: float) -> bool:
         """Whether its streams are asked for their usage: it has not refused that lately."""
         return now_s >= self._asks_usage_at_s
@@ -131,14 +108,6 @@ class Server(SharedTime):
     def takes_usage(self) -> None:
         """Note that what it refused was not that."""
         self._asks_usage_at_s = 0.0
-
-    def fade(self) -> None:
-        """Believe less of what was observed if nothing was since the last call: one that was slow is tried again."""
-        if not self.held and not self._has_answered:
-            ttft_s, tbt_s = _usual_s(self.spec)
-            self.ttft_s += NEW_SHARE * (ttft_s - self.ttft_s)
-            self.tbt_s += NEW_SHARE * (tbt_s - self.tbt_s)
-        self._has_answered = False
 
     def footprint(self, share_s: float) -> Footprint:
         """Return the energy and emissions of a request that had so many seconds of the server.
@@ -239,6 +208,8 @@ class Fleet:
         for server in self.servers.values():
             server.update(server.spec, processes)
             server.held_elsewhere = held_elsewhere.get(server.id, 0)
+            if not server.tells_load:
+                server.costs.tell(0, server.held_elsewhere, 0, 0)
         for instance in self.instances.values():
             if instance.spec.capacity > 1:  # where one request fits, no other process holds any meanwhile
                 instance.held_elsewhere = held_elsewhere.get(instance.id, 0)
@@ -343,12 +314,9 @@ def _may_use(tenant_id: str, owned: RoutedPool | RoutedApp) -> bool:
     return tenant_id == owned.tenant_id or tenant_id in owned.tenants or EVERY_TENANT in owned.tenants
 
 
-def _usual_s(spec: RoutedServer) -> tuple[float, float]:
-    """Return the time to the first token, and between tokens, of a server of which nothing was observed."""
-    return (
-        spec.ttft_ms / 1e3 if spec.ttft_ms else USUAL_TTFT_S,
-        spec.tbt_ms / 1e3 if spec.tbt_ms else USUAL_TBT_S,
-    )
+def _profile_s(spec: RoutedServer) -> tuple[float | None, float | None]:
+    """Return the time to the first token, and between tokens, by a server's profile; None where that does not say."""
+    return spec.ttft_ms and spec.ttft_ms / 1e3, spec.tbt_ms and spec.tbt_ms / 1e3
 
 
 def _may_join(server: RoutedServer, pool: RoutedPool) -> bool:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from services.core.domain.serving import SLO_LATENCIES
-from services.core.policies.freesh.cleanest import cleanest_in_time, emissions, predicted_s
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
 from services.core.policies.freesh.laxity import (
     Order,
@@ -29,14 +28,11 @@ from services.core.policies.freesh.laxity import (
     preempted_by,
 )
 from services.core.policies.freesh.request_queue import RequestQueue, over_share
+from services.core.policies.freesh.server_choice import Given, Work, choose_server
 from services.router.breaker import BreakerState
 from services.router.fleet import Fleet, Pool, Server
 from services.router.upstream import Connection, UpstreamError
 
-AFFINITY_CARBON = 1.1
-"""How many times what the cleanest server emits one may emit that has the prompt's beginning cached."""
-AFFINITY_LOAD = 1.1
-"""How many times as full as the least loaded of the cleanest it may be, and one request more."""
 RETIME_SHARE = 0.1
 """The queue is ordered anew when its servers' times have changed by so much."""
 
@@ -65,20 +61,23 @@ class Ticket:
         request: As the queue orders it.
         limit_s: How long its answer may take.
         network_s: Time to each place, for its client's region.
-        prefix: Stands for the beginnings of its prompt, the shortest first.
+        work: As servers are compared for it.
         may_repeat: Whether it may be sent a second time; if not, it keeps the server that it was given.
         preemptions: How often it was preempted.
+        given: Decided once it may be sent to a server.
+        place: What the server counts it as.
     """
 
     request: ServingRequest
     limit_s: float
     network_s: Mapping[str, float]
-    prefix: tuple[int, ...] = ()
+    work: Work
     may_repeat: bool = True
     preemptions: int = 0
     given: asyncio.Future[Server] | None = None
     server: Server | None = None
     share_began_s: float = 0.0
+    place: Given | None = None
     connection: Connection | None = None
     is_preempted: bool = False
 
@@ -105,15 +104,13 @@ class LaneRules:
 class Lane:
     """One class of one pool."""
 
-    def __init__(self, name: str, rules: LaneRules, affinity: Affinity, room_at: Callable[[Server], None]) -> None:
+    def __init__(self, name: str, rules: LaneRules, room_at: Callable[[Server], None]) -> None:
         """Take its rules, and what to call when a server of the lane has room again."""
         self.name = name
         self._room_at = room_at
         self.servers: list[Server] = []
         self.others: list[Server] = []
-        self._gco2: dict[str, float] = {}
         self._rules = rules
-        self._affinity = affinity
         self.queue = RequestQueue(rules.order, ServiceTimes(0.2, 0.03), rules.most_waiting)
         self._tickets: dict[str, Ticket] = {}
         self.unanswered: dict[str, Ticket] = {}
@@ -132,15 +129,14 @@ class Lane:
         self.servers = [] if pool is None else pool.by_class.get(request_class, pool.servers)
         own = {each.id for each in self.servers}
         self.others = [] if pool is None else [each for each in pool.servers if each.id not in own]
-        self._gco2 = emissions(self.servers) | emissions(self.others)
         self.retime()
 
     def retime(self) -> None:
         """Order the queue by its servers' present times."""
         if not self.servers:
             return
-        ttft_s = sum(each.ttft_s for each in self.servers) / len(self.servers)
-        tbt_s = sum(each.tbt_s for each in self.servers) / len(self.servers)
+        ttft_s = sum(each.costs.ttft_s for each in self.servers) / len(self.servers)
+        tbt_s = sum(each.costs.tbt_s for each in self.servers) / len(self.servers)
         now = self.queue.times
         if abs(ttft_s - now.ttft_s) + abs(tbt_s - now.tbt_s) * 100 > RETIME_SHARE * (now.ttft_s + now.tbt_s * 100):
             self.queue.retime(ServiceTimes(ttft_s, max(tbt_s, 1e-6)))
@@ -156,28 +152,8 @@ class Lane:
             loads = [InstanceLoad(each.id, each.limit, each.held, weight=each.spec.weight) for each in free]
             chosen = self._turns.choose(loads)
             return next((each for each in free if chosen and each.id == chosen.id), None)
-        tokens = ticket.request.output_tokens
-        best = cleanest_in_time(free, self._emits, tokens, ticket.limit_s, ticket.network_s)
-        known = self._affinity.server_of(ticket.prefix)
-        if known is None or best is None or known == best.id:
-            return best
-        cached = next((each for each in free if each.id == known), None)
-        return cached if cached is not None and self._is_as_good(cached, best, ticket) else best
-
-    def _emits(self, server: Server) -> float | None:
-        return self._gco2.get(server.id)
-
-    def _is_as_good(self, cached: Server, best: Server, ticket: Ticket) -> bool:
-        """Whether a server that has the beginning of a prompt cached may have it: about as clean, in time and free."""
-        if cached.held > AFFINITY_LOAD * best.held * cached.limit / best.limit + 1:
-            return False
-        tokens, network_s = ticket.request.output_tokens, ticket.network_s
-        if predicted_s(cached, tokens, network_s) > max(ticket.limit_s, predicted_s(best, tokens, network_s)):
-            return False
-        ours, least = self._emits(cached), self._emits(best)
-        if ours is None or least is None:
-            return least is None
-        return ours <= least + (AFFINITY_CARBON - 1) * abs(least)
+        left_s = ticket.request.arrival_s + ticket.limit_s - now_s
+        return choose_server(free, ticket.work, left_s, now_s, ticket.network_s)
 
     def _passing(self, ticket: Ticket, now_s: float) -> list[Server]:
         """Return the servers that may serve a request: of its class, or the pool's others while none of those may."""
@@ -250,10 +226,10 @@ class Lane:
         ticket.is_preempted = False
         server.breaker.sent(ticket)
         ticket.share_began_s = server.begin()
+        ticket.place = server.costs.begin(ticket.work, time.monotonic())
         tenant = ticket.request.tenant
         self.in_service[tenant] = self.in_service.get(tenant, 0) + 1
         self.unanswered[ticket.request.id] = ticket
-        self._affinity.note(ticket.prefix, server.id)
 
     def answered(self, ticket: Ticket) -> None:
         """Note the first byte of an answer: from here on the request keeps its place."""
@@ -270,6 +246,9 @@ class Lane:
             self.in_service.pop(tenant, None)
         ticket.server = None
         ticket.connection = None
+        if ticket.place is not None:
+            server.costs.end(ticket.place)
+            ticket.place = None
         return server.end(ticket.share_began_s)
 
     def pump(self) -> set[frozenset[str]]:
@@ -351,33 +330,12 @@ class Lane:
         return max(1.0, math.ceil((1 + len(self.queue)) * self.served_s / room))
 
 
-class Affinity:
-    """Which server last had a prompt with the same beginning, as many as fit."""
-
-    def __init__(self, most: int = 100_000) -> None:
-        self._most = most
-        self._servers: dict[int, str] = {}
-
-    def server_of(self, prefix: tuple[int, ...]) -> str | None:
-        """Return the id of the server that had the longest of a prompt's beginnings; None if none had any."""
-        return next((self._servers[each] for each in reversed(prefix) if each in self._servers), None)
-
-    def note(self, prefix: tuple[int, ...], server_id: str) -> None:
-        """Remember where a prompt went."""
-        for each in prefix:
-            self._servers.pop(each, None)
-            self._servers[each] = server_id
-        while len(self._servers) > self._most:
-            del self._servers[next(iter(self._servers))]
-
-
 class Lanes:
     """All lanes; those of classes that are gone stay until nothing waits in them."""
 
     def __init__(self, rules: LaneRules) -> None:
         self._rules = rules
         self._lanes: dict[str, Lane] = {}
-        self._affinity = Affinity()
 
     def all(self) -> list[Lane]:
         """Return all lanes."""
@@ -388,7 +346,7 @@ class Lanes:
         name = f"{pool.spec.name}\n{request_class}"
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(name, self._rules, self._affinity, self.room_at)
+            lane = self._lanes[name] = Lane(name, self._rules, self.room_at)
             lane.serve(pool, request_class)
         return lane
 

@@ -119,7 +119,7 @@ class LatencyReporter:
         These are the servers of answers that are not streamed: the bounds that such answers give reach into the past,
         and none comes while none ends.
         """
-        following = [each for each in self._fleet.every_server() if each.spec.load_path is not None]
+        following = [each for each in self._fleet.every_server() if each.spec.clocks is not None]
         self._times.keep(each.id for each in following)
         whole = {server for (server, _), second in self._found.items() if second.began_s < math.inf}
         seen = {server for (server, _), second in self._found.items() if second.gaps} - whole

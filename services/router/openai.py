@@ -98,6 +98,7 @@ class Asked:
         most_tokens: The longest answer that is allowed; None where it is not limited.
         choices: How many answers are asked for.
         may_repeat: Whether sending it twice changes nothing but the energy used.
+        session: What requests with much in common name as such: ``prompt_cache_key``, else ``user``.
     """
 
     content: bytes
@@ -108,6 +109,7 @@ class Asked:
     most_tokens: int | None
     choices: int
     may_repeat: bool
+    session: str | None
 
     def with_fields(self, **changes: Any) -> bytes:
         """Return the body with some fields changed or added."""
@@ -146,6 +148,7 @@ def read(content: bytes) -> Asked:
     if most is None:
         most = fields.get("max_tokens")
     choices = fields.get("n")
+    named = fields.get("prompt_cache_key"), fields.get("user")
     return Asked(
         content=content,
         fields=fields,
@@ -155,6 +158,7 @@ def read(content: bytes) -> Asked:
         most_tokens=most if isinstance(most, int) and not isinstance(most, bool) and most >= 0 else None,
         choices=choices if isinstance(choices, int) and not isinstance(choices, bool) and 0 < choices <= 1_000 else 1,
         may_repeat=fields.get("store") is not True,
+        session=next((each for each in named if isinstance(each, str) and each), None),
     )
 
 

@@ -31,8 +31,12 @@ class Outcomes:
         e2e_s = now_s - turn.received.at_s
         served_s = e2e_s - turn.wait_s
         self.latency.end(server.id, expected.request_class, e2e_s, output_tokens)
-        ttft_s = turn.first_s - turn.wait_s if turn.first_s else min(server.ttft_s, served_s)
-        server.answered(ttft_s, served_s, output_tokens)
+        if turn.place is not None:
+            away_s = min(server.origin.connect_s or 0.0, served_s)
+            first_s = max(turn.first_s - turn.wait_s - away_s, 0.0) if turn.first_s else None
+            choices = turn.received.asked.choices
+            server.costs.has_read(turn.place, now_s)
+            server.costs.learn(turn.place, first_s, served_s - away_s, output_tokens / choices)
         turn.lane.served_s += 0.05 * (served_s - turn.lane.served_s)
         answer_tokens = max(1, output_tokens // turn.received.asked.choices) if output_tokens else 0
         self._expectations.learn(

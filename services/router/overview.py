@@ -45,13 +45,13 @@ class Overview:
                     "breaker": each.breaker.state(now_s),
                     "held": each.held,
                     "limit": each.limit,
-                    "ttft_s": each.ttft_s,
-                    "tbt_s": each.tbt_s,
+                    "ttft_s": each.costs.ttft_s,
+                    "tbt_s": each.costs.tbt_s,
                     "network_s": each.origin.connect_s,
                     "power_w": each.spec.power_w,
                     "gco2_per_kwh": each.spec.gco2_per_kwh,
                     "pue": each.spec.pue,
-                    "request_j": each.request_j,
+                    "slot_w": each.energy and each.energy.slot_w,
                 }
                 for each in self.fleet.every_server()
             ],

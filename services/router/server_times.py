@@ -1,4 +1,4 @@
-"""What model servers themselves measured of the time between tokens: the sums of their Prometheus histograms."""
+"""What model servers themselves say, as Prometheus metrics: the time between tokens, and what they hold."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ HISTOGRAMS = (
     "sglang:time_per_output_token_seconds",
 )
 """The first of these that a server has counts."""
+RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing")
+QUEUED = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
+KV_USE = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",
+    "sglang:token_usage",
+    "llamacpp:kv_cache_usage_ratio",
+)
+"""Requests that a server works on, and that wait inside it; the share of its KV cache in use."""
 READ_S = 0.5
 """A server that takes longer to state its metrics is not waited for: reports are due every second."""
 
@@ -60,8 +69,20 @@ class ServerTimes:
         self._read = {name: each for name, each in self._read.items() if name in names}
 
 
-async def _sums(server: Server) -> tuple[float, float] | None:
-    """Return the seconds and the number of all tokens that a server has made; None if it does not say in time."""
+async def read_load(server: Server) -> None:
+    """Have a server say what it holds and how full its memory is; of one that does not say, routers know their own."""
+    metrics = await _metrics(server) or ""
+    running = metric_sum(metrics, RUNNING)
+    server.tells_load = running is not None
+    if running is None:
+        server.costs.tell(0, server.held_elsewhere, 0, 0)
+    else:
+        queued, kv_use = metric_sum(metrics, QUEUED), metric_sum(metrics, KV_USE)
+        server.costs.tell(server.held, running, queued or 0.0, kv_use or 0.0)
+
+
+async def _metrics(server: Server) -> str | None:
+    """Return the metrics of a server; None if it does not state them in time."""
     if server.spec.load_path is None:
         return None
     try:
@@ -69,9 +90,14 @@ async def _sums(server: Server) -> tuple[float, float] | None:
             status, content = await get(server, server.spec.load_path, connect_s=READ_S, total_s=READ_S)
     except (UpstreamError, TimeoutError):
         return None
-    if status != 200:
+    return content.decode(errors="replace") if status == 200 else None
+
+
+async def _sums(server: Server) -> tuple[float, float] | None:
+    """Return the seconds and the number of all tokens that a server has made; None if it does not say in time."""
+    metrics = await _metrics(server)
+    if metrics is None:
         return None
-    metrics = content.decode(errors="replace")
     for name in HISTOGRAMS:
         seconds, tokens = metric_sum(metrics, {f"{name}_sum"}), metric_sum(metrics, {f"{name}_count"})
         if seconds is not None and tokens is not None:

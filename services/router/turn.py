@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from services.contracts.identity import ResolvedKey
+from services.core.policies.freesh.server_choice import Given
 from services.kit.edge.exchange import Exchange
 from services.router.fleet import Pool
 from services.router.lanes import Lane
@@ -19,7 +20,8 @@ class Expected:
     Attributes:
         contexts: By which the length of its answer is learned.
         n_bytes: Of its prompt; 0 where they teach nothing about tokens.
-        prefix: Stands for the beginnings of its prompt, the shortest first.
+        blocks: Stand for the beginnings of its prompt, the shortest first.
+        block_tokens: Of each of them.
     """
 
     input_tokens: int
@@ -27,7 +29,8 @@ class Expected:
     request_class: str
     contexts: tuple[Any, ...]
     n_bytes: int
-    prefix: tuple[int, ...]
+    blocks: tuple[int, ...]
+    block_tokens: float
 
 
 @dataclass(slots=True)
@@ -58,6 +61,7 @@ class Turn:
         asks_usage: Whether the router had its server state the usage, which the client did not ask for.
         wait_s: From its arrival until it was sent to a server.
         first_s: From its arrival to the first token of a stream; 0 before.
+        place: What its server counts it as.
     """
 
     received: Received
@@ -69,6 +73,7 @@ class Turn:
     asks_usage: bool = False
     wait_s: float = 0.0
     first_s: float = 0.0
+    place: Given | None = None
 
 
 class Tokens(NamedTuple):

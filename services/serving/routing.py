@@ -228,7 +228,7 @@ def _server(row: ServerRow, spec: PoolSpec, intensity: CurrentIntensity | None, 
         full_power_w=profile and profile.power_w,
         max_qps=profile and profile.max_qps,
         clocks=_clocks(spec, row, mode),
-        load_path=None if spec.clocks.policy is ClockPolicy.DEFAULT else terms.probes.load_path,
+        load_path=terms.probes.load_path,
     )
 
 
@@ -287,6 +287,7 @@ def _foreign(
         upstream_key=spec.upstream_key,
         upstream_secret=spec.upstream_secret,
         upstream_secret_set_at=secret_set_at,
+        load_path="/metrics",
         power_w=spec.power_w,
         gco2_per_kwh=intensity.point.gco2_per_kwh if intensity else None,
         is_intensity_estimated=intensity is None or intensity.point.is_estimated,

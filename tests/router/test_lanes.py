@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from services.contracts.routing import RoutedPool
 from services.core.policies.freesh.laxity import Order, ServingRequest
+from services.core.policies.freesh.server_choice import Work
 from services.router.fleet import Pool, Server
 from services.router.lanes import Lane, LaneRules, Lanes, NoServerError, QueueFullError, Ticket
 from tests.support.routers import ModelServer, a_routed_pool, a_routed_server
@@ -57,7 +59,7 @@ class World:
 
     def come(self, name: str, *excluded: str, patience_s: float = 1e6) -> None:
         request = ServingRequest(name, float(len(self.tasks)), 10.0, excluded=frozenset(excluded))
-        self.tickets[name] = Ticket(request, 60.0, {})
+        self.tickets[name] = Ticket(request, 60.0, {}, Work(10, 10.0))
         self._done[name] = asyncio.Event()
         self.tasks[name] = asyncio.get_running_loop().create_task(self._visit(name, patience_s))
 
@@ -178,7 +180,7 @@ def test_no_place_is_lost_whenever_a_wait_ends_around_a_release(leaves_by: str, 
 def test_a_preempted_request_takes_another_free_server_at_once() -> None:
     async def story(_: Turns) -> None:
         world = World(a=1)
-        ticket = Ticket(ServingRequest("r", 0.0, 10.0), 60.0, {})
+        ticket = Ticket(ServingRequest("r", 0.0, 10.0), 60.0, {}, Work(10, 10.0))
         server = await world.lane.take(ticket, PATIENCE_S)
         world.lane.leave(ticket, server)
         again = asyncio.create_task(world.lane.take_again(ticket, PATIENCE_S))
@@ -319,13 +321,14 @@ def test_a_long_queue_is_looked_through_by_what_may_serve_it_not_one_by_one(monk
     run(story)
 
 
+TIMES = {"latency_s": 3.0, "ttft_ms": 100.0, "tbt_ms": 30.0}
 KINDS: dict[str, dict[str, Any]] = {
     "endpoint": {"pool": None, "models": ["m"]},
     "endpoint without power": {"pool": None, "models": ["m"], "power_w": None},
     "unplanned": {},
-    "small": {"full_power_w": 300.0, "max_qps": 7.0, "request_class": "SS"},
-    "large": {"full_power_w": 700.0, "max_qps": 3.427, "request_class": "SS", "idle_w": 250.0},
-    "long": {"full_power_w": 700.0, "max_qps": 0.5, "request_class": "LL"},
+    "small": {"full_power_w": 300.0, "max_qps": 7.0, "request_class": "SS", **TIMES},
+    "large": {"full_power_w": 700.0, "max_qps": 3.427, "request_class": "SS", "idle_w": 250.0, **TIMES},
+    "long": {"full_power_w": 700.0, "max_qps": 0.5, "request_class": "LL", **TIMES},
 }
 servers_of = st.lists(
     st.tuples(st.sampled_from(sorted(KINDS)), st.floats(1.0, 1.02), st.booleans()), min_size=2, max_size=5
@@ -343,7 +346,7 @@ def ranked(lane: Lane, count: int) -> list[str]:
     found: list[str] = []
     for _ in range(count):
         request = ServingRequest("r", 0.0, 100.0, excluded=frozenset(found))
-        server = lane.choose(Ticket(request, 1e9, {}), 1e9)
+        server = lane.choose(Ticket(request, math.inf, {}, Work(10, 100.0)), 1e9)
         assert server is not None
         found.append(server.id)
     return found
@@ -368,6 +371,7 @@ def test_more_load_never_changes_which_server_is_cleaner(
         server = servers[at % len(servers)]
         for _ in range(min(more, server.room - 1)):
             server.begin()
-        server.answered(ttft_s, ttft_s + e2e_s, tokens)
+            server.costs.begin(Work(10, 100.0), 0.0)
+        server.costs.learn(server.costs.begin(Work(10, 100.0), 0.0), ttft_s, ttft_s + e2e_s, tokens)
         lane.serve(pool, "")
     assert ranked(lane, len(servers)) == before

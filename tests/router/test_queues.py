@@ -10,6 +10,7 @@ import pytest
 
 from services.contracts.routing import RoutedClass
 from services.core.policies.freesh.laxity import Order
+from services.core.policies.freesh.server_choice import Work
 from tests.router.conftest import Stage, error_of
 from tests.support.routers import MODEL, Running, a_key, a_routed_pool, a_routed_server, chat
 
@@ -257,17 +258,19 @@ async def test_a_server_that_was_slow_is_given_requests_again_once_it_has_been_l
     async def takes_s(probes: int) -> float:
         for _ in range(probes):
             await router.router.probe_servers()
-        return clean.ttft_s
+        return clean.costs.ttft_s
 
     for _ in range(50):
-        clean.answered(60.0, 61.0, 5)
-    slow_s = clean.ttft_s
+        given = clean.costs.begin(Work(100, 5.0), 0.0)
+        clean.costs.learn(given, 60.0, 61.0, 5)
+        clean.costs.end(given)
+    slow_s = clean.costs.ttft_s
     await router.ask()
     assert (len(stage.one.seen), len(stage.two.seen)) == (0, 1), "it would be late"
     assert await takes_s(1) == slow_s, "it has answered since the last look"
-    share_s = clean.begin()
+    given = clean.costs.begin(Work(100, 5.0), 0.0)
     assert await takes_s(1) == slow_s, "it works on a request"
-    clean.end(share_s)
+    clean.costs.end(given)
     assert await takes_s(30) < 8.0
     await router.ask()
     assert (len(stage.one.seen), len(stage.two.seen)) == (1, 1)
@@ -276,10 +279,13 @@ async def test_a_server_that_was_slow_is_given_requests_again_once_it_has_been_l
 async def test_a_lane_of_other_classes_servers_prefers_none_because_its_own_requests_are_short(
     router: Running, stage: Stage
 ) -> None:
+    profile = {"full_power_w": 400.0, "ttft_ms": 100.0, "tbt_ms": 30.0}
     stage.plane.pools = [a_routed_pool(**four_classes())]
     stage.plane.servers = [
-        a_routed_server(stage.one, "short", request_class="SS", full_power_w=400.0, max_qps=9.0, gco2_per_kwh=300.0),
-        a_routed_server(stage.two, "long", request_class="LL", full_power_w=400.0, max_qps=1.0, gco2_per_kwh=100.0),
+        a_routed_server(
+            stage.one, "short", request_class="SS", max_qps=9.0, latency_s=1, gco2_per_kwh=300.0, **profile
+        ),
+        a_routed_server(stage.two, "long", request_class="LL", max_qps=1.0, latency_s=9, gco2_per_kwh=100.0, **profile),
     ]
     await router.adopted()
     await router.ask(json=chat("word " * 200, max_tokens=10))
@@ -325,6 +331,64 @@ async def test_a_conversation_goes_on_where_its_history_is(router: Running, stag
     assert again == first
 
 
+async def test_a_session_goes_on_where_it_was_and_an_adapter_where_it_is_loaded(router: Running, stage: Stage) -> None:
+    stage.plane.pools = [a_routed_pool(models=[MODEL, "german", "french"])]
+    stage.plane.servers = [a_routed_server(stage.one, "a", location="a"), a_routed_server(stage.two, "b", location="b")]
+    await router.adopted()
+
+    async def place_of(headers: dict[str, str] | None = None, **more: Any) -> str:
+        body = {**chat("x", max_tokens=1), **more}
+        for each in router.router.fleet.servers.values():
+            each.costs.read_s = 0.0002  # both are as fast, whoever answers at once more often
+        return (await router.ask(json=body, headers=headers or {})).headers["x-wattshift-location"]
+
+    async def with_one_held(place: str, **more: Any) -> str:
+        server = next(each for each in router.router.fleet.servers.values() if each.location == place)
+        given = server.costs.begin(Work(100, 1.0), -1e6)
+        try:
+            return await place_of(**more)
+        finally:
+            server.costs.end(given)
+
+    headers = {"x-session-id": "s"}
+    ids: dict[str, Any] = {"messages": None, "prompt": list(range(10_000))}  # token ids: no beginning tells them
+    for named in ({"headers": headers}, {"user": "u"}, {"prompt_cache_key": "k", "user": "u2"}):
+        first = await place_of(**ids, **named)
+        assert await with_one_held(first, **ids, **named) == first
+    assert await with_one_held("a", **ids) == "b"
+    at_b = await with_one_held("a", model="german")
+    assert at_b == "b"
+    assert await with_one_held("b", model="german") == "b"
+    assert await with_one_held("b", model="french") == "a"
+
+
+async def test_what_waits_inside_a_server_and_fills_its_memory_counts(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [
+        a_routed_server(server, name, pool=None, models=[MODEL], load_path="/metrics")
+        for server, name in ((stage.one, "a"), (stage.two, "b"))
+    ]
+    await router.adopted()
+
+    async def chosen_of(one: str, two: str) -> str:
+        stage.one.metrics, stage.two.metrics = one, two
+        await router.router.probe_servers()
+        before = len(stage.one.seen)
+        await router.ask()
+        return "a" if len(stage.one.seen) > before else "b"
+
+    def says(running: int, queued: int, kv_use: float) -> str:
+        load = {"num_requests_running": running, "num_requests_waiting": queued, "kv_cache_usage_perc": kv_use}
+        return "".join(f'vllm:{name}{{engine="0"}} {value}\n' for name, value in load.items())
+
+    assert await chosen_of(says(0, 0, 0.1), says(0, 0, 0.1)) == "a"
+    assert await chosen_of(says(8, 3, 0.5), says(8, 0, 0.5)) == "b"
+    assert await chosen_of(says(8, 0, 0.98), says(8, 0, 0.5)) == "b"
+    assert await chosen_of(says(9, 0, 0.5), says(0, 0, 0.5)) == "b", "others sent it these"
+    assert router.router.fleet.servers["a"].costs.others_tokens
+    await chosen_of("no metrics", "")
+    assert not router.router.fleet.servers["a"].costs.others_tokens, "nobody says it"
+
+
 async def test_a_cached_beginning_is_not_worth_a_dirtier_or_a_late_answer(stage: Stage) -> None:
     stage.plane.pools = [a_routed_pool(classes=[RoutedClass(name="any", max_latency_s=8.0)], partition="p")]
     far = a_routed_server(stage.one, "a", location="far")
@@ -338,7 +402,7 @@ async def test_a_cached_beginning_is_not_worth_a_dirtier_or_a_late_answer(stage:
         stage.plane.servers = [far]
         await router.adopted()
         assert [await place_of(one), await place_of(two)] == ["far", "far"]
-        stage.plane.servers = [far, a_routed_server(stage.two, "b", gco2_per_kwh=460.0)]
+        stage.plane.servers = [far, a_routed_server(stage.two, "b", gco2_per_kwh=480.0)]
         await router.adopted()
         assert [await place_of(one), await place_of(two, "island")] == ["far", "here"]
         stage.plane.servers = [far, a_routed_server(stage.two, "b", gco2_per_kwh=400.0)]

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
+from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.routing import LatencyReport, RouterState, ServerLatency
 from services.contracts.streams import LATENCY_FIELD, ROUTERS_HASH, latency_stream
 from services.kit.problems import ProblemError
@@ -252,7 +253,8 @@ async def test_a_server_s_own_histogram_says_what_its_tokens_took(router: Runnin
 
 
 async def test_servers_are_asked_while_nothing_else_tells_of_their_tokens(router: Running, stage: Stage) -> None:
-    path = {"load_path": "/metrics", "node_id": "node-7"}
+    clocks = ServerClocks(policy=ClockPolicy.MIAD, max_tbt_ms=60.0, capacity=8)
+    path = {"load_path": "/metrics", "node_id": "node-7", "clocks": clocks}
     stage.plane.servers = [
         a_routed_server(stage.one, "follows", **path),
         a_routed_server(stage.two, "default", node_id="node-7"),

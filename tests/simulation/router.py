@@ -18,9 +18,9 @@ import orjson
 
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import RoutedServer, RoutingTable
-from services.core.policies.freesh.cleanest import cleanest_in_time, emissions, predicted_s
 from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
 from services.core.policies.freesh.laxity import Order, preempted_by
+from services.core.policies.freesh.server_choice import choose_server
 from services.kit.edge.limits import RateLimiter
 from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
@@ -34,8 +34,6 @@ from services.router.expectations import Expectations
 from services.router.fleet import Fleet, Server
 from services.router.gate import Gate
 from services.router.lanes import (
-    AFFINITY_CARBON,
-    AFFINITY_LOAD,
     Lane,
     LaneRules,
     Lanes,
@@ -86,9 +84,10 @@ KEPT = frozenset(
         "Pool": ("servers", "by_class"),
         "Server": ("lanes",),
         "Lanes": ("_lanes",),
-        "Affinity": ("_servers",),
         "WeightedRoundRobin": ("_credit",),
-        "Lane": ("servers", "others", "_gco2"),
+        "Lane": ("servers", "others"),
+        "ServerCosts": ("_sessions", "adapters"),
+        "PrefixCache": ("_blocks",),
         "Origin": ("_addresses",),
         "RequestWriter": ("_heads",),
         "RateLimiter": ("_buckets",),
@@ -772,18 +771,9 @@ def _choice(lane: Lane, ticket: Ticket, now_s: float, turns: WeightedRoundRobin)
     if lane._rules.placement == "weights":
         found = turns.choose([InstanceLoad(each.id, each.limit, each.held, weight=each.spec.weight) for each in free])
         return found and found.id
-    known = emissions(lane.servers) | emissions(lane.others)
-    tokens, network_s = ticket.request.output_tokens, ticket.network_s
-    best = cleanest_in_time(free, lambda each: known.get(each.id), tokens, ticket.limit_s, network_s)
-    cached = next((each for each in free if each.id == lane._affinity.server_of(ticket.prefix)), None)
-    if best is None or cached is None:
-        return best and best.id
-    is_full = cached.held > AFFINITY_LOAD * best.held * cached.limit / best.limit + 1
-    takes_s = [predicted_s(each, tokens, network_s) for each in (cached, best)]
-    is_late = takes_s[0] > max(ticket.limit_s, takes_s[1])
-    ours, least = known.get(cached.id), known.get(best.id)
-    is_as_clean = least is None or (ours is not None and ours <= least + (AFFINITY_CARBON - 1) * abs(least))
-    return best.id if is_full or is_late or not is_as_clean else cached.id
+    left_s = ticket.request.arrival_s + ticket.limit_s - now_s
+    best = choose_server(free, ticket.work, left_s, now_s, ticket.network_s)
+    return best and best.id
 
 
 def _preempting(simulation: Simulation, preempt: Any) -> Any:

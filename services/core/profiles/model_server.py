@@ -16,6 +16,12 @@ from dataclasses import dataclass, fields, replace
 
 from services.core.domain.errors import DomainError
 
+BATCH_SLOWDOWN = 0.010
+"""By what share of a lone request's step each further request lengthens it.
+
+Fitted to Splitwise's measurements of Llama-2-70B, batches of 1 to 64 on A100s and H100s with 2, 4 and 8 GPUs: between
+0.007 and 0.012 by GPU and degree (``python -m lab.reproductions.serving_profiles``).
+"""
 CLOCK_SHARE = 0.9
 """Share of prefill and decode time that is inversely proportional to the clock; memory and host take the rest.
 

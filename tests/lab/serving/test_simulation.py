@@ -17,6 +17,7 @@ from lab.serving.run import ServingRun
 from lab.serving.simulation import (
     Frequency,
     Outcome,
+    Placement,
     Prefill,
     ServingOptions,
     ServingSimulation,
@@ -114,17 +115,31 @@ def test_a_beginning_that_was_read_before_is_not_read_again() -> None:
     assert simulated(trace, options=replace(options, prefix_cache_tokens=100)).cached_tokens == 0
 
 
-def test_a_prompt_goes_where_its_beginning_is_while_there_is_room() -> None:
-    blocks = ((1,), (5,), (1,), (5,), (1,))
-    rows = ((0.0, 1), (5.0, 1), (10.0, 2_000), (10.1, 2_000), (20.0, 2_000))
+def test_a_prompt_goes_where_its_beginning_is_as_the_router_has_it() -> None:
+    blocks = ((1,), (5,), (5,), (1,), (1,))
+    rows = ((0.0, 1), (0.0, 1), (10.0, 100), (10.1, 100), (20.0, 100))
     trace = with_prompts(a_trace(*rows), *[600] * 5, blocks=blocks)
-    options = replace(BY_LENGTH, prefix_cache_tokens=1_024)
-    plan = a_plan(("here", 1), ("there", 1))
+    options = replace(BY_LENGTH, prefix_cache_tokens=1_024, placement=Placement.CARBON)
+    plan = a_plan(("here", 2))
 
     assert simulated(trace, plan, options=options).cached_tokens == 3 * 512
+    assert simulated(trace, plan, options=replace(options, placement=Placement.WEIGHTS)).cached_tokens < 3 * 512
     one_each = simulated(trace, plan, options=options, site=a_site(max_qps=0.1))
     assert one_each.cached_tokens == 3 * 512
-    assert one_each.served.finish_s[4] > one_each.served.finish_s[2], "it waits for one of the two places"
+
+
+def test_by_carbon_requests_go_to_the_cleaner_place_until_it_is_late_there() -> None:
+    trace = a_trace(*[(0.0, 500)] * 8)
+    plan = a_plan(("here", 1), ("there", 1))
+
+    def dirty_share(**terms: Any) -> float:
+        run = ServingSimulation(a_site(**terms), RATES, trace, [plan], replace(FIXED, placement=Placement.CARBON))
+        run.run()
+        by_rate = sorted(run._instances, key=lambda each: each.rate)
+        return by_rate[1].steps / (by_rate[0].steps + by_rate[1].steps)
+
+    assert dirty_share() == 0
+    assert dirty_share(max_qps=0.4) > 0, "four places each"
 
 
 def test_a_request_waits_until_memory_is_free_though_there_is_a_place() -> None:

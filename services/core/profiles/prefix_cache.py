@@ -6,6 +6,7 @@ hash ids of Mooncake's traces, so that two prompts share a beginning where their
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -34,12 +35,12 @@ class PrefixCache:
 
     def cached_tokens(self, blocks: Sequence[int], input_tokens: int) -> int:
         """Return how many tokens of a prompt need not be read: all but one at most, as one makes the first token."""
-        shared = 0
-        for block in blocks:
-            if block not in self._blocks:
-                break
-            shared += 1
-        return max(min(shared * self._block_tokens, input_tokens - 1), 0)
+        return max(min(self.shared(blocks) * self._block_tokens, input_tokens - 1), 0)
+
+    def shared(self, blocks: Sequence[int]) -> int:
+        """Return how many of a prompt's blocks are there."""
+        # whoever reads a block reads all before it, so that none of those is dropped earlier
+        return bisect_left(blocks, True, key=lambda block: block not in self._blocks)
 
     def read(self, blocks: Sequence[int], input_tokens: int) -> int:
         """Keep a prompt that is read, and return ``cached_tokens`` of before."""

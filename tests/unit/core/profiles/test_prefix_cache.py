@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.serving.prefix_cache import PrefixCache
 from services.core.domain.errors import DomainError
+from services.core.profiles.prefix_cache import PrefixCache
 
 
 def test_a_shared_beginning_is_read_once() -> None:

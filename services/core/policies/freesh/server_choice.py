@@ -1,0 +1,403 @@
+"""Which server answers a request: one prediction, for each server, of the end and of what the request adds there.
+
+FREESH decides every half hour how many instances run where, and then shares requests among them by weights. Between two
+plans intensity moves and so does load. Here each request goes where it adds the least carbon among the servers that are
+predicted to answer it within its limit; of those that are alike, to the one that answers first. Beyond the paper.
+
+- *Time*: prompts are read one after another, and a token of each held request is made in each step. What is cached need
+  not be read, so that a hit is worth the time that it saves. Load is counted in tokens.
+- *Carbon* is a property of server and request: what one more request in a full batch draws, for as long as the profile
+  takes for its tokens, times PUE and intensity. Power over the rate of the moment would be no such property: it falls
+  while a server is busy, so that the busy one would look clean and stay busy. A cache is no part of it either.
+- *Balance*: of servers that are no dirtier and no farther, one that is fuller by more than ``BALANCE_SHARE`` and
+  ``BALANCE_REQUESTS`` is passed over, whatever it has cached.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple, Protocol, TypeVar
+
+from services.core.domain.units import J_PER_KWH
+from services.core.profiles.model_server import BATCH_SLOWDOWN, PREFILL_BASE_TOKENS
+from services.core.profiles.prefix_cache import PrefixCache
+
+ALIKE = 0.05
+"""Carbon within so much of the least is as good: among those, the one that answers first is taken."""
+ALIKE_PACE = 0.25
+"""Servers that are slower than the fastest by less count as fast as it: what was seen of them varies by as much."""
+BALANCE_SHARE, BALANCE_REQUESTS = 0.25, 2.0
+"""By how much of the least full one's tokens, and of how many requests like this one, a server may be fuller."""
+USUAL_REQUEST_TOKENS = 1_300.0
+"""Of a request in the batches by which ``BATCH_SLOWDOWN`` was fitted: prompt, answer and ``PREFILL_BASE_TOKENS``."""
+USUAL_READ_TOKENS = 1_000.0
+"""Tokens that a prefill reads in a profile's time to the first token, ``PREFILL_BASE_TOKENS`` included."""
+USUAL_TTFT_S, USUAL_TBT_S = 0.2, 0.03
+"""Assumed of a server that has neither a profile nor answers yet."""
+SLOWDOWN_PER_TOKEN = BATCH_SLOWDOWN / USUAL_REQUEST_TOKENS
+IDLE_SHARE = 0.4
+"""Idle power as a share of full power, where the profile does not state it."""
+NEW_SHARE = 0.1
+"""Weight of the newest answer in a server's mean times."""
+ADAPTER_S, MOST_ADAPTERS = 0.5, 4
+"""Time to load an adapter (LoRA), and how many of those used last a server is thought to have loaded."""
+KV_FULL = 0.95
+"""Of its KV cache, from where on a server has the next request wait for one to end."""
+CACHE_TOKENS, BLOCK_TOKENS, MOST_SESSIONS = 2**19, 128, 10_000
+"""What a server is thought to have cached: tokens of prompts, in blocks; sessions."""
+
+
+class Work(NamedTuple):
+    """A request as servers are compared for it.
+
+    Attributes:
+        input_tokens, output_tokens: Of the prompt, and predicted of the answer.
+        blocks: Stand for the beginnings of the prompt that are whole blocks, the shortest first.
+        session: To which it says that it belongs.
+        adapter: That it needs; None for the model itself.
+        block_tokens: Of each block.
+    """
+
+    input_tokens: int
+    output_tokens: float
+    blocks: Sequence[int] = ()
+    session: Hashable = None
+    adapter: str | None = None
+    block_tokens: float = BLOCK_TOKENS
+
+    @property
+    def tokens(self) -> int:
+        """What a server that holds it has to do for it."""
+        return round(PREFILL_BASE_TOKENS + self.input_tokens + self.output_tokens)
+
+
+class EnergyProfile(NamedTuple):
+    """What requests add to a server's power at the load of its profile.
+
+    Attributes:
+        slot_w: Each request in the batch, watts > 0.
+        read_s, token_s: Seconds to read a token of a prompt, and to make one of an answer.
+    """
+
+    slot_w: float
+    read_s: float
+    token_s: float
+
+    def added_j(self, work: Work) -> float:
+        """Return the energy that a request adds, joules."""
+        reads_s = self.read_s * (PREFILL_BASE_TOKENS + work.input_tokens)
+        return self.slot_w * (reads_s + self.token_s * work.output_tokens)
+
+
+def energy_profile(
+    full_w: float | None,
+    idle_w: float | None,
+    max_qps: float | None,
+    latency_s: float | None,
+    ttft_s: float | None,
+    tbt_s: float | None,
+) -> EnergyProfile | None:
+    """Return what a profile says of energy; None if it does not say all, or that requests add none.
+
+    At ``max_qps`` a server holds ``max_qps * latency_s`` requests (Little's law); they share what it draws beyond idle.
+    """
+    if not (full_w and max_qps and latency_s and ttft_s and tbt_s):
+        return None
+    slot_w = (full_w - (IDLE_SHARE * full_w if idle_w is None else idle_w)) / (max_qps * latency_s)
+    return EnergyProfile(slot_w, ttft_s / USUAL_READ_TOKENS, tbt_s) if slot_w > 0 else None
+
+
+@dataclass(slots=True)
+class Given:
+    """A request that a server was given.
+
+    Attributes:
+        work: The request.
+        at_s: When.
+        cached_tokens: Of its prompt, that the server need not read.
+        first_s: Until its first token, as predicted.
+        read_at_s: When its prompt was to be read, by the server's own clock of reading.
+        beside: Tokens that the server held without it.
+    """
+
+    work: Work
+    at_s: float
+    cached_tokens: int
+    first_s: float
+    read_at_s: float
+    beside: float
+
+
+class ServerCosts:
+    """How fast a server is, which is a property of it, and what it has to do.
+
+    Attributes:
+        read_s: Seconds to read a token of a prompt.
+        token_s: Seconds between the tokens of a request that it holds alone.
+        held_tokens: Of the requests that it was given here.
+        others_tokens: Of requests that others gave it.
+        running, queued: Requests that it works on, and that wait inside it, by its own account.
+        adapters: That it is thought to have loaded, the one used last at the end.
+    """
+
+    __slots__ = (
+        "_ahead_s",
+        "_cache",
+        "_has_answered",
+        "_reads_until_s",
+        "_sessions",
+        "_usual",
+        "adapters",
+        "held_tokens",
+        "others_tokens",
+        "queued",
+        "read_s",
+        "running",
+        "token_s",
+    )
+
+    def __init__(
+        self,
+        ttft_s: float | None = None,
+        tbt_s: float | None = None,
+        batch: float = 1.0,
+        cache: PrefixCache | None = None,
+    ) -> None:
+        """Take the times of its profile, None if unknown, the requests that it held meanwhile, and what it caches."""
+        lone_s = (tbt_s or USUAL_TBT_S) / (1.0 + BATCH_SLOWDOWN * max(batch - 1.0, 0.0))
+        self._usual = ((ttft_s or USUAL_TTFT_S) / USUAL_READ_TOKENS, lone_s)
+        self.read_s, self.token_s = self._usual
+        self.held_tokens, self.others_tokens = 0, 0.0
+        self.running = self.queued = 0.0
+        self.adapters: OrderedDict[str, None] = OrderedDict()
+        self._reads_until_s, self._ahead_s = -inf, 0.0
+        self._cache = PrefixCache(CACHE_TOKENS, BLOCK_TOKENS) if cache is None else cache
+        self._sessions: OrderedDict[Hashable, int] = OrderedDict()
+        self._has_answered = False
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token of a usual prompt that does not wait, seconds."""
+        return self.read_s * USUAL_READ_TOKENS
+
+    @property
+    def tbt_s(self) -> float:
+        """Time between tokens now, seconds."""
+        return self.token_s * (1.0 + SLOWDOWN_PER_TOKEN * (self.held_tokens + self.others_tokens))
+
+    def cached_tokens(self, work: Work) -> int:
+        """Return how many tokens of a prompt it need not read: of a beginning, or of its session, that it had."""
+        known = 0.0 if work.session is None else self._sessions.get(work.session, 0)
+        if work.blocks:
+            known = max(known, self._cache.shared(work.blocks) * work.block_tokens)
+        return max(int(min(known, work.input_tokens - 1)), 0)
+
+    def end_s(
+        self, work: Work, now_s: float, cached_tokens: int, read_s: float | None = None, token_s: float | None = None
+    ) -> float:
+        """Return the predicted time until a request's last token if it is given now, seconds.
+
+        Each that waits inside the server takes as long as this one, as many at a time as it works on.
+
+        Args:
+            work: The request.
+            now_s: By the clock of ``begin``.
+            cached_tokens: As ``cached_tokens`` says.
+            read_s, token_s: To count with in place of its own.
+        """
+        reads_s = max(self._reads_until_s - self._ahead_s - now_s, 0.0) + self._reads_s(work, cached_tokens, read_s)
+        slowed = 1.0 + SLOWDOWN_PER_TOKEN * (self.held_tokens + self.others_tokens)
+        served_s = reads_s + work.output_tokens * (token_s or self.token_s) * slowed
+        return served_s * (1.0 + self.queued / max(self.running, 1.0)) if self.queued else served_s
+
+    def _reads_s(self, work: Work, cached_tokens: int, read_s: float | None = None) -> float:
+        loads_s = ADAPTER_S if work.adapter is not None and work.adapter not in self.adapters else 0.0
+        return loads_s + (read_s or self.read_s) * (PREFILL_BASE_TOKENS + work.input_tokens - cached_tokens)
+
+    def begin(self, work: Work, now_s: float) -> Given:
+        """Count a request that it is given; return it to end it with."""
+        cached = self.cached_tokens(work)
+        ahead_s = now_s + self._ahead_s
+        self._reads_until_s = max(self._reads_until_s, ahead_s) + self._reads_s(work, cached)
+        beside = self.held_tokens + self.others_tokens
+        given = Given(work, now_s, cached, self._reads_until_s - ahead_s, self._reads_until_s, beside)
+        self.held_tokens += work.tokens
+        if work.blocks:
+            self._cache.read(work.blocks, work.input_tokens)
+        if work.session is not None:
+            self._sessions[work.session] = work.input_tokens + round(work.output_tokens)
+            self._sessions.move_to_end(work.session)
+            if len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        if work.adapter is not None:
+            self.adapters[work.adapter] = None
+            self.adapters.move_to_end(work.adapter)
+            if len(self.adapters) > MOST_ADAPTERS:
+                self.adapters.popitem(last=False)
+        return given
+
+    def has_read(self, given: Given, now_s: float) -> None:
+        """Note that the answer to a request is there, so that its prompt and all before it were read sooner, if so."""
+        self._ahead_s = max(self._ahead_s, given.read_at_s - now_s)
+
+    def end(self, given: Given) -> None:
+        """Count a request that it holds no more."""
+        self.held_tokens -= given.work.tokens
+
+    def tell(self, held: float, running: float, queued: float, kv_use: float) -> None:
+        """Take in what it says of itself, and how many of its requests were given here.
+
+        Args:
+            held: Requests given here.
+            running, queued: Requests that it works on, and that wait inside it.
+            kv_use: Share of its KV cache in use, 0 .. 1.
+        """
+        self.running, self.queued = running, queued + (kv_use >= KV_FULL)
+        self.others_tokens = USUAL_REQUEST_TOKENS * max(running + queued - held, 0.0)
+
+    def learn(self, given: Given, first_s: float | None, served_s: float, tokens: float) -> None:
+        """Learn from a complete answer.
+
+        Args:
+            given: Its request.
+            first_s: From when the server was given it to its first token; None where that was not seen.
+            served_s: To its last token.
+            tokens: Of the answer.
+        """
+        self._has_answered = True
+        if first_s is None:
+            first_s = served_s if tokens <= 1 else min(given.first_s, served_s)
+        if given.first_s > 0:
+            ratio = min(max(first_s / given.first_s, 0.1), 10.0)
+            self.read_s = min(max(self.read_s * (1.0 + NEW_SHARE * (ratio - 1.0)), 1e-7), 1.0)
+        if tokens > 1 and served_s > first_s:
+            beside = max(given.beside, self.held_tokens + self.others_tokens)
+            lone_s = (served_s - first_s) / (tokens - 1) / (1.0 + SLOWDOWN_PER_TOKEN * beside)
+            self.token_s += NEW_SHARE * (lone_s - self.token_s)
+
+    def fade(self) -> None:
+        """Believe less of what was observed if nothing was since the last call: one that was slow is tried again."""
+        if not self.held_tokens and not self._has_answered:
+            read_s, token_s = self._usual
+            self.read_s += NEW_SHARE * (read_s - self.read_s)
+            self.token_s += NEW_SHARE * (token_s - self.token_s)
+        self._has_answered = False
+
+
+class Server(Protocol):
+    """A server as this choice sees it.
+
+    Attributes:
+        location: Its place.
+        limit: Requests that it may be given at once.
+        gco2_per_kwh: Intensity of its grid now, for energy at its meter: PUE included; None if unknown.
+        energy: What requests add there, by its profile; None if unknown.
+        costs: Its times and load.
+    """
+
+    @property
+    def location(self) -> str: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def gco2_per_kwh(self) -> float | None: ...
+    @property
+    def energy(self) -> EnergyProfile | None: ...
+    @property
+    def costs(self) -> ServerCosts: ...
+
+
+S = TypeVar("S", bound=Server)
+
+
+def added_carbon(servers: Sequence[Server], work: Work) -> list[float]:
+    """Return what is to be compared between servers: one unit for all of them; infinite where intensity is unknown.
+
+    That is what the request adds, gCO2, if the profiles of all whose intensity is known state it; else, as known
+    energies do not compare with unknown ones, gCO2 per kWh. Negative where the intensity is.
+    """
+    if all(each.energy is not None for each in servers if each.gco2_per_kwh is not None):
+        return [
+            inf
+            if each.gco2_per_kwh is None or each.energy is None
+            else each.gco2_per_kwh * each.energy.added_j(work) / J_PER_KWH
+            for each in servers
+        ]
+    return [inf if each.gco2_per_kwh is None else each.gco2_per_kwh for each in servers]
+
+
+def choose_server(
+    servers: Sequence[S], work: Work, limit_s: float, now_s: float, network_s: Mapping[str, float]
+) -> S | None:
+    """Return the server that adds least carbon among those predicted to be in time, else the first to answer.
+
+    Of servers that are alike the first to answer is taken, and of those the one named first.
+
+    Args:
+        servers: Those that may be given the request now.
+        work: The request.
+        limit_s: How long its answer may still take.
+        now_s: The moment, by the clock of ``ServerCosts.begin``.
+        network_s: Time to each place and back, seconds; 0 where none is given.
+    """
+    if len(servers) < 2:
+        return servers[0] if servers else None
+    carbon = added_carbon(servers, work)
+    away_s = [network_s.get(each.location, 0.0) for each in servers]
+    read_s = even([each.costs.read_s for each in servers])
+    token_s = even([each.costs.token_s for each in servers])
+    found: list[int] = []
+    in_time: list[int] = []
+    ends_s: dict[int, float] = {}
+    for at in _balanced(servers, carbon, away_s, token_s, work):
+        costs = servers[at].costs
+        cached = costs.cached_tokens(work)
+        own_s = end_s = away_s[at] + costs.end_s(work, now_s, cached)
+        if read_s[at] != costs.read_s or token_s[at] != costs.token_s:
+            end_s = away_s[at] + costs.end_s(work, now_s, cached, read_s[at], token_s[at])
+        ends_s[at] = end_s
+        found.append(at)
+        if own_s <= limit_s:
+            in_time.append(at)
+    if in_time:
+        least = min([carbon[at] for at in in_time])
+        most = least if least == inf else least + ALIKE * abs(least)
+        found = [at for at in in_time if carbon[at] <= most]
+    return servers[min(found, key=ends_s.__getitem__)]
+
+
+def even(paces_s: Sequence[float]) -> list[float]:
+    """Return servers' times with those of the fastest for all that are about as fast."""
+    fastest = min(paces_s)
+    return [fastest if each <= (1.0 + ALIKE_PACE) * fastest else each for each in paces_s]
+
+
+def _balanced(
+    servers: Sequence[Server], carbon: Sequence[float], away_s: Sequence[float], token_s: Sequence[float], work: Work
+) -> list[int]:
+    """Return the servers that are not much fuller than one that is no dirtier and no farther, by their places.
+
+    How full one is: the seconds of work that each of its places holds.
+    """
+    keys = list(zip(carbon, away_s, strict=True))
+    place_s = [pace_s / each.limit for each, pace_s in zip(servers, token_s, strict=True)]
+    full_s: list[float] = []
+    least: dict[tuple[float, float], float] = {}
+    for each, key, s in zip(servers, keys, place_s, strict=True):
+        costs = each.costs
+        full = (costs.held_tokens + costs.others_tokens) * s
+        full_s.append(full)
+        if full < least.get(key, inf):
+            least[key] = full
+    if len(least) > 1:  # of those as clean or cleaner, the least full by distance
+        by_away: dict[float, float] = {}
+        for key in sorted(least):
+            by_away[key[1]] = min(least[key], by_away.get(key[1], inf))
+            least[key] = min([full for away, full in by_away.items() if away <= key[1]])
+    spare = BALANCE_REQUESTS * work.tokens
+    return [
+        at for at, full in enumerate(full_s) if full <= (1.0 + BALANCE_SHARE) * least[keys[at]] + spare * place_s[at]
+    ]
