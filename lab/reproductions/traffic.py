@@ -23,6 +23,7 @@ from statistics import median
 
 import numpy as np
 
+from lab.reproductions.forecasters import forecasters
 from lab.reproductions.marked import fill
 from services.core.domain.arrays import Floats
 from services.core.domain.serving import CLASSES, STEP_S, STEPS_AHEAD
@@ -39,7 +40,6 @@ from services.core.profiles.traffic import (
     observe,
 )
 from services.learning.demand import forecast_demand
-from services.learning.traffic import forecasters
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from lab.reproductions.forecasters import forecasters
 from services.core.domain.errors import DomainError
 from services.core.domain.serving import STEPS_AHEAD
 from services.core.profiles.traffic import Forecaster, LastPeak, Traffic, backtest, choose
 from services.learning import traffic_lstm
-from services.learning.traffic import forecasters
 from services.learning.traffic_boosting import Boosting
 from services.learning.traffic_lstm import Lstm
 
