@@ -580,6 +580,7 @@ class _Health:
     def __init__(self, simulation: Simulation, agent: _Agent) -> None:
         self._simulation, self._agent = simulation, agent
         self._faults: list[Any] = []
+        self.temperatures_c: dict[int, float | None] = {}
 
     def look(self, _: float) -> bool:
         """Whether anything is new."""
