@@ -9,6 +9,8 @@ FAILURES = 3
 """So many in a row eject a server; a connection that cannot be made does so at once."""
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
+MOST_EJECTIONS = 6
+"""From which on the pause is the longest."""
 
 
 class BreakerState(StrEnum):
@@ -59,6 +61,11 @@ class Breaker:
         """Note that an ejected server answers a probe: the next request may try it."""
         if self.opened_s is not None:
             self.opened_s = min(self.opened_s, now_s - self.pause_s)
+
+    def refused(self, now_s: float) -> None:
+        """Note that a server says itself that it cannot serve: nothing passes until it has not said so for long."""
+        self.ejections = MOST_EJECTIONS
+        self.opened_s = now_s
 
     def sent(self, request: object) -> None:
         """Note that a request was sent; to an ejected server it is the trial."""

@@ -27,6 +27,8 @@ BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server that has not worked on the request: another server is asked."""
 REFUSED = frozenset({400, 422})
 """Statuses of a request that a server does not take as it is."""
+HUNG_TIMES = 5.0
+"""A server is not thought to hang before it takes so many times as long to a first token as was predicted."""
 REGION, SESSION = b"x-wattshift-region", b"x-session-id"
 
 
@@ -143,7 +145,7 @@ class Dispatcher:
                 server = await lane.take_again(ticket, self._settings.queue_timeout_s)
                 continue
             request.excluded |= {server.id}
-            may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason == "closed")
+            may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason in ("closed", "hung"))
             if not may_repeat or len(request.excluded) >= self._settings.attempts:
                 raise failure
             try:
@@ -178,6 +180,10 @@ class Dispatcher:
                 if ticket.is_preempted:
                     raise UpstreamError("preempted", "A more urgent request took its place.", may_repeat=True)
                 connection.send(self._writer.write(turn, ticket, server))
+                if self._may_be_asked_of_others(turn, ticket, server):
+                    predicted_s = ticket.place.first_s if ticket.place is not None else 0.0
+                    least_s = self._settings.stream_first_byte_timeout_s
+                    connection.limit_first(max(least_s, HUNG_TIMES * predicted_s))
                 await connection.head()
                 if connection.status not in REFUSED or not turn.asks_usage:
                     break
@@ -216,6 +222,12 @@ class Dispatcher:
             server.breaker.abandoned(ticket)
             self._lanes.room_at(server)
 
+    def _may_be_asked_of_others(self, turn: Turn, ticket: Ticket, server: Server) -> bool:
+        """Whether a stream that its server does not begin can be had from another one."""
+        asked, tried = turn.received.asked, len(ticket.request.excluded) + 1
+        is_free_to = asked.is_stream and asked.may_repeat and tried < self._settings.attempts
+        return is_free_to and turn.lane.has_other(ticket, server)
+
     def _note_failure(self, ticket: Ticket, server: Server, error: UpstreamError) -> None:
         if error.reason in ("preempted", "no_key"):
             return
@@ -228,7 +240,7 @@ class Dispatcher:
 
 
 def _of_upstream(error: UpstreamError) -> DoorError:
-    if error.reason == "timeout":
+    if error.reason in ("timeout", "hung"):
         return DoorError(504, "upstream_timeout", f"The model server did not answer in time: {error}")
     if error.reason in ("busy", "rate_limited"):
         return DoorError(503, "upstream_busy", f"All model servers are busy: {error}", retry_after_s=2)

@@ -164,6 +164,10 @@ class Lane:
                 return found
         return []
 
+    def has_other(self, ticket: Ticket, server: Server) -> bool:
+        """Whether another server may be given a request, too."""
+        return any(each is not server for each in self._passing(ticket, time.monotonic()))
+
     async def take(self, ticket: Ticket, timeout_s: float) -> Server:
         """Return the server that a request may be sent to now; wait for one in the lane's order.
 

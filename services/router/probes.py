@@ -32,9 +32,10 @@ async def get(server: Server, path: str, *, connect_s: float, total_s: float) ->
 
 
 async def probe(server: Server, limits: Limits) -> bool:
-    """Ask a server for its health; what it answers is nobody's concern but that it answers.
+    """Ask a server for its health.
 
-    An answer takes back an ejected server on trial; none counts as a failure.
+    503 ejects it, as it says itself that it cannot serve (vLLM's engine is dead, llama.cpp loads its model). Any other
+    answer but an error takes back an ejected server on trial; none counts as a failure.
     """
     try:
         status, _ = await get(server, "/health", connect_s=min(PROBE_S, limits.connect_s), total_s=PROBE_S)
@@ -42,6 +43,8 @@ async def probe(server: Server, limits: Limits) -> bool:
         if server.breaker.opened_s is None:
             server.breaker.failed(time.monotonic(), is_certain=error.reason == "connect")
         return False
-    if status < 500:
+    if status == 503:
+        server.breaker.refused(time.monotonic())
+    elif status < 500:
         server.breaker.reachable(time.monotonic())
     return True

@@ -39,6 +39,9 @@ class RouterSettings(EdgeSettings):
 
     connect_timeout_s: float = Field(default=2, gt=0)
     first_byte_timeout_s: float = Field(default=300, gt=0, description="Until a server begins to answer.")
+    stream_first_byte_timeout_s: float = Field(
+        default=20, gt=0, description="Until a server begins a stream that another one could answer."
+    )
     silence_timeout_s: float = Field(default=60, gt=0, description="Between two pieces of an answer.")
     total_timeout_s: float = Field(default=3_600, gt=0)
 

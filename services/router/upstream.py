@@ -39,8 +39,8 @@ class UpstreamError(Exception):
     """A server did not answer as it should.
 
     Attributes:
-        reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``malformed``, ``too_large``,
-            ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``.
+        reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``hung``, ``malformed``,
+            ``too_large``, ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``.
         may_repeat: Whether the request was certainly not processed.
     """
 
@@ -71,6 +71,8 @@ class Connection(asyncio.Protocol):
     """A connection that carries one request and its answer at a time."""
 
     __slots__ = (
+        "_first_s",
+        "_has_body",
         "_longest_s",
         "_loop",
         "_parser",
@@ -113,6 +115,8 @@ class Connection(asyncio.Protocol):
         self.complete = False
         self.answered_at_s = 0.0
         self._longest_s: float | None = None
+        self._first_s: float | None = None
+        self._has_body = False
 
     # asyncio's side
 
@@ -185,6 +189,7 @@ class Connection(asyncio.Protocol):
         if self.complete:
             return
         self._unread = 0
+        self._has_body = True
         self._pieces.append(body)
         self._size += len(body)
         if self._size > HIGH_WATER and not self._paused and self._transport is not None:
@@ -219,6 +224,10 @@ class Connection(asyncio.Protocol):
     def limit(self, total_s: float) -> None:
         """Give the request in flight a limit of its own."""
         self._longest_s = total_s
+
+    def limit_first(self, first_s: float) -> None:
+        """Give the request in flight a limit of its own to the first byte of its answer's body."""
+        self._first_s = first_s
 
     async def head(self) -> None:
         """Wait for status and headers.
@@ -297,6 +306,8 @@ class Connection(asyncio.Protocol):
         total_s = self._longest_s if self._longest_s is not None else limits.total_s
         if now_s - self.began_at_s > total_s:
             self._fail(UpstreamError("timeout", f"The answer was not complete within {total_s:g} s."))
+        elif self._first_s is not None and not self._has_body and now_s - self.began_at_s > self._first_s:
+            self._fail(UpstreamError("hung", f"The server began no stream within {self._first_s:g} s."))
         elif not self.answered_at_s and now_s - self.began_at_s > limits.first_byte_s:
             self._fail(UpstreamError("timeout", f"The server did not answer within {limits.first_byte_s:g} s."))
         elif self.answered_at_s and now_s - self.last_at_s > limits.silence_s:

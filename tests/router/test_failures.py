@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from services.contracts.routing import RoutingTable
-from services.router.breaker import BreakerState
+from services.router.breaker import FAILURES, BreakerState
 from tests.router.conftest import Stage, error_of
 from tests.support.routers import MODEL, Running, a_key, a_routed_pool, a_routed_server, chat, model_servers
 
@@ -311,3 +311,42 @@ async def test_a_server_on_trial_gets_one_request_until_that_one_ends(router: Ru
         leaving.cancel()
         await stage.one.until(lambda cancelled=cancelled: stage.one.cancelled > cancelled)
         assert breaker.passes(time.monotonic()) is passes
+
+
+async def test_a_stream_that_a_hung_server_does_not_begin_is_answered_by_another(stage: Stage) -> None:
+    stage.one.gate = asyncio.Event()
+    stage.plane.servers = [
+        a_routed_server(stage.one, "hung", gco2_per_kwh=1.0),
+        a_routed_server(stage.two, "sound", gco2_per_kwh=500.0),
+    ]
+    async with stage.router(stream_first_byte_timeout_s=0.2) as router:
+        await router.adopted()
+        for number in range(FAILURES):
+            answer = await router.ask(json=chat("Hi", stream=True))
+            assert answer.status_code == 200
+            assert "two0" in answer.text
+            assert len(stage.one.seen) == number + 1
+        assert state_of(router, "hung") is BreakerState.OPEN
+        stage.plane.servers = stage.plane.servers[:1]
+        await router.adopted()
+        router.router.fleet.servers["hung"].breaker.succeeded()
+        alone = asyncio.create_task(router.ask(json=chat("Hi", stream=True)))
+        await stage.one.until(lambda: len(stage.one.seen) == FAILURES + 1)
+        connection = next(iter(router.router.fleet.servers["hung"].origin.busy))
+        connection.check(router.router.limits, time.monotonic() + 100)
+        assert connection.error is None, "nobody else could answer it"
+        stage.one.gate.set()
+        assert (await alone).status_code == 200
+
+
+async def test_a_server_that_says_itself_that_it_cannot_serve_is_given_nothing(router: Running, stage: Stage) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, "ill"), a_routed_server(stage.two, "sound")]
+    await router.adopted()
+    stage.one.health = 503
+    await router.router.probe_servers()
+    assert state_of(router, "ill") is BreakerState.OPEN
+    await router.ask()
+    assert (len(stage.one.seen), len(stage.two.seen)) == (0, 1)
+    stage.one.health = 200
+    await router.router.probe_servers()
+    assert state_of(router, "ill") is BreakerState.HALF_OPEN
