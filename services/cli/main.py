@@ -27,6 +27,7 @@ ROOMS = {
     "top": ("top",),
     "exec": ("exec",),
     "shell": ("shell",),
+    "forward": ("forward", "cp"),
     "cluster": ("check", "nodes", "policy", "carbon"),
     "engines": ("engine",),
     "clusters": ("login", "logout", "clusters"),
