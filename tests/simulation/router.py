@@ -211,16 +211,15 @@ class _ModelServer(asyncio.Protocol):
             body = b"%x\r\n%s\r\n0\r\ncontent-type: text/odd\r\n\r\n" % (len(body), body)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + length + ends + b"\r\n"
         second = head + body.replace(b'"for":', b'"not_for":') if outcome == ANSWERS_TWICE else b""
-        at_once = draw(2) == 1
-        pieces = [early + head + (body[:9] if outcome == BREAKS_OFF else body) + (second if at_once else b"")]
-        if outcome == IS_LARGE:
-            pieces = [pieces[0][at : at + 400] for at in range(0, len(pieces[0]), 400)]
-        for piece in pieces:
-            self._send(piece)
-            if len(pieces) > 1:
+        answer = early + head + (body[:9] if outcome == BREAKS_OFF else body)
+        size = 400 if outcome == IS_LARGE else len(answer)
+        if second:  # both arrive at once: what comes later nobody could tell from the answer to the next request
+            self._transport._send(answer + second)
+            answer = b""
+        for at in range(0, len(answer), size):
+            self._send(answer[at : at + size])
+            if size < len(answer):
                 await asyncio.sleep(0.05)
-        if second and not at_once:
-            self._send(second)
         self._has_ended = outcome in (CLOSES_AFTER, HAS_NO_LENGTH)
         if outcome in (BREAKS_OFF, HAS_NO_LENGTH) or (outcome == CLOSES_AFTER and draw(2)):
             self._transport.close()
