@@ -49,6 +49,7 @@ from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient
 from services.kit.logging import Log
 from services.kit.problems import ProblemError
+from services.kit.relayed import RelayedRedis
 from services.kit.settings import exit_with
 
 log = Log(__name__)
@@ -163,12 +164,13 @@ class Agent(ReportingAgent):
         git = GitRules(settings.git_timeout_s, settings.git_local)
         sources = Sources(settings.state_folder, limits, git)
         self._fetcher = Fetcher(self.plane, sources, settings.retry_s, launcher.account_of, launcher.confinement_of)
-        self.inbox = Inbox(redis, settings.node_id, self.gangs, settings.retry_s)
+        streams = RelayedRedis(self.plane) if settings.relayed else redis
+        self.inbox = Inbox(streams, settings.node_id, self.gangs, settings.retry_s)
         self._learned = LearnedClocks(settings.state_folder / "learned-clocks")
         self.clocks = LatencyClocks(
             self.devices, self.driver.name, self._learned, settings.latency_clocks, settings.latency_stale_s
         )
-        self._latency = LatencyInbox(redis, settings.node_id, self._take_latency, settings.retry_s)
+        self._latency = LatencyInbox(streams, settings.node_id, self._take_latency, settings.retry_s)
 
     async def start(self) -> None:
         """Take over what an earlier agent left, then begin."""

@@ -1,4 +1,4 @@
-"""Commands from Redis: delivered at least once, acknowledged when they are on disk."""
+"""Commands of this node: delivered at least once, removed from its stream when they are on disk."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from typing import Any
 
 import orjson
 from pydantic import ValidationError
-from redis.asyncio import Redis
 
 from gpu_agent.gangs import Gangs
 from services.contracts.commands import SetDevices, StopGang, UnknownFieldsError, read_command
 from services.contracts.nodes import EndedBy
-from services.kit.command_stream import CommandStream
-from services.kit.enrolment import NodeRedis
+from services.kit.command_stream import CommandStream, StreamSource
 from services.kit.logging import Log
 from services.kit.release import RELEASE
 
@@ -24,7 +22,7 @@ _UNREADABLE_CODE = 126
 class Inbox(CommandStream):
     """This node's commands."""
 
-    def __init__(self, redis: Redis | NodeRedis, node_id: str, gangs: Gangs, retry_s: float) -> None:
+    def __init__(self, redis: StreamSource, node_id: str, gangs: Gangs, retry_s: float) -> None:
         super().__init__(redis, node_id, retry_s)
         self._gangs = gangs
 
@@ -32,7 +30,7 @@ class Inbox(CommandStream):
         """Carry out one command; it is on disk when this returns.
 
         Raises:
-            OSError: It cannot be stored: it stays unacknowledged and is delivered again.
+            OSError: It cannot be stored: it stays on the stream and is delivered again.
         """
         try:
             document: Any = orjson.loads(text)

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from pydantic import ValidationError
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gpu_agent.controls import Order
@@ -28,12 +27,12 @@ from gpu_agent.learned_clocks import LearnedClocks, ServerKind
 from services.contracts.clocks import ClockPolicy, ServerClocks
 from services.contracts.nodes import ClockMinute, DeviceControls, DeviceInfo
 from services.contracts.routing import LatencyReport, ServerLatency
-from services.contracts.streams import LATENCY_FIELD, latency_stream
+from services.contracts.streams import LATENCY_FIELD, NEWEST_ENTRY, latency_stream
 from services.core.domain.errors import DomainError
 from services.core.policies.freesh import miad
 from services.core.policies.freesh.clock_model import ClockSample, Unused, learned_clock
 from services.core.policies.freesh.miad import Clocks, common_clocks, miad_clock
-from services.kit.enrolment import NodeRedis
+from services.kit.command_stream import BATCH, BLOCK_MS, StreamSource
 from services.kit.logging import Log
 
 log = Log(__name__)
@@ -45,8 +44,6 @@ PACE_S = 0.9
 BUSY_SHARE = 0.99
 """Share of time with requests above which a server counts as busy all the time."""
 MINUTE_S = 60.0
-_BLOCK_MS = 2_000
-_BATCH = 100
 
 
 @dataclass(frozen=True)
@@ -410,7 +407,7 @@ class LatencyInbox:
     """This node's stream of latency reports. It is read from its end on: what was missed is of no use any more."""
 
     def __init__(
-        self, redis: Redis | NodeRedis, node_id: str, take: Callable[[LatencyReport], None], retry_s: float
+        self, redis: StreamSource, node_id: str, take: Callable[[LatencyReport], None], retry_s: float
     ) -> None:
         self._redis: Any = redis  # the library's types do not know that its answers are awaited
         self._stream = latency_stream(node_id)
@@ -420,21 +417,19 @@ class LatencyInbox:
 
     async def run(self) -> None:
         """Pass on reports until cancelled; failures of Redis are retried."""
+        last = NEWEST_ENTRY
         while True:
             try:
-                newest = await self._redis.xrevrange(self._stream, count=1)
-                last = newest[0][0] if newest else "0-0"
+                answer = await self._redis.xread({self._stream: last}, count=BATCH, block=BLOCK_MS)
                 self._is_down = False
-                while True:
-                    answer = await self._redis.xread({self._stream: last}, count=_BATCH, block=_BLOCK_MS)
-                    for _, entries in answer or []:
-                        for entry_id, fields in entries:
-                            last = entry_id
-                            self._read(fields.get(LATENCY_FIELD, ""))
+                for _, entries in answer or []:
+                    for entry_id, fields in entries:
+                        last = entry_id
+                        self._read(fields.get(LATENCY_FIELD, ""))
             except (RedisError, OSError) as error:
                 if not self._is_down:
                     log.warning("latency.interrupted", error=str(error) or type(error).__name__)
-                self._is_down = True
+                self._is_down, last = True, NEWEST_ENTRY
                 await asyncio.sleep(self._retry_s)
 
     def _read(self, text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -15,7 +15,9 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from services.contracts.commands import MASTER_PORTS
 from services.contracts.schema import Name
 from services.kit.extras import first_missing
+from services.kit.ids import host_name
 from services.kit.settings import SECRET_VARIABLES, SharedSettings
+from services.kit.tls import Tls
 
 _LISTS = (
     *("pass_environment", "owner_tenants", "reserved_accounts", "shown_folders", "images"),
@@ -24,10 +26,6 @@ _LISTS = (
 
 
 _Port = Annotated[int, Field(ge=1, le=65_535)]
-
-
-def _host_name() -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.")[:63] or "node"
 
 
 class AgentSettings(SharedSettings):
@@ -46,7 +44,7 @@ class AgentSettings(SharedSettings):
         description="The token that all nodes of earlier releases share; it too is traded for a credential.",
     )
 
-    node_id: Name = Field(default_factory=_host_name)
+    node_id: Name = Field(default_factory=host_name)
     own_zone: Name | None = Field(
         None, validation_alias="GPU_AGENT_ZONE", description="Grid zone of this node; by default the cluster's."
     )
@@ -61,6 +59,17 @@ class AgentSettings(SharedSettings):
         description="Where jobs post their progress over HTTP, on this host alone; by default GPU_AGENT_PORT + 100.",
     )
     address: str = Field("127.0.0.1", description="Address at which other hosts reach this one.")
+    tls_pin: str = Field(
+        "",
+        pattern="^([0-9a-f]{64})?$",
+        description="SHA-256 of the one certificate by which telemetry is known, in the place of an authority; "
+        "`wattshift join` sets it.",
+    )
+    relayed: bool = Field(
+        False,
+        description="Whether telemetry relays this node's commands, instead of a Valkey or Redis that it reaches; "
+        "`wattshift join` sets it.",
+    )
     state_dir: Path | None = Field(None, description="By default the node's folder under the data folder.")
 
     measure_only: bool = Field(
@@ -310,6 +319,17 @@ class AgentSettings(SharedSettings):
         if bool(self.checkpoint_store_key) != bool(self.checkpoint_store_secret):
             raise ValueError("GPU_AGENT_CHECKPOINT_STORE_KEY and GPU_AGENT_CHECKPOINT_STORE_SECRET go together")
         return self
+
+    @model_validator(mode="after")
+    def _check_pin(self) -> Self:
+        if self.tls_pin and not self.telemetry_url.startswith("https://"):
+            raise ValueError("GPU_AGENT_TLS_PIN needs a WATTSHIFT_TELEMETRY_URL that begins with https://")
+        return self
+
+    @property
+    def tls(self) -> Tls:
+        """How this agent shows who it is, and knows telemetry."""
+        return replace(super().tls, pin=self.tls_pin)
 
     @property
     def data_folder(self) -> Path:

@@ -39,7 +39,8 @@ class AgentMetrics:
 
     async def _ask(self, node: str, agent: Agent, caller: Identity) -> str:
         async with self._free:
-            text = await scraped(self._session, f"{agent.url}/metrics", self._tokens.headers(node, agent, caller))
+            headers = self._tokens.headers(node, agent, caller)
+            text = await scraped(self._session, f"{agent.url}/metrics", headers, tls=agent.tls)
         return SERVICE_UP.format(int(text is not None)) + (text or "")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import aiohttp
+
 from services.contracts.identity import Identity
 from services.kit.credentials import Credential, roots_of
 from services.kit.tokens import Outgoing, outgoing_to_node
@@ -16,10 +18,22 @@ OLD_KEY_HEADER = "x-wattshift-key"
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A node's agent: its address, and in which enrolment it is; none for one of the release before."""
+    """A node's agent.
+
+    Attributes:
+        url: Its address.
+        enrolment: In which it is; none for one of the release before.
+        certificate_sha256: By which certificate alone it is known, of a node that has joined; None: by an authority.
+    """
 
     url: str
     enrolment: bytes | None
+    certificate_sha256: bytes | None = None
+
+    @property
+    def tls(self) -> aiohttp.Fingerprint | bool:
+        """How a request to it finds out whether it is the agent: the option `ssl` of aiohttp."""
+        return True if self.certificate_sha256 is None else aiohttp.Fingerprint(self.certificate_sha256)
 
 
 class AgentTokens:

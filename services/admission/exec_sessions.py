@@ -133,6 +133,7 @@ class Exec:
                 data=given.model_dump_json(exclude_defaults=True),
                 headers=self._headers(identity, place),
                 timeout=self._timeout,
+                ssl=place.agent.tls,
             ) as answer:
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -171,6 +172,7 @@ class Exec:
                 data=request.model_dump_json(exclude_none=True),
                 headers=self._headers(identity, place),
                 timeout=self._streamed,
+                ssl=place.agent.tls,
             )
             if answer.status != 200:
                 async with answer:

@@ -138,6 +138,7 @@ class Logs:
                 params={"stream": source.stream.value, "offset": offset, "limit": limit},
                 headers=self._tokens.headers(source.node_id, source.agent),
                 timeout=self._timeout,
+                ssl=source.agent.tls,
             ) as answer:
                 content = await answer.content.read(-1)
                 status, headers = answer.status, answer.headers

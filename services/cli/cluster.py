@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     nodes.command("drain")(drain)
     nodes.command("resume")(resume)
     nodes.command("enroll")(enroll)
+    nodes.command("invite")(invite)
     nodes.command("revoke")(revoke)
     nodes.command("sleep")(sleep)
     nodes.command("wake")(wake)
@@ -167,6 +168,29 @@ def enroll(
         settings = f"GPU_AGENT_NODE_ID={node}\nGPU_AGENT_ENROLL_TOKEN={found['token']}"
     console.print(f"{start} {within}", soft_wrap=True)
     console.print(settings, markup=False, soft_wrap=True)
+
+
+def invite(
+    node: Annotated[
+        str | None, typer.Argument(help="In whose place a host joins; without it, under a name that no node has.")
+    ] = None,
+    lifetime: Annotated[str, typer.Option(metavar="TIME", help="How long the token can be used: 15m, 2h, 1d.")] = "10m",
+    as_json: AsJson = False,
+) -> None:
+    """Let a host join: print the command that is typed there, once."""
+    print_invitation(Gateway(), node, duration_s(lifetime, "--lifetime"), as_json)
+
+
+def print_invitation(gateway: Gateway, node: str | None = None, lifetime_s: float = 600, as_json: bool = False) -> None:
+    """Print what makes another host a node."""
+    body = {"node_id": node and checked_name(node, "node"), "lifetime_s": lifetime_s}
+    found = gateway.call("POST", "/v1/nodes/invitations", body=body)
+    if as_json:
+        output.print_json(found)
+        return
+    within = output.duration(lifetime_s)
+    console.print(f"to make another host a node, type there, once, within {within}:", soft_wrap=True)
+    console.print(f"wattshift join {found['url']} {found['token']}", markup=False, soft_wrap=True, highlight=False)
 
 
 def revoke(node: str) -> None:

@@ -15,13 +15,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from services.cli import output
 from services.cli.bars import bar
 from services.cli.client import Gateway, data_dir
+from services.cli.cluster import print_invitation
 from services.cli.errors import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
 from services.cli.jobs import AsJson
 from services.cli.output import console, errors
@@ -30,7 +31,7 @@ from services.cli.values import duration_s
 from services.kit.callers import SERVICES
 from services.kit.extras import first_missing
 from services.kit.pulse import EVERY_S
-from services.standalone import root_secret, stack
+from services.standalone import joining, root_secret, stack
 from services.standalone.data_folder import DataFolder, StackStatus
 from services.standalone.process import BadInputError, StackError
 
@@ -49,6 +50,13 @@ Nodes = Annotated[
         help="Simulated nodes, COUNTxGPUS[:MODEL][@ZONE], separated by commas; this machine's GPUs by default."
     ),
 ]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:PORT]",
+        help=f"Let nodes on other hosts join over TLS, by default at {joining.DEFAULT}; '' lets in no more.",
+    ),
+]
 Port = Annotated[
     int | None,
     typer.Option(min=1, max=65_535, help="Port of the public API; by default 8000, or a free one if that is taken."),
@@ -57,7 +65,7 @@ Port = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(up)
+    app.command(cls=_Up)(up)
     app.command()(down)
     app.command()(status)
     app.command("admin-key")(admin_key)
@@ -67,10 +75,21 @@ def register(app: typer.Typer) -> None:
     app.command()(restore)
 
 
+class _Up(typer.core.TyperCommand):
+    """``--listen`` without a place means the default one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for at in [number for number, word in enumerate(args, 1) if word == "--listen"]:
+            if at == len(args) or args[at].startswith("-"):
+                args.insert(at, joining.DEFAULT)
+        return super().parse_args(ctx, args)
+
+
 def up(
     folder: DataDir = None,
     nodes: Nodes = None,
     port: Port = None,
+    listen: Listen = None,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -84,9 +103,9 @@ def up(
     folder = folder or data_dir()
     is_first_start = not (folder / "admin.key").exists()
     try:
-        changes = stack.changes_of(folder, nodes=nodes, port=port)
+        changes = stack.changes_of(folder, nodes=nodes, port=port, listen=listen)
         with waiting_shown() as waiting:
-            started = stack.up(folder, nodes=nodes, port=port, timeout_s=timeout_s, waiting=waiting)
+            started = stack.up(folder, nodes=nodes, port=port, listen=listen, timeout_s=timeout_s, waiting=waiting)
     except StackError as error:
         raise _as_cli_error(error) from error
     if as_json:
@@ -95,6 +114,8 @@ def up(
     for change in changes:
         console.print(f"changed: {change}", soft_wrap=True)
     print_up(started.gateway_url, folder, is_first_start)
+    if listen:
+        print_invitation(Gateway(started.gateway_url, _own_key(folder / "admin.key")))
 
 
 def print_up(url: str, folder: Path, is_first_start: bool) -> None:

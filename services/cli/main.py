@@ -19,6 +19,7 @@ from services.kit.release import RELEASE
 
 ROOMS = {
     "local": ("up", "down", "status", "admin-key", "credential", "rotate-secret", "backup", "restore"),
+    "join": ("join", "leave"),
     "certificates": ("ca",),
     "dashboard": ("dashboard",),
     "submit": ("submit",),

@@ -248,6 +248,21 @@ class NodeEnrolment(Message):
     expires_at: Instant
 
 
+class NodeInvitationSpec(Message):
+    """Who is to join: a host under a name that no node has, or under this one."""
+
+    node_id: Name | None = Field(default=None, description="Whoever has this name is the node no more then.")
+    lifetime_s: Real = Field(default=600, gt=0, le=86_400, description="How long the token may be used.")
+
+
+class NodeInvitation(Message):
+    """What `wattshift join` needs on the host that is to be a node."""
+
+    url: str = Field(description="Where telemetry answers nodes over TLS.")
+    token: str = Field(description="For one host, once; with the fingerprint of telemetry's certificate. Shown once.")
+    expires_at: Instant
+
+
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -272,6 +287,12 @@ class NodeCredential(NodeMessage):
     redis_user: str | None = Field(description="Its user in Valkey or Redis; null where nodes share one.")
     redis_url: str | None = Field(description="Where its commands are, without a user; null: as its settings say.")
     rotate_after_s: float = Field(description="When it is to replace its secrets.")
+
+
+class NodeCertificate(NodeMessage):
+    """By what the control plane knows a node's agent from now on."""
+
+    pem: str = Field(description="The certificate and its key.")
 
 
 class CredentialState(StrEnum):

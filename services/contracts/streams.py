@@ -1,20 +1,30 @@
-"""Names of streams in Redis."""
+"""Streams in Redis: their names, and a node's own as telemetry relays them."""
 
 from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from services.contracts.schema import NodeMessage
 
 HINTS_STREAM = "wattshift:hints"
 """Messages that wake the scheduler: `kind` = `job` | `rank` | `node` | `policy`. Losing one delays it by a second."""
 
 HINTS_MAX_LENGTH = 10_000
 
-AGENT_GROUP = "agent"
+FIRST_ENTRY = "0-0"
+"""Behind this id are all entries of a stream."""
+NEWEST_ENTRY = "$"
+"""Behind this id are those that come from now on."""
 COMMAND_FIELD = "command"
 TRACEPARENT_FIELD = "traceparent"
 """The span that a command is a child of, as W3C Trace Context has it; only where traces are on."""
 
 
 def command_stream(node_id: str) -> str:
-    """Return the stream of commands to one node; its agent reads it as consumer group ``AGENT_GROUP``."""
+    """Return the stream of commands to one node; its agent removes what it has carried out."""
     return f"wattshift:node:{node_id}:commands"
 
 
@@ -42,3 +52,45 @@ def latency_stream(node_id: str) -> str:
 
 LATENCY_MAX_LENGTH = 120
 LATENCY_FIELD = "report"
+
+
+class NodeStream(StrEnum):
+    """A stream of a node's own."""
+
+    COMMANDS = "commands"
+    LATENCY = "latency"
+
+    @classmethod
+    def of(cls, name: str) -> NodeStream:
+        """Return which stream of its node has this name."""
+        return cls(name.rpartition(":")[2])
+
+    def name_of(self, node_id: str) -> str:
+        """Return the name of this stream of a node."""
+        return (command_stream if self is NodeStream.COMMANDS else latency_stream)(node_id)
+
+
+EntryId = Annotated[str, Field(pattern=r"^[0-9]{1,19}-[0-9]{1,19}$")]
+
+
+class StreamRead(NodeMessage):
+    """Remove an entry of a node's stream, or wait for others; asked again, nothing is lost."""
+
+    stream: NodeStream
+    done: EntryId | None = Field(default=None, description="A command that is on the node's disk, and is removed.")
+    after: EntryId | Literal["$"] | None = Field(
+        default=None, description="Behind which entries are waited for, two seconds at most; null: none are."
+    )
+
+
+class StreamEntry(NodeMessage):
+    """An entry of a node's stream."""
+
+    id: EntryId
+    fields: dict[str, str]
+
+
+class StreamEntries(NodeMessage):
+    """What a node's stream has, oldest first."""
+
+    entries: list[StreamEntry]

@@ -257,7 +257,6 @@ def serve(
     those of the loopback address ``beside`` it.
     """
     sockets = handed_over()
-    is_local = any(each.family == socket.AF_UNIX for each in sockets)
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
     end_with_parent()
     if listens_first:
@@ -275,7 +274,7 @@ def serve(
         timeout_keep_alive=75,
         callback_notify=Pulse().beat_async,
         timeout_notify=int(EVERY_S),
-        **({} if is_local else settings.tls.server()),
+        **settings.tls.server(),
     )
     server = Server(config)
     gc.collect()

@@ -66,12 +66,11 @@ class _Bounded(asyncio.Protocol):
             transport.abort()
             return
         self.app_state = {**self.app_state, CONNECTION: self._number}
-        if self.config.tls is None:
+        tls = None if isinstance(transport.get_extra_info("sockname"), str) else self.config.tls
+        if tls is None:
             super().connection_made(transport)
         else:
-            handshake = self.loop.start_tls(
-                transport, self, self.config.tls, server_side=True, ssl_handshake_timeout=HEAD_S
-            )
+            handshake = self.loop.start_tls(transport, self, tls, server_side=True, ssl_handshake_timeout=HEAD_S)
             # TLS takes over the transport at its first step, which a task would put off: uvloop begins to read when
             # this returns, whatever was paused, and what has come by then would be taken for HTTP.
             self._shaking = self.loop.create_task(self._shake_hands(handshake, handshake.send(None)))
@@ -331,7 +330,7 @@ class ServerConfig(uvicorn.Config):
 
     Attributes:
         proxies: Whose connections are those of many clients.
-        tls: What a connection begins with; None for plain HTTP.
+        tls: What a connection begins with, but for one at a socket of this machine; None for plain HTTP.
     """
 
     tls: ssl.SSLContext | None = None

@@ -170,4 +170,7 @@ def new_session(connections: int = 100, tls: Tls | None = None) -> aiohttp.Clien
 def connector(connections: int, tls: Tls | None) -> aiohttp.TCPConnector:
     """Return the connections of a session, of which there are at most so many at once; 0 for any number."""
     context = None if tls is None else tls.client()
-    return _Connector(limit=connections, keepalive_timeout=30, ssl=True if context is None else context)
+    known: aiohttp.Fingerprint | Any = True if context is None else context
+    if tls is not None and tls.pin:
+        known = aiohttp.Fingerprint(bytes.fromhex(tls.pin))
+    return _Connector(limit=connections, keepalive_timeout=30, ssl=known)

@@ -1,8 +1,10 @@
-"""Ids that sort by the time they were made, and the time itself."""
+"""Ids that sort by the time they were made, the time itself, and the name of this host."""
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 import threading
 import time
 from datetime import UTC, datetime
@@ -46,3 +48,8 @@ def _now_and_random() -> int:
 
 def _written(prefix: str, value: int) -> str:
     return f"{prefix}_{''.join([_PAIRS[value >> shift & 1_023] for shift in _SHIFTS])}"
+
+
+def host_name() -> str:
+    """Return the name of this host, as far as it can be a node's."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.")[:63] or "node"

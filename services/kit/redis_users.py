@@ -19,8 +19,9 @@ _QUEUES = (
 RULES: Mapping[str, str] = {
     "gateway": "~wattshift:gateway-limits ~wattshift:ended-session:* +hset +hgetall +hdel +set +exists",
     "admission": "~wattshift:hints +xadd",
-    "telemetry": "~wattshift:hints +xadd +acl|setuser +acl|deluser +acl|users",
-    "scheduler": "~wattshift:hints ~wattshift:node:*:commands +xadd +xread",
+    "telemetry": "~wattshift:hints ~wattshift:node:*:commands %R~wattshift:node:*:latency "
+    "+xadd +xread +xdel +acl|setuser +acl|deluser +acl|users",
+    "scheduler": "~wattshift:hints ~wattshift:node:*:commands +xadd +xread +xlen",
     "router": "~wattshift:routers ~wattshift:router-limits ~wattshift:node:*:latency "
     "+hset +hgetall +hdel +xadd +expire",
     "optimizer": _QUEUES,

@@ -19,16 +19,21 @@ SERVICE_UP = (
 
 
 async def scraped(
-    session: aiohttp.ClientSession, url: str | URL, headers: Mapping[str, str], host: str | None = None
+    session: aiohttp.ClientSession,
+    url: str | URL,
+    headers: Mapping[str, str],
+    host: str | None = None,
+    tls: aiohttp.Fingerprint | bool = True,
 ) -> str | None:
     """Return what is at an address, None where a process does not answer, or does not let the caller in.
 
-    ``host`` is the name in the process's certificate, where that of the address is another.
+    ``host`` is the name in the process's certificate, where that of the address is another; ``tls`` is its fingerprint
+    where that is how it is known.
     """
     timeout = aiohttp.ClientTimeout(total=SCRAPED_WITHIN_S)
     try:
         async with session.get(
-            url, headers=headers, timeout=timeout, allow_redirects=False, server_hostname=host
+            url, headers=headers, timeout=timeout, allow_redirects=False, server_hostname=host, ssl=tls
         ) as answer:
             if answer.status != 200 or (answer.content_length or 0) > LARGEST_BYTES:
                 return None

@@ -3,8 +3,8 @@
 A port that a process lets go, because it ends, is anybody's who takes it first. `wattshift up` therefore has its
 services listen at Unix sockets in a folder that others do not enter (``WATTSHIFT_SOCKETS``): ``unix://carbon`` is
 ``carbon.sock`` there. What has to be a port is listened on by the supervisor, which hands it to one process after
-another. ``WATTSHIFT_LISTEN`` tells a process which it is: the path of its socket, or the numbers of open files. systemd
-does the same for a unit with a socket unit, and says so by ``LISTEN_FDS`` (sd_listen_fds).
+another. ``WATTSHIFT_LISTEN_AT`` tells a process the path of its socket, and ``WATTSHIFT_LISTEN`` the numbers of open
+files. systemd does the same for a unit with a socket unit, and says so by ``LISTEN_FDS`` (sd_listen_fds).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.kit.logging import Log
 
 log = Log(__name__)
 
-SOCKETS, LISTEN = "WATTSHIFT_SOCKETS", "WATTSHIFT_LISTEN"
+SOCKETS, LISTEN, LISTEN_AT = "WATTSHIFT_SOCKETS", "WATTSHIFT_LISTEN", "WATTSHIFT_LISTEN_AT"
 SCHEME = "unix"
 BACKLOG = 2048
 _FIRST_OF_SYSTEMD = 3
@@ -40,13 +40,13 @@ def handed_over() -> list[socket.socket]:
 
     No process that this one starts gets them, or is told of them.
     """
-    given = os.environ.pop(LISTEN, "")
+    given, path = os.environ.pop(LISTEN, ""), os.environ.pop(LISTEN_AT, "")
     count, whose, _ = (os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"))
-    if given.startswith("/"):
-        return [_bound(given)]
-    if not given and whose == str(os.getpid()):
+    if not given and not path and whose == str(os.getpid()):
         given = ",".join(str(_FIRST_OF_SYSTEMD + number) for number in range(int(count)))
     found = [socket.socket(fileno=int(number)) for number in given.split(",") if number]
+    if path:
+        found.append(_bound(path))
     for each in found:
         each.set_inheritable(False)
     return found

@@ -19,12 +19,14 @@ class Tls:
         key: Of the certificate.
         authority: Certificates by which it knows others; None: those of the system.
         asks_clients: Whether it lets in only those who show a certificate of the authority (mutual TLS).
+        pin: SHA-256 of the one certificate by which it knows whom it calls, in the place of an authority.
     """
 
     certificate: Path | None = None
     key: Path | None = None
     authority: Path | None = None
     asks_clients: bool = False
+    pin: str = ""
 
     @property
     def scheme(self) -> str:

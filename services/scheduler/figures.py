@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, cast
+from typing import Protocol
 
 from prometheus_client.metrics_core import Metric
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
-from services.contracts.streams import AGENT_GROUP, HINTS_STREAM, command_stream
+from services.contracts.streams import HINTS_STREAM, command_stream
 from services.core.cycle.snapshot import Trigger
 from services.db.database import Database
 from services.db.figures import pool_of
@@ -120,16 +119,13 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
     async def read_streams() -> Iterable[Metric]:
         async with database.connection() as connection:
             nodes = await figures.nodes_up(connection)
-        hints, unread, unacknowledged = await _streams(redis, nodes)
+        hints, unread = await _streams(redis, nodes)
         return [
             single("wattshift_hints_stream_entries", "Messages kept on the stream that wakes the scheduler.", hints),
             single(
-                "wattshift_command_streams_unread_entries", "Commands on nodes' streams that no agent has read.", unread
-            ),
-            single(
-                "wattshift_command_streams_unacknowledged_entries",
-                "Commands that agents have read, and not yet written down.",
-                unacknowledged,
+                "wattshift_command_streams_unread_entries",
+                "Commands on nodes' streams that no agent has written down yet.",
+                unread,
             ),
         ]
 
@@ -139,8 +135,8 @@ def show_figures(metrics: Metrics, database: Database, redis: Redis, loop: Loop,
     metrics.add("database", pool_of(database))
 
 
-async def _streams(redis: Redis, nodes: Iterable[str]) -> tuple[int, int, int]:
-    """Return the entries of the stream of hints, and those of all nodes' streams that are unread, and unacknowledged.
+async def _streams(redis: Redis, nodes: Iterable[str]) -> tuple[int, int]:
+    """Return the entries of the stream of hints, and those of all nodes' streams.
 
     Raises:
         RedisError: Redis does not answer.
@@ -148,10 +144,6 @@ async def _streams(redis: Redis, nodes: Iterable[str]) -> tuple[int, int, int]:
     async with redis.pipeline(transaction=False) as pipeline:
         pipeline.xlen(HINTS_STREAM)
         for node in nodes:
-            pipeline.xinfo_groups(command_stream(node))
-        hints, *found = await pipeline.execute(raise_on_error=False)
-    if isinstance(hints, RedisError):
-        raise hints
-    groups = [group for each in found if isinstance(each, list) for group in cast("list[dict[str, Any]]", each)]
-    ours = [group for group in groups if group["name"] == AGENT_GROUP]
-    return hints, sum(group.get("lag") or 0 for group in ours), sum(group["pending"] for group in ours)
+            pipeline.xlen(command_stream(node))
+        hints, *found = await pipeline.execute()
+    return hints, sum(found)

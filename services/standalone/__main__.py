@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--data-dir", metavar="DIR", help=f"where all state is kept (default {default_data_dir()})")
     parser.add_argument("--nodes", metavar="NODES", help="simulated nodes, such as 2x4:A100-SXM4-40GB,1x8")
     parser.add_argument("--port", type=int, metavar="PORT", help="the gateway's port (default 8000, else a free one)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where nodes on other hosts join")
     parser.add_argument("--without", metavar="NAMES", default="", help="processes not to start: simulator,optimizer")
     options = parser.parse_args()
     pulse = Pulse()  # for systemd, if that runs this: before the environment is handed on
@@ -27,6 +28,7 @@ def main() -> int:
         options.data_dir,
         nodes=options.nodes,
         port=options.port,
+        listen=options.listen,
         services=[service for service in SERVICES if service.name not in left_out],
         workers=[worker for worker in WORKERS if worker not in left_out],
     )

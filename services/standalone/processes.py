@@ -12,7 +12,7 @@ from services.core.domain.errors import DomainError
 from services.core.domain.gpus import gpu_model
 from services.kit.pulse import PULSE_FILE
 from services.kit.settings import SharedSettings
-from services.kit.sockets import LISTEN
+from services.kit.sockets import LISTEN_AT
 from services.kit.tls import Tls
 from services.standalone.doors import Door
 from services.standalone.postgres import SYSTEM_USER as POSTGRES_USER
@@ -231,7 +231,7 @@ def _http_process(
     context = tls.client() if tls.certificate else None
     address = door.address
     if isinstance(address, Path):
-        context, own = None, {LISTEN: str(address)}
+        context, own = None, {LISTEN_AT: str(address)}
     else:
         own = {f"{service.prefix}PORT": str(address[1])}
         environment = {f"{service.prefix}HOST": address[0], **environment}

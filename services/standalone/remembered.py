@@ -15,7 +15,7 @@ from services.standalone.process import BadInputError
 
 FILE = "options.json"
 ZONE_VARIABLES = {"zone": "WATTSHIFT_ZONE", "agents_zone": "GPU_AGENT_ZONE"}
-_FLAGS = {"nodes": "--nodes", "port": "--port", **ZONE_VARIABLES}
+_FLAGS = {"nodes": "--nodes", "port": "--port", "listen": "--listen", **ZONE_VARIABLES}
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,14 @@ class Options:
         port: The gateway's port.
         zone: Grid zone of nodes that name none, `WATTSHIFT_ZONE`.
         agents_zone: The same for agents alone, `GPU_AGENT_ZONE`.
+        listen: Where other hosts join, as HOST:PORT; empty: nowhere.
     """
 
     nodes: str | None = None
     port: int | None = None
     zone: str | None = None
     agents_zone: str | None = None
+    listen: str | None = None
 
     def shown(self) -> str:
         """Return the options as they are typed, or nothing if none was ever given."""
@@ -46,12 +48,12 @@ class Options:
         return {variable: value for name, variable in ZONE_VARIABLES.items() if (value := getattr(self, name))}
 
 
-def asked(nodes: str | None, port: int | None, environment: Mapping[str, str]) -> Options:
+def asked(nodes: str | None, port: int | None, environment: Mapping[str, str], listen: str | None = None) -> Options:
     """Return the options that a caller gives: arguments, and the zones and the port of the environment."""
     if port is None and environment.get("GATEWAY_PORT", "").isdigit():
         port = int(environment["GATEWAY_PORT"])
     zones = {name: environment.get(variable) or None for name, variable in ZONE_VARIABLES.items()}
-    return Options(nodes=nodes, port=port, **zones)
+    return Options(nodes=nodes, port=port, listen=listen, **zones)
 
 
 def read(folder: DataFolder) -> Options:
@@ -63,7 +65,7 @@ def read(folder: DataFolder) -> Options:
     path = folder.path / FILE
     try:
         written = json.loads(path.read_text())
-        types = {"nodes": str, "port": int, "zone": str, "agents_zone": str}
+        types = {"nodes": str, "port": int, "zone": str, "agents_zone": str, "listen": str}
         known = {name: written[name] for name in types if written.get(name) is not None}
         if any(not isinstance(value, types[name]) for name, value in known.items()):
             raise ValueError("a value has the wrong type")

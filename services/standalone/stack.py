@@ -35,7 +35,7 @@ from services.kit.settings import EXIT_BAD_SETTINGS, PUBLIC
 from services.kit.sockets import SCHEME, SOCKETS, file_of
 from services.kit.tasks import end_tasks
 from services.kit.tls import Tls
-from services.standalone import node_power, postgres, processes, remembered, root_secret, runtime, valkey
+from services.standalone import joining, node_power, postgres, processes, remembered, root_secret, runtime, valkey
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.doors import Door, Doors, holder
 from services.standalone.forks import imported_by
@@ -64,6 +64,7 @@ class Stack:
         nodes: str | None = None,
         env: Mapping[str, str] | None = None,
         port: int | None = None,
+        listen: str | None = None,
         services: Sequence[Service] = SERVICES,
         workers: Collection[str] = tuple(processes.WORKERS),
         watches: bool = True,
@@ -78,6 +79,7 @@ class Stack:
             env: Settings on top of the caller's environment. Where either has DATABASE_URL or REDIS_URL, that server
                 is used and none is started; `<PREFIX>PORT` asks for exactly that port.
             port: The gateway's port, exactly; None takes the remembered one, or else prefers 8000.
+            listen: Where nodes on other hosts join, HOST:PORT; None takes what is remembered, "" is nowhere.
             services: What runs beside the servers and the agents.
             workers: Which of the Celery workers run too.
             watches: As for `Supervisor`; a test that stops processes for a while does without.
@@ -87,6 +89,7 @@ class Stack:
         self.urls: dict[str, str] = {}
         self._port = port
         self._nodes = nodes
+        self._listen = listen
         self._services = services
         self._workers = workers
         self._state: State = "stopped"
@@ -130,7 +133,7 @@ class Stack:
             StackError: the folder is in use, a port is taken, or a process does not become ready.
         """
         _check_packages(self.environment)
-        settled = settle(self.folder, self._nodes, self._port, self.environment, self._services)
+        settled = settle(self.folder, self._nodes, self._port, self.environment, self._services, self._listen)
         nodes, self.environment = settled.nodes, settled.environment
         self.folder.open()
         try:
@@ -141,6 +144,7 @@ class Stack:
             self._supervisor.fork(self.environment, imported_by([*self._services, *agents], self._workers))
             self._pulse = asyncio.create_task(self._beat(), name="pulse")
             doors = self._find_addresses()
+            joining_settings = self._open_to_others(settled.options.listen, doors)
             servers, password = self._servers()
             await self._supervisor.start(servers)
             if any(process.name == "postgres" for process in self._supervisor.status()):
@@ -153,6 +157,8 @@ class Stack:
                 processes.command_process("migrations", processes.MIGRATIONS, self.environment, work_folder)
             )
             environments = {each.name: identities.of_service(each.name, self.environment) for each in self._services}
+            if "telemetry" in environments:
+                environments["telemetry"] |= joining_settings
             services = processes.service_processes(self._services, doors, environments, work_folder)
             agent_doors = self._agent_doors(len(nodes))
             for node_id in node_power.read_wanted(self.folder):
@@ -264,6 +270,15 @@ class Stack:
         }
         return doors
 
+    def _open_to_others(self, listen: str | None, doors: dict[str, Door]) -> dict[str, str]:
+        """Have telemetry listen for nodes of other hosts, too; return what it needs for that."""
+        if not listen or "telemetry" not in doors:
+            return {}
+        host, port = joining.read_listen(listen)
+        _, sockets = self._doors.open(host, port, exactly=True)
+        doors["telemetry"] = Door(doors["telemetry"].address, sockets)
+        return joining.settings(self.folder, host, port)
+
     def _agent_doors(self, count: int) -> list[tuple[Door, dict[str, str]]]:
         """Return where agents listen, and their settings for progress.
 
@@ -333,14 +348,17 @@ def settle(
     port: int | None,
     environment: Mapping[str, str],
     services: Sequence[Service] = SERVICES,
+    listen: str | None = None,
 ) -> Settled:
     """Return what an installation would run with; nothing is changed.
 
     Raises:
         BadInputError: an option or a setting is wrong, or the remembered options cannot be read.
     """
-    given = remembered.asked(nodes, port, environment)
+    given = remembered.asked(nodes, port, environment, listen)
     options, changes = remembered.merge(remembered.read(folder), given)
+    if options.listen:
+        joining.check(options.listen, environment)
     full = {**environment, **options.environment()}
     if options.port is not None:
         full["GATEWAY_PORT"] = str(options.port)
@@ -390,6 +408,7 @@ def up(
     nodes: str | None = None,
     env: Mapping[str, str] | None = None,
     port: int | None = None,
+    listen: str | None = None,
     without: Collection[str] = (),
     timeout_s: float | None = None,
     waiting: Callable[[StackStatus], None] = lambda status: None,
@@ -397,10 +416,11 @@ def up(
     """Start an installation that outlives the caller and return its status once everything is ready.
 
     Args:
-        data_dir: As for `Stack`; so are `nodes`, `env` and `port`.
+        data_dir: As for `Stack`; so are `nodes`, `env`, `port` and `listen`.
         nodes: See there.
         env: See there.
         port: See there.
+        listen: See there.
         without: Names of services and workers that are not started.
         timeout_s: How long everything may take to be ready; None: as long as something of it works.
         waiting: Called with the status again and again meanwhile, to show progress.
@@ -413,7 +433,7 @@ def up(
     _check_packages(environment)
     folder = DataFolder(data_dir or default_data_dir())
     services = [service for service in SERVICES if service.name not in without]
-    settle(folder, nodes, port, environment, services)
+    settle(folder, nodes, port, environment, services, listen)
     status = folder.last_status()
     if (holder := folder.holder()) is not None:
         where = f"{status.state} at {status.gateway_url}" if status.pid == holder else f"running as process {holder}"
@@ -421,6 +441,7 @@ def up(
     command = [sys.executable, "-P", "-m", "services.standalone", "--data-dir", str(folder.path)]
     command += ["--nodes", nodes] if nodes is not None else []
     command += ["--port", str(port)] if port is not None else []
+    command += ["--listen", listen] if listen is not None else []
     command += ["--without", ",".join(without)] if without else []
     folder.make()
     with (folder.log / "supervisor.log").open("a+") as log:
@@ -505,14 +526,20 @@ def erase(data_dir: Path | str | None = None) -> None:
         folder.close()
 
 
-def changes_of(data_dir: Path | str | None = None, *, nodes: str | None = None, port: int | None = None) -> list[str]:
+def changes_of(
+    data_dir: Path | str | None = None,
+    *,
+    nodes: str | None = None,
+    port: int | None = None,
+    listen: str | None = None,
+) -> list[str]:
     """Return a line for each remembered option that `up` with these options would replace.
 
     Raises:
         BadInputError: the remembered options cannot be read.
     """
     before = remembered_options(data_dir)
-    return remembered.merge(before, remembered.asked(nodes, port, os.environ))[1]
+    return remembered.merge(before, remembered.asked(nodes, port, os.environ, listen))[1]
 
 
 def remembered_options(data_dir: Path | str | None = None) -> remembered.Options:

@@ -19,11 +19,14 @@ from services.contracts.nodes import (
     Heartbeat,
     HeartbeatReply,
     Node,
+    NodeCertificate,
     NodeCredential,
     NodeCredentials,
     NodeEnroller,
     NodeEnrolment,
     NodeEnrolmentSpec,
+    NodeInvitation,
+    NodeInvitationSpec,
     NodeKeys,
     NodeList,
     NodeRegistration,
@@ -51,6 +54,7 @@ from services.contracts.reports import (
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.sources import ChunkWanted, OpenedChunk
+from services.contracts.streams import StreamEntries, StreamRead
 from services.kit.identity import Admin, Caller, Operator, ProjectCaller
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, not_found
@@ -65,7 +69,7 @@ from services.telemetry.requests import request_report
 from services.telemetry.service import Telemetry
 
 NODE_PATHS = re.compile(
-    r"/v1/nodes/(register|[^/]+/(enroll|rotate|heartbeat|energy|secrets|upload|engine|engine-energy))"
+    r"/v1/nodes/(register|[^/]+/(enroll|rotate|certificate|leave|heartbeat|energy|stream|secrets|upload|engine|engine-energy))"
 )
 """Paths whose callers are nodes: they send a token or a credential of their own, and no service's."""
 
@@ -120,6 +124,18 @@ async def rotate(node_id: Name, keys: NodeKeys, token: Token, service: Service) 
     return await service.enrolment.replace(node_id, token, keys)
 
 
+@router.post("/nodes/{node_id}/certificate")
+async def certify(node_id: Name, token: Token, service: Service) -> NodeCertificate:
+    """Get a new certificate for a node's agent; needs its credential. The control plane knows it by that alone then."""
+    return await service.enrolment.certify(node_id, token)
+
+
+@router.post("/nodes/{node_id}/leave", status_code=204)
+async def leave(node_id: Name, token: Token, service: Service) -> None:
+    """Be a node no more; needs its credential, which ends."""
+    await service.enrolment.leave(node_id, token)
+
+
 @router.post("/nodes/{node_id}/engine")
 async def mirror_engine(node_id: Name, body: EngineReport, token: Token, service: Service) -> EngineReply:
     """Report an engine's nodes and jobs, for its bridge; repeating a report changes nothing."""
@@ -130,6 +146,12 @@ async def mirror_engine(node_id: Name, body: EngineReport, token: Token, service
 async def store_engine_energy(node_id: Name, body: EngineEnergyReport, token: Token, service: Service) -> EnergyReceipt:
     """Report energy of one of an engine's nodes, for its bridge; repeated intervals change nothing."""
     return await service.store_engine_energy(node_id, token, body)
+
+
+@router.post("/nodes/{node_id}/stream")
+async def read_stream(node_id: Name, body: StreamRead, token: Token, service: Service) -> StreamEntries:
+    """Read a node's commands, or what routers saw of its servers, where it reaches no Valkey or Redis itself."""
+    return await service.read_stream(node_id, token, body)
 
 
 @router.post("/nodes/{node_id}/secrets")
@@ -207,6 +229,20 @@ async def allow_node_enrollment(
     The token of the answer can be used once, in its role. Who enrols under the name of a node takes its place.
     """
     return await service.enrolment.allow(node_id, spec, admin)
+
+
+@router.post(
+    "/nodes/invitations",
+    status_code=201,
+    tags=["nodes"],
+    responses={409: {"description": "Hosts cannot join here, or not under this name: `conflict`."}},
+)
+async def invite_node(spec: NodeInvitationSpec, admin: Admin, service: Service) -> NodeInvitation:
+    """Let a host join, by `wattshift join`.
+
+    The token of the answer can be used once, under a name that no node has, or under the one that is given here.
+    """
+    return await service.enrolment.invite(spec, admin)
 
 
 @router.post("/nodes/{node_id}/revoke", status_code=204, tags=["nodes"])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import re
 import secrets
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
 from services.contracts.nodes import (
+    NodeCertificate,
     NodeCredential,
     NodeEnroller,
     NodeEnrolment,
     NodeEnrolmentSpec,
+    NodeInvitation,
+    NodeInvitationSpec,
     NodeKeys,
     NodeRegistration,
     NodeRole,
@@ -21,6 +26,7 @@ from services.kit.credentials import node_secret, standing_token
 from services.kit.logging import Log
 from services.kit.problems import ProblemError, not_found
 from services.kit.redis_users import without_user
+from services.kit.self_signed import fingerprint, new_certificate
 from services.telemetry.redis_users import RedisUsers, redis_user
 from services.telemetry.repository import credentials
 from services.telemetry.settings import TelemetrySettings
@@ -29,6 +35,8 @@ log = Log(__name__)
 
 TOKEN_PREFIX = "wse_"
 _ENROLMENT_BYTES = 16
+_OF_UP = re.compile(r"node-[0-9]+")
+_ASK = "ask an admin for a new one (wattshift nodes invite, or nodes enroll)"
 _AS = {NodeRole.AGENT: "a node with an agent", NodeRole.ENGINE: "the bridge to an engine"}
 
 
@@ -56,6 +64,46 @@ class Enrolment:
             expires_at = await credentials.add_token(connection, token, node_id, spec.role, spec.lifetime_s, operator)
         return NodeEnrolment(node_id=node_id, role=spec.role, token=token, expires_at=expires_at)
 
+    async def invite(self, spec: NodeInvitationSpec, admin: Identity) -> NodeInvitation:
+        """Return what lets one host join within a time.
+
+        Raises:
+            ProblemError: 409, hosts cannot join here; the name is that of a bridge, or of a node of `up`.
+        """
+        if not self._settings.join_url or self._settings.tls_cert is None:
+            detail = "Hosts cannot join here: start it by `wattshift up --listen`, or use `wattshift nodes enroll`."
+            raise ProblemError(409, ProblemCode.CONFLICT, detail)
+        if spec.node_id is not None and _OF_UP.fullmatch(spec.node_id):
+            raise ProblemError(409, ProblemCode.CONFLICT, _is_of_up(spec.node_id))
+        wanted = NodeEnrolmentSpec(lifetime_s=spec.lifetime_s)
+        found = await self.allow(spec.node_id or credentials.ANY_NEW_NODE, wanted, admin)
+        token = f"{found.token}.{fingerprint(self._settings.tls_cert.read_text())}"
+        return NodeInvitation(url=self._settings.join_url, token=token, expires_at=found.expires_at)
+
+    async def certify(self, node_id: str, secret: str) -> NodeCertificate:
+        """Return a new certificate for a node's agent, by which alone the control plane knows it from now on.
+
+        Raises:
+            ProblemError: 401, the secret is not the node's.
+        """
+        made = await asyncio.to_thread(new_certificate, node_id)
+        async with self._database.transaction() as connection:
+            await self._prove(connection, node_id, secret)
+            await credentials.certify(connection, node_id, fingerprint(made))
+        return NodeCertificate(pem=made)
+
+    async def leave(self, node_id: str, secret: str) -> None:
+        """Let a node in no more, as it asks itself.
+
+        Raises:
+            ProblemError: 401, the secret is not the node's.
+        """
+        async with self._database.transaction() as connection:
+            await self._prove(connection, node_id, secret)
+            await credentials.revoke(connection, node_id, None)
+        log.info("node.left", node=node_id)
+        await self._tell_redis()
+
     async def enrol(self, node_id: str, token: str, keys: NodeEnroller) -> NodeCredential:
         """Make a host the node, by a token; asked again with the same keys, the answer is the same.
 
@@ -64,6 +112,7 @@ class Enrolment:
         """
         enrolment = secrets.token_bytes(_ENROLMENT_BYTES)
         async with self._database.transaction() as connection:
+            await credentials.lock_name(connection, node_id)
             known = await credentials.locked(connection, node_id)
             if known is not None and known.revoked_at is None and known.is_of(keys):
                 await self._check(connection, node_id, token, known, keys)
@@ -82,16 +131,12 @@ class Enrolment:
             ProblemError: 401, the secret is not the node's.
         """
         async with self._database.transaction() as connection:
-            known = await credentials.locked(connection, node_id)
+            known = await self._prove(connection, node_id, secret)
             shown = credentials.sha256(secret)
-            if known is None or known.revoked_at is not None:
-                raise _refused("This node has no credential; enrol it.")
             wanted = bytes.fromhex(keys.credential_sha256)
             if _same(shown, known.next_credential_sha256) and wanted == shown and known.next_enrolment:
                 await credentials.promote(connection, node_id)
                 enrolment = known.next_enrolment
-            elif not _same(shown, known.credential_sha256):
-                raise _refused("This is not the node's credential.")
             elif wanted == shown:  # what was to be replaced has been
                 enrolment = known.enrolment
             elif wanted == known.next_credential_sha256 and known.next_enrolment:
@@ -113,6 +158,16 @@ class Enrolment:
                 raise not_found("node")
         log.info("node.revoked", node=node_id)
         await self._tell_redis()
+
+    async def _prove(self, connection: Connection, node_id: str, secret: str) -> credentials.CredentialRow:
+        """Return a node's credential if the secret is the one in force, or the one that is to follow it."""
+        known = await credentials.locked(connection, node_id)
+        shown = credentials.sha256(secret)
+        if known is None or known.revoked_at is not None:
+            raise _refused("This node has no credential; enrol it.")
+        if not _same(shown, known.credential_sha256) and not _same(shown, known.next_credential_sha256):
+            raise _refused("This is not the node's credential.")
+        return known
 
     async def admit(self, connection: Connection, registration: NodeRegistration, secret: str) -> None:
         """Return if the sender may register as this node; what it is to be known by may be replaced with that.
@@ -153,11 +208,13 @@ class Enrolment:
                 raise _wrong_role(node_id, keys.role)
             if found.used_as is not None:
                 if not (known and known.is_of(keys) and found.used_as.hex() == keys.credential_sha256):
-                    raise _refused("This token was used before: ask an admin for a new one (wattshift nodes enroll).")
+                    raise _refused(f"This token was used before: {_ASK}.")
             elif found.has_expired:
-                raise _refused("This token has expired: ask an admin for a new one (wattshift nodes enroll).")
+                raise _refused(f"This token has expired: {_ASK}.")
             else:
-                await credentials.use_token(connection, token, keys)
+                if found.is_for_a_new_node:
+                    await self._check_new(connection, node_id, known)
+                await credentials.use_token(connection, token, keys, node_id)
             return found.role or keys.role
         join_token = self._settings.join_token
         if _is(token, standing_token(join_token, node_id)):
@@ -172,6 +229,18 @@ class Enrolment:
         else:
             raise _refused("This token lets nobody in as this node.")
         return keys.role
+
+    @staticmethod
+    async def _check_new(connection: Connection, node_id: str, known: credentials.CredentialRow | None) -> None:
+        """Refuse a name that another host has, or may be given by `up`."""
+        if _OF_UP.fullmatch(node_id):
+            raise _refused(_is_of_up(node_id))
+        is_registered = known is None and await credentials.registered_as(connection, node_id) is not None
+        if is_registered or (known is not None and known.revoked_at is None):
+            raise _refused(
+                f"There is a node {node_id}: join under another name (--name), or in its place, by a token for it "
+                f"(wattshift nodes invite {node_id})."
+            )
 
     async def _tell_redis(self) -> None:
         if self._users is not None:
@@ -192,6 +261,10 @@ class Enrolment:
 def known_as(node_id: str, role: NodeRole) -> ProblemError:
     """Return the problem of a name that is taken by a node in the other role."""
     return ProblemError(409, ProblemCode.CONFLICT, f"{node_id} is known as {_AS[role]}. Enrol under another name.")
+
+
+def _is_of_up(node_id: str) -> str:
+    return f"`wattshift up` gives names like {node_id} to nodes of its own host: choose another name."
 
 
 def _wrong_role(node_id: str, wanted: NodeRole) -> ProblemError:

@@ -7,8 +7,10 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from services.contracts.codes import ProblemCode
 from services.contracts.engines import EngineEnergyReport, EngineReply, EngineReport, node_name
@@ -33,13 +35,15 @@ from services.contracts.nodes import (
 from services.contracts.queries import NodeQuery
 from services.contracts.secrets import OpenedSecrets
 from services.contracts.sources import ChunkWanted, OpenedChunk
+from services.contracts.streams import NodeStream, StreamEntries, StreamEntry, StreamRead
 from services.core.accounting.meters import LIMIT_MARGIN, UNKNOWN_HOST_W
 from services.core.domain.mig import is_gpu, slice_name
 from services.db.database import Database
 from services.db.sealing import Sealer
+from services.kit.command_stream import BATCH, BLOCK_MS
 from services.kit.cursors import read_cursor, write_cursor
 from services.kit.logging import Log
-from services.kit.problems import ProblemError, not_found
+from services.kit.problems import ProblemError, not_found, unavailable
 from services.kit.redis import hint
 from services.telemetry.batches import Batches
 from services.telemetry.enrolment import Enrolment, known_as
@@ -189,8 +193,7 @@ class Telemetry:
             ProblemError: 401, the token is not the bridge's; 404, it has reported no such node; 503, no intensity is
                 known yet: send again later.
         """
-        if await nodes.known_node(self.database, engine, token) is None:
-            raise UNKNOWN_NODE
+        await self._check_node(engine, token)
         node_id = node_name(engine, report.node)
         place = await engines.place_of(self.database, engine, node_id)
         if place is None:
@@ -206,6 +209,31 @@ class Telemetry:
             most_host_w=UNKNOWN_HOST_W,
         )
         return await self.ledger.store(reporter, intervals)
+
+    async def read_stream(self, node_id: str, token: str, read: StreamRead) -> StreamEntries:
+        """Relay a stream of a node's own to it, or remove a command that it has carried out.
+
+        Raises:
+            ProblemError: 401, the token is not this node's, or is not any more; 503, Valkey does not answer.
+        """
+        await self._check_node(node_id, token)
+        redis: Any = self.redis  # the library's types do not know that its answers are awaited
+        name, found = read.stream.name_of(node_id), None
+        try:
+            if read.done is not None and read.stream is NodeStream.COMMANDS:
+                await redis.xdel(name, read.done)
+            if read.after is not None:
+                found = await redis.xread({name: read.after}, count=BATCH, block=BLOCK_MS)
+        except (RedisError, OSError) as error:
+            raise unavailable("Valkey") from error
+        if not found:
+            return StreamEntries(entries=[])
+        await self._check_node(node_id, token)  # it may have been revoked while it waited
+        return StreamEntries(entries=[StreamEntry(id=entry_id, fields=fields) for entry_id, fields in found[0][1]])
+
+    async def _check_node(self, node_id: str, token: str) -> None:
+        if await nodes.known_node(self.database, node_id, token) is None:
+            raise UNKNOWN_NODE
 
     async def open_secrets(self, node_id: str, token: str, allocation_id: str) -> OpenedSecrets:
         """Return the secrets of a live gang of a node.
@@ -229,8 +257,7 @@ class Telemetry:
         return OpenedChunk(chunks=found.chunks, data=base64.b64encode(found.data).decode())
 
     async def _starting_job(self, node_id: str, token: str, allocation_id: str) -> StartingJob:
-        if await nodes.known_node(self.database, node_id, token) is None:
-            raise UNKNOWN_NODE
+        await self._check_node(node_id, token)
         job = await starting_job(self.database, node_id, allocation_id)
         if job is None:
             raise not_found("gang on this node")

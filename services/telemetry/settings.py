@@ -37,6 +37,9 @@ class TelemetrySettings(SealingSettings):
         "",
         description="Where nodes reach Valkey or Redis, without user and password; by default where telemetry does.",
     )
+    join_url: str = Field(
+        "", description="Where hosts join over TLS by `wattshift join`; `wattshift up --listen` sets it."
+    )
     node_rotate_s: float = Field(
         7 * 86_400.0, gt=0, description="Age at which nodes replace their secrets, by themselves."
     )

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from services.kit.sockets import LISTEN
+from services.kit.sockets import LISTEN_AT
 from services.standalone import stack
 from tests.integration.conftest import Installation
 from tests.support.floods import SIZES, Flood, files_for
@@ -64,7 +64,7 @@ def a_port(folder: Path, module: str, path: str, *, is_local: bool) -> Iterator[
     }
     sockets: list[socket.socket] = []
     if is_local:
-        address = environment[LISTEN] = str(folder / "x.sock")
+        address = environment[LISTEN_AT] = str(folder / "x.sock")
     else:
         sockets.append(socket.create_server(("127.0.0.1", 0), backlog=2_048))
         address = f"127.0.0.1:{sockets[0].getsockname()[1]}"

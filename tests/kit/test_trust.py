@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from services.kit import app as kit_app
 from services.kit.settings import SharedSettings
-from services.kit.sockets import LISTEN
+from services.kit.sockets import LISTEN, LISTEN_AT
 from services.kit.tls import trusts_network
 from services.router import app as router_app
 from services.router.settings import RouterSettings
@@ -78,7 +78,7 @@ def test_a_process_says_so_when_it_starts(
     assert said.count("WARNING network.trusted") == 3
     assert "0.0.0.0:" in said
     assert "secret" not in said
-    monkeypatch.setenv(LISTEN, str(tmp_path / "s.sock"))
+    monkeypatch.setenv(LISTEN_AT, str(tmp_path / "s.sock"))
     closed = RouterSettings(service_token=TOKEN, data_dir=tmp_path, database_url=VERIFIED)
     assert run(kind, closed, monkeypatch, caplog) == ""
     with socket.create_server(("127.0.0.1", 0)) as server:

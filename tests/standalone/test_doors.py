@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.kit.sockets import LISTEN, handed_over
+from services.kit.sockets import LISTEN_AT, handed_over
 from services.standalone.doors import Doors
 from services.standalone.process import Process
 from services.standalone.supervisor import Supervisor
@@ -169,7 +169,7 @@ def test_what_systemd_gave_another_process_is_not_taken(monkeypatch: pytest.Monk
 def test_a_service_takes_over_what_it_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "s.sock"
     for _ in range(2):  # the second time, its own file is in the way
-        monkeypatch.setenv(LISTEN, str(path))
+        monkeypatch.setenv(LISTEN_AT, str(path))
         (found,) = handed_over()
         with found:
             assert found.getsockname() == str(path)

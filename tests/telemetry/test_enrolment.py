@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from services.contracts.identity import Identity, Role
 from services.contracts.nodes import RankState
-from services.contracts.streams import AGENT_GROUP, command_stream, latency_stream
+from services.contracts.streams import command_stream, latency_stream
 from services.kit.credentials import standing_token
 from services.kit.redis import connect
 from tests.support.control_plane import (
@@ -284,10 +284,12 @@ async def test_a_node_reads_its_own_stream_and_nothing_else(plane, redis_url: st
     async with connect(redis_url) as admin, as_node(redis_url, "n1", "n1n1") as node:
         await admin.xadd(command_stream("n1"), {"command": "x"})
         await admin.xadd(command_stream("n2"), {"command": "x"})
-        await node.xgroup_create(command_stream("n1"), AGENT_GROUP, id="0", mkstream=True)
-        read = await node.xreadgroup(AGENT_GROUP, "agent", {command_stream("n1"): ">"}, count=1)
+        assert len((await node.xread({command_stream("n1"): "0-0"}))[0][1]) == 1
+        # What agents of the release before do:
+        await node.xgroup_create(command_stream("n1"), "agent", id="0", mkstream=True)
+        read = await node.xreadgroup("agent", "agent", {command_stream("n1"): ">"}, count=1)
         async with node.pipeline(transaction=True) as pipeline:
-            pipeline.xack(command_stream("n1"), AGENT_GROUP, read[0][1][0][0])
+            pipeline.xack(command_stream("n1"), "agent", read[0][1][0][0])
             pipeline.xdel(command_stream("n1"), read[0][1][0][0])
             assert await pipeline.execute() == [1, 1]
         await node.xrevrange(latency_stream("n1"), count=1)

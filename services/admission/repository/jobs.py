@@ -38,9 +38,9 @@ _warnings = (
     .label("warnings")
 )
 
-_AGENTS = select(nodes.c.id, nodes.c.agent_url, node_credentials.c.enrolment).outerjoin_from(
-    nodes, node_credentials, node_credentials.c.node_id == nodes.c.id
-)
+_AGENTS = select(
+    nodes.c.id, nodes.c.agent_url, node_credentials.c.enrolment, node_credentials.c.certificate_sha256
+).outerjoin_from(nodes, node_credentials, node_credentials.c.node_id == nodes.c.id)
 
 _WITH_ALL: Select[Any] = select(
     jobs,
@@ -150,6 +150,10 @@ class Allocated:
     agents: dict[str, Agent]
 
 
+def _agent(found: Any) -> Agent:
+    return Agent(found.agent_url.rstrip("/"), found.enrolment, found.certificate_sha256)
+
+
 class JobRepository:
     """Queries on one connection, within the caller's transaction."""
 
@@ -224,7 +228,7 @@ class JobRepository:
         node_ids = tuple(share["node_id"] for share in row.shares)
         known = await self._connection.execute(_AGENTS.where(nodes.c.id.in_(node_ids)))
         gpus = tuple(len(share["devices"]) for share in row.shares)
-        agents = {node.id: Agent(node.agent_url.rstrip("/"), node.enrolment) for node in known}
+        agents = {node.id: _agent(node) for node in known}
         return Allocated(row.id, row.generation, node_ids, gpus, agents)
 
     async def allocation_ended(self, allocation_id: str) -> bool:
@@ -236,7 +240,7 @@ class JobRepository:
         """Return the agents of the nodes that are up, by node."""
         reached = _AGENTS.where(nodes.c.state == "up", nodes.c.agent_url != "")  # a bridge to another engine has none
         known = await self._connection.execute(reached.order_by(nodes.c.id))
-        return {node.id: Agent(node.agent_url.rstrip("/"), node.enrolment) for node in known}
+        return {node.id: _agent(node) for node in known}
 
     async def capacity(self) -> list[DeviceKind]:
         """Return the devices of all registered nodes."""

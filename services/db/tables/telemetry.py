@@ -75,10 +75,12 @@ node_credentials = Table(
     Column("rotated_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("revoked_at", Timestamp),
     Column("role", Text),
+    Column("certificate_sha256", LargeBinary),
 )
 """What each node proves itself with; the node made it, and only hashes are here. ``enrolment`` is what the key follows
 from with which admission asks the node. ``next_...`` are accepted too, and take the place of the others when the node
-first uses them. ``role`` is what it may register as; NULL: as either, of the release before."""
+first uses them. ``role`` is what it may register as; NULL: as either, of the release before. By
+``certificate_sha256`` admission knows the agent of a node that has joined; NULL: by an authority."""
 
 gpu_partitions = Table(
     "gpu_partitions",

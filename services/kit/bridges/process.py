@@ -10,13 +10,12 @@ from typing import Protocol, Self
 
 import orjson
 from pydantic import Field, ValidationError, model_validator
-from redis.asyncio import Redis
 
 from services.contracts.engines import EngineDecision, EngineMode, direct_adapter
 from services.contracts.nodes import EnergySource, NodeRegistration, NodeRole
 from services.contracts.schema import Name
 from services.kit.bridges.figures import BridgeFigures, NotedControlPlane, shown_at
-from services.kit.command_stream import CommandStream
+from services.kit.command_stream import CommandStream, StreamSource
 from services.kit.control_plane import ControlPlane
 from services.kit.enrolment import Enrolment, NodeRedis
 from services.kit.http import ServiceClient, new_session
@@ -79,7 +78,7 @@ class SomeBridge(Protocol):
 class Decisions(CommandStream):
     """Decisions from the control plane; what is lost of them is repeated to a bridge that starts."""
 
-    def __init__(self, redis: Redis | NodeRedis, node_id: str, bridge: SomeBridge, figures: BridgeFigures) -> None:
+    def __init__(self, redis: StreamSource, node_id: str, bridge: SomeBridge, figures: BridgeFigures) -> None:
         super().__init__(redis, node_id, retry_s=1.0)
         self._bridge = bridge
         self._figures = figures

@@ -11,6 +11,9 @@ from services.contracts.nodes import NodeKeys, NodeRole
 from services.db.database import Connection
 from services.db.rows import fetch_row, fetch_rows
 
+ANY_NEW_NODE = ""
+"""In the place of a node's name: a token for a host whose name no node has."""
+
 _LOCKED = """
 SELECT credential_sha256, redis_sha256, enrolment, next_credential_sha256, next_redis_sha256, next_enrolment,
     revoked_at, role
@@ -25,19 +28,19 @@ VALUES ($1, $2, now() + make_interval(secs => $3), $4) RETURNING expires_at
 # Tokens are kept for a day after they expire, so that a node is told what is wrong with its own.
 _FORGET_TOKENS = "DELETE FROM node_enrolments WHERE expires_at < now() - interval '1 day'"
 
-_TOKEN = """
-SELECT used_as, expires_at <= now() AS has_expired, role FROM node_enrolments
-WHERE token_sha256 = $1 AND node_id = $2 FOR UPDATE
+_TOKEN = f"""
+SELECT used_as, expires_at <= now() AS has_expired, role, node_id = '{ANY_NEW_NODE}' AS is_for_a_new_node
+FROM node_enrolments WHERE token_sha256 = $1 AND node_id IN ($2, '{ANY_NEW_NODE}') FOR UPDATE
 """
 
-_USE_TOKEN = "UPDATE node_enrolments SET used_as = $2 WHERE token_sha256 = $1"
+_USE_TOKEN = "UPDATE node_enrolments SET used_as = $2, node_id = $3 WHERE token_sha256 = $1"
 
 _ENROL = """
 INSERT INTO node_credentials (node_id, credential_sha256, redis_sha256, enrolment, role) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (node_id) DO UPDATE SET
     credential_sha256 = excluded.credential_sha256, redis_sha256 = excluded.redis_sha256,
     enrolment = excluded.enrolment, role = excluded.role,
-    next_credential_sha256 = NULL, next_redis_sha256 = NULL, next_enrolment = NULL,
+    next_credential_sha256 = NULL, next_redis_sha256 = NULL, next_enrolment = NULL, certificate_sha256 = NULL,
     enrolled_at = now(), rotated_at = now(), revoked_at = NULL
 """
 
@@ -62,6 +65,9 @@ ON CONFLICT (node_id) DO UPDATE SET
     next_redis_sha256 = NULL, next_enrolment = NULL, revoked_at = coalesce(node_credentials.revoked_at, now())
 """
 
+# Where there is no row to lock yet; until the end of the transaction.
+_LOCK_NAME = "SELECT pg_advisory_xact_lock(hashtextextended('node_credentials ' || $1, 0))"
+_CERTIFY = "UPDATE node_credentials SET certificate_sha256 = $2 WHERE node_id = $1"
 _END_SESSION = "UPDATE nodes SET token_sha256 = '' WHERE id = $1"
 _DROP_TOKENS = "DELETE FROM node_enrolments WHERE node_id = $1"
 
@@ -101,6 +107,7 @@ class TokenRow(NamedTuple):
     used_as: bytes | None
     has_expired: bool
     role: str | None
+    is_for_a_new_node: bool
 
 
 class RedisUser(NamedTuple):
@@ -120,6 +127,11 @@ async def locked(connection: Connection, node_id: str) -> CredentialRow | None:
     return await fetch_row(connection, CredentialRow, _LOCKED, node_id)
 
 
+async def lock_name(connection: Connection, node_id: str) -> None:
+    """Let hosts become a node one after the other, also while it is none; before anything else in a transaction."""
+    await connection.execute(_LOCK_NAME, node_id)
+
+
 async def registered_as(connection: Connection, node_id: str) -> NodeRole | None:
     """Return what has registered under this name, which it stays; None if nothing has."""
     found = await connection.fetchval(_REGISTERED_AS, node_id)
@@ -131,18 +143,18 @@ async def add_token(
 ) -> datetime:
     """Store a one-time token; return when it expires."""
     await connection.execute(_FORGET_TOKENS)
-    await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "node.enrolment_allowed", node_id)
+    await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "node.enrolment_allowed", node_id or "any")
     return await connection.fetchval(_ADD_TOKEN, sha256(token), node_id, lifetime_s, role)
 
 
 async def one_time_token(connection: Connection, token: str, node_id: str) -> TokenRow | None:
-    """Return a one-time token of a node."""
+    """Return a one-time token of a node, or of any new one."""
     return await fetch_row(connection, TokenRow, _TOKEN, sha256(token), node_id)
 
 
-async def use_token(connection: Connection, token: str, keys: NodeKeys) -> None:
-    """Note what a one-time token was used for."""
-    await connection.execute(_USE_TOKEN, sha256(token), bytes.fromhex(keys.credential_sha256))
+async def use_token(connection: Connection, token: str, keys: NodeKeys, node_id: str) -> None:
+    """Note what a one-time token was used for, and by which node: it is of no other from now on."""
+    await connection.execute(_USE_TOKEN, sha256(token), bytes.fromhex(keys.credential_sha256), node_id)
 
 
 async def enrol(connection: Connection, node_id: str, keys: NodeKeys, enrolment: bytes, role: str | None) -> None:
@@ -158,19 +170,28 @@ async def replace(connection: Connection, node_id: str, keys: NodeKeys, enrolmen
     await connection.execute(_REPLACE, node_id, bytes.fromhex(keys.credential_sha256), keys.redis_sha256, enrolment)
 
 
+async def certify(connection: Connection, node_id: str, certificate_sha256: str) -> None:
+    """Note by which certificate a node's agent is known from now on."""
+    await connection.execute(_CERTIFY, node_id, bytes.fromhex(certificate_sha256))
+
+
 async def promote(connection: Connection, node_id: str) -> None:
     """Let the further keys of a node take the place of those that it had."""
     await connection.execute(_PROMOTE, node_id)
 
 
-async def revoke(connection: Connection, node_id: str, operator: Identity) -> bool:
-    """Let a node in no more, by no token that it has; return False if there is none of that name."""
+async def revoke(connection: Connection, node_id: str, operator: Identity | None) -> bool:
+    """Let a node in no more, by no token that it has; return False if there is none of that name.
+
+    Without an operator, it is the node itself that leaves.
+    """
     if not await connection.fetchval(_EXISTS, node_id):
         return False
     await connection.execute(_REVOKE, node_id)
     await connection.execute(_DROP_TOKENS, node_id)
     await connection.execute(_END_SESSION, node_id)
-    await connection.execute(_AUDIT, operator.tenant_id, operator.key_id, "node.revoked", node_id)
+    who = ("", "", "node.left") if operator is None else (operator.tenant_id, operator.key_id, "node.revoked")
+    await connection.execute(_AUDIT, *who, node_id)
     return True
 
 

@@ -1,0 +1,46 @@
+"""A node's streams as telemetry relays them, for a node that reaches no Valkey or Redis of the installation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from services.contracts.streams import NodeStream, StreamEntries, StreamRead
+from services.kit.control_plane import ControlPlane
+from services.kit.problems import ProblemError
+
+_WITHIN_S = 10.0
+"""Longer than a read waits for entries."""
+
+
+class RelayedRedis:
+    """The commands of a Redis client that read a node's streams, as requests to telemetry by the node's own token."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+
+    async def xread(self, streams: Mapping[str, str], **_: int) -> list[tuple[str, list[Any]]]:
+        """Return the entries behind the one named; telemetry waits while there are none, and says how many at once.
+
+        Raises:
+            RedisConnectionError: Telemetry does not answer, or refuses.
+        """
+        ((name, after),) = streams.items()
+        found = await self._ask(StreamRead(stream=NodeStream.of(name), after=after))
+        return [(name, [(each.id, each.fields) for each in found.entries])] if found.entries else []
+
+    async def xdel(self, name: str, entry_id: str) -> None:
+        """Remove an entry that was carried out.
+
+        Raises:
+            RedisConnectionError: Telemetry does not answer, or refuses.
+        """
+        await self._ask(StreamRead(stream=NodeStream.of(name), done=entry_id))
+
+    async def _ask(self, read: StreamRead) -> StreamEntries:
+        try:
+            return await self._plane.call("stream", read, StreamEntries, _WITHIN_S)
+        except ProblemError as error:
+            raise RedisConnectionError(f"telemetry relays no commands: {error.detail}") from error
