@@ -305,8 +305,12 @@ def _show_curve(curve: list[Piece], method: str, time_scale: float) -> None:
         )
 
 
-def list_policies(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show the policies and the parameters of the one in force."""
+def list_policies(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="Every policy, and what each parameter means.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the policy in force with its parameters, and the names of the others."""
     if context.invoked_subcommand:
         return
     gateway = Gateway()
@@ -317,14 +321,22 @@ def list_policies(context: typer.Context, as_json: AsJson = False) -> None:
     if active.get("problem"):
         console.print(f"[red]{active['name']} cannot be built[/]: {active['problem']}; another one is in force")
     for entry in policies:
-        mark = "[green]●[/]" if entry["active"] else " "
-        console.print(f"{mark} [bold]{entry['name']}[/]  {entry['summary']}  [dim]{entry['source']}[/]")
+        if entry["active"] or everything:
+            mark = "[green]●[/]" if entry["active"] else " "
+            console.print(f"{mark} [bold]{entry['name']}[/]  {entry['summary']}  [dim]{entry['source']}[/]")
         if entry["active"]:
-            shown = output.table("  parameter", "value", "unit", "meaning", right=("value",))
-            for parameter in entry["parameters"]:
-                value = active["parameters"].get(parameter["name"], parameter["default"])
-                shown.add_row("  " + parameter["name"], str(value), parameter["unit"] or "", parameter["meaning"])
-            console.print(shown)
+            console.print(_parameter_table(entry["parameters"], active["parameters"], meanings=everything))
+    if not everything:
+        others = ", ".join(entry["name"] for entry in policies if not entry["active"])
+        console.print(f"others: {others}; --all says what they do, and what the parameters mean", soft_wrap=True)
+
+
+def _parameter_table(parameters: list[Any], values: dict[str, Any], *, meanings: bool) -> RenderableType:
+    shown = output.table("  parameter", "value", "unit", *(["meaning"] if meanings else []), right=("value",))
+    for each in parameters:
+        words = "  " + each["name"], str(values.get(each["name"], each["default"])), each["unit"] or ""
+        shown.add_row(*words, *([each["meaning"]] if meanings else []))
+    return shown
 
 
 def set_policy(

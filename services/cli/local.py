@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from services.cli import output
 from services.cli.bars import bar
@@ -75,7 +76,7 @@ def register(app: typer.Typer) -> None:
     app.command()(restore)
 
 
-class _Up(typer.core.TyperCommand):
+class _Up(TyperCommand):
     """``--listen`` without a place means the default one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -236,6 +237,12 @@ def rotate_secret(
     command again.
     """
     of = DataFolder(folder or data_dir())
+    if of.holder() is not None:
+        errors.print(
+            "starts every service again, one after the other, which takes a minute or more: jobs run on, new "
+            "connections wait for some seconds, and requests that are under way to a service then are cut off",
+            soft_wrap=True,
+        )
     try:
         with console.status("starting the services again"):
             (root_secret.finish if finish else root_secret.rotate)(of)
