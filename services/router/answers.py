@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -125,12 +126,17 @@ class AnswerPasser:
             end = b"data: " + failed + b"\n\n"
             await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
             raise
+        except asyncio.CancelledError:
+            status = 499  # its client left
+            raise
         else:
             end = reader.close() if is_plain else b""
             await exchange.send({"type": "http.response.body", "body": end, "more_body": False})
         finally:
             now_s = time.monotonic()
             share_s = give_back()
+            if status == 200 and reader.has_failed:
+                status = 502
             tokens = _of_stream(reader, turn.expected, is_plain)
             if status == 200 and reader.is_complete:
                 self._outcomes.learn(turn, server, now_s, tokens)

@@ -62,6 +62,7 @@ class StreamReader:
         events: Events with data so far, which is about the number of tokens.
         input_tokens, output_tokens: As the stream stated them; None if it did not.
         is_complete: Whether it came to its end.
+        has_failed: Whether the server said in it that it failed.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class StreamReader:
         self.input_tokens: int | None = None
         self.output_tokens: int | None = None
         self.is_complete = False
+        self.has_failed = False
 
     def feed(self, piece: bytes) -> bytes:
         """Return what can be passed on now: whole events."""
@@ -100,7 +102,7 @@ class StreamReader:
         if self._hides_usage and b'"usage"' in piece:
             for null in _NO_USAGE:  # in a text of the answer, its quotes would be escaped
                 piece = piece.replace(null, b"")
-        if DONE not in piece and not _may_state_usage(piece):
+        if DONE not in piece and b'"error"' not in piece and not _may_state_usage(piece):
             self.events += piece.count(b"\ndata:") + piece.startswith(b"data:")
             return piece
         return b"".join(self._event(each) for each in _split(piece))
@@ -131,13 +133,14 @@ class StreamReader:
             self._is_stated = True
             return self._comment() + event
         self.events += 1
-        if b'"usage"' not in event:
+        if b'"usage"' not in event and b'"error"' not in event:
             return event
         body = event[5:].strip()
         try:
             found = orjson.loads(body)
         except orjson.JSONDecodeError:
             return event
+        self.has_failed |= isinstance(found, dict) and bool(found.get("error"))
         usage = cast("dict[str, Any]", found).get("usage") if isinstance(found, dict) else None
         if not isinstance(usage, dict):
             return event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import time
@@ -237,3 +238,23 @@ def test_what_hides_usage_changes_nothing_else(texts: list[str], is_tight: bool,
     assert out.startswith(plain)
     assert out.endswith(DONE)
     assert (reader.input_tokens, reader.output_tokens) == (1_234, 30)
+
+
+def test_an_error_within_a_stream_is_no_success() -> None:
+    for event, has_failed in (
+        (b'data: {"error": {"message": "CUDA error"}}', True),
+        (b'data: {"choices": [{"delta": {"content": "\\"error\\""}}]}', False),
+        (b'data: {"choices": [{"delta": {}}], "error": null}', False),
+    ):
+        reader = StreamReader(lambda: Footprint(None, None, "here"), wants_usage=False)
+        assert reader.feed(event + b"\n\n") == event + b"\n\n"
+        assert reader.has_failed is has_failed
+
+
+async def test_a_client_that_leaves_a_stream_is_counted_as_one_that_left(router: Running, stage: Stage) -> None:
+    stage.one.stream_gate = asyncio.Event()
+    async with router.http.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as answer:
+        await anext(answer.aiter_bytes())
+    await stage.one.until(lambda: stage.one.held == 0)
+    counted = router.router.metrics.requests.values
+    assert {labels[2] for labels in counted} == {"499"}
