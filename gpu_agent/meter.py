@@ -176,14 +176,15 @@ class Meter:
         sample = device.last
         if sample is None:
             return
+        energy_j = sample.energy_j
         yield DeviceReading(
             index=device.info.index,
-            power_w=sample.power_w,
+            power_w=device.power_w,  # the last that can be: what else a driver says must not silence the node
             utilization=sample.utilization,
             clock_mhz=sample.clock_mhz,
             memory_used_gib=sample.memory_used_gib,
             enforced_limit_w=sample.power_limit_w,
-            energy_j=sample.energy_j,
+            energy_j=energy_j if energy_j is not None and 0 <= energy_j <= 1e15 else None,
             read_at=self._sampled_at,
             counter_ratio=device.check.ratio,
             meter_faults=device.faults,
