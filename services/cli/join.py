@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from urllib.parse import urlsplit
 
 import typer
@@ -26,15 +26,15 @@ from services.cli.names import checked_name
 from services.cli.output import console
 from services.contracts.nodes import NodeCertificate, NodeRole
 from services.kit import files
-from services.kit.enrolment import FILE, Enrolment
-from services.kit.http import ServiceClient, new_session
 from services.kit.ids import host_name
-from services.kit.problems import ProblemError
 from services.kit.settings import SECRET_VARIABLES
 from services.kit.tls import Tls
 from services.standalone import processes
 from services.standalone.preflight import check_settings
 from services.standalone.process import BadInputError
+
+if TYPE_CHECKING:
+    from services.kit.http import ServiceClient
 
 TOKEN = "WATTSHIFT_JOIN_TOKEN"
 SETTINGS = "agent.env"
@@ -71,6 +71,8 @@ def join(
 
     Settings of the agent (GPU_AGENT_...) are kept with what was joined; a plain `wattshift join` starts it again.
     """
+    from services.kit.problems import ProblemError
+
     place = (folder or data_dir()).absolute() / "joined"
     if url is None:
         if token is not None or token_file is not None or name is not None:
@@ -106,13 +108,15 @@ def join(
 
 def leave(folder: DataDir = None) -> None:
     """Make this host a node no more, once its agent was stopped; its jobs are queued again."""
+    from services.kit.problems import ProblemError
+
     place = (folder or data_dir()).absolute() / "joined"
     settings = _read(place)
     state = Path(settings[_STATE])
     try:
         with _alone(state):
             asyncio.run(_leave(settings))
-            for path in (place / SETTINGS, Path(settings[_CERTIFICATE]), state / FILE):
+            for path in (place / SETTINGS, Path(settings[_CERTIFICATE])):
                 path.unlink(missing_ok=True)
     except ProblemError as error:
         hint = f"`wattshift nodes revoke {settings[_NAME]}` there, and removing {place / SETTINGS} here, do the same"
@@ -234,6 +238,9 @@ class _Node:
 
 async def _enrol(settings: dict[str, str], token: str) -> None:
     """Become the node, and get the certificate by which the control plane knows its agent; repeated, it goes on."""
+    from services.kit.enrolment import Enrolment
+    from services.kit.problems import ProblemError
+
     async with _telemetry(settings) as client:
         node = _Node(settings[_NAME], token, Path(settings[_STATE]))
         enrolment = Enrolment(node, client, NodeRole.AGENT)
@@ -250,20 +257,26 @@ async def _enrol(settings: dict[str, str], token: str) -> None:
 
 
 async def _leave(settings: dict[str, str]) -> None:
+    """Have the credential end, and forget what a start would use."""
+    from services.kit.enrolment import FILE, Enrolment
+    from services.kit.problems import ProblemError
+
     async with _telemetry(settings) as client:
         node = _Node(settings[_NAME], "", Path(settings[_STATE]))
         held = Enrolment(node, client, NodeRole.AGENT).held
-        if held is None:
-            return
         try:
-            await _ask(client, node.node_id, "leave", held.keys.secret)
+            if held is not None:
+                await _ask(client, node.node_id, "leave", held.keys.secret)
         except ProblemError as error:
             if error.status != _UNAUTHENTICATED:  # else it was revoked, or another host has its name
                 raise
+    (node.state_folder / FILE).unlink(missing_ok=True)
 
 
 @asynccontextmanager
 async def _telemetry(settings: dict[str, str]) -> AsyncIterator[ServiceClient]:
+    from services.kit.http import ServiceClient, new_session
+
     async with new_session(tls=Tls(pin=settings[_PIN])) as session:
         yield ServiceClient(session, settings[_URL], "The installation")
 
