@@ -140,8 +140,9 @@ class StreamReader:
             found = orjson.loads(body)
         except orjson.JSONDecodeError:
             return event
-        self.has_failed |= isinstance(found, dict) and bool(found.get("error"))
-        usage = cast("dict[str, Any]", found).get("usage") if isinstance(found, dict) else None
+        said = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        self.has_failed |= bool(said.get("error"))
+        usage = said.get("usage")
         if not isinstance(usage, dict):
             return event
         counts = cast("dict[str, Any]", usage)

@@ -35,7 +35,7 @@ POLICIES = [ClockPolicy.MIAD, ClockPolicy.LEARNED]
 
 def kind_of(server: ModelServer) -> ServerKind:
     clocks = Clocks(tuple(map(float, CLOCKS)))
-    return ServerKind(server, ServiceTimes(0.05, 0.03), LatencyLimits(tbt_s=LIMIT_S), clocks, 1.0, 0.0)
+    return ServerKind(server, ServiceTimes(0.05, 0.03), LatencyLimits(tbt_s=LIMIT_S), clocks, 1.0, 0.0, None)
 
 
 @dataclass

@@ -105,7 +105,7 @@ ROOM_OF = {path: room for room, files in ROOMS.items() for path in files}
 KNOWN = (
     (
         "services/router/dispatch.py",
-        'may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason == "closed")',
+        'may_repeat = failure.may_repeat or (received.asked.may_repeat and failure.reason in ("closed", "hung"))',
         "may_repeat = True",
     ),
     (

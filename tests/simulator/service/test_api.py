@@ -247,7 +247,7 @@ BOMB = base64.b64encode(gzip.compress(b"0" * 50_000_000)).decode()
         ({"policy": "fifo,fifo"}, "/policy", "more than once"),
         ({"policy": "green", "params": {"mu": 0}}, "/params", "at least 1"),
         ({"params": {"nu": 1}}, "/params", "sets no parameter"),
-        ({"jobs": "/etc/passwd"}, "/jobs", "there is no job trace"),
+        ({"jobs": "/etc/passwd"}, "/jobs", "unknown job trace"),
         ({"carbon": "/etc/passwd"}, "/carbon", "there is no grid"),
         ({"forecast": "/etc/passwd"}, "/forecast", ""),
         ({"jobs": {"text": "a,b\n1,2\n"}}, "/jobs", "not a known job trace"),
