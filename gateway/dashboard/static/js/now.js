@@ -4,12 +4,12 @@ import { Chart, colour, faded, meter, stepped } from "./charts.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
 import { at, badge, carbon, count, counted, duration, figure, intensity, percent, power, relativeChange, time, unknown, words } from "./format.js";
 import { GridChart, current, greenest } from "./grid.js";
-import { RUNNING, endOf, progressOf } from "./progress.js";
+import { RUNNING, endOf, progressOf, shareOf } from "./progress.js";
 import { Ring, every, live, onJobs, throttled } from "./live.js";
 import { me, trying } from "./shell.js";
 
 const DAY_S = 86400;
-const SHOWN = 8;
+const SHOWN = 6;
 const LATEST = 30;
 
 const chart = new GridChart(by("grid-chart"));
@@ -27,15 +27,17 @@ async function showCounts() {
 }
 
 async function showRunning() {
-  const { items } = await get("/v1/jobs", { state: RUNNING, limit: SHOWN });
+  const found = (await get("/v1/jobs", { state: RUNNING, limit: 100 })).items;
+  // Servers of pools and applications report no progress, and need no looking after.
+  const items = [...found.filter((job) => shareOf(job) !== null), ...found.filter((job) => shareOf(job) === null)].slice(0, SHOWN);
   const row = (job) => h("tr", {}, h("td", { class: "name" }, h("a", { href: `/jobs/${job.id}` }, job.name), h("small", {}, [job.project, job.user].filter(Boolean).join(" · "))),
     h("td", { class: "number" }, job.gpus ? counted(job.gpus, "GPU") : words(job.state)), h("td", { class: "share" }, progressOf(job)), h("td", { class: "time" }, endOf(job)));
-  fill(by("running"), table("Running jobs, newest first", [["Job"], ["Holds", "number"], ["Progress"], ["Ends, at its pace"]], items.map(row), { class: "stack" }));
+  fill(by("running"), table("Running jobs, those that report progress first", [["Job"], ["Holds", "number"], ["Progress"], ["Ends, at its pace"]], items.map(row), { class: "stack" }));
 }
 
 /** Show each reason with the number of jobs that it holds, and of the newest of them when they are expected to start. */
 async function showWaiting(counts) {
-  const { items } = await get("/v1/jobs", { state: ["queued", "held"], limit: 200 });
+  const items = (await Promise.all([["queued", 200], ["held", 1]].map(([state, limit]) => get("/v1/jobs", { state, limit })))).flatMap((page) => page.items);
   const reasons = Object.entries(counts.waiting).sort((a, b) => b[1] - a[1]).slice(0, SHOWN);
   fill(by("waiting"), table("Reasons why jobs wait", [["Why"], ["Jobs", "number"], ["Next expected start"]], reasons.map(([reason, number]) => {
     const these = items.filter((job) => (job.reason || job.state) === reason);

@@ -1,5 +1,5 @@
 // How far a running job is, and when it ends if it goes on like this.
-import { at, percent, unknown } from "./format.js";
+import { UNKNOWN, at, percent, unknown } from "./format.js";
 import { meter } from "./charts.js";
 import { h } from "./dom.js";
 
@@ -11,7 +11,7 @@ export const shareOf = ({ progress }) => (progress?.total ? Math.min(1, progress
 /** Return a bar of it. */
 export function progressOf(job) {
   const share = shareOf(job);
-  return share === null ? h("span", { class: "unknown" }, "not reported") : [meter(share, 1, `${percent(share)} done`), h("small", {}, percent(share))];
+  return share === null ? h("span", { class: "unknown", title: "It reports no progress." }, UNKNOWN) : [meter(share, 1, `${percent(share)} done`), h("small", {}, percent(share))];
 }
 
 /** Return when a running job ends at its pace since it first started, interruptions included. */
