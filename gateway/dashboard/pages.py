@@ -257,6 +257,7 @@ class Dashboard:
         link = self._seals.open(Link, request.query_params.get("link"), LINK_S)
         try:
             self._limiter.take(request.client.host if request.client else "")
+            _check_origin(request)
             if link is None or not await self._ended_sessions.take(link, LINK_S):
                 text = "This link was used, or is older than a minute. `wattshift dashboard` makes another."
                 return self._sign_in_page(request, text)
@@ -282,11 +283,11 @@ class Dashboard:
 
 
 def _check_origin(request: Request) -> None:
-    """Raise ProblemError 403 for a form that another site sends, which would sign its visitors in as somebody else."""
+    """Raise ProblemError 403 for what another site sends, which would sign its visitors in as somebody else."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
     if site not in (None, "same-origin", "none") or not is_ours:
-        raise ProblemError(403, ProblemCode.FORBIDDEN, "The form comes from another site.")
+        raise ProblemError(403, ProblemCode.FORBIDDEN, "The request comes from another site.")
 
 
 async def _read_form(request: Request) -> dict[str, str]:

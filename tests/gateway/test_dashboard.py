@@ -263,6 +263,8 @@ async def test_a_link_signs_in_whoever_opens_it_first_and_within_a_minute(redis_
         path = (await client.post("/sign-in/link", params={"then": "/jobs"}, headers=key)).json()["path"]
         assert KEYS[Role.USER] not in path
 
+        lured = await other.get(path, headers={"sec-fetch-site": "cross-site"})
+        assert (lured.status_code, "set-cookie" in lured.headers) == (403, False)
         opened = await other.get(path)
         assert (opened.status_code, opened.headers["location"]) == (303, "/jobs")
         assert (await other.get("/v1/jobs")).json()["path"] == "/v1/jobs"
