@@ -10,6 +10,7 @@ import { me, trying } from "./shell.js";
 
 const DAY_S = 86400;
 const SHOWN = 6;
+const LOOKED_AT = 50; // of the running and waiting jobs, each time one changes
 const LATEST = 30;
 
 const chart = new GridChart(by("grid-chart"));
@@ -27,7 +28,7 @@ async function showCounts() {
 }
 
 async function showRunning() {
-  const found = (await get("/v1/jobs", { state: RUNNING, limit: 100 })).items;
+  const found = (await get("/v1/jobs", { state: RUNNING, limit: LOOKED_AT })).items;
   // Servers of pools and applications report no progress, and need no looking after.
   const items = [...found.filter((job) => shareOf(job) !== null), ...found.filter((job) => shareOf(job) === null)].slice(0, SHOWN);
   const row = (job) => h("tr", {}, h("td", { class: "name" }, h("a", { href: `/jobs/${job.id}` }, job.name), h("small", {}, [job.project, job.user].filter(Boolean).join(" · "))),
@@ -37,7 +38,7 @@ async function showRunning() {
 
 /** Show each reason with the number of jobs that it holds, and of the newest of them when they are expected to start. */
 async function showWaiting(counts) {
-  const items = (await Promise.all([["queued", 200], ["held", 1]].map(([state, limit]) => get("/v1/jobs", { state, limit })))).flatMap((page) => page.items);
+  const items = (await Promise.all([["queued", LOOKED_AT], ["held", 1]].map(([state, limit]) => get("/v1/jobs", { state, limit })))).flatMap((page) => page.items);
   const reasons = Object.entries(counts.waiting).sort((a, b) => b[1] - a[1]).slice(0, SHOWN);
   fill(by("waiting"), table("Reasons why jobs wait", [["Why"], ["Jobs", "number"], ["Next expected start"]], reasons.map(([reason, number]) => {
     const these = items.filter((job) => (job.reason || job.state) === reason);
@@ -59,7 +60,7 @@ async function showCarbon() {
     h("p", { class: "note" },
       baseline === null ? ["At the mean intensity: ", unknown(), "."] : ["At the mean intensity: ", figure(baseline, carbon, { id: "carbon-baseline" }),
         share === null ? "" : Math.abs(share) < 0.005 ? ": the same" : h("span", { class: share < 0 ? "up-is-good" : "up-is-bad" }, `: ${percent(Math.abs(share))} ${share < 0 ? "less" : "more"}`), "."],
-      share > 0.005 ? [" The hours of use were dirtier than the mean; jobs that may wait (", h("code", {}, "--flexible"), ", ", h("a", { href: "/policies" }, "slack_s"), ") would have avoided them."] : ""),
+      share > 0.005 ? [" The hours of use were dirtier than the mean; jobs that may wait (", h("code", {}, "--flexible"), ", ", h("a", { href: "/policies" }, "slack_s"), ") can avoid such hours."] : ""),
     h("p", { class: "note" }, h("span", { title: "The baseline is the same energy at its zone's mean intensity since midnight." }, me.isOperator ? "All tenants and idle GPUs since midnight." : "Your tenant since midnight.")));
 }
 
@@ -201,7 +202,7 @@ const learn = throttled(() => trying(async () => {
 }), 2000);
 
 trying(fillLatest);
-live(["jobs"], 1_000, () => trying(showCounts));
+live(["jobs"], 2_000, () => trying(showCounts));
 onJobs((event) => {
   latest.push(event);
   if (by("latest").querySelector(".unknown")) by("latest").replaceChildren();

@@ -56,7 +56,7 @@ const LINKS = { job: (name) => (name.startsWith("array_") ? `/jobs?array=${name}
   user: (name) => (name === "(unknown)" ? null : `/jobs?user=${encodeURIComponent(name)}`), tenant: (name) => `/jobs?tenant=${encodeURIComponent(name)}`, node: (name) => (me.isOperator ? `/nodes#${encodeURIComponent(name)}` : null) };
 
 function showGroups({ idle, idle_accounts: idleAccounts, total, total_accounts: totalAccounts }) {
-  const by_ = form.elements.group.value;
+  const dimension = form.elements.group.value;
   const rows = [...lines, { footprint: idle, accounts: idleAccounts }, { footprint: total, accounts: totalAccounts }];
   const column = (words, of) => words.of(rows.map(of));
   const [grams, base] = [column(carbon, (each) => each.footprint.carbon_gco2), column(carbon, (each) => each.accounts.baseline_gco2)];
@@ -66,8 +66,8 @@ function showGroups({ idle, idle_accounts: idleAccounts, total, total_accounts: 
     h("td", { class: "number" }, figure(footprint.carbon_gco2, grams), within(accounts.half_width?.carbon_gco2, footprint.carbon_gco2)), h("td", { class: "share" }, meter(footprint.carbon_gco2, total.carbon_gco2, percent(total.carbon_gco2 > 0 ? footprint.carbon_gco2 / total.carbon_gco2 : 0))),
     h("td", { class: "number" }, figure(accounts.baseline_gco2, base)), h("td", { class: "number" }, figure(footprint.energy_j, joules), within(accounts.half_width?.energy_j, footprint.energy_j)),
     h("td", { class: "number" }, figure(footprint.gpu_s, hours)), h("td", { class: "number" }, jobs === undefined ? "" : count(jobs)));
-  const linked = ({ group, name }) => { const href = LINKS[by_]?.(group); return href ? h("a", { href }, name ?? group) : name ?? group; };
-  fill(by("groups"), lines.length || total.energy_j ? table("Energy and emissions by group", [[by_], ["Carbon", "number"], ["Of the total"], ["At the mean", "number"], ["Energy", "number"], ["GPU time", "number"], ["Jobs", "number"]], [
+  const linked = ({ group, name }) => { const href = LINKS[dimension]?.(group); return href ? h("a", { href }, name ?? group) : name ?? group; };
+  fill(by("groups"), lines.length || total.energy_j ? table("Energy and emissions by group", [[dimension], ["Carbon", "number"], ["Of the total"], ["At the mean", "number"], ["Energy", "number"], ["GPU time", "number"], ["Jobs", "number"]], [
     ...lines.map((each) => row(linked(each), each)),
     cursor ? h("tr", {}, h("td", { colspan: "7", class: "note" }, "More groups follow.")) : null,
     me.isOperator ? row("idle", { footprint: idle, accounts: idleAccounts }, "sum") : null, row("total", { footprint: total, accounts: totalAccounts }, "sum")].filter(Boolean)) : h("p", { class: "empty" }, "Nothing was used in this period."));
