@@ -108,20 +108,11 @@ async def hourly_report(
     database: Database, start_at: datetime, end_at: datetime, tenant_id: str | None, project: str | None
 ) -> HourlyReport:
     """Return what was used in each hour of a period, and by no job if all is seen."""
-    sees_idle = tenant_id is None and project is None
-    return HourlyReport(
-        items=[
-            LedgerHour(
-                start_at=row.start_at,
-                covered_s=row.covered_s,
-                energy_j=row.energy_j,
-                carbon_gco2=row.carbon_gco2,
-                idle_energy_j=row.idle_energy_j if sees_idle else None,
-                idle_carbon_gco2=row.idle_carbon_gco2 if sees_idle else None,
-            )
-            for row in await reports.hour_rows(database, Subject(start_at, end_at, tenant_id, project))
-        ]
-    )
+    rows = await reports.hour_rows(database, Subject(start_at, end_at, tenant_id, project))
+    if tenant_id is None and project is None:
+        return HourlyReport(items=[LedgerHour(**row._asdict()) for row in rows])
+    hidden = {"idle_energy_j": None, "idle_carbon_gco2": None}
+    return HourlyReport(items=[LedgerHour(**{**row._asdict(), **hidden}) for row in rows])
 
 
 async def job_footprint(database: Database, job_id: str, cursor: str | None, limit: int) -> JobFootprintReport:
