@@ -25,7 +25,7 @@ from gpu_agent.account import Identities, TenantAccounts
 from gpu_agent.cgroups import Cgroups, Limits, attach_device_program
 from gpu_agent.environment import passed_environment
 from gpu_agent.settings import AgentSettings
-from services.cli.opening import open_to
+from services.cli.site.opening import open_to
 from services.core.domain.errors import DomainError
 from tests.agent.conftest import Node, a_confinement, eventually
 from tests.agent.test_exec import run

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.specs import read_specs
+from services.cli.jobs.specs import read_specs
 from services.contracts.commands import StopGang
 from tests.agent.conftest import Node, eventually, states
 from tests.support.ports import Ports

@@ -64,13 +64,13 @@ def test_every_module_has_a_room() -> None:
         ("services.simulator.engine", "from services.contracts import jobs"),
         ("services.simulator.engine.events", "from services.simulator import readers"),
         ("services.simulator.engine_events", "import services.kit"),
-        ("services.cli.jobs", "from services.db import engine"),
-        ("services.cli.jobs", "from services.scheduler import service"),
+        ("services.cli.jobs.jobs", "from services.db import engine"),
+        ("services.cli.jobs.jobs", "from services.scheduler import service"),
         ("services.standalone.stack", "import services.scheduler.app"),
         ("migrations.versions.2026_add_jobs", "from services.db.tables import jobs"),
         ("migrations.env", "from services.admission import app"),
         ("services.simulator.service", "from lab.reproductions.marked import fill"),
-        ("services.cli.simulate", "def f():\n    import lab.reproductions.asrpt"),
+        ("services.cli.planning.simulate", "def f():\n    import lab.reproductions.asrpt"),
         ("services.core.policies.registry", "from lab.reproductions import equal_energy"),
         ("services.core.policies.registry", "from lab.policies.entries import ENTRIES"),
         ("services.cli.main", "def f():\n    import lab"),
@@ -90,7 +90,10 @@ def test_a_wrong_arrow_is_seen(module: str, source: str) -> None:
     [
         ("services.scheduler.service", "from services.core.cycle import run_cycle\nfrom services.db import engine"),
         ("services.scheduler.service", "from . import repository\nimport numpy, services.kit.app"),
-        ("services.cli.local", "import services.simulator.service, services.standalone.stack, services.core.domain"),
+        (
+            "services.cli.site.local",
+            "import services.simulator.service, services.standalone.stack, services.core.domain",
+        ),
         (
             "services.simulator.service",
             "from services.simulator.engine import run\nfrom services.contracts import jobs",

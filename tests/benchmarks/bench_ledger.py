@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from services.cli import verify
+from services.cli.reports import verify
 from services.db.database import Database
 from services.db.sealing import Sealer
 from services.telemetry.repository.line_export import write_lines

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.cli import access
-from services.cli.access import key_state
+from services.cli.accounts import access
+from services.cli.accounts.access import key_state
 from services.cli.main import app
 from tests.cli.conftest import NotingGateway
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.cli import budgets
+from services.cli.accounts import budgets
 from services.cli.main import app
 from tests.cli.conftest import NotingGateway
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from services.cli.estimate import estimate_lines
+from services.cli.jobs.estimate import estimate_lines
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 EMISSION: dict[str, Any] = {"zone": "DE", "signal": "average_direct", "starts_at": "2026-03-01T12:00:00Z"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from services.cli import explain as command
-from services.cli.explain import array_lines, explanation_lines
+from services.cli.jobs import explain as command
+from services.cli.jobs.explain import array_lines, explanation_lines
 from services.contracts.explanations import Explanation
 from tests.cli.conftest import Run
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.cli import submit
 from services.cli.errors import CliError
-from services.cli.foreign import obeyed
+from services.cli.jobs import submit
+from services.cli.jobs.foreign import obeyed
+from services.cli.jobs.scripts import read_script
 from services.cli.main import app
-from services.cli.scripts import read_script
 from services.cli.values import duration_s
 from tests.cli.conftest import NotingGateway
 

@@ -12,11 +12,11 @@ import jsonschema_rs
 import pytest
 from typer.testing import CliRunner
 
-from services.cli import forms
 from services.cli.errors import CliError
-from services.cli.factors import CATALOGUE, read_facts
-from services.cli.forms import Facts
 from services.cli.main import app
+from services.cli.reports import forms
+from services.cli.reports.factors import CATALOGUE, read_facts
+from services.cli.reports.forms import Facts
 
 KWH_J = 3.6e6
 NOW = datetime(2026, 12, 1, tzinfo=UTC)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from services.cli import forward
 from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.jobs import forward
 from services.cli.main import app
 
 JOB = f"job_{'0' * 26}"

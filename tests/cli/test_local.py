@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.cli import local
+from services.cli.site import local
 from services.standalone.data_folder import ProcessStatus, StackStatus
 
 CARBON = ProcessStatus("carbon", "running", 7, None, 0, None, socket="/run/wattshift-12345678/carbon.sock")

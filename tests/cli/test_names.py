@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from services.cli import jobs as commands
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
-from services.cli.following import ended_words
-from services.cli.names import job_id
+from services.cli.jobs import jobs as commands
+from services.cli.jobs.following import ended_words
+from services.cli.jobs.names import job_id
 from tests.cli.conftest import Run
 
 

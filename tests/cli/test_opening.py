@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from gpu_agent.enclosure import is_opened_to
-from services.cli import opening, submit
 from services.cli.errors import CliError
-from services.cli.opening import may_be_opened, open_to
-from services.cli.reach import Runner
+from services.cli.jobs import submit
+from services.cli.jobs.reach import Runner
+from services.cli.site import opening
+from services.cli.site.opening import may_be_opened, open_to
 from services.contracts.jobs import JobSpec
 from tests.support.servers import scratch_folder
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from services.cli import output
-from services.cli.cluster import meter_words, parameters_of, power_words
 from services.cli.errors import CliError
 from services.cli.plots import sparkline
+from services.cli.site.cluster import meter_words, parameters_of, power_words
 
 
 @pytest.mark.parametrize(("energy_j", "words"), [(0, "0 J"), (999, "999 J"), (3_600, "1.00 Wh"), (3.6e6, "1.000 kWh")])

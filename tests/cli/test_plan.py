@@ -70,7 +70,7 @@ def test_the_first_placement_of_a_process_is_not_timed(
         return true(self, *arguments, **named)
 
     monkeypatch.setattr(Mapper, "map", placing)
-    monkeypatch.setattr("services.cli.plan.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("services.cli.planning.plan.time.perf_counter", lambda: clock[0])
     found = placed(capsys, str(job), "--servers", "2,1,1", "--method", method)
 
     assert len(calls) == placements

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.cli import cluster
 from services.cli.main import app
+from services.cli.site import cluster
 
 PARAMETER = {"name": "mu", "default": 1.5, "unit": "W", "meaning": "what mu means"}
 POLICIES = [

@@ -16,7 +16,7 @@ import pytest
 
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
 from services.cli.main import app
-from services.cli.serving import ASKED_BY
+from services.cli.serving.pools import ASKED_BY
 from services.contracts.serving import PlanTrigger
 from tests.support.services import services
 

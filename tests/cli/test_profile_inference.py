@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from services.cli import closed_loop, profile_inference
 from services.cli.errors import CliError
-from services.cli.profile_inference import Bench, Settings
-from services.cli.slice_profiles import (
+from services.cli.planning import closed_loop, profile_inference
+from services.cli.planning.profile_inference import Bench, Settings
+from services.cli.planning.slice_profiles import (
     COLUMNS,
     ProfileFile,
     Reading,

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from services.cli import reach, submit
 from services.cli.errors import CliError
+from services.cli.jobs import reach, submit
+from services.cli.jobs.reach import Runner, closed_folders, lacks, runner_of
+from services.cli.jobs.submit import check_folders
 from services.cli.main import app
-from services.cli.reach import Runner, closed_folders, lacks, runner_of
-from services.cli.submit import check_folders
 from services.contracts.jobs import JobSpec
 from services.contracts.nodes import RUNS_AS
 from tests.support.servers import scratch_folder

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from services.cli import report as module
 from services.cli.errors import CliError
-from services.cli.ledger_lines import save_lines
 from services.cli.main import app
-from services.cli.report import amounts, change, fetch, notes, period_of
-from services.cli.report_page import render
-from services.cli.savings import sentences, stored
+from services.cli.reports import report as module
+from services.cli.reports.ledger_lines import save_lines
+from services.cli.reports.report import amounts, change, fetch, notes, period_of
+from services.cli.reports.report_page import render
+from services.cli.reports.savings import sentences, stored
 from services.contracts.jobs import JobFootprint
 from services.contracts.reports import (
     CarbonAccounts,

@@ -34,7 +34,7 @@ def test_each_command_is_in_the_help_once() -> None:
     ("words", "without"),
     [
         (["--version"], {"httpx", "pydantic", "numpy"}),
-        (["jobs", "--help"], {"numpy", "services.cli.submit", "services.contracts.schema", "wattshift.models"}),
+        (["jobs", "--help"], {"numpy", "services.cli.jobs.submit", "services.contracts.schema", "wattshift.models"}),
     ],
 )
 def test_what_a_command_needs_not_is_not_loaded(words: list[str], without: set[str]) -> None:

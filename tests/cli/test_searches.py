@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from services.cli import output
-from services.cli.apps import report
 from services.cli.client import Gateway
-from services.cli.fleets import searched, show_search
+from services.cli.serving.apps import report
+from services.cli.serving.fleets import searched, show_search
 
 
 def figures(objective_pct: float, p95_ms: float) -> dict[str, float]:

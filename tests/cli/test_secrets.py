@@ -10,8 +10,8 @@ import pytest
 
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.jobs.specs import SpecOptions, spec_of
 from services.cli.main import app
-from services.cli.specs import SpecOptions, spec_of
 from tests.cli.conftest import Run
 
 VALUE = "hunter2-and-more"

@@ -12,7 +12,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from services.cli import following, output
+from services.cli import output
+from services.cli.jobs import following
 
 
 def wattshift(*words: str, **variables: str) -> str:

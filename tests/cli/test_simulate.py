@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import simulate
 from services.cli.errors import CliError
 from services.cli.main import app
+from services.cli.planning import simulate
 from services.contracts.simulations import TrainingOptions
 from services.simulator.training import Inputs, prepare
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.jobs.specs import SpecOptions, spec_of
 from services.cli.main import app
-from services.cli.slices import slice_sizes, slice_words
-from services.cli.specs import SpecOptions, spec_of
+from services.cli.site.slices import slice_sizes, slice_words
 from tests.support.control_plane import JOIN_TOKEN, FakeAgent
 from tests.support.services import services
 

@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from services.cli import solving
-from services.cli.solving import solving_bar
+from services.cli.planning import solving
+from services.cli.planning.solving import solving_bar
 from services.core.domain.progress import Progress, unreported
 
 

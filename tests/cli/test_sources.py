@@ -11,8 +11,8 @@ import pytest
 
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.jobs.specs import SpecOptions, read_specs, spec_of
 from services.cli.main import app
-from services.cli.specs import SpecOptions, read_specs, spec_of
 from services.contracts.jobs import JobSpec
 from tests.cli.conftest import Run
 from wattshift.sources import Archive
@@ -61,7 +61,7 @@ def test_testing_sends_nothing(run: Run, folder: Path, monkeypatch: pytest.Monke
     sent: list[str] = []
     tested: list[JobSpec] = []
     monkeypatch.setattr(Gateway, "send", lambda self, archive: sent.append(archive.sha256))
-    monkeypatch.setattr("services.cli.submit.show_estimates", lambda gateway, specs, as_json: tested.extend(specs))
+    monkeypatch.setattr("services.cli.jobs.submit.show_estimates", lambda gateway, specs, as_json: tested.extend(specs))
     run("submit", "--test-only", "--upload", ".", "--workdir", "src", "--", "true")
     (spec,) = tested
     assert sent == []
@@ -71,7 +71,7 @@ def test_testing_sends_nothing(run: Run, folder: Path, monkeypatch: pytest.Monke
 
 def test_an_upload_that_a_file_names_is_tested_for(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tested: list[JobSpec] = []
-    monkeypatch.setattr("services.cli.submit.show_estimates", lambda gateway, specs, as_json: tested.extend(specs))
+    monkeypatch.setattr("services.cli.jobs.submit.show_estimates", lambda gateway, specs, as_json: tested.extend(specs))
     (folder / "job.yaml").write_text(f"name: j\ncommand: [x]\nsource: {{upload: {'a' * 64}}}\n")
     run("submit", "--test-only", "job.yaml")
     assert [spec.source and spec.source.upload for spec in tested] == ["a" * 64]

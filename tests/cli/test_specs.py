@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.cli.errors import EXIT_USAGE, CliError
-from services.cli.specs import read_specs
+from services.cli.jobs.specs import read_specs
 
 JOB = {"name": "a", "command": ["{python}", "{examples}/train.py", "--x={python}"]}
 

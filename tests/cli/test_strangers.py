@@ -23,8 +23,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Group
 from rich.text import Text
 
-from services.cli import bars, jobs, main, output, solving
+from services.cli import bars, main, output
 from services.cli.errors import CliError
+from services.cli.jobs import jobs
+from services.cli.planning import solving
 from services.core.domain.progress import Progress
 from services.kit import logging as service_logging
 from services.kit.scraping import merged

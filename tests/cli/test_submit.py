@@ -14,8 +14,8 @@ import pytest
 
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.jobs.scripts import needs_shell, read_script
 from services.cli.main import app
-from services.cli.scripts import needs_shell, read_script
 from tests.cli.conftest import Run
 
 

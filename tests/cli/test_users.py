@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from services.cli import access, users
+from services.cli.accounts import access, users
 from services.cli.errors import CliError
 from services.cli.main import app
 from services.contracts.codes import ProblemCode

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from services.cli.errors import CliError
-from services.cli.fit import read_points
-from services.cli.serving import LOG_COLUMNS, _read_log
+from services.cli.planning.fit import read_points
+from services.cli.serving.pools import LOG_COLUMNS, _read_log
 from services.cli.values import parameter_value
 
 

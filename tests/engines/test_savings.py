@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from fastapi import FastAPI
 
-from services.cli import engines as cli
+from services.cli.site import engines as cli
 from services.contracts.engines import EngineMode
 from services.contracts.identity import Identity, Role
 from services.core.domain.carbon import CarbonCurve, CarbonOutlook, Signal

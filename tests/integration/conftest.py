@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.cli.client import Gateway
-from services.cli.following import FINAL
+from services.cli.jobs.following import FINAL
 from services.standalone import stack
 from services.standalone.data_folder import ProcessStatus
 from tests.support import slurm

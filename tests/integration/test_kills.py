@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.cli.errors import EXIT_UNAVAILABLE, CliError
-from services.cli.following import FINAL
+from services.cli.jobs.following import FINAL
 from tests.integration.conftest import Installation
 from tests.support.servers import ROOT, wait_until
 

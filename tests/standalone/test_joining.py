@@ -20,10 +20,10 @@ from aiohttp import web
 from typer.testing import CliRunner, Result
 
 from gpu_agent.settings import AgentSettings
-from services.cli import join as module
 from services.cli.errors import CliError
-from services.cli.local import _Up, up
 from services.cli.main import app
+from services.cli.site import join as module
+from services.cli.site.local import _Up, up
 from services.contracts.nodes import NodeCredential
 from services.kit import heads
 from services.kit.http import ServiceClient, new_session

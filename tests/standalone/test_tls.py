@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
-from services.cli import certificates
 from services.cli.main import app
+from services.cli.site import certificates
 from services.kit.http import ServiceClient, new_session
 from services.kit.problems import ProblemError
 from services.kit.tls import Tls, check

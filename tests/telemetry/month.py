@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from services.cli.report import Report
-from services.cli.report_page import OTHERS
+from services.cli.reports.report import Report
+from services.cli.reports.report_page import OTHERS
 from tests.support.control_plane import OPERATOR, accept_job, allocate, end_allocation, service_headers, usage
 from tests.telemetry.conftest import Plane
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.report_page import checksum_of, render
+from services.cli.reports.report_page import checksum_of, render
 from tests.telemetry.conftest import Plane
 from tests.telemetry.month import populate, report_of_the_month
 from tests.telemetry.test_accounts import module_plane

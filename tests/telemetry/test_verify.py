@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.cli import verify
+from services.cli.reports import verify
 from services.db.sealing import Sealer
 from services.kit.ids import utc_now
 from services.telemetry.repository.corrections import return_late

@@ -1,0 +1,108 @@
+"""Commands on logins: login, logout, clusters."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from services.cli import output
+from services.cli.accounts.logins import LOCAL, Login, LoginsError, read_logins, write_logins
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, CliError
+from services.cli.output import console
+from services.contracts.codes import ProblemCode
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(login)
+    app.command()(logout)
+    clusters = typer.Typer(help="Show the clusters you are logged in to, or choose one.", invoke_without_command=True)
+    clusters.callback()(list_clusters)
+    clusters.command("use")(use)
+    app.add_typer(clusters, name="clusters")
+
+
+def login(
+    url: Annotated[str, typer.Argument(help="Address of the gateway, such as https://gpu.example.org.")],
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What to call it; by default its host name.")
+    ] = None,
+    key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Read the API key from standard input.")] = False,
+) -> None:
+    """Log in to a cluster: check an API key and keep it for later commands."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise CliError(f"{url!r} is not the address of a gateway; write https://HOST or http://HOST:PORT", EXIT_USAGE)
+    name = cluster or parts.hostname
+    if name == LOCAL:
+        raise CliError(f"{LOCAL} names the installation of this machine; choose another --cluster NAME", EXIT_USAGE)
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        output.say(f"wattshift: {url} is not encrypted; the key can be read on the way")
+    key = (sys.stdin.readline() if key_stdin else typer.prompt("API key", hide_input=True, err=True)).strip()
+    if not key:
+        raise CliError("the API key is empty", EXIT_USAGE)
+    url = url.rstrip("/")
+    try:
+        Gateway(url, key).get("/v1/jobs", limit=1)
+    except CliError as error:
+        if error.code == ProblemCode.UNAUTHENTICATED:
+            raise CliError(f"{url} does not accept this API key; nothing was stored", EXIT_REFUSED) from None
+        raise
+    try:
+        file = write_logins(read_logins().with_login(name, Login(url, key)))
+    except LoginsError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+    console.print(f"logged in to [bold]{name}[/] at {url}; the key is in {file}", soft_wrap=True)
+
+
+def logout(
+    cluster: Annotated[str | None, typer.Argument(metavar="[CLUSTER]", help="By default the current one.")] = None,
+) -> None:
+    """Forget the key of a cluster. The key itself stays valid until an administrator revokes it."""
+    try:
+        logins = read_logins()
+        name = cluster or logins.current
+        if name is None:
+            raise CliError("you are not logged in to any cluster", EXIT_NOT_FOUND)
+        write_logins(logins.without(name))
+    except LoginsError as error:
+        raise CliError(str(error), EXIT_NOT_FOUND) from None
+    console.print(f"logged out of {name}")
+
+
+def list_clusters(
+    context: typer.Context, as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False
+) -> None:
+    """Show the clusters you are logged in to."""
+    if context.invoked_subcommand:
+        return
+    try:
+        logins = read_logins()
+    except LoginsError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+    named = os.environ.get("WATTSHIFT_CLUSTER")
+    current = named or (LOCAL if os.environ.get("WATTSHIFT_DATA_DIR") else logins.current or LOCAL)
+    rows = [(LOCAL, None), *((name, each.url) for name, each in sorted(logins.clusters.items()))]
+    if as_json:
+        output.print_json([{"name": name, "url": url, "current": name == current} for name, url in rows])
+        return
+    shown = output.table("", "cluster", "address")
+    for name, url in rows:
+        shown.add_row("[green]●[/]" if name == current else "", name, url or "this machine's installation")
+    console.print(shown)
+
+
+def use(cluster: str) -> None:
+    """Choose the cluster that commands talk to; local is this machine's installation."""
+    try:
+        write_logins(read_logins().using(cluster))
+    except LoginsError as error:
+        raise CliError(str(error), EXIT_NOT_FOUND) from None
+    console.print(f"commands talk to {cluster}")

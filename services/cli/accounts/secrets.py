@@ -1,0 +1,81 @@
+"""Commands on secrets. A value is read from a prompt, standard input or a file, never from the command line."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.jobs.jobs import AsJson
+from services.cli.jobs.names import checked_name
+from services.cli.jobs.specs import read_text
+from services.cli.output import console
+from services.contracts.secrets import MAX_SECRET_BYTES
+
+Project = Annotated[str | None, typer.Option(help="The project whose jobs get it; by default all of the tenant's.")]
+SecretName = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    secrets = typer.Typer(help="Show which secrets there are, set or delete one.", invoke_without_command=True)
+    secrets.callback()(show)
+    secrets.command("list")(list_secrets)
+    secrets.command("set")(set_secret)
+    secrets.command("delete")(delete_secret)
+    app.add_typer(secrets, name="secrets")
+
+
+def show(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show which secrets there are; values are never shown."""
+    if not context.invoked_subcommand:
+        list_secrets(as_json)
+
+
+def list_secrets(as_json: AsJson = False) -> None:
+    """Show which secrets there are; values are never shown."""
+    found = Gateway().get("/v1/secrets")["items"]
+    if as_json:
+        output.print_json(found)
+        return
+    shown = output.table("name", "project", "version", "last set", right=("version",))
+    for secret in found:
+        when = f"{output.age(secret['updated_at'])} ago"
+        shown.add_row(secret["name"], secret["project"] or "(all)", str(secret["version"]), when)
+    console.print(shown if found else "no secrets")
+
+
+def set_secret(
+    name: SecretName,
+    project: Project = None,
+    from_file: Annotated[
+        Path | None, typer.Option(help="A file whose whole content is the value.", show_default=False)
+    ] = None,
+) -> None:
+    """Set a secret: its value is asked for, or read from standard input (less one line break at the end), or a file."""
+    if from_file is not None:
+        value = read_text(from_file)
+    elif sys.stdin.isatty():
+        value = getpass.getpass(f"Value of {name}: ")
+    else:
+        value = sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    if not value:
+        raise CliError(f"the value of {name} is empty; nothing was set", EXIT_USAGE)
+    if len(value.encode(errors="replace")) > MAX_SECRET_BYTES:
+        raise CliError(f"the value of {name} has more than {MAX_SECRET_BYTES:,} bytes; nothing was set", EXIT_USAGE)
+    body = {"value": value, "project": project}
+    stored = Gateway().call("PUT", f"/v1/secrets/{checked_name(name, 'secret')}", body=body)
+    whose = f" for project {project}" if project else ""
+    console.print(f"{name} is set{whose} (version {stored['version']})")
+
+
+def delete_secret(name: SecretName, project: Project = None) -> None:
+    """Delete a secret; jobs that run keep its value."""
+    Gateway().call("DELETE", f"/v1/secrets/{checked_name(name, 'secret')}", project=project)
+    console.print(f"{name} is deleted")

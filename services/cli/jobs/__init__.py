@@ -1,0 +1,1 @@
+"""Commands on jobs: submit, watch, explain, and reach into them."""

@@ -1,0 +1,121 @@
+"""Wait for jobs, and follow the output of one, over all the gangs that it is given."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.errors import CliError
+from services.cli.jobs import arrays, job_output
+from services.cli.jobs.names import path_of
+from services.contracts.codes import ProblemCode
+from services.core.domain.jobs import JobState
+
+FINAL = {state.value for state in JobState if state.is_final}
+STREAM = "both"
+"""What is shown unless a stream is asked for."""
+POLL_S = 0.5
+EXIT_INTERRUPTED = 130
+
+
+def wait_for(gateway: Gateway, job_ids: list[str], poll_s: float = POLL_S) -> Iterator[Any]:
+    """Yield each job or array once it has ended, in the order given."""
+    for job_id in job_ids:
+        while (job := gateway.get(path_of(job_id)))["state"] not in FINAL:
+            time.sleep(poll_s)
+        yield job
+
+
+def follow(
+    gateway: Gateway,
+    job_id: str,
+    stream: str = STREAM,
+    *,
+    raw: bool = False,
+    tail: int | None = None,
+    pattern: str | None = None,
+) -> Any:
+    """Print a job's output as it comes, from its present or next gang until the job ends; return the ended job.
+
+    The output goes to standard output; what happens to the job, to standard error.
+
+    Args:
+        gateway: Where the job is.
+        job_id: The job.
+        stream: ``both``, ``stdout`` or ``stderr``.
+        raw: Whether it may command the terminal.
+        tail: With how many of the lines that there are it begins; by default with all.
+        pattern: A regular expression; other lines are left out.
+    """
+    printed, said = 0, ""
+    while True:
+        job = gateway.get(f"/v1/jobs/{job_id}")
+        is_final = job["state"] in FINAL
+        if not is_final:
+            said = _tell(job, said)
+        has_output = job["generation"] > printed and (is_final or job["state"] in ("running", "preempting"))
+        # Output of earlier gangs is not printed: the job may have had many before somebody follows it.
+        if has_output and _print_gang(gateway, job_id, job["generation"], stream, raw, tail, pattern):
+            printed, tail = job["generation"], None
+            continue
+        if is_final:  # how it ended comes after its output, also if it had ended before
+            _tell(job, said)
+            return job
+        time.sleep(POLL_S)
+
+
+def _print_gang(
+    gateway: Gateway, job_id: str, generation: int, stream: str, raw: bool, tail: int | None, pattern: str | None
+) -> bool:
+    """Print the output of a gang until it ends; return whether there was any to ask for."""
+    try:
+        offset = 0 if tail is None else job_output.start_of_last(gateway, job_id, stream, generation, tail)
+        found = job_output.followed(gateway, job_id, stream, generation, offset)
+        output.print_log(job_output.lines_with(found, pattern), raw=raw)
+    except CliError as error:
+        if error.code != ProblemCode.NO_DATA:
+            raise
+        return False
+    return True
+
+
+def _tell(job: dict[str, Any], said: str) -> str:
+    """Print what happens to a job unless that was the last thing said; return it."""
+    state, detail = job["state"], job.get("detail") or ""
+    now = f"{job['name']} is {state}" if state not in FINAL else ended_words(job)
+    if state in ("queued", "held", "preempting") and detail:
+        now += f": {detail}"
+    if now != said:
+        output.say(now)
+    return now
+
+
+def ended_words(job: dict[str, Any]) -> str:
+    """Return how a job ended, in one sentence."""
+    footprint = job["footprint"]
+    used = f"{output.energy(footprint['energy_j'])}, {output.carbon(footprint['carbon_gco2'])} CO2 recorded so far"
+    how = "was cancelled" if job["state"] == "cancelled" else job["state"]
+    if job["state"] == "failed" and job.get("exit_code"):
+        how += f" with exit code {job['exit_code']}"
+    if arrays.is_array(job):
+        return f"{job['name']} {how}: of its {job['count']} tasks {arrays.counts(job)} ({used})"
+    detail = job.get("detail") or ""
+    why = f": {detail}" if detail and job["state"] == "failed" else ""
+    return f"{job['name']} {how}{why}" if why else f"{job['name']} {how} ({used})"
+
+
+@contextmanager
+def interruptible(job_ids: list[str]) -> Iterator[None]:
+    """Let Ctrl-C end the waiting alone: say that the jobs go on, and how to cancel them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        what = "The job goes on" if len(job_ids) == 1 else "The jobs go on"
+        output.say(f"\n{what}. To cancel: wattshift cancel {' '.join(job_ids[:20])}")
+        raise typer.Exit(EXIT_INTERRUPTED) from None

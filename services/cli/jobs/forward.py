@@ -1,0 +1,166 @@
+"""``wattshift forward`` and ``wattshift cp``: a port and files of a running job, through its own namespaces."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.jobs.jobs import JobArgument
+from services.cli.jobs.names import job_id
+from services.cli.terminal import LostError
+from wattshift.sessions import Sender, SessionEvent, read_event
+
+_PIECE_BYTES = 64 * 1024
+RELAY = """\
+import os, socket, sys, threading
+peer = socket.create_connection(("localhost", int(sys.argv[1])))
+def send():
+    while data := os.read(0, 65536):
+        peer.sendall(data)
+    peer.shutdown(socket.SHUT_WR)
+threading.Thread(target=send, daemon=True).start()
+while data := peer.recv(65536):
+    while data:
+        data = data[os.write(1, data):]
+"""
+"""What a connection runs in the job: bytes pass both ways, whatever is spoken, WebSockets too."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command()(forward)
+    app.command()(cp)
+
+
+def forward(
+    job: JobArgument,
+    port: Annotated[int, typer.Argument(min=1, max=65_535, help="Where something listens in the job.")],
+    local: Annotated[
+        int | None, typer.Option("--local", min=0, max=65_535, help="Port here; by default the same, 0 for a free one.")
+    ] = None,
+) -> None:
+    """Reach a port of a running job from here, until Ctrl-C: Jupyter, TensorBoard or any other server.
+
+    wattshift submit --gpus 1 --name nb jupyter lab --no-browser --port 8888
+    wattshift forward nb 8888
+    """
+    gateway = Gateway()
+    found = job_id(gateway, job)
+    try:
+        listener = socket.create_server(("127.0.0.1", port if local is None else local))
+    except OSError as error:
+        why = f"cannot listen on port {port if local is None else local}: {error.strerror}"
+        raise CliError(f"{why}; choose another with --local", EXIT_USAGE) from None
+    with listener:
+        output.say(f"http://127.0.0.1:{listener.getsockname()[1]} leads to port {port} of {job}; Ctrl-C ends that")
+        with suppress(KeyboardInterrupt):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=carry, args=(gateway, found, port, connection), daemon=True).start()
+
+
+def carry(gateway: Gateway, found: str, port: int, connection: socket.socket) -> None:
+    """Carry one connection to a port of a job, until either end closes it; say why if that cannot be."""
+    said: list[bytes] = []
+
+    def feed(sender: Sender) -> None:
+        with suppress(OSError):
+            while data := connection.recv(_PIECE_BYTES):
+                sender.feed(data)
+        sender.end()
+
+    with connection:
+        try:
+            command = ["python3", "-c", RELAY, str(port)]
+            code, detail = piped(gateway, found, command, connection.sendall, said.append, feed)
+            if code:
+                last = b"".join(said).decode(errors="replace").strip().rpartition("\n")[2]
+                output.say(f"wattshift: port {port}: {detail or last or f'the connection ended with status {code}'}")
+        except (CliError, OSError) as error:
+            output.say(f"wattshift: port {port}: {error}")
+        finally:
+            with suppress(OSError):  # to close it is not enough while the other thread reads from it
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def cp(
+    source: Annotated[str, typer.Argument(metavar="JOB:PATH", help="A file or folder of a running job.")],
+    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder here that it is put in.")] = Path(),
+) -> None:
+    """Copy a file or folder of a running job here; a path that is not absolute is in the job's working folder.
+
+    wattshift cp train:results .
+    """
+    job, _, path = source.partition(":")
+    if not job or not path.strip("/"):
+        raise CliError("name a job and a path in it: wattshift cp JOB:results .", EXIT_USAGE)
+    if not target.is_dir():
+        raise CliError(f"{target} is not a folder", EXIT_NOT_FOUND)
+    gateway = Gateway()
+    folder, name = os.path.split(path.rstrip("/"))
+    command = ["tar", "-C", folder or ".", "-cf", "-", "--", name]
+    said: list[bytes] = []
+    with tempfile.TemporaryFile() as archive:
+        code, detail = piped(gateway, job_id(gateway, job), command, archive.write, said.append)
+        if code:
+            raise CliError(detail or b"".join(said).decode(errors="replace").strip(), EXIT_FAILED)
+        archive.seek(0)
+        try:
+            with tarfile.open(fileobj=archive) as members:
+                members.extractall(target, filter="data")  # nothing outside the folder, and no special files
+        except (tarfile.TarError, OSError) as error:
+            raise CliError(f"cannot unpack {source}: {error}", EXIT_FAILED) from None
+
+
+def piped(
+    gateway: Gateway,
+    found: str,
+    command: list[str],
+    out: Callable[[bytes], object],
+    err: Callable[[bytes], object],
+    feed: Callable[[Sender], None] | None = None,
+) -> tuple[int, str]:
+    """Run a command in a job; return its exit status, and why it ended if not of itself.
+
+    Args:
+        gateway: Where the job is.
+        found: The job's id.
+        command: Program and arguments.
+        out: Takes standard output.
+        err: Takes standard error.
+        feed: Feeds standard input, in a thread of its own.
+
+    Raises:
+        CliError: The command cannot be run, or the connection was lost.
+        OSError: Of ``out`` and ``err``.
+    """
+    path, body = f"/v1/jobs/{found}/exec", {"command": command, "stdin": feed is not None}
+    ended: SessionEvent | None = None
+    with gateway.stream(path, method="POST", json=body) as answer:
+        events = filter(None, map(read_event, answer.iter_lines()))
+        if (started := next(events, None)) is None:
+            raise LostError
+        with Sender(lambda given: gateway.put(f"{path}/{started.session_id}", given)) as sender:
+            if feed is not None:
+                threading.Thread(target=feed, args=(sender,), daemon=True).start()
+            for event in events:
+                if event.type == "output":
+                    (out if event.stream == "stdout" else err)(event.data)
+                elif event.type == "exit":
+                    ended = event
+                    break
+    if ended is None:
+        raise LostError
+    return ended.code, ended.detail

@@ -1,0 +1,340 @@
+"""Commands on jobs: list, inspect, control."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.jobs import arrays, job_output
+from services.cli.jobs.following import FINAL, STREAM, ended_words, follow, interruptible
+from services.cli.jobs.names import USER_LABEL, array_id, ids_of, is_array, job_id, job_or_array, path_of, user_name
+from services.cli.output import console
+from services.cli.values import past_time
+from services.contracts.codes import ProblemCode
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program.")]
+Watch = Annotated[
+    bool, typer.Option("--watch", "-w", help="Show it again every two seconds until Ctrl-C.", show_default=False)
+]
+WIDE = 120
+"""Columns of a terminal that shows everything of a list of jobs."""
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="The job's id, the beginning of its id, or its name; unambiguous.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("jobs")(list_jobs)
+    app.command("job")(show_job)
+    app.command()(logs)
+    for command in ("cancel", "hold", "release"):
+        app.command(command, help=f"{command.capitalize()} jobs, or all tasks of arrays.")(_steer(command))
+    app.command()(forget_checkpoint)
+
+
+def list_jobs(
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only jobs in this state; may be repeated, or separated by commas.")
+    ] = None,
+    mine: Annotated[
+        bool,
+        typer.Option(
+            "--mine",
+            help="Only jobs of the user whose API key is in use; if it is no user's, those that your account on this "
+            "machine submitted.",
+        ),
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only jobs submitted since then: 2d, 6h or 2026-03-01.")
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Only jobs with this label, key=value; may be repeated.")
+    ] = None,
+    array: Annotated[
+        str | None, typer.Option(metavar="ARRAY", help="The tasks of this array; otherwise an array is one line.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many jobs to show, newest first.")] = 50,
+    watch: Watch = False,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    states = [each.strip() for word in state or [] for each in word.split(",")]
+    after = past_time(since, "--since").isoformat() if since else None
+    gateway = Gateway()
+    user = gateway.get("/v1/whoami")["user"] if mine else None
+    labels = [*(label or []), *([f"{USER_LABEL}={user_name()}"] if mine and user is None else [])]
+    wanted = {"state": states or None, "project": project, "label": labels or None, "submitted_after": after}
+    wanted |= {"user": user}
+    only = None if array is None else array_id(gateway, array)
+
+    def jobs() -> list[Any]:
+        if only is not None:
+            return gateway.pages("/v1/jobs", limit, array=only, **wanted)
+        singles = gateway.pages("/v1/jobs", limit, tasks="false", **wanted)
+        return arrays.newest_first(singles, gateway.pages("/v1/arrays", limit, **wanted), limit)
+
+    if as_json:
+        output.print_json(jobs())
+    else:
+        output.show(lambda: job_table(found) if (found := jobs()) else "no jobs", watch=watch)
+
+
+def job_table(jobs: list[Any]) -> Table:
+    """Return jobs as a table; a narrow terminal gets fewer figures, and no reason is cut."""
+    cells: dict[str, list[str]] = {
+        "job": [job["id"] for job in jobs],
+        "name": [job["name"] for job in jobs],
+        "state": [output.state(job["state"]) for job in jobs],
+        "GPUs": [str(job["gpus"] or "-") for job in jobs],
+        "done": ["-" if (share := _share(job)) is None else f"{share:.0%}" for job in jobs],
+        "energy": output.energies(job["footprint"]["energy_j"] for job in jobs),
+        "CO2": output.emissions(job["footprint"]["carbon_gco2"] for job in jobs),
+        "age": [output.age(job["submitted_at"]) for job in jobs],
+        "why": [
+            arrays.counts(job) if arrays.is_array(job) else (job.get("reason") or "").replace("_", " ") for job in jobs
+        ],
+    }
+    left_out = () if console.width >= WIDE else ("done", "energy", "CO2")
+    columns = [column for column in cells if column not in left_out]
+    shown = output.table(*columns, right=("GPUs", "done", "energy", "CO2"))
+    for row in zip(*(cells[column] for column in columns), strict=True):
+        shown.add_row(*row)
+    return shown
+
+
+def _share(job: dict[str, Any]) -> float | None:
+    return arrays.done(job) if arrays.is_array(job) else output.progress_share(job)
+
+
+def show_job(job: JobArgument, as_json: AsJson = False) -> None:
+    """Show a job or an array: its state, the reason, its energy and its emissions."""
+    gateway = Gateway()
+    job = job_or_array(gateway, job)
+    if is_array(job):
+        array = gateway.get(path_of(job))
+        if as_json:
+            output.print_json(array)
+        else:
+            console.print(_in_rows(arrays.rows(array)))
+        return
+    found, profile = gateway.get(f"/v1/jobs/{job}"), gateway.get(f"/v1/jobs/{job}/profile")
+    prediction = _prediction(gateway, job)
+    if as_json:
+        output.print_json({**found, "profile": profile, "prediction": prediction})
+        return
+    footprint, gang = found["footprint"], found["spec"]["gpus"]
+    rows = {
+        "job": found["id"],
+        "name": found["name"],
+        "state": output.state(found["state"]),
+        "why": _why(found),
+        "expected start": found.get("expected_start_at") or "-",
+        "GPUs": f"{found['gpus']} of {gang['min']} to {gang['max'] or gang['min']}",
+        "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
+        **_batch_row(found),
+        "set to": _settings_words(found, profile),
+        "profile": _profile_words(profile),
+        "predicted": _prediction_words(prediction),
+        "progress": _progress_words(found),
+        "submitted": f"{found['submitted_at']} ({output.age(found['submitted_at'])} ago)",
+        "ended": found.get("ended_at") or "-",
+        "gangs": f"{found['generation']} ({found['preemptions']} preemptions, {found['restarts']} restarts)",
+        "exit code": "-" if found.get("exit_code") is None else str(found["exit_code"]),
+        "energy": f"{output.energy(footprint['energy_j'])} ({output.energy(footprint['gpu_energy_j'])} by GPUs)",
+        "emissions": f"{output.carbon(footprint['carbon_gco2'])} CO2",
+    }
+    if lines := job_output.last_lines(gateway, found):
+        rows["last errors"] = "\n".join(lines)
+    console.print(_in_rows(rows))
+
+
+def _batch_row(job: dict[str, Any]) -> dict[str, str]:
+    """Return what a job that permits a range of batches has; nothing of any other."""
+    permitted, chosen = job["spec"].get("batch"), job.get("batch_size")
+    if permitted is None:
+        return {}
+    now = "" if chosen is None else f"{chosen} samples, "
+    return {"batch": f"{now}of {permitted['min']} to {permitted['max']}"}
+
+
+def _in_rows(rows: dict[str, str]) -> Table:
+    shown = output.table("", "")
+    for label, value in rows.items():
+        shown.add_row(f"[bold]{label}[/]", value)
+    return shown
+
+
+def _settings_words(job: dict[str, Any], profile: dict[str, Any]) -> str:
+    watts, clock = job.get("power_limit_w"), job.get("clock_mhz")
+    words = [f"{watts:g} W per GPU" if watts else "", f"{clock} MHz" if clock else ""]
+    asked = ", ".join(word for word in words if word) or "defaults"
+    newest = next((each for each in profile["in_force"] if each["current"]), None)
+    if newest is None or (newest["power_limit_w"], newest["clock_mhz"]) != (watts, clock):
+        return asked
+    read_back = f", {min(newest['enforced_w']):g} W as read back from the devices" if newest["enforced_w"] else ""
+    return f"{asked} (in force since {newest['since']}{read_back})"
+
+
+def _prediction(gateway: Gateway, job: str) -> dict[str, Any] | None:
+    """Return the prediction for a job; None if there is none."""
+    try:
+        return gateway.get(f"/v1/predictions/{job}")
+    except CliError as error:
+        if error.code != ProblemCode.CONFLICT:
+            raise
+        return None
+
+
+def _prediction_words(prediction: dict[str, Any] | None) -> str:
+    if prediction is None:
+        return "nothing yet"
+    if not prediction["group_seen"]:
+        words = "unknown: no job like it has run here before"
+    else:
+        words = (
+            f"{prediction['gpu_s']:.0f} +- {prediction['spread_gpu_s']:.0f} GPU seconds, from {prediction['examples']} "
+            f"jobs of its group ({prediction['low_gpu_s']:.0f} to {prediction['high_gpu_s']:.0f})"
+        )
+    actual = prediction["actual_gpu_s"]
+    return words if actual is None else f"{words}; it took {actual:.0f} GPU seconds"
+
+
+def _profile_words(profile: dict[str, Any]) -> str:
+    units = {"power_limit": "W", "clock": "MHz"}
+    lines = [
+        f"{curve['gpu_model']}: {curve['values'][0]:g} to {curve['values'][-1]:g} {units[curve['setting']]}, "
+        f"measured on {', '.join(map(str, curve['measured_gpus']))} GPUs; "
+        f"error {curve['time_mape']:.1%} in time, {curve['energy_mape']:.1%} in energy"
+        + ("" if curve["batch_known"] else "; other sizes assume a usual batch, because the job does not state its own")
+        if curve["values"]
+        else f"{curve['gpu_model']}: {curve['detail']}"
+        for curve in profile["curves"]
+    ]
+    for newest in profile["measurements"][:1]:
+        at = f"{newest['position'] + 1} of {len(newest['settings'])} values"
+        lines.append(f"{newest['state']}, {at}  {newest['detail']}" if newest["state"] != "done" else newest["detail"])
+    return "\n".join([f"of {profile['kind']}", *filter(None, lines)]) if any(lines) else "nothing was measured"
+
+
+def _progress_words(job: dict[str, Any]) -> str:
+    progress = job.get("progress")
+    if not progress:
+        return "-"
+    share = output.progress_share(job)
+    return f"{progress['done']:g}" + (f" of {progress['total']:g} ({share:.0%})" if share is not None else "")
+
+
+def logs(
+    job: JobArgument,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Show standard output alone.")] = False,
+    stderr: Annotated[bool, typer.Option("--stderr", help="Show standard error alone.")] = False,
+    follow_it: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the output until the job ends, over restarts.")
+    ] = False,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, metavar="N", help="Only the last N lines.")] = None,
+    grep: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="Only lines in which this regular expression is found.")
+    ] = None,
+    generation: Annotated[int | None, typer.Option(help="Show the output of an earlier gang of the job.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Let the output command the terminal: its colours, but anything else too.")
+    ] = False,
+) -> None:
+    """Print a job's output: standard output and standard error together, in the order in which they were written."""
+    try:
+        re.compile((grep or "").encode())
+    except re.error as error:
+        raise CliError(f"--grep: {grep!r} is no regular expression: {error}", EXIT_USAGE) from None
+    gateway = Gateway()
+    job = job_id(gateway, job)
+    stream = STREAM if stdout == stderr else "stderr" if stderr else "stdout"
+    if follow_it and generation is None:
+        with interruptible([job]):
+            follow(gateway, job, stream, raw=raw, tail=tail, pattern=grep)
+        return
+    offset = 0 if tail is None else job_output.start_of_last(gateway, job, stream, generation, tail)
+    if follow_it and generation is not None:
+        found = job_output.followed(gateway, job, stream, generation, offset)
+    else:
+        found = job_output.pieces(gateway, job, stream, generation, offset)
+    size = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal size
+        for piece in found:
+            size += len(piece)
+            yield piece
+
+    output.print_log(job_output.lines_with(counted(), grep), raw=raw)
+    if not size and tail != 0 and generation is None:
+        at = gateway.get(f"/v1/jobs/{job}")
+        how = ended_words(at) if at["state"] in FINAL else f"{at['name']} is {at['state']}"
+        output.say(f"wattshift: nothing was printed{'' if stream == STREAM else f' to {stream}'}; {how}")
+
+
+def _steer(action: str) -> Any:
+    def command(
+        jobs: Annotated[
+            list[str],
+            typer.Argument(metavar="JOB...", help="Ids of jobs or arrays, beginnings of ids, or names; unambiguous."),
+        ],
+        as_json: AsJson = False,
+    ) -> None:
+        gateway = Gateway()
+        answers = [gateway.call("POST", f"{path_of(each)}/{action}") for each in ids_of(gateway, jobs)]
+        if as_json:
+            output.print_json(answers)
+        else:
+            for answer in answers:
+                console.print(f"{answer['id']}  {answer['name']}: {what_follows(action, answer)}", soft_wrap=True)
+
+    return command
+
+
+def forget_checkpoint(
+    jobs: Annotated[
+        list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, beginnings of ids, or names; unambiguous.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Let jobs that wait for the node of their checkpoint begin anew elsewhere; the checkpoint stays there."""
+    gateway = Gateway()
+    wanted = [job_id(gateway, each) for each in jobs]
+    answers = [gateway.call("POST", f"/v1/jobs/{each}/forget-checkpoint") for each in wanted]
+    if as_json:
+        output.print_json(answers)
+        return
+    for job in answers:
+        follows = "It may start on any node." if job["state"] == "queued" else f"It is {job['state']}."
+        console.print(f"{job['id']}  {job['name']}: {follows}", soft_wrap=True)
+
+
+def what_follows(action: str, job: dict[str, Any]) -> str:
+    """Return what happens next to a job that was cancelled, held or released, in a sentence."""
+    if arrays.is_array(job):
+        return arrays.what_follows(action, job)
+    state, grace = job["state"], job["spec"].get("grace_s", 120)
+    has_gang = state in ("starting", "running", "preempting")
+    stopping = f"It is being stopped; it has {grace:g} s to save its work"
+    if action == "cancel":
+        return f"{stopping}, and is cancelled then." if has_gang else "It is cancelled."
+    if action == "hold":
+        return f"{stopping}, and waits then until it is released." if has_gang else "It waits until it is released."
+    return "It is queued again." if state == "queued" else f"It is {state}."
+
+
+def _why(job: dict[str, Any]) -> str:
+    reason, detail = job.get("reason"), job.get("detail")
+    if not reason:
+        return detail or "-"
+    return f"{detail} ({reason})" if detail else reason

@@ -1,0 +1,398 @@
+"""Job specs: read from YAML and JSON files, and made of the options of ``wattshift submit``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.jobs.scripts import needs_shell
+from services.cli.jobs.sources import LocalSources
+from services.cli.values import duration_s, filled, time_of
+from services.contracts.invalid import NAME_PATTERN, explained, field_of, first_error
+from services.contracts.jobs import JobSpec
+from services.contracts.secrets import SecretUse
+from services.core.domain.dependencies import Condition
+from services.kit.text import decoded
+
+CAPTURED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
+"""Variables of the caller that a job gets unless it runs in a container: they make its ``python3`` the caller's."""
+
+SPEC_SUFFIXES = (".json", ".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class SpecOptions:
+    """What the options say of one job; None: not given."""
+
+    name: str | None = None
+    gpus: str | None = None
+    model: str | None = None
+    memory: str | None = None
+    slice: str | None = None
+    work: str | None = None
+    progress: str | None = None
+    priority: int | None = None
+    deadline: str | None = None
+    flexible: str | None = None
+    time: str | None = None
+    grace: str | None = None
+    max_restarts: int | None = None
+    restart_after_node_loss: bool | None = None
+    preemptible: bool | None = None
+    may_share_gpu: bool | None = None
+    hold: bool | None = None
+    array: str | None = None
+    after: list[str] | None = None
+    project: str | None = None
+    label: list[str] | None = None
+    processes: str | None = None
+    batch: str | None = None
+    family: str | None = None
+    container: str | None = None
+    env: list[str] | None = None
+    env_file: list[Path] | None = None
+    workdir: Path | None = None
+    checkpoint_dir: Path | None = None
+    secret: list[str] | None = None
+    secret_file: list[str] | None = None
+    upload: Path | None = None
+    git: str | None = None
+    git_secret: str | None = None
+
+    def given(self) -> list[str]:
+        """Return the options that were given, as people type them."""
+        return [
+            f"--{name.replace('_', '-')}"
+            for name, value in self.__dict__.items()
+            if value is not None and value not in ((), [])
+        ]
+
+
+def read_text(file: Path) -> str:
+    """Return the text of a file, with ``\\n`` at the end of each line; ``-`` is standard input.
+
+    Raises:
+        CliError: It cannot be read.
+    """
+    try:
+        return decoded(sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes())
+    except OSError as error:
+        raise CliError(f"cannot read {file}: {error.strerror}", EXIT_NOT_FOUND) from None
+    except UnicodeDecodeError:
+        raise CliError(f"cannot read {file}: it is neither UTF-8 nor UTF-16 text", EXIT_USAGE) from None
+
+
+def read_specs(file: Path, text: str | None = None, sources: LocalSources | None = None) -> list[JobSpec]:
+    """Return the jobs of a YAML or JSON file: one spec, a list of them, or ``jobs:`` and a list.
+
+    ``{python}`` in a command stands for the Python of this installation and ``{examples}`` for the folder of examples.
+    A ``working_dir`` or ``checkpoint_dir`` that is not absolute is relative to the file.
+
+    Args:
+        file: The file; ``-`` is standard input, whose paths are relative to the present folder.
+        text: Its text, if it was read before.
+        sources: Packs the folders that specs name as uploads.
+
+    Raises:
+        CliError: The file cannot be read, or a spec is not valid; the message names the field.
+    """
+    document = _document(file, read_text(file) if text is None else text)
+    is_list = not isinstance(document, dict)
+    entries: Any = document if is_list else document.get("jobs", [document])
+    if not isinstance(entries, list) or not entries:
+        raise CliError(f"{file}: expected a job, a list of jobs, or an object with a list named jobs", EXIT_USAGE)
+    folder = Path.cwd() if str(file) == "-" else file.absolute().parent
+    single = not is_list and "jobs" not in document
+    sources = sources or LocalSources()
+    return [_spec_of(file, entry, folder, None if single else at, sources) for at, entry in enumerate(entries)]
+
+
+def _document(file: Path, text: str) -> Any:
+    if file.suffix == ".json" or text.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            if file.suffix == ".json":
+                raise CliError(f"cannot read {file}: it is not JSON: {error}", EXIT_USAGE) from None
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise CliError(
+            f"cannot read {file}: it is not YAML: {where}{getattr(error, 'problem', None) or error}", EXIT_USAGE
+        ) from None
+
+
+def _spec_of(file: Path, entry: Any, folder: Path, at: int | None, sources: LocalSources) -> JobSpec:
+    if isinstance(entry, dict):
+        if entry.get("source") is not None:
+            entry = {**entry, "source": sources.of_document(entry["source"], folder)}
+        in_source = entry.get("source") is not None
+        places = {
+            name: str(Path(os.path.normpath(folder / entry[name])))
+            for name in (("checkpoint_dir",) if in_source else ("working_dir", "checkpoint_dir"))
+            if isinstance(entry.get(name), str) and entry[name]
+        }
+        deadline = entry.get("deadline")  # YAML has times of its own
+        times = {"deadline": deadline.isoformat()} if isinstance(deadline, datetime) else {}
+        entry = {**entry, **places, **times}
+    try:
+        spec = JobSpec.model_validate(entry)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = field_of([*([] if at is None else ["jobs", at]), *first["loc"]]) or "the job"
+        raise CliError(f"{file}: {field}: {explained(first)}", EXIT_USAGE) from None
+    return spec.model_copy(update={"command": [filled(word) for word in spec.command]})
+
+
+def command_words(text: str) -> list[str]:
+    """Return the command of ``--command``: its words, or the shell that runs it if it has shell syntax.
+
+    Raises:
+        CliError: A quote is not closed.
+    """
+    try:
+        words = [filled(word) for word in shlex.split(text)]
+    except ValueError as error:
+        raise CliError(f"--command: {str(error).lower()} in {text!r}", EXIT_USAGE) from None
+    return ["/bin/sh", "-c", text] if needs_shell(text) else words
+
+
+def spec_of(
+    options: SpecOptions,
+    command: list[str],
+    name: str,
+    environment: dict[str, str],
+    source: dict[str, Any] | None = None,
+    *,
+    elsewhere: bool = False,
+) -> JobSpec:
+    """Return the spec that options and a command make, with the caller's folder and chosen variables.
+
+    Args:
+        options: As they were given.
+        command: Program and arguments; empty for a container's own.
+        name: The job's name unless the options have one.
+        environment: The caller's variables.
+        source: The job's files, if they travel with it: it runs there, and not in the caller's folder.
+        elsewhere: Whether the job runs on other machines, where the caller's programs are not.
+
+    Raises:
+        CliError: An option is not valid; the message names it.
+    """
+    document: dict[str, Any] = {
+        "name": options.name or job_name(name),
+        "command": command,
+        "image": options.container,
+        "environment": _environment(options, environment, captures=not (options.container or elsewhere)),
+        "source": source,
+        "working_dir": _working_dir(options, source),
+        "checkpoint_dir": os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else None,
+        "gpus": _gpus(options.gpus or "1")
+        | {"model": options.model, "memory_gib": _gib(options.memory), "slice": options.slice},
+        "work": _work(options.work),
+        "progress": _progress(options.progress),
+        "priority": options.priority,
+        "deadline": time_of(options.deadline, "--deadline", datetime.now(UTC)) if options.deadline else None,
+        "flexibility_s": duration_s(options.flexible, "--flexible") if options.flexible else None,
+        "time_limit_s": duration_s(options.time, "--time") if options.time else None,
+        "grace_s": duration_s(options.grace, "--grace") if options.grace else None,
+        "max_restarts": options.max_restarts,
+        "restart_after_node_loss": options.restart_after_node_loss,
+        "preemptible": options.preemptible,
+        "may_share_gpu": options.may_share_gpu,
+        "hold": options.hold,
+        "array": options.array,
+        "after": _after(options.after),
+        "project": options.project,
+        "labels": dict(_pair(each, "--label") for each in options.label or []),
+        "processes": options.processes,
+        **_batch(options.batch),
+        "family": options.family,
+        "secrets": _secrets(options) or None,
+    }
+    try:
+        return JobSpec.model_validate({name: value for name, value in document.items() if value is not None})
+    except ValidationError as error:
+        raise CliError(_in_options(error), EXIT_USAGE) from None
+
+
+_OPTION_OF = {
+    "image": "--container",
+    "environment": "--env",
+    "working_dir": "--workdir",
+    "checkpoint_dir": "--checkpoint-dir",
+    "flexibility_s": "--flexible",
+    "time_limit_s": "--time",
+    "grace_s": "--grace",
+    "max_restarts": "--max-restarts",
+    "labels": "--label",
+    "global_batch": "--batch",
+    "batch": "--batch",
+    "gpus.model": "--model",
+    "gpus.memory_gib": "--memory",
+    "gpus.slice": "--slice",
+    "secrets": "--secret",
+    "source.git": "--git",
+    "source.git.secret": "--git-secret",
+}
+
+
+def _in_options(error: ValidationError) -> str:
+    """Return the first error with the name of the option that it comes from."""
+    field, separator, said = first_error(error, whole="the job").partition(": ")
+    option = _OPTION_OF.get(field) or _OPTION_OF.get(field.partition(".")[0]) or f"--{field.partition('.')[0]}"
+    return f"{option}{separator}{said}" if field != "the job" else f"{field} {said}"
+
+
+def job_name(text: str) -> str:
+    """Return a valid name for a job that runs ``text``, the name of a program or script."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:63]
+    return name if re.match(NAME_PATTERN, name) else "job"
+
+
+def program_name(command: list[str]) -> str:
+    """Return what a command is about: the first script or module it runs, or else its program."""
+    for word, following in zip_longest(command[1:], command[2:], fillvalue=""):
+        if word == "-m" and following:
+            return following
+        if not word.startswith("-") and Path(word).suffix in (".py", ".sh", ".ipynb"):
+            return Path(word).stem
+    return Path(command[0]).name if command else "job"
+
+
+def _gpus(text: str) -> dict[str, Any]:
+    found = re.fullmatch(r"(?P<min>\d+)(?:-(?P<max>\d+)(?::(?P<step>\d+))?(?:@(?P<asked>\d+))?)?", text.strip())
+    if found is None:
+        what = "write 4, 1-8, 2-8:2 for 2, 4, 6 or 8, or 1-8@4 if you would ask for 4"
+        raise CliError(f"--gpus: {text!r} is no gang size; {what}", EXIT_USAGE)
+    sizes = {name: int(size) for name, size in found.groupdict().items() if size}
+    return {"max": sizes["min"]} | sizes
+
+
+def _batch(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip())
+    if found is None:
+        what = "write 256, or 256-4096 for what a policy may choose from"
+        raise CliError(f"--batch: {text!r} is no batch size; {what}", EXIT_USAGE)
+    least, most = found.groups()
+    return {"batch": {"min": int(least), "max": int(most)}} if most else {"global_batch": int(least)}
+
+
+def _gib(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(g|gb|gib)?", text.strip().lower())
+    if found is None:
+        raise CliError(f"--memory: {text!r} is no size; write the GiB that each GPU must have, such as 40", EXIT_USAGE)
+    return float(found[1])
+
+
+def _work(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    total, _, unit = text.partition(":")
+    try:
+        return {"total": float(total), "unit": unit or "steps"}
+    except ValueError:
+        raise CliError(
+            f"--work: {text!r} is no amount; write 30000:steps, 90:epochs or 1e6:samples", EXIT_USAGE
+        ) from None
+
+
+def _progress(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    source, separator, pattern = text.partition(":")
+    if source == "log":
+        if not pattern:
+            raise CliError("--progress: log needs a pattern: log:'step (?P<done>[0-9]+)'", EXIT_USAGE)
+        return {"source": "log", "pattern": pattern}
+    if separator or source not in ("file", "http", "none"):
+        raise CliError(f"--progress: {text!r} is none of file, http, none and log:PATTERN", EXIT_USAGE)
+    return {"source": source}
+
+
+def _after(words: list[str] | None) -> dict[str, list[str]] | None:
+    """Return the dependencies that words such as ``ok:prepare`` name."""
+    found: dict[str, list[str]] = {}
+    for word in words or ():
+        condition, separator, job = word.partition(":")
+        if condition not in list(Condition) or not job:
+            hint = f"; did you mean ok:{word}?" if not separator else ""
+            raise CliError(f"--after: {word!r} is none of ok:JOB, any:JOB and not_ok:JOB{hint}", EXIT_USAGE)
+        found.setdefault(condition, []).append(job)
+    return found or None
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise CliError(f"{option}: {text!r} is no KEY=VALUE", EXIT_USAGE)
+    return key, value
+
+
+def _secrets(options: SpecOptions) -> list[SecretUse]:
+    """Return the uses of secrets that ``--secret NAME[=VARIABLE]`` and ``--secret-file NAME[=FILE]`` make."""
+    uses: list[SecretUse] = []
+    for option, kind, words in (("--secret", "env", options.secret), ("--secret-file", "file", options.secret_file)):
+        for word in words or []:
+            name, separator, place = word.partition("=")
+            if not re.match(NAME_PATTERN, name) or (separator and not place):
+                wanted = "NAME or NAME=VARIABLE" if kind == "env" else "NAME or NAME=FILE"
+                raise CliError(f"{option}: {word!r} is not of the form {wanted}", EXIT_USAGE)
+            if kind == "env" and not separator and not name.isidentifier():
+                raise CliError(f"{option}: {name} cannot be a variable; write {name}=VARIABLE", EXIT_USAGE)
+            try:
+                uses.append(SecretUse.model_validate({"name": name, kind: place or name}))
+            except ValidationError as error:
+                raise CliError(f"{option}: {explained(error.errors()[0])}", EXIT_USAGE) from None
+    return uses
+
+
+def _working_dir(options: SpecOptions, source: dict[str, Any] | None) -> str | None:
+    """Return the folder to run in: with a source, one in it."""
+    if source is None:
+        return str(Path(os.path.abspath(options.workdir or Path.cwd())))
+    if options.workdir is None:
+        return None
+    if options.workdir.is_absolute() or ".." in options.workdir.parts:
+        raise CliError(f"--workdir: {options.workdir} must be a folder in the source, such as src", EXIT_USAGE)
+    return str(options.workdir)
+
+
+def _environment(options: SpecOptions, own: dict[str, str], *, captures: bool) -> dict[str, str]:
+    """Return the variables of the caller that the job gets, those of files, and those of ``--env``; the last wins."""
+    chosen = {name: own[name] for name in CAPTURED if name in own} if captures else {}
+    for file in options.env_file or []:
+        for number, line in enumerate(read_text(file).splitlines(), start=1):
+            line = line.strip().removeprefix("export ")
+            if line and not line.startswith("#"):
+                name, value = _pair(line, f"--env-file: {file}, line {number}")
+                chosen[name.strip()] = _unquoted(value.strip())
+    for word in options.env or []:
+        name, separator, value = word.partition("=")
+        if not separator and name not in own:
+            raise CliError(f"--env: {name} is not set here; write {name}=VALUE", EXIT_USAGE)
+        chosen[name] = value if separator else own[name]
+    return chosen
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value

@@ -1,0 +1,646 @@
+"""``wattshift submit``: a command, a script with ``#WATTSHIFT`` lines, or a file of specs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+import typer.core
+
+from services.cli import output
+from services.cli.client import Gateway, gateway_url, installation_of
+from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.jobs import following, foreign
+from services.cli.jobs.estimate import show_estimates
+from services.cli.jobs.names import USER_LABEL, job_or_array, user_name
+from services.cli.jobs.reach import Obstacle, Runner, closed_folders, obstacles, opened_by, programs_of, runner_of
+from services.cli.jobs.scripts import Script, read_script
+from services.cli.jobs.sources import LocalSources
+from services.cli.jobs.specs import (
+    SPEC_SUFFIXES,
+    SpecOptions,
+    command_words,
+    job_name,
+    program_name,
+    read_specs,
+    read_text,
+    spec_of,
+)
+from services.cli.output import console
+from services.cli.site.opening import has_lists, is_named, let_through, may_be_opened, open_to
+from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
+
+_REST, _SCRIPT, _TEXT, _TYPED = "wattshift.rest", "wattshift.script", "wattshift.text", "wattshift.typed"
+_NOT_IN_SCRIPTS = frozenset(
+    ("file", "command", "wait", "follow", "as_json", "test_only", "read_only", "idempotency_key")
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(cls=SubmitCommand)(submit)
+
+
+class SubmitCommand(typer.core.TyperCommand):
+    """Keeps what follows ``--`` apart, and reads a script's options as if they stood before those typed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of the command line."""
+        args = list(args)
+        ctx.meta[_TYPED] = tuple(args)
+        rest: list[str] = []
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_REST] = rest = args[at + 1 :]
+            args = args[:at]
+        if not ctx.resilient_parsing and args and args[0] not in ctx.help_option_names:
+            args = self._divided(ctx, args, rest)
+            if not set(args) & set(ctx.help_option_names):
+                args = [*self._from_script(ctx, args), *args]
+        return super().parse_args(ctx, args)
+
+    def _divided(self, ctx: Any, args: list[str], rest: list[str]) -> list[str]:
+        """Return the words that are not those of a program, or of a script, which go to what follows ``--``.
+
+        As with ``srun``, all that follows a program is the program's. What follows a script are options of ``submit``
+        if all of it can be, and the script's own words if none of it is.
+
+        Raises:
+            CliError: It is both, or the words are those of another scheduler; the message is the line to type.
+        """
+        parser = self.make_parser(ctx)
+        parser.allow_interspersed_args = False
+        try:
+            files: Any = parser.parse_args(args=list(args))[0].get("file") or ()
+        except Exception as error:  # see _checked
+            if type(error).__name__ != "NoSuchOption" or not (line := foreign.as_own(args, self._takes(ctx))):
+                raise
+            raise CliError(f"{error}: type\n  {line}", EXIT_USAGE) from None
+        before, after = args[: len(args) - len(files)], list(files[1:])
+        if files and files[0] in foreign.SUBMITTERS:
+            line = foreign.as_own([*after, *(["--", *rest] if rest else [])], {})
+            raise CliError(f"wattshift submits without {files[0]}: type\n  {line}", EXIT_USAGE)
+        if files and (_is_program(files[0]) or (after and not Path(files[0]).suffix and not Path(files[0]).exists())):
+            between = ["--"] if after and rest else []
+            ctx.meta[_REST] = [files[0], *after, *between, *rest]
+            return before
+        if not after or Path(files[0]).suffix in SPEC_SUFFIXES:
+            return args
+        own = [word for word in after if word.partition("=")[0] in self._takes(ctx)]
+        if own and self._are_own(ctx, after):
+            return args
+        if own:
+            mine, others = foreign.parted(after, self._takes(ctx))
+            line = shlex.join(["wattshift", "submit", *before, *mine, files[0], "--", *others, *rest])
+            raise CliError(f"it is not clear whose {own[0]} after {files[0]} is: type\n  {line}", EXIT_USAGE)
+        ctx.meta[_REST] = [*after, *rest]
+        return [*before, files[0]]
+
+    def _takes(self, ctx: Any) -> dict[str, bool]:
+        """Return the options by their names, and whether a value follows each."""
+        return {
+            name: not getattr(each, "is_flag", False)
+            for each in self.get_params(ctx)
+            for name in (*each.opts, *each.secondary_opts)
+            if name.startswith("-")
+        }
+
+    def _are_own(self, ctx: Any, words: list[str]) -> bool:
+        try:
+            given, left, _ = self.make_parser(ctx).parse_args(args=list(words))
+        except Exception:
+            return False
+        return not left and not given.get("file")
+
+    def _from_script(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        files = given.get("file")
+        if not isinstance(files, list | tuple) or len(files) != 1:
+            return []
+        file = str(files[0])
+        text = ctx.meta[_TEXT] = read_text(Path(file))
+        if not is_script(file, text):
+            return []
+        script = ctx.meta[_SCRIPT] = read_script(file, text)
+        own = [word for number, words in script.directives for word in self._checked(ctx, script, number, words)]
+        return [*self._foreign(ctx, script, [*own, *args]), *own]
+
+    def _foreign(self, ctx: Any, script: Script, winning: list[str]) -> list[str]:
+        """Return the options that lines of other schedulers mean, and say on standard error what is not obeyed."""
+        given, _, _ = self.make_parser(ctx).parse_args(args=winning)
+        options, said = foreign.obeyed(script.name, script.text, script.foreign, _named(given))
+        if said:
+            output.say(f"wattshift: {script.name} is not obeyed in all: {'; '.join(said)}")
+        if "--name" in options:
+            at = options.index("--name") + 1
+            options[at] = job_name(options[at])
+        return options
+
+    def _checked(self, ctx: Any, script: Script, number: int, words: list[str]) -> list[str]:
+        """Return the words of one ``#WATTSHIFT`` line, which must be options of a job and nothing else."""
+        where = f"{script.name}, line {number}"
+        try:
+            given, left, _ = self.make_parser(ctx).parse_args(args=list(words))
+        except Exception as error:  # typer has its own copy of click's exceptions, and does not export it
+            message = getattr(error, "format_message", None)
+            if message is None:
+                raise
+            raise CliError(f"{where}: {message()}", EXIT_USAGE) from None
+        if wrong := sorted(_named(given) & _NOT_IN_SCRIPTS) or left:
+            what = (
+                "a script is its own command"
+                if "file" in wrong or "command" in wrong or left
+                else (f"--{wrong[0].replace('as_', '').replace('_', '-')} goes on the command line")
+            )
+            raise CliError(f"{where}: {what}; only options that describe the job may stand here", EXIT_USAGE)
+        return words
+
+
+def _is_program(word: str) -> bool:
+    """Return whether a word is a program's name, or the path of one that is no script."""
+    path = Path(word)
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    return path.suffix not in SPEC_SUFFIXES and shutil.which(word) is not None
+
+
+def _named(given: dict[str, Any]) -> set[str]:
+    """Return the parameters that some words give."""
+    return {name for name, value in given.items() if isinstance(value, str | int | list | tuple) and value}
+
+
+def is_script(file: str, text: str) -> bool:
+    """Return whether a file is a script and not a spec: it begins with ``#!``, or is not named or written as a spec."""
+    if text.startswith("#!"):
+        return True
+    if Path(file).suffix in SPEC_SUFFIXES or file == "-":
+        return False
+    return text.lstrip()[:1] not in ("{", "[")
+
+
+def submit_all(gateway: Gateway, specs: list[JobSpec], idempotency_key: str | None = None) -> list[Any]:
+    """Submit jobs, in batches where there are many; return the accepted jobs in order."""
+    key = idempotency_key or uuid.uuid4().hex
+    if len(specs) == 1:
+        return [gateway.call("POST", "/v1/jobs", body=specs[0], headers={"idempotency-key": key})]
+    accepted: list[Any] = []
+    for number, start in enumerate(range(0, len(specs), MAX_BATCH_JOBS)):
+        batch = JobBatch(jobs=specs[start : start + MAX_BATCH_JOBS])
+        headers = {"idempotency-key": f"{key}-{number}"}
+        accepted += gateway.call("POST", "/v1/jobs:batch", body=batch, headers=headers)["jobs"]
+    return accepted
+
+
+JOB, RUN, SENT = "What the job is", "How it may run", "Submitting"
+
+
+def submit(
+    context: typer.Context,
+    file: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A script, with options in #WATTSHIFT or #SBATCH lines before its first command; a program; or YAML "
+            "or JSON with one or more specs. - is standard input. What follows is the script's or the program's, in "
+            "any case after --.",
+            show_default=False,
+        ),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            "--command",
+            "-c",
+            help="The command, as typed into a shell; a shell runs it if it needs one.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="By default the script's or program's.", rich_help_panel=JOB)] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="N, MIN-MAX or MIN-MAX:STEP, and @ASKED for the size you would ask for; 1 by default.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.", rich_help_panel=JOB)] = None,
+    memory: Annotated[str | None, typer.Option(help="Least memory of each GPU, GiB.", rich_help_panel=JOB)] = None,
+    slice: Annotated[
+        str | None,
+        typer.Option(help="Run on a MIG slice of this size, 1g, 2g, 3g, 4g or 7g.", rich_help_panel=JOB),
+    ] = None,
+    container: Annotated[
+        str | None, typer.Option(help="Container image to run in.", metavar="IMAGE", rich_help_panel=JOB)
+    ] = None,
+    workdir: Annotated[
+        Path | None, typer.Option(help="Folder to run in; by default the present one.", rich_help_panel=JOB)
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VALUE]",
+            help="A variable for the job, by default with its value here; may be repeated. PATH, VIRTUAL_ENV and "
+            "CONDA_PREFIX are always passed on, except to containers.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    env_file: Annotated[
+        list[Path] | None, typer.Option(help="File with lines NAME=VALUE; may be repeated.", rich_help_panel=JOB)
+    ] = None,
+    upload: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Send the folder's files that git does not ignore along; the job runs in them.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    git: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL[@REVISION]", help="Run in the files of a repository that nodes reach.", rich_help_panel=JOB
+        ),
+    ] = None,
+    git_secret: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Secret with the token or SSH key of the repository.", rich_help_panel=JOB),
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=VARIABLE]",
+            help="A secret as a variable, by default of the same name; may be repeated. See `wattshift secrets`.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    secret_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=FILE]",
+            help="A secret as a file in $WATTSHIFT_SECRETS_DIR; may be repeated.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option(help="Kept between restarts; by default a folder of the job's own.", rich_help_panel=JOB),
+    ] = None,
+    work: Annotated[
+        str | None,
+        typer.Option(metavar="TOTAL:UNIT", help="30000:steps, 90:epochs or 1e6:samples.", rich_help_panel=JOB),
+    ] = None,
+    progress: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="file (the default), http, none or log:PATTERN.", rich_help_panel=JOB),
+    ] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(metavar="per_gpu|per_node", help="How many copies of the command start.", rich_help_panel=JOB),
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SAMPLES",
+            help="Samples per step of the whole gang: 256; or 256-4096: a policy may choose, and the code reads it.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="vision, language, speech or recommendation.", rich_help_panel=JOB)
+    ] = None,
+    project: Annotated[str | None, typer.Option(help="For reports and filters.", rich_help_panel=JOB)] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.", rich_help_panel=JOB)
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Longest run: 90s, 15m, 6h, 06:00:00, 1-06:00:00.", rich_help_panel=RUN),
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="2026-03-01T18:00, or +6h from now.", rich_help_panel=RUN)
+    ] = None,
+    flexible: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long it may be delayed for greener hours.", rich_help_panel=RUN),
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher goes first.", rich_help_panel=RUN)] = None,
+    preemptible: Annotated[
+        bool | None,
+        typer.Option("--preemptible/--not-preemptible", help="Whether it may be stopped.", rich_help_panel=RUN),
+    ] = None,
+    may_share_gpu: Annotated[
+        bool | None,
+        typer.Option(
+            "--may-share-gpu",
+            help="It may share its GPU with another job that may; needs --memory.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    grace: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="From SIGTERM to SIGKILL; 120s by default.", rich_help_panel=RUN),
+    ] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(help="How often it is restarted if it fails.", rich_help_panel=RUN)
+    ] = None,
+    restart_after_node_loss: Annotated[
+        bool | None, typer.Option(help="Whether it runs again if its node is lost.", rich_help_panel=RUN)
+    ] = None,
+    hold: Annotated[bool | None, typer.Option("--hold", help="Start after a release.", rich_help_panel=RUN)] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INDICES",
+            help="One job for each index: 0-99, 0-99:10, 1,3,5-9; 0-99%8 runs at most 8 at once.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOW:JOB",
+            help="Start when a job or array has ended: ok:JOB, any:JOB or not_ok:JOB; may be repeated.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Submitting again with the same key is safe.", rich_help_panel=SENT)
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end; exit 1 unless every job succeeds.", rich_help_panel=SENT)
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="As --wait, and print the job's output.", rich_help_panel=SENT)
+    ] = False,
+    read_only: Annotated[
+        bool,
+        typer.Option(
+            "--read-only", help="The job writes nothing to its folder, which need not let it.", rich_help_panel=RUN
+        ),
+    ] = False,
+    test_only: Annotated[
+        bool,
+        typer.Option(
+            "--test-only",
+            help="Check the jobs; say when they would start and what they would emit. Submits nothing.",
+            rich_help_panel=SENT,
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.", rich_help_panel=SENT)] = False,
+) -> None:
+    """Submit jobs; print their ids.
+
+    wattshift submit --gpus 1-4 --command 'python3 train.py'
+    wattshift submit --gpus 2 python3 train.py --lr 0.1
+    wattshift submit train.py --lr 0.1
+    wattshift submit --gpus 4 train.sh arguments
+    wattshift submit jobs.yaml
+
+    A job runs in the folder it is submitted from, with the caller's PATH and virtual environment.
+    """
+    options = SpecOptions(
+        **{name: value for name, value in context.params.items() if name in SpecOptions.__dataclass_fields__}
+    )
+    sources = LocalSources()
+    specs = _specs(context, file or [], command, options, sources)
+    gateway = Gateway()
+    typed = context.meta[_TYPED] if len(specs) == 1 and not _is_of_specs(context) else ()
+    check_folders(gateway, specs, writes=not read_only, typed=typed, opens=not test_only)
+    if test_only:
+        check_dependencies(gateway, specs)
+        show_estimates(gateway, [sources.as_if_sent(spec) for spec in specs], as_json=as_json)
+        return
+    if follow and len(specs) == 1 and specs[0].array is not None:
+        raise CliError("--follow shows the output of one job, not of an array; use --wait", EXIT_USAGE)
+    if follow and len(specs) > 1:
+        raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
+    sources.send(gateway)
+    accepted = submit_all(gateway, specs, idempotency_key)
+    _announce(accepted, as_json=as_json, follow=follow, wait=wait)
+    if not (wait or follow):
+        return
+    ids = [job["id"] for job in accepted]
+    with following.interruptible(ids):
+        ended = [following.follow(gateway, ids[0])] if follow else list(following.wait_for(gateway, ids))
+    if as_json:
+        output.print_json(ended)
+    elif not follow:
+        for job in ended:
+            output.say(following.ended_words(job))
+    if any(job["state"] != "succeeded" for job in ended):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _specs(
+    context: typer.Context, files: list[str], command: str | None, options: SpecOptions, sources: LocalSources
+) -> list[JobSpec]:
+    """Return the jobs that the command line asks for."""
+    rest: list[str] | None = context.meta.get(_REST)
+    script: Script | None = context.meta.get(_SCRIPT)
+    if len(files) > 1:
+        raise CliError(f"one FILE of specs at a time, not {len(files)}", EXIT_USAGE)
+    forms = [bool(files), command is not None, rest is not None and not files]
+    if sum(forms) > 1:
+        raise CliError("give one of these: a FILE, --command, or -- and a command", EXIT_USAGE)
+    if not any(forms) and not options.container:
+        raise CliError("what should run? Give a FILE, --command 'python3 train.py', or -- python3 train.py", EXIT_USAGE)
+    if files and script is None:
+        if given := options.given():
+            raise CliError(f"{given[0]} goes with a command or a script; in {files[0]}, the spec says it", EXIT_USAGE)
+        if rest:
+            raise CliError(f"{files[0]} is no script, and takes no arguments after --", EXIT_USAGE)
+        return [signed(spec) for spec in read_specs(Path(files[0]), context.meta.get(_TEXT), sources)]
+    if script is not None:
+        words, name = script.command(rest or [], _in_place(Path(files[0]), options)), Path(script.name).stem
+    else:
+        words = rest if rest else command_words(command) if command is not None else []
+        if not words and not options.container:
+            raise CliError("the command is empty", EXIT_USAGE)
+        name = program_name(command.split() if command else words)
+        name = name if words else (options.container or "job").rpartition("/")[2].partition(":")[0]
+    source = sources.of_options(options.upload, options.git, options.git_secret)
+    elsewhere = source is not None and not is_local(gateway_url())
+    return [signed(spec_of(options, words, name, dict(os.environ), source, elsewhere=elsewhere))]
+
+
+def _in_place(file: Path, options: SpecOptions) -> str:
+    """Return the path of a script as its job sees it."""
+    folder = options.upload or options.workdir or Path()
+    with suppress(ValueError):
+        return str(file.absolute().relative_to(folder.absolute()))
+    return str(file if options.git else file.absolute())
+
+
+def _is_of_specs(context: typer.Context) -> bool:
+    """Return whether the jobs are those of a file of specs."""
+    return bool(context.params["file"]) and _SCRIPT not in context.meta
+
+
+def signed(spec: JobSpec) -> JobSpec:
+    """Return the spec with the label that `wattshift jobs --mine` looks for, unless it has one."""
+    return spec.model_copy(update={"labels": {USER_LABEL: user_name(), **spec.labels}})
+
+
+def is_on_this_machine(gateway: Gateway) -> bool:
+    """Return whether the control plane listens on this machine alone, so that jobs see the same folders."""
+    return is_local(gateway.url)
+
+
+def is_local(url: str) -> bool:
+    """Return whether an address is one of this machine alone."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def check_folders(
+    gateway: Gateway, specs: list[JobSpec], *, writes: bool = True, typed: Sequence[str] = (), opens: bool = True
+) -> None:
+    """Check that jobs can run in their folders, before they are submitted.
+
+    On this machine that takes an account that can enter the folder, write to it, and run the program; root's own
+    folder is opened to the account.
+
+    Args:
+        gateway: Where they are submitted.
+        specs: The jobs.
+        writes: Whether they must be able to write to their folders.
+        typed: The words after ``wattshift submit`` if they make the only job.
+        opens: Whether folders may be opened; otherwise those that could be are taken for open.
+
+    Raises:
+        CliError: A job could not run; the lines below the first are what to type instead.
+    """
+    is_here = is_on_this_machine(gateway)
+    on_nodes = [spec for spec in specs if not spec.image]
+    for folder in dict.fromkeys(spec.working_dir for spec in on_nodes if spec.working_dir and not spec.source):
+        if Path(folder).is_dir():
+            continue
+        what = "is not a folder" if Path(folder).exists() else "does not exist"
+        if is_here:
+            raise CliError(f"working folder {folder} {what}; choose another with --workdir", EXIT_NOT_FOUND)
+        output.say(f"wattshift: working folder {folder} {what} on this machine; nodes must have it")
+    if not (is_here and on_nodes):
+        return
+    installation = installation_of(gateway.url)
+    runner = runner_of(gateway.get("/v1/whoami"), installation)
+    if runner is None:
+        return
+    kept = [*runner.shown, *runner.passed, *filter(None, [installation])]
+    for spec in on_nodes:
+        folder = Path(spec.working_dir) if spec.working_dir and not spec.source else None
+        programs = programs_of(runner, spec.command, spec.environment, folder)
+        found = obstacles(runner, folder, programs, writes=writes)
+        is_ours = folder is not None and may_be_opened(folder, kept)
+        if folder and is_ours and (found or is_named(runner.user_id, folder)):
+            inside = replace(runner, shown=(*runner.shown, Path(os.path.realpath(folder)), folder))
+            within = programs_of(inside, spec.command, spec.environment, folder)
+            runs = not obstacles(inside, None, within, writes=writes)
+            if runs and (_is_opened(runner, folder, writes=writes) if opens else has_lists(folder)):
+                programs, found = within, []
+        if found:
+            ways = "".join(f"\n  {line}" for line in _ways_round(runner, found, spec, folder, typed, is_ours))
+            what = f"jobs run as the account {runner.name}, which {found[0].what}"
+            raise CliError(f"{what}{': type one of' if ways else ''}{ways}", EXIT_NOT_FOUND)
+        for each in programs:
+            if each.instead_of:
+                why = f"the account {runner.name} cannot run {each.instead_of}, which comes first in PATH"
+                output.say(f"wattshift: {spec.name} runs {each.path}: {why}")
+
+
+def _is_opened(runner: Runner, folder: Path, *, writes: bool) -> bool:
+    """Open a folder to an account, and say so if it was not; return whether that could be done."""
+    try:
+        is_new = open_to(runner.user_id, folder, writes=writes)
+        for closed in () if runner.sees_opened else closed_folders(runner, folder):
+            let_through(runner.user_id, closed)
+    except OSError:
+        return False
+    if is_new:
+        what = f"opened {folder} by access lists to the account {runner.name}, which the job runs as"
+        output.say(f"wattshift: {what}; to close it again: setfacl -Rbk {shlex.quote(str(folder))}")
+    return True
+
+
+def _ways_round(
+    runner: Runner,
+    found: Sequence[Obstacle],
+    spec: JobSpec,
+    folder: Path | None,
+    typed: Sequence[str],
+    is_ours: bool,
+) -> list[str]:
+    """Return the lines that make a job run which its account keeps from running as it was typed."""
+
+    def would_run(folder: Path | None, *, writes: bool) -> bool:
+        programs = programs_of(runner, spec.command, spec.environment, folder)
+        return not obstacles(runner, folder, programs, writes=writes)
+
+    lines: list[str] = []
+    if typed and folder:
+        words = _without_workdir(typed)
+        says_where = len(words) < len(typed) or folder == Path.cwd()  # else a script does
+        has_files = os.access(folder, os.R_OK) and any(folder.iterdir())
+        if says_where and has_files and would_run(None, writes=True):
+            where = "." if folder == Path.cwd() else str(folder)
+            lines.append(shlex.join(["wattshift", "submit", "--upload", where, *words]))
+        if would_run(folder, writes=False):
+            lines.append(shlex.join(["wattshift", "submit", "--read-only", *typed]))
+    if os.geteuid() == 0 and folder and not is_ours:
+        return lines  # what only root may use stays so
+    return [*lines, *filter(None, [opened_by(found)])]
+
+
+def _without_workdir(typed: Sequence[str]) -> list[str]:
+    """Return the words typed without ``--workdir``."""
+    at = list(typed).index("--") if "--" in typed else len(typed)
+    words = [word for word in typed[:at] if not word.startswith("--workdir=")]
+    if "--workdir" in words:
+        place = words.index("--workdir")
+        del words[place : place + 2]
+    return [*words, *typed[at:]]
+
+
+def check_dependencies(gateway: Gateway, specs: list[JobSpec]) -> None:
+    """Check that the jobs exist that others wait for; those of the same submission are not looked for.
+
+    Raises:
+        CliError: One does not, or its name is ambiguous.
+    """
+    own = {spec.name for spec in specs} if len(specs) > 1 else set[str]()
+    words = [word for spec in specs if spec.after for _, word in spec.after.references()]
+    for word in dict.fromkeys(words):
+        if isinstance(word, str) and word not in own:
+            job_or_array(gateway, word)
+
+
+def _announce(accepted: list[Any], *, as_json: bool, follow: bool, wait: bool) -> None:
+    """Say what was submitted: ids alone on a standard output that a program reads."""
+    if as_json:
+        if not (wait or follow):
+            output.print_json(accepted)
+        return
+    shown = console.is_terminal
+    for job in accepted:
+        if follow:
+            output.say(f"{job['id']}  {job['name']}")
+        elif shown:
+            tasks = f": {job['count']} jobs" if job.get("count") else ""
+            are = "are" if tasks else "is"
+            console.print(f"[bold]{job['id']}[/]  {job['name']}{tasks} {are} {output.state(job['state'])}")
+        else:
+            console.print(job["id"])
+    if shown and not (follow or wait) and len(accepted) == 1:
+        job = accepted[0]
+        then = "wattshift release" if job["state"] == "held" else "wattshift logs --follow"
+        if job.get("count") and job["state"] != "held":
+            then = "wattshift jobs --array"
+        console.print(f"[dim]{then} {job['id']}[/]")

@@ -1,0 +1,129 @@
+"""``wattshift plan pools``: LLM instances by place, mode and class of requests, without a control plane."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.output import console, print_json, table
+from services.cli.planning.solving import solving_bar
+from services.cli.values import json_document
+from services.contracts.invalid import explained, field_of
+from services.core.domain.errors import DomainError
+
+if TYPE_CHECKING:
+    from services.contracts.pools import PoolsRequest, PoolsResult
+
+ANY = "any"
+WHY = {
+    "no_mode": "no mode keeps its limits",
+    "gpus": "all GPUs together could not serve it",
+    "gpus_shared": "there are not enough GPUs for it and the other classes",
+    "gpus_held": "other pools, or jobs that may not be preempted, hold GPUs that it needs",
+    "no_gpus": "no node has GPUs of a model that it may use",
+}
+
+
+def pools(
+    file: Annotated[Path, typer.Argument(help="Locations, modes and demand as JSON; docs/pools.md describes it.")],
+    objective: Annotated[str | None, typer.Option(help="carbon, energy or cost.")] = None,
+    solver: Annotated[str | None, typer.Option(help="highs, cbc or gurobi.")] = None,
+    negative_rates: Annotated[
+        str | None,
+        typer.Option(help="frugal: start no instance that could be dropped; paper: take negative rates literally."),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Use only this partition; any: choose among all, whatever the file says.")
+    ] = None,
+    gap: Annotated[
+        float | None,
+        typer.Option(help="Stop within this share of the bound. [default: the optimum, or 1 % if that takes long]"),
+    ] = None,
+    time_limit_s: Annotated[float | None, typer.Option(help="Time limit for solving, seconds. [default: 60]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Plan pools of LLM instances: how many, where, in which mode, for which class of requests.
+
+    Options take precedence over the file.
+    """
+    from services.solving.pools import solve_pools
+
+    given = {
+        "objective": objective,
+        "solver": solver,
+        "negative_rates": negative_rates,
+        "partition": partition,
+        "gap": gap,
+        "time_limit_s": time_limit_s,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if partition == ANY:
+        given["partition"] = None
+    request = _request(file, given)
+    began_s = time.perf_counter()
+    try:
+        with solving_bar(quiet=as_json) as report:
+            result = solve_pools(request, report)
+    except DomainError as error:
+        raise CliError(f"{file}: {error}", EXIT_USAGE) from None
+    solve_s = time.perf_counter() - began_s
+    if as_json:
+        print_json(result.model_dump(mode="json", exclude={"kind"}) | {"solve_s": round(solve_s, 4)})
+    else:
+        hours = request.step_s * len(request.locations[0].intensity) / 3_600
+        show_plan(result, hours=hours, has_running=bool(request.running), found_in_s=solve_s)
+
+
+def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
+    from pydantic import ValidationError
+
+    from services.contracts.pools import PoolsRequest
+
+    document = json_document(file)
+    if not isinstance(document, dict):
+        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
+    try:
+        return PoolsRequest.model_validate(document | given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = field_of(first["loc"])
+        where = f"--{at.replace('_', '-')}" if at in given else f"{file}: {at}" if at else str(file)
+        raise CliError(f"{where}: {explained(first)}", EXIT_USAGE) from None
+
+
+def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_s: float | None = None) -> None:
+    """Print a plan for so many hours; what starts and stops only where something runs already."""
+    from services.core.domain.solving import SolveStatus
+
+    if result.instances:
+        shown = table("location", "class", "mode", "instances", "power", right=("instances", "power"))
+        for each in result.instances:
+            power = f"{each.count * each.power_w / 1_000:.2f} kW"
+            shown.add_row(each.location, each.request_class or "kept", each.mode, str(each.count), power)
+        console.print(shown)
+    gap = ""
+    if result.gap is not None and result.status not in (SolveStatus.OPTIMAL, SolveStatus.INFEASIBLE):
+        gap = f", at most {100 * result.gap:.2g} % above the least possible"
+    partition = "" if result.partition is None else f", partition {result.partition}"
+    found = "" if found_in_s is None else f", found in {found_in_s:.2f} s"
+    is_short = result.status is SolveStatus.INFEASIBLE and result.partition is not None
+    status = "not all demand can be served: the plan that leaves the least" if is_short else result.status
+    console.print(f"{status}{partition}{gap}{found}")
+    if result.energy_kwh is not None:
+        cost = "" if result.cost is None else f", cost {result.cost:.2f}"
+        emissions = "emissions unknown" if result.emissions_kg is None else f"{result.emissions_kg:.3f} kgCO2"
+        console.print(f"{emissions}, {result.energy_kwh:.3f} kWh in {hours:g} h{cost}")
+    for unserved in result.shortfall:
+        why = WHY[unserved.reason]
+        console.print(f"[red]{unserved.request_class}: {unserved.qps:.3g} requests/s are not served: {why}[/]")
+    if result.full:
+        console.print("no GPUs left: " + ", ".join(f"{each.gpu_type} in {each.location}" for each in result.full))
+    for what, changes in (("start", result.starts), ("stop", result.stops)):
+        if changes and has_running:
+            console.print(f"{what}: " + ", ".join(f"{each.count} x {each.mode} in {each.location}" for each in changes))
+    if result.note:
+        console.print(f"[dim]{result.note}[/]")

@@ -1,0 +1,240 @@
+"""``wattshift simulate``: what policies would have done with past jobs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from pydantic import ValidationError
+from rich.markup import escape
+
+from services.cli.bars import bar
+from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.output import console, duration, print_json, rounded, table
+from services.cli.plugins import add_plugins
+from services.cli.site.cluster import parameters_of
+from services.contracts.invalid import explained
+from services.contracts.simulations import TrainingOptions
+from services.core.accounting.carbon import percent_change
+from services.kit.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from services.simulator.engine import SimulationResult
+    from services.simulator.workload import CarbonTrace, Workload
+
+MOVED = ("experiment", "inference", "serving")
+"""Commands of former releases that are the lab's now."""
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+group = typer.Typer(help="Ask what policies would have done with past jobs.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for name in MOVED:
+        group.command(name, hidden=True, context_settings=ANYTHING, add_help_option=False)(_moved)
+    app.add_typer(group, name="simulate")
+
+
+@group.callback()
+def _simulate() -> None:
+    """Ask what policies would have done with past jobs."""
+
+
+def _moved(context: typer.Context) -> None:
+    raise CliError(f"`simulate {context.info_name}` is now `wattshift lab {context.info_name}`", EXIT_USAGE)
+
+
+@group.command()
+def training(
+    policy: Annotated[str, typer.Option(help="One policy, or several separated by commas.")],
+    jobs: Annotated[str, typer.Option(help="A bundled trace (green-year, green-day) or a file.")],
+    carbon: Annotated[str, typer.Option(help="A bundled zone (SE, GB, PL, US-CAL-CISO, CA-ON) or a file.")],
+    cluster: Annotated[
+        str,
+        typer.Option(help="NODESxGPUS:MODEL, several separated by commas; with MIG slices 2x4:A100[3g,2g,2g]."),
+    ] = "32x2:RTX3090",
+    format: Annotated[
+        str | None, typer.Option(help="Format of the job file; by default recognised by its header.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="How jobs behave; by default the trace's own recipe.")] = None,
+    start: Annotated[str | None, typer.Option(help="Where simulated time begins: a date, UTC.")] = None,
+    days: Annotated[float | None, typer.Option(help="Only jobs submitted within this many days of the start.")] = None,
+    seed: Annotated[int, typer.Option(help="Equal input and equal seed give equal results.")] = 1,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(help="A policy parameter, key=value or key=@FILE; POLICY.key=value for one of several policies."),
+    ] = None,
+    signal: Annotated[str, typer.Option(help="direct or lifecycle intensity.")] = "direct",
+    forecast: Annotated[
+        str, typer.Option(help="perfect, persistence, issued (for bundled zones), or a file of issued forecasts.")
+    ] = "perfect",
+    round_minutes: Annotated[float, typer.Option(help="Time between active rounds.")] = 30.0,
+    passive_interval_s: Annotated[float, typer.Option(help="Shortest time between passive rounds.")] = 0.0,
+    power_down_minutes: Annotated[
+        float | None, typer.Option(help="Switch off nodes that were idle for this long; by default never.")
+    ] = None,
+    node_mtbf_days: Annotated[
+        float | None, typer.Option(help="Mean time between failures of a node; by default no failures.")
+    ] = None,
+    host_idle_w: Annotated[float, typer.Option(help="Host power per idle GPU, watts.")] = 30.0,
+    horizon_hours: Annotated[float, typer.Option(help="How far ahead policies see the grid.")] = 48.0,
+    placement: Annotated[
+        str,
+        typer.Option(help="consolidated, buddy, first-fit, heavy-edge or refined, unless the policy places."),
+    ] = "consolidated",
+    predictor: Annotated[
+        str, typer.Option(help="Predictor of job lengths: perfect or none; for recurring jobs forest, mean or median.")
+    ] = "perfect",
+    batch_tuning: Annotated[
+        Literal["all", "half", "none"],
+        typer.Option(help="Whose batch size may follow the gang, where the policy uses that."),
+    ] = "all",
+    tenant_weight: Annotated[
+        list[str] | None,
+        typer.Option(help="TENANT=weight: its share of the GPUs against others', under fair+ policies; 1 by default."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write figures and curves as one HTML page to this file.", metavar="FILE.html")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, or a list for several policies.")
+    ] = False,
+) -> None:
+    """Run training jobs of a trace under one or more policies, and show time, energy and carbon."""
+    from services.simulator.training import Inputs, OptionError, prepare
+
+    add_plugins()
+    page_of = None if report is None else _page_maker()
+    if report is not None and (report.is_dir() or not report.parent.is_dir()):
+        raise CliError(f"--report: {report} is no file in a folder that exists", EXIT_USAGE)
+    sources = {"jobs": jobs, "carbon": carbon, "forecast": forecast}
+    try:
+        options = TrainingOptions(
+            policy=policy,
+            cluster=cluster,
+            format=format,
+            recipe=recipe,
+            start=start,
+            days=days,
+            seed=seed,
+            params=parameters_of(param or []),
+            signal=signal,
+            round_minutes=round_minutes,
+            passive_interval_s=passive_interval_s,
+            power_down_minutes=power_down_minutes,
+            node_mtbf_days=node_mtbf_days,
+            host_idle_w=host_idle_w,
+            placement=placement,
+            predictor=predictor,
+            batch_tuning=batch_tuning,
+            horizon_hours=horizon_hours,
+            tenant_weights=_weights(tenant_weight or []),
+        )
+        _check_files(sources)
+        run = prepare(options, Inputs(**sources))
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = f"--{str(first['loc'][0]).replace('_', '-')}"
+        raise CliError(f"{option}: {explained(first)}", EXIT_USAGE) from None
+    except OptionError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+    results: list[SimulationResult] = []
+    with bar(quiet=as_json, each_its_own=True) as advance:
+        results.extend(run.results(advance))
+    if report is not None and page_of is not None:
+        page = page_of(run, results, shlex.join(["wattshift", *sys.argv[1:]]))
+        try:
+            report.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise CliError(f"--report: {report} cannot be written: {error.strerror}", EXIT_USAGE) from None
+    if as_json:
+        print_json(run.document(results))
+    else:
+        _show(results, run.workload, run.trace)
+
+
+def _page_maker() -> Callable[..., str]:
+    """Return what makes a page of a run and its results, which the package wattshift-lab adds."""
+    for plugin in load_plugins("wattshift.run_reports", Callable):  # type: ignore[type-abstract]
+        return plugin.value
+    raise CliError(
+        "--report: the page is made by the package wattshift-lab, which is not installed here; in a checkout of this "
+        "release: pip install ./lab",
+        EXIT_USAGE,
+    )
+
+
+def _weights(given: list[str]) -> dict[str, float]:
+    """Return weights by tenant."""
+    weights: dict[str, float] = {}
+    for each in given:
+        tenant, _, weight = each.rpartition("=")
+        try:
+            weights[tenant] = float(weight)
+        except ValueError:
+            tenant = ""
+        if not tenant:
+            raise CliError(f"--tenant-weight {each}: must be TENANT=weight, such as vision=2", EXIT_USAGE)
+    return weights
+
+
+def _check_files(sources: dict[str, str]) -> None:
+    """Refuse names that are neither known nor files."""
+    from services.simulator.bundles import BUNDLED_ZONES
+    from services.simulator.catalogue import IN_LAB, catalogue, unknown
+    from services.simulator.readers.carbon import FORECASTS
+
+    for what, names, words in (
+        ("jobs", tuple(catalogue().jobs), "there is no job trace {!r}: no such file; bundled: {}"),
+        ("carbon", BUNDLED_ZONES, "there is no grid {!r}: no such file; bundled zones: {}"),
+        ("forecast", FORECASTS, "there is no forecast file {!r}; known by name: {}"),
+    ):
+        if sources[what] not in names and not Path(sources[what]).is_file():
+            if what == "jobs" and sources[what] in IN_LAB:
+                raise CliError(unknown("job trace", sources[what], ""), EXIT_NOT_FOUND)
+            raise CliError(words.format(sources[what], ", ".join(names)), EXIT_NOT_FOUND)
+
+
+def _show(results: Sequence[SimulationResult], workload: Workload, trace: CarbonTrace) -> None:
+    first = results[0]
+    has_tenants = any(result.tenants for result in results)
+    fairness = ("Jain",) if has_tenants else ()
+    right = ("Carbon", "Energy", "Idle", "Peak", "Mean JCT", "p99 JCT", *fairness, "Stops", "Rounds", "Took")
+    shown = table("Policy", *right, right=right, title=f"{workload.name}: {len(workload)} jobs, {trace.zone}")
+    for result in results:
+        more = percent_change(result.carbon_kg, first.carbon_kg)
+        if more == "-":
+            more = f"{result.carbon_kg - first.carbon_kg:+.3g} kg"
+        compared = "" if result is first else f" ({more})"
+        shown.add_row(
+            result.policy,
+            f"{rounded(result.carbon_kg)} kg{compared}",
+            f"{rounded(result.energy_kwh)} kWh",
+            f"{100 * result.idle_energy_kwh / result.energy_kwh if result.energy_kwh else 0:.0f} %",
+            f"{result.peak_power_w / 1000:.1f} kW",
+            duration(result.avg_jct_s) if result.completed else "-",
+            duration(result.p99_jct_s) if result.completed else "-",
+            *((f"{result.jain:.3f}" if result.tenants else "-",) if has_tenants else ()),
+            str(result.preemptions),
+            str(result.rounds),
+            f"{result.wall_s:.1f} s",
+        )
+    console.print(shown)
+    for result in results:
+        if result.completed < result.jobs:
+            missing = result.jobs - result.completed
+            console.print(f"{result.policy}: {missing} jobs did not end ({result.unrunnable} fit nowhere)")
+    for result in results:
+        used = [
+            f"{name} x {each['slices']:.0f}: jobs ended {each['jobs']:.0f}, held {each['held_hours']:.1f} h"
+            for name, each in result.slices.items()
+        ]
+        if used:
+            console.print(f"{result.policy}, slices: {'; '.join(used)}")
+    for note in (*workload.notes, *trace.notes):
+        console.print(f"[dim]{escape(note)}[/]")

@@ -1,0 +1,73 @@
+"""`wattshift factors`: values for reports that the ledger does not have, from a catalogue with the source of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import ValidationError
+
+from services.cli import output
+from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.output import console
+from services.cli.reports.forms import Facts
+from services.kit.files import whole
+
+CATALOGUE: dict[str, Any] = json.loads(Path(__file__).with_name("factors.json").read_text())
+app = typer.Typer(help="Values for reports that the ledger does not have.", invoke_without_command=True)
+
+
+@app.callback()
+def factors(context: typer.Context) -> None:
+    """Show the catalogue, and where to get what is not in it."""
+    if context.invoked_subcommand is not None:
+        return
+    shown = output.table("factor", "of", "value", "source", right=("value",))
+    for kind, values in CATALOGUE.items():
+        for name, factor in values.items() if kind != "unknown" else ():
+            shown.add_row(kind, name, f"{factor['value']:g} (estimate)", factor["source"])
+    console.print(shown)
+    for kind, where in CATALOGUE["unknown"].items():
+        console.print(f"[dim]{kind}: {where}[/]", soft_wrap=True)
+
+
+@app.command()
+def add(
+    file: Annotated[
+        Path, typer.Argument(help="The facts that `report --as FORM --facts FILE` reads; made if missing.")
+    ],
+    source: Annotated[Literal["catalogue"], typer.Option("--from", help="What is added.")] = "catalogue",
+) -> None:
+    """Add the catalogue's values, marked as estimates, to a file of facts; what the file has stays."""
+    known = read_facts(file).model_dump(mode="json", exclude_unset=True) if file.exists() else {}
+    for kind, values in CATALOGUE.items():
+        if kind != "unknown":
+            known[kind] = {**values, **known.get(kind, {})}
+    try:
+        with whole(file) as part:
+            part.write_text(json.dumps(known, indent=2) + "\n")
+    except OSError as error:
+        raise CliError(f"cannot write {file}: {error.strerror or error}", EXIT_USAGE) from error
+    console.print(f"wrote {file}", soft_wrap=True)
+
+
+def read_facts(file: Path) -> Facts:
+    """Return the facts of a file.
+
+    Raises:
+        CliError: It cannot be read, or has what is no fact; the message names it.
+    """
+    try:
+        return Facts.model_validate_json(file.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CliError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}", EXIT_USAGE) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}", EXIT_USAGE) from error
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    parent.add_typer(app, name="factors")

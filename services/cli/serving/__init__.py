@@ -1,0 +1,1 @@
+"""Commands on what serves: pools, applications, their fleets, and servers that others run."""

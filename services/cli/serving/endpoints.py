@@ -1,0 +1,67 @@
+"""``wattshift endpoints``: model servers that others run, to which the router sends requests too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.jobs.jobs import AsJson
+from services.cli.output import console
+from services.cli.values import json_document
+
+EndpointArgument = Annotated[str, typer.Argument(metavar="NAME", help="The endpoint's name.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    endpoints = typer.Typer(help="Register model servers that others run.", invoke_without_command=True)
+    endpoints.callback()(_endpoints)
+    endpoints.command("list")(list_endpoints)
+    endpoints.command("set")(set_endpoint)
+    endpoints.command("delete")(delete_endpoint)
+    app.add_typer(endpoints, name="endpoints")
+
+
+def _endpoints(context: typer.Context, as_json: AsJson = False) -> None:
+    if not context.invoked_subcommand:
+        list_endpoints(as_json)
+
+
+def list_endpoints(as_json: AsJson = False) -> None:
+    """Show the registered model servers."""
+    found = Gateway().pages("/v1/endpoints", 100_000)
+    if as_json:
+        output.print_json(found)
+        return
+    shown = output.table("endpoint", "models", "location", "capacity", "url", right=("capacity",))
+    for each in found:
+        spec = each["spec"]
+        url = f"{spec['url']} (draining)" if spec["draining"] else spec["url"]
+        shown.add_row(each["name"], ", ".join(spec["models"]), spec["location"], str(spec["capacity"]), url)
+    console.print(shown if found else "no endpoints")
+
+
+def set_endpoint(
+    name: EndpointArgument,
+    file: Annotated[Path, typer.Argument(help="The endpoint's spec as JSON; docs/api.md lists its fields.")],
+    as_json: AsJson = False,
+) -> None:
+    """Register a model server, or replace its spec."""
+    found = Gateway().call("PUT", f"/v1/endpoints/{name}", body=json_document(file))
+    if as_json:
+        output.print_json(found)
+        return
+    console.print(f"{name} serves {', '.join(found['spec']['models'])} at {found['spec']['url']}")
+
+
+def delete_endpoint(name: EndpointArgument, as_json: AsJson = False) -> None:
+    """Deregister a model server; requests that it holds are finished."""
+    found = Gateway().call("DELETE", f"/v1/endpoints/{name}")
+    if as_json:
+        output.print_json(found)
+        return
+    console.print(f"{name} is given no more requests")

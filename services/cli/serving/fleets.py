@@ -1,0 +1,277 @@
+"""``wattshift fleets``: GPUs set aside for applications, and the plans that cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.jobs.jobs import AsJson
+from services.cli.output import console
+from services.cli.values import json_document
+
+FleetArgument = Annotated[str, typer.Argument(metavar="NAME", help="The fleet's name.")]
+WHY = {
+    "first": "it is the first",
+    "parameter": "the fleet or an application was changed",
+    "gpus": "GPUs were lost or came back",
+    "sla": "latency above an SLA",
+    "accuracy": "accuracy below a floor",
+    "intensity": "another intensity",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    fleets = typer.Typer(help="Set GPUs aside for applications.", invoke_without_command=True)
+    fleets.callback()(_fleets)
+    fleets.command("list")(list_fleets)
+    fleets.command("show")(show_fleet)
+    fleets.command("set")(set_fleet)
+    fleets.command("plans")(list_plans)
+    fleets.command("apply")(apply_plan)
+    fleets.command("delete")(delete_fleet)
+    app.add_typer(fleets, name="fleets")
+
+
+def _fleets(context: typer.Context, as_json: AsJson = False) -> None:
+    if not context.invoked_subcommand:
+        list_fleets(as_json)
+
+
+def list_fleets(as_json: AsJson = False) -> None:
+    """Show the fleets."""
+    found = Gateway().pages("/v1/fleets", 100_000)
+    if as_json:
+        output.print_json(found)
+        return
+    shown = output.table("fleet", "GPUs", "model", "zone", "applications", "plan", right=("GPUs",))
+    for fleet in found:
+        spec = fleet["spec"]
+        there = spec["gpus"] - fleet["missing_gpus"]
+        gpus = str(there) if there == spec["gpus"] else f"{there} of {spec['gpus']}"
+        plan = plan_line(fleet["plan"])
+        shown.add_row(fleet["name"], gpus, spec["gpu_model"], spec["zone"], ", ".join(fleet["apps"]), plan)
+    console.print(shown if found else "no fleets")
+
+
+def show_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
+    """Show a fleet: its GPUs as they are cut, and its newest plan."""
+    fleet = Gateway().get(f"/v1/fleets/{name}")
+    if as_json:
+        output.print_json(fleet)
+        return
+    spec = fleet["spec"]
+    rows = {
+        "fleet": fleet["name"],
+        "GPUs": f"{spec['gpus']} {spec['gpu_model']} in {spec['zone']}"
+        + (f", {fleet['missing_gpus']} missing" if fleet["missing_gpus"] else ""),
+        "applications": ", ".join(fleet["apps"]) or "none",
+        "plan": plan_line(fleet["plan"]),
+    }
+    if fleet["detail"]:
+        rows["waits"] = fleet["detail"]
+    if fleet["only_proposes"]:
+        rows["only proposals"] = fleet["only_proposes"]
+    show_rows(rows)
+    shown = output.table("node", "GPU", "slices", "state", "", right=("GPU",))
+    for gpu in fleet["gpus"]:
+        state = gpu["state"] if gpu["is_up"] else "node is away"
+        wanted = "" if sorted(gpu["wanted"]) == sorted(gpu["sizes"]) else f"to be {slices(gpu['wanted'])}"
+        shown.add_row(gpu["node_id"], str(gpu["gpu"]), slices(gpu["sizes"]), state, gpu["detail"] or wanted)
+    if fleet["gpus"]:
+        console.print(shown)
+    show_configuration(fleet["plan"], as_percentages=bool(fleet["only_proposes"] and "MPS" in fleet["only_proposes"]))
+    show_search(fleet["plan"])
+
+
+def set_fleet(
+    name: FleetArgument,
+    file: Annotated[Path | None, typer.Argument(help="The fleet's spec as JSON; docs/apps.md describes it.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.")] = None,
+    gpu_model: Annotated[str | None, typer.Option(help="GPU model, as nodes report it.")] = None,
+    zone: Annotated[str | None, typer.Option(help="Grid zone of the nodes.")] = None,
+    evaluation: Annotated[
+        Literal["model", "measured"] | None,
+        typer.Option(help="How plans evaluate configurations: by the model, or by measurement."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set GPUs aside for applications, or change that; the same spec again changes nothing.
+
+    Options take precedence over the file; without one, --gpus, --gpu-model and --zone are needed.
+    """
+    spec = {} if file is None else json_document(file)
+    if not isinstance(spec, dict):
+        raise CliError(f"{file} is not a JSON object", EXIT_USAGE)
+    given = {"gpus": gpus, "gpu_model": gpu_model, "zone": zone, "evaluation": evaluation}
+    spec = {**spec, **{key: value for key, value in given.items() if value is not None}}
+    fleet = Gateway().call("PUT", f"/v1/fleets/{name}", body=spec)
+    if as_json:
+        output.print_json(fleet)
+        return
+    console.print(f"{name} is at revision {fleet['revision']}: {spec['gpus']} {spec['gpu_model']} in {spec['zone']}")
+
+
+def list_plans(
+    name: FleetArgument,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show a fleet's plans, newest first."""
+    found = Gateway().pages(f"/v1/fleets/{name}/plans", limit)
+    if as_json:
+        output.print_json(found)
+        return
+    shown = output.table("plan", "made", "because of", "gCO2/kWh", "state", "instances", right=("gCO2/kWh",))
+    for plan in found:
+        instances = "; ".join(f"{each['name']}: {configuration(each['instances'])}" for each in plan["applications"])
+        search = plan["search"]
+        is_told = search is not None and search["detail"] == plan["detail"]
+        said = [each for each in (None if is_told else plan["detail"], searched(search)) if each]
+        state = ": ".join([plan["state"], *said])
+        shown.add_row(
+            *(plan["id"], output.age(plan["made_at"]), WHY[plan["trigger"]], f"{plan['gco2_per_kwh']:.0f}"),
+            *(state, instances or ("the most accurate variants on whole GPUs" if plan.get("layouts") else "")),
+        )
+    console.print(shown if found else "no plans")
+
+
+def apply_plan(
+    name: FleetArgument,
+    plan: Annotated[str, typer.Argument(help="The proposed plan; `fleets plans` lists them.")],
+    as_json: AsJson = False,
+) -> None:
+    """Carry a proposed plan out."""
+    found = Gateway().call("POST", f"/v1/fleets/{name}/plans/{plan}/apply")
+    if as_json:
+        output.print_json(found)
+        return
+    console.print(f"{plan} is {found['state'].replace('_', ' ')}")
+
+
+def delete_fleet(name: FleetArgument, as_json: AsJson = False) -> None:
+    """Delete a fleet: its GPUs are made whole and given back."""
+    fleet = Gateway().call("DELETE", f"/v1/fleets/{name}")
+    if as_json:
+        output.print_json(fleet)
+        return
+    console.print(f"{name} gives {len(fleet['gpus'])} GPUs back")
+
+
+def show_rows(rows: dict[str, str]) -> None:
+    """Print labels and their values."""
+    shown = output.table("", "")
+    for label, value in rows.items():
+        shown.add_row(f"[bold]{label}[/]", value)
+    console.print(shown)
+
+
+def plan_line(plan: dict[str, Any] | None) -> str:
+    """Return a plan's state in a few words."""
+    if plan is None:
+        return "none yet"
+    state = plan["state"].replace("_", " ")
+    at = f", {plan['gpu']} now" if plan["gpu"] else ""
+    said = f": {plan['detail']}" if plan["detail"] else ""
+    return f"{state} ({output.age(plan['made_at'])}, {WHY[plan['trigger']]}){at}{said}"
+
+
+def show_configuration(plan: dict[str, Any] | None, *, as_percentages: bool = False) -> None:
+    """Print what a plan's applications run."""
+    if plan is None or not plan["applications"]:
+        return
+    right = ("GPUs", "accuracy", "p95", "SLA", "mgCO2")
+    shown = output.table("application", "instances", *right, right=right)
+    for each in plan["applications"]:
+        shown.add_row(
+            each["name"],
+            configuration(each["instances"], as_percentages=as_percentages),
+            str(each["gpus"]),
+            f"{-each['accuracy_loss_pct']:+.2f} %",
+            f"{each['p95_ms']:.1f} ms",
+            f"{each['sla_p95_ms']:.1f} ms",
+            f"{1_000 * each['carbon_gco2_per_request']:.4f}",
+        )
+    console.print(shown)
+
+
+def searched(search: dict[str, Any] | None) -> str:
+    """Return how far a search by measurement is, in a few words."""
+    if search is None:
+        return ""
+    took_s = _seconds(search["begun_at"], search["ended_at"]) or 0.0
+    count = len(search["evaluations"])
+    said = f"{count} evaluation{'' if count == 1 else 's'}"
+    return f"{said} in {took_s:.0f} s. {search['detail']}" if search["detail"] else f"{said} so far"
+
+
+def _seconds(start: str | None, end: str | None) -> float | None:
+    start_at, end_at = output.instant(start), output.instant(end)
+    return None if start_at is None or end_at is None else (end_at - start_at).total_seconds()
+
+
+def show_search(plan: dict[str, Any] | None) -> None:
+    """Print what was measured of configurations, beside what the model had predicted of them."""
+    search = None if plan is None else plan["search"]
+    if plan is None or search is None:
+        return
+    console.print(f"searched by measurement: {searched(search)}")
+    if not search["evaluations"]:
+        return
+    chosen = {each["name"]: each["instances"] for each in plan["applications"]} if search["ended_at"] else {}
+    right = ("accuracy", "p95 (model)", "J/request (model)", "objective (model)", "late", "ready after")
+    shown = output.table("evaluation", "application", "instances", *right, right=right)
+    for number, evaluation in enumerate(search["evaluations"], 1):
+        for each in evaluation["applications"]:
+            is_chosen = each["measured"] is not None and chosen.get(each["name"]) == each["instances"]
+            name = f"{number}, chosen" if is_chosen else str(number)
+            took_s = _seconds(evaluation["begun_at"], evaluation["measured_from"])
+            shown.add_row(
+                *(name, each["name"], configuration(each["instances"])),
+                *_measured(each),
+                f"{each['late']} of {each['answered']}",
+                "-" if took_s is None else f"{took_s:.0f} s",
+            )
+        if evaluation["detail"]:
+            shown.add_row(str(number), "", evaluation["detail"], *[""] * len(right))
+    console.print(shown)
+
+
+def _measured(each: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return an evaluation's figures as people read them, what the model had predicted in brackets."""
+    measured, predicted = each["measured"] or {}, each["predicted"] or {}
+
+    def both(name: str, form: str) -> str:
+        values = (measured.get(name), predicted.get(name))
+        own, model = ("-" if value is None else format(value, form) for value in values)
+        return f"{own} ({model})"
+
+    accuracy = measured.get("accuracy_pct")
+    return (
+        "-" if accuracy is None else f"{accuracy:.2f} %",
+        f"{both('p95_ms', '.0f')} ms",
+        both("energy_j_per_request", ".3g"),
+        f"{both('objective_pct', '.1f')} %",
+    )
+
+
+PERCENTAGES = {"1g": "14 %", "2g": "28 %", "3g": "43 %", "4g": "57 %", "7g": "100 %"}
+
+
+def configuration(instances: Sequence[dict[str, Any]], *, as_percentages: bool = False) -> str:
+    """Return instances as people write them."""
+    return ", ".join(
+        f"{each['count']} {each['variant']} on {PERCENTAGES[each['slice']] if as_percentages else each['slice']}"
+        for each in instances
+    )
+
+
+def slices(sizes: Sequence[int]) -> str:
+    """Return a GPU's slices as people write them."""
+    return ",".join(f"{size}g" for size in sizes) or "whole"

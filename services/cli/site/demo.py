@@ -1,0 +1,235 @@
+"""The example workload, live: what `./run` shows."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from services.cli import output
+from services.cli.client import Gateway, data_dir
+from services.cli.errors import EXIT_FAILED, CliError
+from services.cli.jobs.following import FINAL
+from services.cli.jobs.specs import read_specs
+from services.cli.jobs.submit import submit_all
+from services.cli.output import console
+from services.cli.plots import sparkline
+from services.cli.site import local
+from services.core.domain.units import J_PER_KWH
+from services.standalone import stack
+from services.standalone.processes import lack_of_gpus
+
+WORKLOAD = Path(__file__).parents[3] / "examples" / "workload.json"
+
+GRID_S_PER_S = 900
+"""A recorded day of the grid passes in 96 s: the workload sees both dirty and green hours."""
+
+ROUND_S = 5
+"""In grid time this is 75 minutes; the paper's round is 30."""
+
+ENVIRONMENT = {
+    "CARBON_REPLAY_SPEED": str(GRID_S_PER_S),
+    "SCHEDULER_ROUND_INTERVAL_S": str(ROUND_S),
+    "SCHEDULER_MIN_PROFILE_S": "3",
+}
+
+POLICY = {"name": "green", "parameters": {"curve_window_s": 86_400 / GRID_S_PER_S}}
+"""GREEN compares the intensity with the mean of a day; the replayed day is this long."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(demo)
+
+
+def demo(
+    exit_after: Annotated[
+        bool, typer.Option("--exit", help="Stop after the workload; exit 0 if every job succeeded.")
+    ] = False,
+    folder: local.DataDir = None,
+    nodes: local.Nodes = None,
+    port: local.Port = None,
+) -> None:
+    """Start everything on this machine, submit the example workload and show it live."""
+
+    where = folder or data_dir()
+    is_first_start = not (where / "admin.key").exists()
+
+    def show(gateway: Gateway, stop: local.Stop) -> int:
+        local.print_up(gateway.url, where, is_first_start)
+        gateway.call("PUT", "/v1/policies/active", body=POLICY)
+        accepted = submit_all(gateway, read_specs(WORKLOAD), f"demo-{uuid.uuid4().hex}")
+        console.print(f"{len(accepted)} jobs accepted; the grid is replayed {GRID_S_PER_S} times faster than recorded")
+        view = View(gateway, [job["id"] for job in accepted], stop)
+        view.watch()
+        succeeded = view.print_summary()
+        if not exit_after:
+            console.print(f"\n[green]up[/] at [bold]{gateway.url}[/]  ({gateway.url}/docs); Ctrl-C stops it")
+            console.print("in another terminal, after .venv/bin/wattshift: jobs, nodes, carbon, policy, report, submit")
+            with suppress(local.StopAskedError):
+                stop.wait()
+        return 0 if succeeded else EXIT_FAILED
+
+    if nodes is None and stack.remembered_options(where).nodes is None and lack_of_gpus():
+        nodes = "2x4"  # simulated, and remembered: a plain `up` on the same folder brings them back
+    raise typer.Exit(local.run_with_stack(show, folder=where, nodes=nodes, port=port, environment=ENVIRONMENT))
+
+
+@dataclass
+class View:
+    """The jobs of one run, and their states so far."""
+
+    gateway: Gateway
+    job_ids: list[str]
+    stop: local.Stop
+    intensities: list[float] = field(default_factory=list[float])
+    seen: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    started_s: float = field(default_factory=time.monotonic)
+
+    def watch(self, poll_s: float = 0.5) -> None:
+        """Show the jobs until all have ended: a live screen on a terminal, a line for each change elsewhere."""
+        with self._screen() as show:
+            while True:
+                jobs = self.jobs()
+                show(jobs)
+                if all(job["state"] in FINAL for job in jobs):
+                    return
+                self.stop.wait(poll_s)
+
+    def jobs(self) -> list[Any]:
+        """Return the run's jobs in the order of submission."""
+        wanted = set(self.job_ids)
+        found = {job["id"]: job for job in self.gateway.pages("/v1/jobs", 500) if job["id"] in wanted}
+        return [found[job_id] for job_id in self.job_ids if job_id in found]
+
+    @contextmanager
+    def _screen(self) -> Iterator[Any]:
+        if not console.is_terminal:
+            yield self._print_changes
+            return
+        with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="visible") as live:
+            yield lambda jobs: live.update(self._picture(jobs), refresh=True)
+
+    def _print_changes(self, jobs: list[Any]) -> None:
+        for job in jobs:
+            now = (job["state"], job["gpus"])
+            if self.seen.get(job["id"]) != now:
+                self.seen[job["id"]] = now
+                at = output.duration(time.monotonic() - self.started_s)
+                gpus = f"{job['gpus']} GPUs" if job["gpus"] else ""
+                console.print(f"{at:>10}  {job['name']:<20} {job['state']:<11} {gpus:<8} {job.get('reason') or ''}")
+
+    def _picture(self, jobs: list[Any]) -> RenderableType:
+        nodes = self.gateway.get("/v1/nodes")["items"]
+        head = Text.assemble(
+            ("wattshift ", "bold"),
+            (self.gateway.url, "cyan"),
+            f"   {output.duration(time.monotonic() - self.started_s)}",
+        )
+        return Group(head, self._grid_line(nodes), self._node_lines(nodes), "", self._job_lines(jobs))
+
+    def _grid_line(self, nodes: list[Any]) -> RenderableType:
+        if not nodes:
+            return Text("no nodes yet", style="dim")
+        now = self.gateway.get(f"/v1/carbon/{nodes[0]['zone']}/current")
+        value = now["point"]["gco2_per_kwh"]
+        self.intensities = [*self.intensities, value][-60:]
+        mean = sum(self.intensities) / len(self.intensities)
+        style = "green" if value < mean else "yellow"
+        return Text.assemble(
+            f"grid {now['zone']}  ", (f"{value:.0f} gCO2/kWh ", f"bold {style}"), (sparkline(self.intensities), style)
+        )
+
+    def _node_lines(self, nodes: list[Any]) -> RenderableType:
+        shown = Table.grid(padding=(0, 2))
+        for node in nodes:
+            bar = ProgressBar(total=node["gpus"] or 1, completed=node["gpus_in_use"], width=20)
+            use = f"{node['gpus_in_use']}/{node['gpus']} GPUs"
+            shown.add_row(node["id"], output.state(node["state"]), use, bar, f"{node['power_w']:.0f} W")
+        return shown
+
+    def _job_lines(self, jobs: list[Any]) -> RenderableType:
+        figures = ("GPUs", "energy", "CO2")
+        shown = output.table("job", "state", "GPUs", "done", "energy", "CO2", "why", right=figures)
+        for job, *used in zip(jobs, *_used(jobs), strict=True):
+            share = output.progress_share(job) or 0.0
+            shown.add_row(
+                job["name"],
+                output.state(job["state"]),
+                str(job["gpus"] or "-"),
+                ProgressBar(total=1, completed=share, width=16),
+                *used,
+                "" if job["state"] in FINAL else output.reason(job),
+            )
+        return shown
+
+    def print_summary(self) -> bool:
+        """Print what each job took and emitted; return whether every job succeeded and the ledger adds up."""
+        self._await_ledger()
+        jobs = self.jobs()
+        figures = ("preempted", "JCT", "energy", "CO2", "gCO2/kWh")
+        shown = output.table("job", "end", "preempted", "JCT", "energy", "CO2", "gCO2/kWh", right=figures)
+        for job, *used in zip(jobs, *_used(jobs), strict=True):
+            footprint = job["footprint"]
+            kwh = footprint["energy_j"] / J_PER_KWH
+            shown.add_row(
+                job["name"],
+                output.state(job["state"]),
+                f"{job['preemptions']} x" if job["preemptions"] else "",
+                output.duration(output.completion_s(job) or 0),
+                *used,
+                f"{footprint['carbon_gco2'] / kwh:.0f}" if kwh else "-",
+            )
+        console.print(shown)
+        self._print_shift(jobs)
+        report = self.gateway.get("/v1/reports/footprint", group_by="project")
+        total, idle = report["total"], report["idle"]
+        console.print(
+            f"cluster: {output.energy(total['energy_j'])}, {output.carbon(total['carbon_gco2'])} CO2, "
+            f"of which idle {idle['energy_j'] / (total['energy_j'] or 1):.0%}"
+        )
+        invariants = self.gateway.get("/v1/invariants")
+        broken = [entry["name"] for entry in invariants["invariants"] if not entry["holds"]]
+        console.print("consistency: " + ("[red]" + ", ".join(broken) + "[/]" if broken else "[green]all hold[/]"))
+        return invariants["holds"] and len(jobs) == len(self.job_ids) and all(j["state"] == "succeeded" for j in jobs)
+
+    def _print_shift(self, jobs: list[Any]) -> None:
+        """Say at which intensity the power-hungry half of the jobs ran, and the other half."""
+        footprints = [job["footprint"] for job in jobs if job["footprint"]["gpu_s"]]
+        by_power = sorted(footprints, key=lambda footprint: footprint["gpu_energy_j"] / footprint["gpu_s"])
+        for name, half in (("low", by_power[: len(by_power) // 2]), ("high", by_power[len(by_power) // 2 :])):
+            kwh = sum(footprint["energy_j"] for footprint in half) / J_PER_KWH
+            gco2 = sum(footprint["carbon_gco2"] for footprint in half)
+            if kwh:
+                console.print(f"{name}-power jobs ran at {gco2 / kwh:.0f} gCO2/kWh on average")
+
+    def _await_ledger(self, timeout_s: float = 15) -> None:
+        """Wait until every job's last interval of energy has arrived."""
+        deadline = time.monotonic() + timeout_s
+        before: list[float] = []
+        while time.monotonic() < deadline:
+            now = [job["footprint"]["energy_j"] for job in self.jobs()]
+            if now == before and all(now):
+                return
+            before = now
+            self.stop.wait(3)
+        raise CliError("the ledger has not received every job's energy; see `wattshift nodes`")
+
+
+def _used(jobs: list[Any]) -> tuple[list[str], list[str]]:
+    """Return the columns of energy and emissions."""
+    footprints = [job["footprint"] for job in jobs]
+    return output.energies(each["energy_j"] for each in footprints), output.emissions(
+        each["carbon_gco2"] for each in footprints
+    )

@@ -1,0 +1,168 @@
+"""Engines of the site: what they are told, and the processes that bridge them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import RenderableType
+
+from services.cli import output
+from services.cli.client import Gateway, local_sockets, local_url
+from services.cli.errors import EXIT_FAILED, CliError
+from services.cli.jobs.jobs import AsJson, Watch
+from services.kit.sockets import SOCKETS
+
+PREFIX = "ENGINE_SLURM_"
+SACCT = (
+    "--allusers",
+    "--allocations",
+    "--parsable2",
+    "--format=JobID,User,Submit,Start,End,State,ElapsedRaw,AllocTRES,ReqTRES",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    engine = typer.Typer(help="Show the engines that run jobs on this site, or steer one.", invoke_without_command=True)
+    engine.callback()(list_engines)
+    engine.command("days")(list_days)
+    engine.command("slurm")(slurm)
+    engine.command("slurm-history")(slurm_history)
+    app.add_typer(engine, name="engine")
+
+
+def list_engines(context: typer.Context, watch: Watch = False, as_json: AsJson = False) -> None:
+    """Show the engines, and what was decided of their jobs today."""
+    if context.invoked_subcommand:
+        return
+    gateway = Gateway()
+    if as_json:
+        output.print_json(gateway.get("/v1/engines")["items"])
+        return
+    output.show(lambda: _table(gateway.get("/v1/engines")["items"]), watch=watch)
+
+
+def _table(found: list[Any]) -> RenderableType:
+    shown = output.table(
+        "engine", "mode", "state", "GPUs", "in use", "jobs", "today", "heard", right=("GPUs", "in use")
+    )
+    for each in found:
+        state = each["problem"] or ("heard" if each["heard"] else "silent")
+        jobs = ", ".join(f"{count} {name}" for name, count in sorted(each["jobs"].items()))
+        days = each["days"][:1]
+        today = "\n".join(f"{count} {name}" for name, count in days[0]["counts"].items()) if days else ""
+        shown.add_row(
+            f"{each['name']} ({each['kind']})", each["mode"], state, str(each["gpus"]), str(each["gpus_in_use"]), jobs,
+            today, output.age(each["reported_at"]),
+        )  # fmt: skip
+    return shown if found else "no engine was reported: start a bridge with `wattshift engine slurm`"
+
+
+def list_days(
+    name: Annotated[str, typer.Argument(help="The engine, as `wattshift engine` names it.")],
+    days: Annotated[int, typer.Option(min=1, max=3_660, help="How far back, today included.")] = 31,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was decided of an engine's jobs day by day, and what a dry run would have saved."""
+    found = Gateway().get(f"/v1/engines/{quote(name, safe='')}/days", days=days)["items"]
+    if as_json:
+        output.print_json(found)
+    elif not found:
+        output.console.print(f"nothing was decided of jobs of {name} in {days} days")
+    else:
+        output.console.print(_days_table(found))
+
+
+def _days_table(found: list[Any]) -> RenderableType:
+    shown = output.table(
+        "day", "jobs", "later", "by", "emitted", "would have", "saved", "decided", "left out",
+        right=("jobs", "later", "by", "emitted", "would have", "saved"),
+    )  # fmt: skip
+    saved = [each["savings"] or {} for each in found]
+    columns = [[each.get(name) for each in saved] for name in ("carbon_gco2", "would_carbon_gco2")]
+    grams = output.emissions(
+        [*columns[0], *columns[1], *(None if a is None else a - b for a, b in zip(*columns, strict=True))]
+    )
+    for at, each in enumerate(found):
+        decided = ", ".join(f"{count} {name}" for name, count in sorted(each["counts"].items()))
+        shown.add_row(
+            each["day"], *_saved(each["savings"], grams[at :: len(found)]), decided, _left_out(each["savings"])
+        )
+    return shown
+
+
+def _saved(savings: dict[str, Any] | None, grams: list[str]) -> list[str]:
+    """Return the figures of a day's dry run; ``grams``: what was and would have been emitted, and the difference."""
+    if savings is None:
+        return [""] * 6
+    by = "-" if savings["later_h"] is None else output.duration(savings["later_h"] * 3_600)
+    shown = ["-"] * 3 if savings["carbon_gco2"] is None else grams
+    return [str(savings["jobs"]), str(savings["later"]), by, *shown]
+
+
+def _left_out(savings: dict[str, Any] | None) -> str:
+    """Return what a day's figures do not say."""
+    if savings is None:
+        return ""
+    said = [f"{savings[name]} {name}" for name in ("unplanned", "unmeasured", "unpriced") if savings[name]]
+    return ", ".join([*said, *([] if savings["settled"] else ["not settled"])])
+
+
+def slurm(
+    control: Annotated[
+        bool, typer.Option("--control/--dry-run", help="Change jobs in Slurm, or only count what would be changed.")
+    ] = False,
+    partition: Annotated[
+        list[str] | None, typer.Option(help="Steer the jobs of this partition alone; may be given again.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The name of the bridge, and of this Slurm.")] = None,
+    token: Annotated[str | None, typer.Option(help="The token of `wattshift nodes enroll NAME --engine`.")] = None,
+    zone: Annotated[str | None, typer.Option(help="Grid zone of the nodes.")] = None,
+) -> None:
+    """Run the bridge to the Slurm of this host, until it is ended.
+
+    It runs as a user whom Slurm lets change other people's jobs, such as root, and reads further settings from
+    variables ENGINE_SLURM_...
+    """
+    given = {
+        "MODE": "control" if control else "dry_run",
+        "PARTITIONS": ",".join(partition or []) or None,
+        "NODE_ID": name,
+        "ENROLL_TOKEN": token,
+        "ZONE": zone,
+    }
+    environment = {**os.environ, **{PREFIX + key: value for key, value in given.items() if value is not None}}
+    if (telemetry := local_url("telemetry")) is not None:
+        environment = {"WATTSHIFT_TELEMETRY_URL": telemetry, SOCKETS: local_sockets(), **environment}
+    command = [sys.executable, "-P", "-m", "services.engines.slurm.app"]
+    os.execve(sys.executable, command, environment)
+
+
+def slurm_history(
+    start: Annotated[str, typer.Option(help="First day of the history, as 2026-11-01.")],
+    days: Annotated[int, typer.Option(min=1, help="How many days of it.")] = 7,
+    policy: Annotated[str, typer.Option(help="Policies to compare.")] = "fifo,green,joint",
+    carbon: Annotated[str, typer.Option(help="Whose grid: a zone with a recording, or a file.")] = "GB",
+    keep: Annotated[Path | None, typer.Option(help="Where to keep what sacct answered.")] = None,
+) -> None:
+    """Show what policies would have done with the jobs that this Slurm has run, by its own accounting."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "%FT%T%z"}
+    period = [f"--starttime={start}", "--endtime=now"]
+    try:
+        answer = subprocess.run(["sacct", *SACCT, *period], env=environment, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        words = getattr(error, "stderr", "") or str(error)
+        raise CliError(f"sacct does not say what has run: {words.strip()[-300:]}", EXIT_FAILED) from error
+    with tempfile.TemporaryDirectory() as folder:
+        file = keep or Path(folder) / "sacct.txt"
+        file.write_text(answer.stdout, encoding="utf-8")
+        options = ["--jobs", str(file), "--policy", policy, "--carbon", carbon, "--start", start, "--days", str(days)]
+        command = [sys.executable, "-P", "-m", "services.cli.main", "simulate", "training", *options]
+        raise typer.Exit(subprocess.run(command, check=False).returncode)

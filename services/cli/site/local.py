@@ -1,0 +1,425 @@
+"""Commands on the installation of this machine: up, down, status; and what the demonstration needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from services.cli import output
+from services.cli.bars import bar
+from services.cli.client import Gateway, data_dir
+from services.cli.errors import EXIT_DEGRADED, EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, CliError
+from services.cli.jobs.jobs import AsJson
+from services.cli.jobs.reach import runner_of
+from services.cli.output import console, errors
+from services.cli.site.cluster import print_invitation
+from services.cli.values import duration_s
+from services.kit.callers import SERVICES
+from services.kit.extras import first_missing
+from services.kit.pulse import EVERY_S
+from services.standalone import joining, root_secret, stack
+from services.standalone.data_folder import DataFolder, StackStatus
+from services.standalone.process import BadInputError, StackError
+
+SAY_EVERY_S = 5.0
+"""What a start waits for, at most."""
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", help="Folder for all state; by default WATTSHIFT_DATA_DIR, or .wattshift in the checkout."
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        help="Simulated nodes, COUNTxGPUS[:MODEL][@ZONE], separated by commas; this machine's GPUs by default."
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:PORT]",
+        help=f"Let nodes on other hosts join over TLS, by default at {joining.DEFAULT}; '' lets in no more.",
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(min=1, max=65_535, help="Port of the public API; by default 8000, or a free one if that is taken."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command(cls=_Up)(up)
+    app.command()(down)
+    app.command()(status)
+    app.command("admin-key")(admin_key)
+    app.command()(credential)
+    app.command("rotate-secret")(rotate_secret)
+    app.command()(backup)
+    app.command()(restore)
+
+
+class _Up(TyperCommand):
+    """``--listen`` without a place means the default one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for at in [number for number, word in enumerate(args, 1) if word == "--listen"]:
+            if at == len(args) or args[at].startswith("-"):
+                args.insert(at, joining.DEFAULT)
+        return super().parse_args(ctx, args)
+
+
+def up(
+    folder: DataDir = None,
+    nodes: Nodes = None,
+    port: Port = None,
+    listen: Listen = None,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Give up after so long, such as 5m; by default once nothing works on it."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start the control plane on this machine, in the background, with the options it was last started with."""
+    timeout_s = None if wait is None else duration_s(wait, "--wait")
+    folder = folder or data_dir()
+    is_first_start = not (folder / "admin.key").exists()
+    try:
+        changes = stack.changes_of(folder, nodes=nodes, port=port, listen=listen)
+        with waiting_shown() as waiting:
+            started = stack.up(folder, nodes=nodes, port=port, listen=listen, timeout_s=timeout_s, waiting=waiting)
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    if as_json:
+        output.print_json(asdict(started))
+        return
+    for change in changes:
+        console.print(f"changed: {change}", soft_wrap=True)
+    print_up(started.gateway_url, folder, is_first_start)
+    if listen:
+        print_invitation(Gateway(started.gateway_url, _own_key(folder / "admin.key")))
+
+
+def print_up(url: str, folder: Path, is_first_start: bool) -> None:
+    """Say where the installation answers, who has its usual port, the admin key, and as whom jobs run."""
+    console.print(f"[green]up[/] at [bold]{url}[/]  ({url}/docs)")
+    if detail := stack.read_status(folder).detail:
+        console.print(detail, soft_wrap=True, markup=False)
+    print_admin_key(folder / "admin.key", is_first_start)
+    with contextlib.suppress(CliError):  # the installation is up, whatever became of the key
+        identity = Gateway(url, _own_key(folder / "admin.key")).get("/v1/whoami")
+        if (runner := runner_of(identity, folder)) is not None:
+            how = ", not as root; submit opens the folder that it is called in to it" if os.geteuid() == 0 else ""
+            console.print(f"jobs run as the account {runner.name}{how}", soft_wrap=True)
+
+
+@contextmanager
+def waiting_shown() -> Iterator[Callable[[StackStatus], None]]:
+    """Show on standard error what a start waits for: a terminal always, anything else when that has changed."""
+    began_s, said_s, said = time.monotonic(), 0.0, ""
+    with errors.status("starting") as spinner:
+
+        def show(status: StackStatus) -> None:
+            nonlocal said_s, said
+            text = f"starting: waiting for {', '.join(status.late()) or 'the next processes'}"
+            after_s = time.monotonic() - began_s
+            if errors.is_terminal:
+                spinner.update(text)
+            elif text != said and after_s - said_s >= SAY_EVERY_S:
+                said_s, said = after_s, text
+                errors.print(f"{text} ({after_s:.0f} s so far)", soft_wrap=True, markup=False)
+
+        yield show
+
+
+def print_admin_key(key_file: Path, is_first_start: bool) -> None:
+    """Say where the admin key is kept; the key itself only once."""
+    if not key_file.exists():
+        console.print(f"no admin key in {key_file}: put it back, or run `wattshift admin-key --new`", soft_wrap=True)
+        return
+    console.print(
+        f"admin key, kept in {key_file}" + (f": {key_file.read_text().strip()}" if is_first_start else ""),
+        soft_wrap=True,
+    )
+
+
+def down(
+    folder: DataDir = None,
+    erase: Annotated[bool, typer.Option("--erase", help="Also remove the data folder and the database.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Erase without asking.")] = False,
+) -> None:
+    """Stop the control plane on this machine; its data is kept unless --erase is given."""
+    where = folder or data_dir()
+    if erase and not yes:
+        typer.confirm(f"Remove {where} with all its jobs and its records of energy and carbon?", abort=True)
+    try:
+        was_running = stack.down(where)
+        if erase:
+            stack.erase(where)
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    console.print("stopped" if was_running else "was not running")
+    if erase:
+        console.print(f"removed {where}", soft_wrap=True)
+
+
+def status(folder: DataDir = None, as_json: AsJson = False) -> None:
+    """Show the processes of this machine's installation; exit 6 if some do not run, and 5 if it is not running."""
+    try:
+        found = stack.read_status(folder or data_dir())
+        options = stack.remembered_options(folder or data_dir())
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    marked = _marked_intervals(found, folder or data_dir())
+    if as_json:
+        output.print_json({**asdict(found), "options": asdict(options), "marked_intervals": marked})
+    else:
+        _print_status(found)
+        for node, count in sorted((marked or {}).items()):
+            console.print(f"{node}: {count} intervals are not booked as its meters have it; see docs/method.md")
+        console.print(f"[dim]data folder {folder or data_dir()}[/]", soft_wrap=True)
+        if shown := options.shown():
+            console.print(f"[dim]made with {shown}; a plain `wattshift up` uses these again[/]", soft_wrap=True)
+    if found.state != "running":
+        raise typer.Exit(EXIT_DEGRADED if found.state == "degraded" else EXIT_UNAVAILABLE)
+
+
+def _marked_intervals(found: StackStatus, folder: Path) -> dict[str, int] | None:
+    """Return the numbers of intervals that are not booked as their nodes' meters have it; None: nobody answers."""
+    if not found.gateway_url or found.state != "running":
+        return None
+    try:
+        nodes = Gateway(found.gateway_url, _own_key(folder / "admin.key"), 5.0).get("/v1/nodes")["items"]
+    except CliError:
+        return None
+    return {node["id"]: node["marked_intervals"] for node in nodes if node.get("marked_intervals")}
+
+
+def credential(
+    service: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES)}.")], folder: DataDir = None
+) -> None:
+    """Print what one service of this installation proves itself with, to run it on another host."""
+    if service not in SERVICES:
+        raise CliError(f"there is no service {service}: it is one of {', '.join(SERVICES)}", EXIT_USAGE)
+    try:
+        found = stack.credential_of(service, folder or data_dir())
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    console.print(f"WATTSHIFT_SERVICE_CREDENTIAL={found}", markup=False, soft_wrap=True, highlight=False)
+
+
+def rotate_secret(
+    finish: Annotated[bool, typer.Option("--finish", help="Accept the secret before no more.")] = False,
+    folder: DataDir = None,
+) -> None:
+    """Replace the secret by which services know each other; the one before is accepted too, until --finish.
+
+    A running installation goes on: its services are started again, one after the other. After a kill, give the same
+    command again.
+    """
+    of = DataFolder(folder or data_dir())
+    if of.holder() is not None:
+        errors.print(
+            "starts every service again, one after the other, which takes a minute or more: jobs run on, new "
+            "connections wait for some seconds, and requests that are under way to a service then are cut off",
+            soft_wrap=True,
+        )
+    try:
+        with console.status("starting the services again"):
+            (root_secret.finish if finish else root_secret.rotate)(of)
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    after = "the secret before is accepted no more" if finish else "the secret before is accepted until --finish"
+    console.print(f"a new secret signs; {after}")
+
+
+def admin_key(
+    new: Annotated[bool, typer.Option("--new", help="Replace the key; the one that was lost is revoked.")] = False,
+    folder: DataDir = None,
+) -> None:
+    """Show where this installation's admin key is, or replace it; works whether the installation is up or down."""
+    key_file = (folder or data_dir()) / "admin.key"
+    if new:
+        try:
+            with console.status("replacing the key"):
+                key_file = stack.new_admin_key(folder or data_dir())
+        except StackError as error:
+            raise _as_cli_error(error) from error
+    else:
+        _own_key(key_file)
+    print_admin_key(key_file, is_first_start=new)
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="File to write; it must not exist.", show_default=False)],
+    folder: DataDir = None,
+) -> None:
+    """Write the database and the secrets of this machine's installation into one file, while it runs or not.
+
+    Where DATABASE_URL names another database, that one is written. Outputs and checkpoints of jobs are not included.
+    """
+    backups = _backups()
+    try:
+        with bar("writing") as advance:
+            made = backups.back_up(DataFolder(folder or data_dir()), file, os.environ, advance)
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    console.print(f"{file}: release {made.release}, {made.made_at}; it contains secrets", soft_wrap=True)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="File that `wattshift backup` wrote.", show_default=False)],
+    folder: DataDir = None,
+) -> None:
+    """Make an installation from a backup, in an empty data folder and database; `wattshift up` then starts it."""
+    where, backups = folder or data_dir(), _backups()
+    try:
+        with bar("restoring") as advance:
+            lost = backups.restore(DataFolder(where), file, os.environ, advance)
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    console.print(f"restored into {where}; `wattshift up` starts it", soft_wrap=True)
+    if lost:
+        console.print(f"{lost} gang{'s' if lost > 1 else ''} ran when the backup was made; the jobs are queued again")
+
+
+def _backups() -> ModuleType:
+    """Return the code of backups, which needs what a client on another machine does not have."""
+    if hint := first_missing("alembic", "asyncpg"):
+        raise CliError(hint, EXIT_USAGE)
+    return importlib.import_module("services.standalone.backup")
+
+
+def _print_status(found: StackStatus) -> None:
+    console.print(f"{found.state}" + (f" at [bold]{found.gateway_url}[/]" if found.gateway_url else ""))
+    shown = output.table("process", "state", "pid", "port or socket", "restarts", "up", right=("pid", "restarts"))
+    for process in found.processes:
+        age = datetime.now(UTC).timestamp() - process.started_at_s if process.started_at_s else None
+        shown.add_row(
+            process.name,
+            process.state,
+            str(process.pid or "-"),
+            process.socket or str(process.port or "-"),
+            str(process.restarts),
+            output.duration(age) if age is not None else "-",
+        )
+    if found.processes:
+        console.print(shown)
+    if found.trusts_jobs:
+        console.print(
+            "jobs run as the user of the control plane, and are trusted: started by root, it keeps them apart"
+        )
+    for name, detail in [("", found.detail), *((process.name, process.detail) for process in found.processes)]:
+        if detail:
+            console.print(f"{name}: {detail}" if name else detail, soft_wrap=True, markup=False)
+
+
+class StopAskedError(Exception):
+    """The user asked to stop."""
+
+
+class Stop:
+    """Set by Ctrl-C or SIGTERM; waiting for anything else in the meantime goes through it."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def ask(self) -> None:
+        """Ask to stop."""
+        self._asked.set()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Return after ``seconds``, or never; raise StopAskedError as soon as a stop is asked for."""
+        if self._asked.wait(seconds):
+            raise StopAskedError
+
+
+def run_with_stack(
+    show: Callable[[Gateway, Stop], int],
+    *,
+    folder: Path | None,
+    nodes: str | None,
+    port: int | None,
+    environment: Mapping[str, str],
+) -> int:
+    """Start everything in this process, call ``show`` in a thread, stop everything; return what ``show`` did.
+
+    The stack stays with the main thread, because its processes die with the thread that started them.
+
+    Raises:
+        CliError: Something could not start.
+    """
+
+    async def run() -> int:
+        stop, loop = Stop(), asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        running = stack.Stack(folder or data_dir(), nodes=nodes, port=port, env=environment)
+        with waiting_shown() as waiting:
+
+            async def tell() -> None:
+                while True:
+                    waiting(running.status())
+                    await asyncio.sleep(EVERY_S)
+
+            telling = asyncio.create_task(tell())
+            try:
+                await running.start()
+            finally:
+                telling.cancel()  # no await: whoever cancels here would leave it running
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stop.ask)
+            key = _own_key(running.folder.path / "admin.key")
+            return await asyncio.to_thread(_interruptible, show, Gateway(running.gateway_url, key), stop)
+        finally:
+            with console.status("stopping"):
+                await running.stop()
+
+    try:
+        return asyncio.run(run())
+    except StackError as error:
+        raise _as_cli_error(error) from error
+    except asyncio.CancelledError:
+        return 130
+
+
+def _own_key(key_file: Path) -> str:
+    try:
+        return key_file.read_text().strip()
+    except OSError:
+        raise CliError(
+            f"no admin key in {key_file}: put it back, or run `wattshift admin-key --new`", EXIT_USAGE
+        ) from None
+
+
+def _as_cli_error(error: StackError) -> CliError:
+    """Return the error with its exit code: 2 for an option, setting or file that is wrong."""
+    return CliError(str(error), EXIT_USAGE if isinstance(error, BadInputError) else EXIT_FAILED)
+
+
+def _interruptible(show: Callable[[Gateway, Stop], int], gateway: Gateway, stop: Stop) -> int:
+    with contextlib.suppress(StopAskedError):
+        return show(gateway, stop)
+    return 130
