@@ -43,6 +43,7 @@ class Arrays:
             name=query.name,
             labels={key: value for key, _, value in (label.partition("=") for label in query.label)},
             id_prefix=query.id_prefix,
+            number=query.number,
             submitted_after=query.submitted_after,
             submitted_before=query.submitted_before,
             before_id=read_cursor(query.cursor, ARRAY_ID),

@@ -82,7 +82,7 @@ def _needs(draft: Draft, at: int, found: Found, wrong: _Wrong) -> list[tuple[Con
                 pointer, f"there is no job at position {word}" + ("" if draft.entry.batch else " without a batch")
             )
         else:
-            wrong.add(pointer, f"there is no job {word!r}: no name is equal and no id begins so")
+            wrong.add(pointer, f"there is no job {word!r}: no name or number is equal and no id begins so")
     return list(dict.fromkeys(needs))
 
 

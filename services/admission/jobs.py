@@ -62,6 +62,7 @@ class Jobs:
             labels=tuple((key, value) for key, _, value in (label.partition("=") for label in query.label)),
             name_part=query.q,
             id_prefix=query.id_prefix,
+            number=query.number,
             array_id=query.array,
             tasks=query.tasks,
             submitted_after=query.submitted_after,

@@ -37,7 +37,8 @@ POOLS_ALONE = "only pools can start service instances"
 class DraftJob:
     """A job, or an array of them, to be stored; its id and its columns are fixed before the first attempt.
 
-    ``needs`` are the ids of the jobs and arrays that ``spec.after`` names, each with its condition.
+    ``needs`` are the ids of the jobs and arrays that ``spec.after`` names, each with its condition. ``number`` is given
+    by each attempt anew, and is 0 before.
     """
 
     id: str
@@ -46,6 +47,7 @@ class DraftJob:
     labels: str
     tasks: ArrayTasks | None = None
     needs: tuple[tuple[Condition, str], ...] = ()
+    number: int = 0
 
     @property
     def count(self) -> int:
@@ -151,13 +153,14 @@ class MadeJob:
     name: str
     state: JobState
     submitted_at: datetime
+    number: int | None
     count: int | None = None
 
 
 def accepted(jobs: Sequence[MadeJob], *, batch: bool, replayed: bool) -> SubmissionAnswer:
     """Return the answer to a submission that is in the database; it is the same at every repetition."""
     made: list[dict[str, Any]] = [
-        {"id": j.id, "name": j.name, "state": j.state, "submitted_at": j.submitted_at} for j in jobs
+        {"id": j.id, "number": j.number, "name": j.name, "state": j.state, "submitted_at": j.submitted_at} for j in jobs
     ]
     for job, answer in zip(jobs, made, strict=True):
         if job.count is not None:

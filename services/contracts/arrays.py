@@ -71,17 +71,22 @@ def _checked_array(text: str) -> str:
 ArrayText = Annotated[str, StringConstraints(max_length=10_000), AfterValidator(_checked_array)]
 """Indices of tasks as ranges, and after ``%`` how many may run at once: ``0-99:2%8``."""
 
+_NUMBER = r"([1-9]\d{0,17})(?:\.(\d{1,6}))?"
+JOB_NUMBER = rf"#?{_NUMBER}"
+"""A job or an array by its number, and a task by that of its array and its index; a name that is equal comes first."""
+
+Number = Annotated[str, StringConstraints(pattern=rf"^#{_NUMBER}$")]
 Position = Annotated[Int, Field(ge=0, lt=1_000)]
-JobReference = Name | Position
-"""A job or an array: its id, its name, or the beginning of its id; in a batch also its position, from 0."""
+JobReference = Name | Number | Position
+"""A job or an array: its id, name or number, or the beginning of its id; in a batch also its position, from 0."""
 References = JobReference | Annotated[list[JobReference], Field(min_length=1, max_length=MAX_DEPENDENCIES)]
 
 
 class After(Message):
     """Other jobs that must have ended before a job may start, and how.
 
-    Each is named by its id, by its name, by the beginning of its id or, in a batch, by its position from 0. An array
-    stands for all of its tasks.
+    Each is named by its id, by its name, by its number as a string (`#12`, or `12` if no job has that name), by the
+    beginning of its id or, in a batch, by its position from 0. An array stands for all of its tasks.
     """
 
     ok: References | None = Field(default=None, description="These must have succeeded; of an array, every task.")

@@ -194,6 +194,8 @@ class Explanation(Message):
     """A job, explained. Of `waiting`, `running` and `ended` one is set, by the job's state."""
 
     job_id: str
+    number: int | None = Field(default=None, description="What people type for its id; see `Job`.")
+    array_index: int | None = Field(default=None, description="Its index if it is a task of an array.")
     name: str
     state: JobState
     reason: str | None = Field(default=None, description="Stable code of why the job waits or how it ended.")

@@ -395,6 +395,11 @@ class Job(Message):
     """A job and its current state."""
 
     id: str
+    number: int | None = Field(
+        default=None,
+        description="What people type for its id: 1, 2, ... in its tenant; a task has that of its array. Null if a "
+        "release without numbers accepted it.",
+    )
     tenant_id: str
     user: str | None = Field(
         default=None, description="Name of the user whose key submitted it; null if the key belonged to no user."
@@ -473,6 +478,7 @@ class JobArray(Message):
     """An array: jobs of one spec, its tasks, that were submitted, and can be cancelled and held, as one."""
 
     id: str
+    number: int | None = Field(default=None, description="As of a job; its tasks are `NUMBER.INDEX`.")
     tenant_id: str
     user: str | None = Field(
         default=None, description="Name of the user whose key submitted it; null if the key belonged to no user."
@@ -513,6 +519,7 @@ class SubmittedJob(Message):
     """The answer to a submission. The job, or the array with all its tasks, is on disk by then."""
 
     id: str
+    number: int | None = Field(default=None, description="What people type for its id; see `Job`.")
     name: str
     state: JobState
     submitted_at: Instant

@@ -81,6 +81,9 @@ class JobFilters(PageQuery):
     tenant: Name | None = Field(
         default=None, description="For operators: only this tenant's. Users always see only their own."
     )
+    number: int | None = Field(
+        default=None, ge=1, le=2**63 - 1, description="Only what has this number, of each tenant; tasks have none here."
+    )
 
 
 class JobQuery(JobFilters):

@@ -47,6 +47,27 @@ async def test_one_submission_makes_a_task_for_each_index(admission: Admission) 
     assert await admission.count("job_events", f"job_id = '{tasks[2].id}' AND type = 'job.submitted'") == 1
 
 
+async def test_what_a_job_waits_for_is_named_by_number_unless_that_is_a_name(admission: Admission) -> None:
+    tenant = await admission.make_tenant("numbers-after")
+    first = await admission.submit(tenant=tenant)
+    array = await _submit(admission, "0-2", tenant)
+    job = await admission.submit({"after": {"ok": ["#1", "2"], "any": "#2.1"}}, tenant=tenant)
+    named = await admission.submit({"name": "1"}, tenant=tenant)
+    other = await admission.submit({"after": {"ok": "1", "any": "#1"}}, tenant=tenant)
+
+    async def after(job_id: str) -> dict[str, Any]:
+        return (await admission.ask("GET", f"/v1/jobs/{job_id}", tenant=tenant)).json()["spec"]["after"]
+
+    tasks = await _tasks(admission, array, tenant=tenant)
+    assert await after(job) == {"ok": [first, array], "any": [tasks[1].id], "not_ok": None}
+    assert await after(other) == {"ok": [named], "any": [first], "not_ok": None}
+    for word in ("#9", "9", "#2.7", "#1.0"):
+        (answer,) = await admission.submit_all(an_entry({"after": {"ok": word}}, tenant=tenant))
+        assert _errors(answer) == [
+            ("/after/ok", f"there is no job {word!r}: no name or number is equal and no id begins so")
+        ]
+
+
 async def test_ten_thousand_tasks_have_ids_of_their_own(admission: Admission) -> None:
     tenant = await admission.make_tenant("wide")
     answers = await admission.submit_all(

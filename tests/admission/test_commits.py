@@ -1,6 +1,7 @@
 """Commits that fail, and commits that only seem to."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -55,6 +56,9 @@ async def test_a_commit_whose_answer_was_lost_is_found_again(admission: Admissio
         answers = await committer.submit(_drafts(5) + _drafts(5, "lost"))
     assert [answer.status for answer in answers] == [201] * 10
     assert await admission.count("jobs") == before + 10
+    made = {job["id"]: job["number"] for job in (json.loads(answer.body) for answer in answers)}
+    stored = await admission.database.fetch("SELECT id, number FROM jobs WHERE id = ANY($1)", list(made))
+    assert dict(stored) == made
 
 
 async def test_a_backend_that_is_killed_delays_and_loses_nothing(admission: Admission, database_url: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from services.admission.repository.submissions import SubmissionRepository
+from services.admission.submissions import Draft, read_submission
 from services.contracts.jobs import Job, SubmissionAnswer, SubmittedBatch, SubmittedJob
 from services.core.domain.jobs import JobState
 from tests.admission.conftest import admission_on
@@ -65,6 +67,63 @@ async def test_a_batch_is_replayed_whole(admission: Admission) -> None:
     entry = an_entry([SPEC | {"name": f"again-{i}"} for i in range(30)], key="batch")
     (first,), (again,) = await admission.submit_all(entry), await admission.submit_all(entry)
     assert again == first.model_copy(update={"replayed": True})
+
+
+async def test_a_tenants_jobs_and_arrays_are_numbered_without_gaps_whoever_submits(
+    admission: Admission, database_url: str
+) -> None:
+    mine, other = (
+        await admission.make_tenant("numbered", max_active_jobs=400),
+        await admission.make_tenant("others-too"),
+    )
+    second = SubmissionRepository(database_url)  # another process, which locks the same tenants
+    entries = [
+        entry
+        for at in range(30)
+        for entry in (
+            an_entry([SPEC, SPEC | {"array": "0-2"}, SPEC], tenant=mine, key=f"batch-{at}"),
+            an_entry({"gpus": {"min": 0}}, tenant=mine),
+            an_entry({"array": "0-400"}, tenant=mine),  # over its quota: takes no number
+            an_entry(tenant=other),
+        )
+    ]
+
+    async def beside() -> list[SubmissionAnswer]:
+        drafts = [draft for _ in range(20) if isinstance(draft := read_submission(an_entry(tenant=mine)), Draft)]
+        return [answer for draft in drafts for answer in await second.commit([draft])]
+
+    try:
+        *groups, apart = await asyncio.gather(*(admission.submit_all(entry) for entry in entries), beside())
+    finally:
+        await second.close()
+    answers = [answer for group in groups for answer in group]
+    made = [SubmittedBatch.model_validate_json(each.body).jobs for each in answers[::4]]
+    singles = [SubmittedJob.model_validate_json(each.body) for each in apart]
+
+    jobs = [job for batch in made for job in batch] + singles
+    assert sorted(job.number or 0 for job in jobs) == list(range(1, 111))
+    assert all([job.number for job in batch] == [*range(low := batch[0].number or 0, low + 3)] for batch in made)
+    assert sorted(json.loads(each.body)["number"] for each in answers[3::4]) == list(range(1, 31))
+    stored = "SELECT id, number FROM jobs WHERE tenant_id = $1 AND array_id IS NULL UNION SELECT id, number FROM job_arrays WHERE tenant_id = $1"  # noqa: E501
+    assert dict(await admission.database.fetch(stored, mine)) == {job.id: job.number for job in jobs}
+    (again,) = await admission.submit_all(entries[0])
+    assert again == answers[0].model_copy(update={"replayed": True})
+
+
+async def test_a_job_and_an_array_are_found_by_number_and_tasks_have_that_of_their_array(admission: Admission) -> None:
+    tenant = await admission.make_tenant("found-by-number")
+    job, array = await admission.submit(tenant=tenant), await admission.submit({"array": "4-5"}, tenant=tenant)
+
+    async def found(path: str) -> list[Any]:
+        return (await admission.ask("GET", path, tenant=tenant)).json()["items"]
+
+    assert [each["id"] for each in await found("/v1/jobs?number=1")] == [job]
+    assert [each["id"] for each in await found("/v1/arrays?number=2")] == [array]
+    assert await found("/v1/jobs?number=2") == await found("/v1/arrays?number=1") == []
+    assert [(each["number"], each["array_index"]) for each in await found(f"/v1/jobs?array={array}")] == [
+        (2, 5),
+        (2, 4),
+    ]
 
 
 @pytest.mark.parametrize("other", [{"name": "other"}, [SPEC]])

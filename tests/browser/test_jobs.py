@@ -62,6 +62,7 @@ def test_the_list_changes_by_itself_and_is_filtered(open_page: OpenPage, site: I
 
     row = page.locator(f'[data-key="{job_id}"]')
     expect(row.locator(".badge")).to_have_text("succeeded")
+    expect(row).to_contain_text(f"#{site.job(job_id)['number']}")
     page.get_by_label("Name contains").fill("BY-ITSELF")
     page.get_by_label("State").select_option("failed")
     expect(page.locator("#list")).to_have_text("No job matches the filter.")

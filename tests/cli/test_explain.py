@@ -224,6 +224,18 @@ def test_a_state_ends_a_sentence(state: str, said: str) -> None:
     assert first.plain == f"train ({JOB}) {said}."
 
 
+def test_numbers_stand_beside_the_ids() -> None:
+    task: Any = Explanation.model_validate(_COMMON | {"state": "queued", "summary": "It waits.", "number": 12})
+    task = task.model_dump(mode="json")
+    array = {"id": "array_1", "number": 12, "name": "sweep", "state": "queued", "count": 2, "max_running": None}
+    array |= {"waiting": {}, "tasks": {"queued": 2}, "footprint": {"energy_j": 0}}
+
+    assert explanation_lines(task, NOW, CET)[0] == f"[bold]train[/] (#12, {JOB}) is [blue]queued[/]."
+    lines = array_lines(array, task | {"array_index": 3}, NOW, CET)
+    assert lines[0] == "[bold]sweep[/] (#12, array_1) is [blue]queued[/]."
+    assert lines[3] == f"    [bold]train[/] (#12.3, {JOB}) is [blue]queued[/]."
+
+
 def test_an_array_is_explained_by_its_counts_and_its_next_task() -> None:
     found = Explanation.model_validate(
         {**_COMMON, "name": "sweep.3", "state": "queued", "summary": "At most 2 tasks of its array may run at once."}

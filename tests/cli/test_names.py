@@ -10,7 +10,7 @@ from services.cli.client import Gateway
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs import jobs as commands
 from services.cli.jobs.following import ended_words
-from services.cli.jobs.names import job_id
+from services.cli.jobs.names import job_id, job_or_array, path_of
 from tests.cli.conftest import Run
 
 
@@ -24,6 +24,51 @@ def test_a_job_goes_by_its_name_and_by_the_beginning_of_its_id(run: Run, gateway
     assert job_id(gateway, mine) == job_id(gateway, "sparrow") == mine
     assert job_id(gateway, other[:-1]) == job_id(gateway, other.removeprefix("job_")[:-1]) == other
     assert json.loads(run("cancel", "sparrow", "--json"))[0]["id"] == mine
+
+
+def test_a_job_goes_by_its_number_and_a_task_by_that_of_its_array(run: Run, gateway: Gateway) -> None:
+    single, array = submitted(run, "numbered"), submitted(run, "numbered-array", "--array", "3-4")
+    number, of_array = (gateway.get(path_of(each))["number"] for each in (single, array))
+
+    assert of_array == number + 1
+    assert job_or_array(gateway, str(number)) == job_or_array(gateway, f"#{number}") == single
+    assert job_or_array(gateway, f"{of_array}") == array
+    task = job_id(gateway, f"#{of_array}.4")
+    assert gateway.get(path_of(task))["name"] == "numbered-array.4"
+    assert job_id(gateway, f"{of_array}.4") == task
+    for word in (f"#{of_array}.5", f"#{number}.0", "#999999999"):
+        with pytest.raises(CliError, match="there is no job"):
+            job_or_array(gateway, word)
+    assert f"#{number} " in run("jobs")
+    assert f"#{of_array}" in run("job", str(of_array))
+    assert f"#{of_array}.4 " in run("jobs", "--array", str(of_array))
+    assert "It is cancelled." in run("cancel", str(number))
+    waits = submitted(run, "waits", "--after", f"any:#{number}", "--after", f"ok:{of_array}")
+    assert gateway.get(path_of(waits))["spec"]["after"] == {"ok": [array], "any": [single], "not_ok": None}
+
+
+def test_a_name_wins_over_a_number_but_not_where_it_is_written_as_one(run: Run, gateway: Gateway) -> None:
+    number = gateway.get(path_of(first := submitted(run, "to-be-hidden")))["number"]
+    called = submitted(run, str(number))
+
+    assert job_id(gateway, str(number)) == called
+    assert job_id(gateway, f"#{number}") == first
+
+
+def test_a_number_of_two_tenants_is_ambiguous_to_an_operator(run: Run, gateway: Gateway) -> None:
+    gateway.call("POST", "/v1/tenants", body={"id": "numbers"})
+    key = gateway.call("POST", "/v1/keys", body={"tenant_id": "numbers", "role": "user"})
+    theirs = Gateway(gateway.url, key["secret"])
+    while (made := theirs.call("POST", "/v1/jobs", body={"name": "b", "command": ["true"]}))["number"] < 2:
+        pass
+    mine = gateway.pages("/v1/jobs", 1, number=2, tenant="default") or gateway.pages("/v1/arrays", 1, number=2)
+
+    with pytest.raises(CliError, match="'#2' is ambiguous") as refused:
+        job_or_array(gateway, "#2")
+
+    assert mine[0]["id"] in str(refused.value)
+    assert made["id"] in str(refused.value)
+    assert job_id(theirs, "#2") == made["id"]
 
 
 def test_an_ambiguous_name_lists_the_jobs_and_does_nothing(run: Run, gateway: Gateway) -> None:

@@ -103,6 +103,41 @@ async def test_what_jobs_taught_goes_to_their_tenant_and_back(postgres_url: str)
         await connection.close()
 
 
+ARRAY = (
+    "INSERT INTO job_arrays (id, tenant_id, name, project, labels, spec, tasks, first_index, last_index) "
+    "VALUES ($1, 'a', 'a', 'p', '{}', '{}', 2, 0, 1)"
+)
+
+
+async def test_what_has_not_ended_is_numbered_and_the_counter_goes_on_from_there(postgres_url: str) -> None:
+    url = fresh_database(postgres_url)
+    await asyncio.to_thread(migrate, url, "downgrade", "0058")
+    connection = await connect(url, application_name="test")
+    try:
+        await connection.execute("INSERT INTO tenants (id, limits) VALUES ('a', '{}'), ('b', '{}')")
+        for job, tenant in (("j1", "a"), ("j2", "a"), ("j3", "b"), ("j4", "a"), ("t1", "a"), ("t2", "a"), ("t3", "a")):
+            await connection.execute(JOB, job, tenant)
+        for array, at in (("over", 1), ("live", 4)):
+            await connection.execute(ARRAY, array)
+            await connection.execute("UPDATE job_arrays SET submitted_at = to_timestamp($2) WHERE id = $1", array, at)
+        await connection.execute("UPDATE jobs SET state = 'queued' WHERE id IN ('j2', 'j3', 'j4', 't2')")
+        await connection.execute("UPDATE jobs SET submitted_at = to_timestamp(9 - substr(id, 2)::int)")
+        await connection.execute(
+            "UPDATE jobs SET array_id = CASE id WHEN 't3' THEN 'over' ELSE 'live' END WHERE id LIKE 't%'"
+        )
+        await asyncio.to_thread(migrate, url)
+        numbers = "SELECT id, number FROM jobs UNION SELECT id, number FROM job_arrays"
+        found = {row["id"]: row["number"] for row in await connection.fetch(numbers)}
+        nothing = dict.fromkeys(("j1", "t3", "over"))
+        assert found == {"live": 1, "t1": 1, "t2": 1, "j4": 2, "j2": 3, "j3": 1, **nothing}
+        assert dict(await connection.fetch("SELECT id, last_number FROM tenants WHERE id IN ('a', 'b')")) == {
+            "a": 3,
+            "b": 1,
+        }
+    finally:
+        await connection.close()
+
+
 NODE = (
     "INSERT INTO nodes (id, token_sha256, address, agent_url, zone, driver, containers, host_power, devices) "
     "VALUES ('n', '', 'n', 'http://n', 'DE', 'nvml', false, 'modelled', $1)"

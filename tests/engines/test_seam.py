@@ -33,6 +33,22 @@ async def test_a_job_is_released_by_the_plan_and_follows_what_the_engine_does(wo
     assert await world.events(job["id"]) == ["submitted", "starting", "deviation", "running", "succeeded"]
 
 
+async def test_its_jobs_are_numbered_with_those_of_their_tenant(world: World) -> None:
+    await world.fetch(
+        "INSERT INTO tenants (id, limits, last_number) VALUES ('default', '{}', 4) "
+        "ON CONFLICT (id) DO UPDATE SET last_number = 4 RETURNING 1"
+    )
+    bridge = Bridge(world)
+    await bridge.enrol()
+    await bridge.say(a_job("7"), a_job("8"))
+    await bridge.say(a_job("7"), a_job("8"), a_job("9"))
+
+    numbers = [(await bridge.job(each))["number"] for each in ("7", "8", "9")]
+
+    assert (sorted(numbers[:2]), numbers[2]) == ([5, 6], 7)
+    assert await world.fetch("SELECT last_number FROM tenants WHERE id = 'default'") == [(7,)]
+
+
 @pytest.mark.parametrize(("kind", "action"), [("slurm", "release"), ("kueue", "release"), ("ray", "hold")])
 async def test_what_does_not_fit_waits_in_its_engines_queue_if_that_has_one(
     world: World, kind: str, action: str

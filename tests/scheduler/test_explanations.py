@@ -75,6 +75,15 @@ async def happened(world: World, job_id: str, event: str, data: Mapping[str, Any
     )
 
 
+async def test_a_job_is_explained_with_its_number(world: World) -> None:
+    _, (task, _) = await world.array(2)
+    await world.fetch("UPDATE jobs SET number = 12 RETURNING 1")
+
+    found = await explain(world, task)
+
+    assert (found.number, found.array_index) == (12, 0)
+
+
 async def test_a_waiting_job_is_told_its_place_and_who_is_ahead(world: World) -> None:
     await world.node("n1")
     await world.running(4)

@@ -15,7 +15,7 @@ from services.kit.problems import ProblemError
 # Tenants are locked until the commit, so that no other transaction, in this process or another, accepts jobs for them
 # meanwhile. In order of id, because two commits with the same tenants must not deadlock.
 LOCK = """
-SELECT id, accepted_jobs, (limits->>'max_active_jobs')::bigint AS limit
+SELECT id, accepted_jobs, last_number, (limits->>'max_active_jobs')::bigint AS limit
 FROM tenants WHERE id = ANY($1::text[]) ORDER BY id FOR NO KEY UPDATE
 """
 COUNT = """
@@ -31,6 +31,7 @@ class Account:
     tenant_id: str
     limit: int
     room: int
+    last_number: int
     taken: int = 0
 
     def take(self, jobs: int) -> ProblemError | None:
@@ -44,6 +45,11 @@ class Account:
         self.room -= jobs
         self.taken += jobs
         return None
+
+    def number(self) -> int:
+        """Return the number of the next job or array."""
+        self.last_number += 1
+        return self.last_number
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,7 +74,7 @@ class Accounts:
     async def open(self, connection: asyncpg.Connection, wanted: Mapping[str, int]) -> dict[str, Account]:
         """Lock the tenants in ``wanted`` (id -> jobs asked for) and return the accounts of those that exist."""
         accounts: dict[str, Account] = {}
-        for tenant_id, accepted, limit in await connection.fetch(LOCK, list(wanted)):
+        for tenant_id, accepted, last_number, limit in await connection.fetch(LOCK, list(wanted)):
             limit = TenantLimits().max_active_jobs if limit is None else limit
             count = self._counts.get(tenant_id)
             if count is None or self._bound(count, accepted) + wanted[tenant_id] > limit:
@@ -76,7 +82,7 @@ class Accounts:
                 if count is None or now_s - count.at_s > RECOUNT_EVERY_S:
                     count = _Count(accepted, int(await connection.fetchval(COUNT, tenant_id) or 0), now_s)
                     self._counts[tenant_id] = count
-            accounts[tenant_id] = Account(tenant_id, limit, limit - self._bound(count, accepted))
+            accounts[tenant_id] = Account(tenant_id, limit, limit - self._bound(count, accepted), last_number)
         return accounts
 
     @staticmethod

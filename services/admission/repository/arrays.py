@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.repository.audit import write_audit
 from services.admission.steering import Decision
-from services.contracts.arrays import TaskCounts
+from services.contracts.arrays import JOB_NUMBER, TaskCounts
 from services.contracts.identity import Identity
 from services.contracts.jobs import JobArray, JobFootprint, JobSpec
 from services.core.domain.jobs import JobState
@@ -51,6 +51,7 @@ _CONDITIONS = {
     "user": "coalesce((SELECT u.name FROM users u WHERE u.id = a.user_id), a.labels ->> 'user') = :user",
     "project": "a.project = :project",
     "name": "a.name = :name",
+    "number": "a.number = :number",
     "id_prefix": "starts_with(a.id, :id_prefix)",
     "before_id": "a.id < :before_id",
     "submitted_after": "a.submitted_at > :submitted_after",
@@ -90,6 +91,14 @@ UNION ALL
 (SELECT id FROM job_arrays WHERE {_OWNED} AND starts_with(id, :array) ORDER BY id LIMIT 4)
 """)
 
+_NUMBERED = text(f"""
+SELECT id FROM jobs WHERE {_OWNED} AND number = :number AND array_id IS NULL AND CAST(:index AS int) IS NULL
+UNION ALL SELECT id FROM job_arrays WHERE {_OWNED} AND number = :number AND CAST(:index AS int) IS NULL
+UNION ALL
+SELECT id FROM jobs WHERE array_index = :index AND array_id IN (
+    SELECT id FROM job_arrays WHERE {_OWNED} AND number = :number)
+""")
+
 _ID_PART = re.compile(r"(?:(job|array)_)?([0-9a-z]{1,26})")
 _LIVE_FIRST = ("running", "starting", "preempting", "queued", "held")
 
@@ -108,6 +117,7 @@ class ArrayFilter:
     submitted_before: datetime | None = None
     before_id: str | None = None
     id_prefix: str | None = None
+    number: int | None = None
     id: str | None = None
 
     def parameters(self) -> dict[str, Any]:
@@ -181,9 +191,12 @@ class ArrayRepository:
         return list(rows.scalars())
 
     async def named(self, tenant_id: str, project: str | None, word: str) -> list[str]:
-        """Return the ids of up to eight jobs and arrays of that name or, if there are none, whose ids begin so."""
+        """Return the ids of at most eight jobs and arrays: of that name, or else number, or else whose ids begin so."""
         owner = {"tenant_id": tenant_id, "project": project}
         named = list((await self._connection.execute(_NAMED, {**owner, "word": word})).scalars())
+        if not named and (number := re.fullmatch(JOB_NUMBER, word)):
+            given = {"number": int(number[1]), "index": None if number[2] is None else int(number[2])}
+            named = list((await self._connection.execute(_NUMBERED, {**owner, **given})).scalars())
         part = _ID_PART.fullmatch(word)
         if named or part is None:
             return named
@@ -197,6 +210,7 @@ def _array(row: RowMapping) -> JobArray:
     footprint = {name: row[name] for name in JobFootprint.model_fields}
     return JobArray(
         id=row["id"],
+        number=row["number"],
         tenant_id=row["tenant_id"],
         user=row["user_name"],
         name=row["name"],

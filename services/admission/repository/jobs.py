@@ -93,6 +93,7 @@ class JobFilter:
     submitted_before: datetime | None = None
     before_id: str | None = None
     id_prefix: str | None = None
+    number: int | None = None
     array_id: str | None = None
     tasks: bool = True
 
@@ -118,6 +119,8 @@ class JobFilter:
             found.append(jobs.c.submitted_at < self.submitted_before)
         if self.id_prefix is not None:
             found.append(jobs.c.id.startswith(self.id_prefix, autoescape=True))
+        if self.number is not None:
+            found += [jobs.c.number == self.number, jobs.c.array_id.is_(None)]
         if self.array_id is not None:
             found.append(jobs.c.array_id == self.array_id)
         if not self.tasks:
@@ -259,6 +262,7 @@ def _job(row: Row[Any]) -> Job:
     spec = JobSpec.model_validate(row.spec)
     return Job(
         id=row.id,
+        number=row.number,
         tenant_id=row.tenant_id,
         user=row.user_name,
         name=row.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 
@@ -35,24 +36,23 @@ FROM unnest($1::text[], $2::text[]) AS asked (tenant_id, idempotency_key)
 JOIN submissions s USING (tenant_id, idempotency_key)
 """
 MADE = """
-SELECT id, name, (spec->'hold')::bool AS hold, submitted_at, NULL::int AS tasks FROM jobs WHERE id = ANY($1::text[])
+SELECT id, name, (spec->'hold')::bool AS hold, submitted_at, number, NULL::int AS tasks
+FROM jobs WHERE id = ANY($1::text[])
 UNION ALL
-SELECT id, name, (spec->'hold')::bool, submitted_at, tasks FROM job_arrays WHERE id = ANY($1::text[])
-"""
-EXISTING = """
-SELECT id FROM jobs WHERE id = ANY($1::text[]) UNION ALL SELECT id FROM job_arrays WHERE id = ANY($1::text[])
+SELECT id, name, (spec->'hold')::bool, submitted_at, number, tasks FROM job_arrays WHERE id = ANY($1::text[])
 """
 
 INSERT = """
 WITH
 made AS (
-    INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, submitted_at, queued_at, user_id)
+    INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, submitted_at, queued_at, user_id,
+                      number)
     SELECT id, tenant_id, name, project, labels::jsonb, spec::jsonb,
            CASE WHEN held THEN 'held' ELSE 'queued' END, CASE WHEN held THEN 'held' END,
-           submitted_at, CASE WHEN held THEN NULL ELSE submitted_at END, user_id
+           submitted_at, CASE WHEN held THEN NULL ELSE submitted_at END, user_id, number
     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bool[], $8::timestamptz[],
-                $17::text[])
-         AS draft (id, tenant_id, name, project, labels, spec, held, submitted_at, user_id)
+                $17::text[], $19::bigint[])
+         AS draft (id, tenant_id, name, project, labels, spec, held, submitted_at, user_id, number)
 ),
 announced AS (
     INSERT INTO job_events (job_id, tenant_id, at, type, data)
@@ -68,8 +68,8 @@ kept AS (
     FROM unnest($9::text[], $10::text[], $11::bytea[], $12::text[], $13::bool[], $14::timestamptz[])
          AS keyed (tenant_id, idempotency_key, body_sha256, job_ids, batch, created_at)
 )
-UPDATE tenants SET accepted_jobs = accepted_jobs + taken
-FROM unnest($15::text[], $16::bigint[]) AS account (tenant_id, taken)
+UPDATE tenants SET accepted_jobs = accepted_jobs + taken, last_number = account.last_number
+FROM unnest($15::text[], $16::bigint[], $20::bigint[]) AS account (tenant_id, taken, last_number)
 WHERE tenants.id = account.tenant_id
 """
 
@@ -79,8 +79,8 @@ INSERT_ARRAY = """
 WITH
 made_array AS (
     INSERT INTO job_arrays (id, tenant_id, name, project, labels, spec, tasks, first_index, last_index, max_running,
-                            submitted_at, user_id)
-    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10, $11, $17)
+                            submitted_at, user_id, number)
+    VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::jsonb, $7, $8, $9, $10, $11, $17, $19)
 ),
 document AS MATERIALIZED (SELECT $5::text::jsonb AS labels, $15::text::jsonb AS spec),
 tasks AS (
@@ -90,9 +90,9 @@ tasks AS (
 ),
 made AS (
     INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, submitted_at, queued_at,
-                      array_id, array_index, gated, user_id)
+                      array_id, array_index, gated, user_id, number)
     SELECT id, $2, $3 || '.' || at, $4, labels, spec, CASE WHEN $13 THEN 'held' ELSE 'queued' END,
-           CASE WHEN $13 THEN 'held' END, $11, CASE WHEN $13 THEN NULL ELSE $11 END, $1, at, $16, $17
+           CASE WHEN $13 THEN 'held' END, $11, CASE WHEN $13 THEN NULL ELSE $11 END, $1, at, $16, $17, $19
     FROM tasks CROSS JOIN document
 )
 INSERT INTO job_events (job_id, tenant_id, at, type, data)
@@ -180,13 +180,13 @@ class SubmissionRepository:
             await connection.execute(INSERT_NEEDS, *(list(column) for column in zip(*needs, strict=True)))
             await connection.execute(GATE, [job_id for job_id, _, _ in needs])
 
-    async def _already_there(self, connection: asyncpg.Connection, drafts: Sequence[Draft]) -> set[str]:
-        """Return the first job ids of drafts that an earlier attempt committed although it seemed to fail.
+    async def _already_there(self, connection: asyncpg.Connection, drafts: Sequence[Draft]) -> dict[str, MadeJob]:
+        """Return the jobs of drafts that an earlier attempt committed although it seemed to fail.
 
         The tenants are locked, so an earlier attempt has either committed or been rolled back by now.
         """
-        tried = [draft.jobs[0].id for draft in drafts if draft.jobs[0].id in self._attempted]
-        return {row["id"] for row in await connection.fetch(EXISTING, tried)} if tried else set()
+        tried = [job.id for draft in drafts if draft.jobs[0].id in self._attempted for job in draft.jobs]
+        return await _made(connection, tried) if tried else {}
 
     async def _stored(
         self, connection: asyncpg.Connection, drafts: Sequence[Draft]
@@ -198,7 +198,7 @@ class SubmissionRepository:
         if not rows:
             return {}
         ids = list(chain.from_iterable(row["job_ids"] for row in rows))
-        made = {row["id"]: _made_of_row(row) for row in await connection.fetch(MADE, ids)}
+        made = await _made(connection, ids)
         return {
             (row["tenant_id"], row["idempotency_key"]): _StoredSubmission(
                 row["body_sha256"], accepted([made[i] for i in row["job_ids"]], batch=row["batch"], replayed=True)
@@ -228,7 +228,7 @@ class _Resolver:
         self,
         accounts: dict[str, Account],
         stored: dict[tuple[str, str], _StoredSubmission],
-        there: set[str],
+        there: dict[str, MadeJob],
     ) -> None:
         self._accounts = accounts
         self._stored = stored
@@ -238,7 +238,8 @@ class _Resolver:
     def answer(self, draft: Draft) -> SubmissionAnswer:
         """Return the answer to a draft; an accepted one is added to ``new``."""
         if draft.jobs[0].id in self._there:
-            return _acceptance(draft)
+            made = [self._there[job.id] for job in draft.jobs]
+            return accepted(made, batch=draft.entry.batch, replayed=False)
         if draft.key and (stored := self._stored.get(draft.key)):
             return stored.replay(draft)
         account = self._accounts.get(draft.entry.tenant_id)
@@ -246,6 +247,7 @@ class _Resolver:
             return refused(ProblemError(403, ProblemCode.FORBIDDEN, "The tenant does not exist."))
         if problem := draft.problem or account.take(draft.count):
             return refused(problem)
+        draft.jobs = tuple(replace(job, number=account.number()) for job in draft.jobs)
         self.new.append(draft)
         answer = _acceptance(draft)
         if draft.key:
@@ -256,15 +258,27 @@ class _Resolver:
 
 def _acceptance(draft: Draft) -> SubmissionAnswer:
     made = [
-        MadeJob(job.id, job.spec.name, job.state, draft.submitted_at, None if job.tasks is None else job.count)
+        MadeJob(
+            job.id, job.spec.name, job.state, draft.submitted_at, job.number, None if job.tasks is None else job.count
+        )
         for job in draft.jobs
     ]
     return accepted(made, batch=draft.entry.batch, replayed=False)
 
 
-def _made_of_row(row: asyncpg.Record) -> MadeJob:
-    state = JobState.HELD if row["hold"] else JobState.QUEUED
-    return MadeJob(row["id"], row["name"], state, row["submitted_at"], row["tasks"])
+async def _made(connection: asyncpg.Connection, ids: Sequence[str]) -> dict[str, MadeJob]:
+    """Return stored jobs and arrays, by id, as they were when they were accepted."""
+    return {
+        row["id"]: MadeJob(
+            row["id"],
+            row["name"],
+            JobState.HELD if row["hold"] else JobState.QUEUED,
+            row["submitted_at"],
+            row["number"],
+            row["tasks"],
+        )
+        for row in await connection.fetch(MADE, ids)
+    }
 
 
 def _array_arguments(draft: Draft, array: DraftJob, tasks: ArrayTasks) -> tuple[object, ...]:
@@ -289,12 +303,13 @@ def _array_arguments(draft: Draft, array: DraftJob, tasks: ArrayTasks) -> tuple[
         tasks.max_running is not None or bool(array.needs),
         draft.entry.user_id,
         draft.traceparent,
+        array.number,
     )
 
 
 def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list[object], ...]:
     """Return the arguments of ``INSERT``: jobs column by column, then keyed submissions, then what tenants took,
-    then the jobs' users and what they were asked for by."""
+    then the jobs' users, what they were asked for by, their numbers, and the last numbers of the tenants."""
     jobs = [(draft, job) for draft in drafts for job in draft.jobs if job.tasks is None]
     keyed = [draft for draft in drafts if draft.key]
     taken = [account for account in accounts if account.taken]
@@ -318,4 +333,6 @@ def _columns(drafts: Sequence[Draft], accounts: Iterable[Account]) -> tuple[list
         [account.taken for account in taken],
         [draft.entry.user_id for draft, _ in jobs],
         [draft.traceparent for draft, _ in jobs],
+        [job.number for _, job in jobs],
+        [account.last_number for account in taken],
     )

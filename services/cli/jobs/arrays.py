@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from services.cli import output
+from services.cli.jobs.names import number_of
 from services.core.domain.jobs import JobState
 
 HOLDING = [state.value for state in JobState if state.holds_gpus]
@@ -50,6 +51,7 @@ def rows(array: dict[str, Any]) -> dict[str, str]:
     """Return what `wattshift job` shows of an array, by label."""
     footprint, limit = array["footprint"], array["max_running"]
     return {
+        "number": number_of(array),
         "array": array["id"],
         "name": array["name"],
         "state": output.state(array["state"]),

@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 
 def exec_in_job(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The running job's id, the beginning of it, or its name.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The running job's number, id or name.")],
     words: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Program and arguments.", show_default=False)
     ] = None,

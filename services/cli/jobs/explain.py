@@ -14,7 +14,7 @@ from services.cli import output
 from services.cli.client import Gateway
 from services.cli.jobs import arrays, job_output
 from services.cli.jobs.estimate import IS_NOW, is_now
-from services.cli.jobs.names import is_array, job_or_array, path_of
+from services.cli.jobs.names import is_array, job_or_array, number_of, path_of
 from services.cli.output import console
 
 POLL_S = 1.0
@@ -29,7 +29,7 @@ def explain(
     job: Annotated[
         str,
         typer.Argument(
-            metavar="JOB", help="The id, the beginning of the id, or the name of a job or an array; unambiguous."
+            metavar="JOB", help="The number, such as 12, the id, its beginning, or the name of a job or an array."
         ),
     ],
     wait: Annotated[
@@ -78,7 +78,7 @@ def array_lines(
     everything: bool = True,
 ) -> list[str]:
     """Return an array as lines: its tasks by state, why those that wait do so, and the next of them explained."""
-    lines = [f"[bold]{escape(array['name'])}[/] ({array['id']}) {_is(array['state'])}."]
+    lines = [f"[bold]{escape(array['name'])}[/] ({_ids(array, array['id'])}) {_is(array['state'])}."]
     lines.append(f"  tasks: {array['count']}, of which {arrays.counts(array)}")
     if array["max_running"]:
         lines.append(f"  limit: at most {array['max_running']} run at once")
@@ -102,6 +102,10 @@ def explanation_lines(
     """Return an explanation as lines, five at most or ``everything``; times in ``zone``, by default this machine's."""
     page = Page(found, now, zone)
     return [*page.lines()] if everything else [*page.brief()]
+
+
+def _ids(job: dict[str, Any], job_id: str) -> str:
+    return f"{number_of(job)}, {job_id}" if job.get("number") else job_id
 
 
 def _is(state: str) -> str:
@@ -132,7 +136,7 @@ class Page:
 
     def _answer(self) -> Iterator[str]:
         found = self._found
-        yield f"[bold]{found['name']}[/] ({found['job_id']}) {_is(found['state'])}."
+        yield f"[bold]{found['name']}[/] ({_ids(found, found['job_id'])}) {_is(found['state'])}."
         yield f"  {escape(found['summary'])}"
 
     def brief(self) -> Iterator[str]:

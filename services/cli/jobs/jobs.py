@@ -14,7 +14,17 @@ from services.cli.client import Gateway
 from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.jobs import arrays, job_output
 from services.cli.jobs.following import FINAL, STREAM, ended_words, follow, interruptible
-from services.cli.jobs.names import USER_LABEL, array_id, ids_of, is_array, job_id, job_or_array, path_of, user_name
+from services.cli.jobs.names import (
+    USER_LABEL,
+    array_id,
+    ids_of,
+    is_array,
+    job_id,
+    job_or_array,
+    number_of,
+    path_of,
+    user_name,
+)
 from services.cli.output import console
 from services.cli.values import past_time
 from services.contracts.codes import ProblemCode
@@ -27,7 +37,7 @@ WIDE = 120
 """Columns of a terminal that shows everything of a list of jobs."""
 
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="The job's id, the beginning of its id, or its name; unambiguous.")
+    str, typer.Argument(metavar="JOB", help="The job's number, such as 12, its id, its beginning, or its name.")
 ]
 
 
@@ -92,6 +102,7 @@ def list_jobs(
 def job_table(jobs: list[Any]) -> Table:
     """Return jobs as a table; a narrow terminal gets fewer figures, and no reason is cut."""
     cells: dict[str, list[str]] = {
+        "no.": [number_of(job) for job in jobs],
         "job": [job["id"] for job in jobs],
         "name": [job["name"] for job in jobs],
         "state": [output.state(job["state"]) for job in jobs],
@@ -105,6 +116,8 @@ def job_table(jobs: list[Any]) -> Table:
         ],
     }
     left_out = () if console.width >= WIDE else ("done", "energy", "CO2")
+    if left_out and "-" not in cells["no."]:
+        left_out = ("job", *left_out)
     columns = [column for column in cells if column not in left_out]
     shown = output.table(*columns, right=("GPUs", "done", "energy", "CO2"))
     for row in zip(*(cells[column] for column in columns), strict=True):
@@ -134,6 +147,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         return
     footprint, gang = found["footprint"], found["spec"]["gpus"]
     rows = {
+        "number": number_of(found),
         "job": found["id"],
         "name": found["name"],
         "state": output.state(found["state"]),
@@ -286,7 +300,7 @@ def _steer(action: str) -> Any:
     def command(
         jobs: Annotated[
             list[str],
-            typer.Argument(metavar="JOB...", help="Ids of jobs or arrays, beginnings of ids, or names; unambiguous."),
+            typer.Argument(metavar="JOB...", help="Numbers of jobs or arrays, ids, beginnings of ids, or names."),
         ],
         as_json: AsJson = False,
     ) -> None:
@@ -303,7 +317,7 @@ def _steer(action: str) -> Any:
 
 def forget_checkpoint(
     jobs: Annotated[
-        list[str], typer.Argument(metavar="JOB...", help="Ids of jobs, beginnings of ids, or names; unambiguous.")
+        list[str], typer.Argument(metavar="JOB...", help="Numbers of jobs, ids, beginnings of ids, or names.")
     ],
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Jobs and arrays as people name them: by id, by the beginning of an id, or by name, where that is unambiguous."""
+"""Jobs and arrays as people name them: by number, id, the beginning of an id, or name, where that is unambiguous."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.contracts.arrays import JOB_NUMBER
 from services.contracts.invalid import NAME_PATTERN, NAME_RULE
 
 PATHS = {"job": "/v1/jobs", "array": "/v1/arrays"}
@@ -33,6 +34,14 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
+def number_of(job: dict[str, Any]) -> str:
+    """Return what people type for a job's id, such as `#12`; `-` if it was accepted before jobs had numbers."""
+    if not job.get("number"):
+        return "-"
+    index = job.get("array_index")
+    return f"#{job['number']}" + ("" if index is None else f".{index}")
+
+
 def is_array(found_id: str) -> bool:
     """Return whether an id is that of an array."""
     return found_id.startswith("array_")
@@ -47,7 +56,7 @@ def job_or_array(gateway: Gateway, word: str) -> str:
     """Return the id of the job or the array that ``word`` names.
 
     Raises:
-        CliError: None has that name or an id that begins so, or several have; the message lists them.
+        CliError: None has that name, that number, or an id that begins so, or several have; the message lists them.
     """
     if _ID.fullmatch(word):
         return word
@@ -55,12 +64,14 @@ def job_or_array(gateway: Gateway, word: str) -> str:
     if re.match(NAME_PATTERN, word):
         for path in PATHS.values():
             found |= _by_id(gateway.pages(path, _SHOWN + 1, name=word))
+    if not found and (number := re.fullmatch(JOB_NUMBER, word)):
+        found = _by_number(gateway, *number.groups())
     if not found and (beginning := _BEGINNING.fullmatch(word)):
         for kind, path in PATHS.items():
             if beginning[1] in (None, kind):
                 found |= _by_id(gateway.pages(path, _SHOWN + 1, id_prefix=f"{kind}_{beginning[2]}"))
     if not found:
-        raise CliError(f"there is no job {word!r}: no name is equal and no id begins so", EXIT_NOT_FOUND)
+        raise CliError(f"there is no job {word!r}: no name or number is equal and no id begins so", EXIT_NOT_FOUND)
     if len(found) > 1:
         lines = [
             f"  {job['id']}  {job['name']}  {job['state']}, submitted {output.age(job['submitted_at'])} ago"
@@ -100,6 +111,15 @@ def array_id(gateway: Gateway, word: str) -> str:
 def ids_of(gateway: Gateway, words: Sequence[str]) -> list[str]:
     """Return the ids of jobs and arrays, in order; nothing is done to any of them if one is not found."""
     return [job_or_array(gateway, word) for word in words]
+
+
+def _by_number(gateway: Gateway, number: str, index: str | None) -> dict[str, Any]:
+    wanted = {"number": number}
+    arrays = gateway.pages(PATHS["array"], _SHOWN + 1, **wanted)
+    if index is None:
+        return _by_id([*gateway.pages(PATHS["job"], _SHOWN + 1, **wanted), *arrays])
+    tasks = [{"array": each["id"], "name": f"{each['name']}.{int(index)}"} for each in arrays]
+    return _by_id([task for asked in tasks for task in gateway.pages(PATHS["job"], 1, **asked)])
 
 
 def _by_id(jobs: list[Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from services.cli.client import Gateway, gateway_url, installation_of
 from services.cli.errors import EXIT_FAILED, EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs import following, foreign
 from services.cli.jobs.estimate import show_estimates
-from services.cli.jobs.names import USER_LABEL, job_or_array, user_name
+from services.cli.jobs.names import USER_LABEL, job_or_array, number_of, user_name
 from services.cli.jobs.reach import Obstacle, Runner, closed_folders, obstacles, opened_by, programs_of, runner_of
 from services.cli.jobs.scripts import Script, read_script
 from services.cli.jobs.sources import LocalSources
@@ -631,11 +631,12 @@ def _announce(accepted: list[Any], *, as_json: bool, follow: bool, wait: bool) -
     shown = console.is_terminal
     for job in accepted:
         if follow:
-            output.say(f"{job['id']}  {job['name']}")
+            output.say(f"{number_of(job)}  {job['id']}  {job['name']}")
         elif shown:
             tasks = f": {job['count']} jobs" if job.get("count") else ""
             are = "are" if tasks else "is"
-            console.print(f"[bold]{job['id']}[/]  {job['name']}{tasks} {are} {output.state(job['state'])}")
+            what = f"{job['name']}{tasks} {are} {output.state(job['state'])}"
+            console.print(f"[bold]{number_of(job)}[/]  {job['id']}  {what}")
         else:
             console.print(job["id"])
     if shown and not (follow or wait) and len(accepted) == 1:
@@ -643,4 +644,4 @@ def _announce(accepted: list[Any], *, as_json: bool, follow: bool, wait: bool) -
         then = "wattshift release" if job["state"] == "held" else "wattshift logs --follow"
         if job.get("count") and job["state"] != "held":
             then = "wattshift jobs --array"
-        console.print(f"[dim]{then} {job['id']}[/]")
+        console.print(f"[dim]{then} {job.get('number') or job['id']}[/]")

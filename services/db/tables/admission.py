@@ -33,10 +33,12 @@ tenants = Table(
     Column("limits", JSONB, nullable=False),
     Column("created_at", Timestamp, nullable=False, server_default=text("now()")),
     Column("accepted_jobs", BigInteger, nullable=False, server_default=text("0")),
+    Column("last_number", BigInteger, nullable=False, server_default=text("0")),
 )
 """``accepted_jobs`` counts every job ever accepted. It is raised in the transaction that accepts them, whose lock on
 the row makes quotas exact; its increase since the active jobs were last counted is the most by which they can have
-grown."""
+grown. ``last_number`` is the newest number of a job or an array, given under the same lock, and by
+the scheduler to jobs of engines (``services/db/job_numbers.py``)."""
 
 users = Table(
     "users",
@@ -102,6 +104,8 @@ jobs = Table(
     Column("bound_to", ARRAY(Text)),
     Column("node_losses", Integer, nullable=False, server_default=text("0")),
     Column("not_before", Timestamp),
+    Column("number", BigInteger),
+    Index("jobs_numbered", "tenant_id", "number", unique=True, postgresql_where=text("array_id IS NULL")),
     Index("jobs_bound", "id", postgresql_where=text("bound_to IS NOT NULL")),
     Index("jobs_of_an_engine", "engine", "external_id", unique=True, postgresql_where=text("external_id IS NOT NULL")),
     Index("jobs_live", "state", postgresql_where=text("state NOT IN ('succeeded', 'failed', 'cancelled')")),
@@ -115,6 +119,9 @@ jobs = Table(
 """``gated``: whether it may have to wait for other jobs, as it has dependencies or is a task of an array with a limit,
 waits for something else than GPUs in its engine, or pauses until ``not_before``, as it failed again and again. A task
 of an array has the array's spec, and the dependencies of the array are its own.
+
+``number``: what its tenant's people type for its id, for a task that of its array; none of what an older release
+accepted.
 
 ``engine``: what runs it, our own agents or an engine such as Slurm, which knows it by ``external_id``."""
 

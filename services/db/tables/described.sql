@@ -32,9 +32,11 @@ CREATE TABLE job_arrays (
     max_running INTEGER,
     submitted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     user_id TEXT,
+    number BIGINT,
     PRIMARY KEY (id)
 );
 CREATE INDEX job_arrays_by_tenant ON job_arrays (tenant_id, id);
+CREATE UNIQUE INDEX job_arrays_numbered ON job_arrays (tenant_id, number);
 
 -- `dependent_id` starts only when `needs_id` has ended in a way that meets the condition; both are jobs or arrays.
 -- Whether it is met is never stored: the scheduler derives it from the jobs' states.

@@ -345,6 +345,8 @@ class Explanations:
         return Explanation.model_validate(
             {
                 "job_id": row.id,
+                "number": row.number,
+                "array_index": row.array_index,
                 "name": row.name,
                 "state": state,
                 "reason": reason,

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.db.database import Connection
+from services.db.job_numbers import TAKEN
 from services.db.rows import fetch_rows
 from services.scheduler.repository.documents import Json, StoredShare
 
@@ -42,15 +43,16 @@ UPDATE engine_jobs e SET planned = true, would_start_at = w.start_at
  WHERE e.job_id = w.job_id AND NOT e.over AND NOT (e.planned AND e.would_start_at IS NOT DISTINCT FROM w.start_at)
 """
 
-ADMIT = """
-WITH admitted AS (
+ADMIT = f"""
+WITH counted AS ({TAKEN.format(ids="$2::text[]", tenant_id="$1")}), admitted AS (
     INSERT INTO jobs (id, tenant_id, name, project, labels, spec, state, reason, detail, submitted_at, queued_at,
-                      started_at, engine, external_id, generation)
+                      started_at, engine, external_id, generation, number)
     SELECT n.id, $1, n.spec ->> 'name', n.spec ->> 'project', n.spec -> 'labels', n.spec, n.state, 'submitted',
            'It was submitted to ' || n.engine || '.', n.submitted_at, now(), n.started_at, n.engine, n.external_id,
-           CASE WHEN n.state = 'queued' THEN 0 ELSE 1 END
+           CASE WHEN n.state = 'queued' THEN 0 ELSE 1 END, counted.before + n.at
       FROM unnest($2::text[], $3::jsonb[], $4::text[], $5::timestamptz[], $6::timestamptz[], $7::text[], $8::text[])
-           AS n (id, spec, state, submitted_at, started_at, engine, external_id)
+           WITH ORDINALITY AS n (id, spec, state, submitted_at, started_at, engine, external_id, at)
+      LEFT JOIN counted ON true
     RETURNING id, tenant_id, engine, external_id
 ), known AS (
     UPDATE engine_jobs e SET job_id = a.id, decision = NULL FROM admitted a

@@ -13,6 +13,7 @@ from services.scheduler.repository.documents import Json, StoredShare
 EXPLAINED = """
 SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.reason, j.detail, j.spec, j.submitted_at, j.queued_at,
        j.ended_at, j.expected_start_at, j.exit_code, j.generation, j.preemptions, j.restarts,
+       j.number, j.array_index,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.gpu_energy_j, 0) AS gpu_energy_j,
        coalesce(f.carbon_gco2, 0) AS carbon_gco2, coalesce(f.gpu_s, 0) AS gpu_s,
        coalesce(f.estimated_energy_j, 0) AS estimated_energy_j
@@ -107,6 +108,8 @@ class ExplainedRow(NamedTuple):
     generation: int
     preemptions: int
     restarts: int
+    number: int | None
+    array_index: int | None
     energy_j: float
     gpu_energy_j: float
     carbon_gco2: float

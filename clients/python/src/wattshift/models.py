@@ -28,8 +28,8 @@ class ActivePolicy:
 class After:
     """Other jobs that must have ended before a job may start, and how.
 
-    Each is named by its id, by its name, by the beginning of its id or, in a batch, by its position from 0. An array
-    stands for all of its tasks.
+    Each is named by its id, by its name, by its number as a string (`#12`, or `12` if no job has that name), by the
+    beginning of its id or, in a batch, by its position from 0. An array stands for all of its tasks.
 
     Attributes:
         ok: These must have succeeded; of an array, every task.
@@ -233,6 +233,8 @@ class Explanation:
     """A job, explained. Of `waiting`, `running` and `ended` one is set, by the job's state.
 
     Attributes:
+        number: What people type for its id; see `Job`.
+        array_index: Its index if it is a task of an array.
         reason: Stable code of why the job waits or how it ended.
         detail: The reason in words.
         summary: The answer in one or two sentences.
@@ -248,6 +250,8 @@ class Explanation:
     """
 
     job_id: str
+    number: int | None = None
+    array_index: int | None = None
     name: str
     state: str
     reason: str | None = None
@@ -521,6 +525,8 @@ class Job:
     """A job and its current state.
 
     Attributes:
+        number: What people type for its id: 1, 2, ... in its tenant; a task has that of its array. Null if a
+            release without numbers accepted it.
         user: Name of the user whose key submitted it; null if the key belonged to no user.
         reason: Stable code of why the job waits or how it ended.
         detail: The reason in words.
@@ -542,6 +548,7 @@ class Job:
     """
 
     id: str
+    number: int | None = None
     tenant_id: str
     user: str | None = None
     name: str
@@ -590,6 +597,7 @@ class JobArray:
     """An array: jobs of one spec, its tasks, that were submitted, and can be cancelled and held, as one.
 
     Attributes:
+        number: As of a job; its tasks are `NUMBER.INDEX`.
         user: Name of the user whose key submitted it; null if the key belonged to no user.
         name: Its tasks are named `NAME.INDEX`.
         state: Of its tasks together: `running`, `starting`, `preempting`, `queued` or `held` if any is, in this
@@ -608,6 +616,7 @@ class JobArray:
     """
 
     id: str
+    number: int | None = None
     tenant_id: str
     user: str | None = None
     name: str
@@ -1262,10 +1271,12 @@ class SubmittedJob:
     """The answer to a submission. The job, or the array with all its tasks, is on disk by then.
 
     Attributes:
+        number: What people type for its id; see `Job`.
         count: Tasks of the array; null for a single job.
     """
 
     id: str
+    number: int | None = None
     name: str
     state: str
     submitted_at: datetime
@@ -1452,8 +1463,8 @@ class ZoneSource:
 class AfterFields(TypedDict, total=False):
     """Other jobs that must have ended before a job may start, and how.
 
-    Each is named by its id, by its name, by the beginning of its id or, in a batch, by its position from 0. An array
-    stands for all of its tasks.
+    Each is named by its id, by its name, by its number as a string (`#12`, or `12` if no job has that name), by the
+    beginning of its id or, in a batch, by its position from 0. An array stands for all of its tasks.
 
     Attributes:
         ok: These must have succeeded; of an array, every task.

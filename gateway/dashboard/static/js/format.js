@@ -95,5 +95,8 @@ export function figure(value, words, properties = {}) {
 /** Return a code of the API in words: `waiting_for_gpus` becomes "waiting for gpus". */
 export const words = (code) => (code ? code.replaceAll("_", " ").replace(/\bgpus?\b/g, (gpu) => gpu.replace("gpu", "GPU")) : "");
 
+/** What people type for a job's id; null if it was accepted before jobs had numbers. */
+export const numberOf = (job) => (job.number ? `#${job.number}${isUnknown(job.array_index) ? "" : `.${job.array_index}`}` : null);
+
 /** Return a state as a badge. */
 export const badge = (state, text = words(state)) => h("span", { class: `badge ${state}` }, text);

@@ -1,7 +1,7 @@
 // One job: its state, why, its life against the grid, its footprint and its output.
 import { get, send } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
-import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, percent, power, startsNow, unknown, within, words, clock } from "./format.js";
+import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, numberOf, percent, power, startsNow, unknown, within, words, clock } from "./format.js";
 import { Chart, colour, faded, stepped } from "./charts.js";
 import { LifeLine } from "./life.js";
 import { follow, throttled, every } from "./live.js";
@@ -68,7 +68,7 @@ function showJob() {
     job.started_at ? ["Progress", progress()] : null,
     ["Project", job.project, h("span", { class: "sub" }, [me.isOperator ? job.tenant_id : null, job.user].filter(Boolean).join(" · "))],
     job.preemptions || job.restarts ? ["Interruptions", `${counted(job.preemptions, "preemption")}, ${counted(job.restarts, "restart")}`] : null,
-    ["Id", h("code", {}, job.id)],
+    ["Number", numberOf(job) ?? "–", h("span", { class: "sub" }, h("code", {}, job.id))],
   ]), job.warnings.map((text) => h("p", { class: "problem" }, text)));
   fill(by("spec"), JSON.stringify(job.spec, (_, value) => (value === null ? undefined : value), 2));
   output.follow(job);

@@ -1,7 +1,7 @@
 // Jobs: grouped by state with arrays folded, or, once a state or an array is chosen, one list paged by the server.
 import { get, send, withQuery } from "./api.js";
 import { by, fill, h, reconcile, table } from "./dom.js";
-import { ago, at, badge, carbon, count, counted, duration, energy, figure, unknown, words } from "./format.js";
+import { ago, at, badge, carbon, count, counted, duration, energy, figure, numberOf, unknown, words } from "./format.js";
 import { live, onJobs } from "./live.js";
 import { RUNNING, endOf, progressOf, shareOf } from "./progress.js";
 import { confirmed, me, notice, trying } from "./shell.js";
@@ -72,7 +72,7 @@ const row = (job) => h("tr", {},
   me.mayChange ? h("td", { class: "tick" }, h("input", { type: "checkbox", "aria-label": `Choose ${job.name}`, checked: chosen.has(job.id), "data-focus": `tick-${job.id}`,
     onchange: ({ target }) => { if (target.checked) chosen.set(job.id, job); else chosen.delete(job.id); showChosen(); } })) : null,
   h("td", { class: "name" }, h("a", { href: isArray(job) ? `/jobs?array=${job.id}` : `/jobs/${job.id}`, "data-focus": job.id }, job.name, isArray(job) ? ` [${job.first}–${job.last}]` : ""),
-    h("small", {}, [me.isOperator ? job.tenant_id : null, job.project, job.user].filter(Boolean).join(" · "))),
+    h("small", {}, [numberOf(job), me.isOperator ? job.tenant_id : null, job.project, job.user].filter(Boolean).join(" · "))),
   h("td", { class: "state" }, badge(job.state, job.state === "queued" ? "waiting" : words(job.state))),
   h("td", { class: "why" }, how(job)),
   h("td", { class: "time", "data-label": "" }, when(job)),
