@@ -1,17 +1,17 @@
 """Carbon intensity up to days ahead, learned from a grid's own past.
 
-One ridge regression predicts every hour ahead at once from what was known at the moment of forecasting: the last two
-weeks of intensity, taken as differences from the last week's mean, the shares of carbon-free and renewable energy and
-the day-ahead forecasts of wind and sun where they are given, the weekday and the season. It learns from moments at the
-same hour of day as the forecast's own and the hours beside it, so that no hour of the day needs a term of its own, and
-it says the change from the last value known. Moments with gaps around them count for less. Intensities are square roots
-inside, unless some are negative (marginal signals): errors grow with the level.
+One ridge regression predicts all hours ahead at once from what was known at the forecast time: the last two weeks of
+intensity, as differences from the last week's mean, the shares of carbon-free and renewable energy and the day-ahead
+forecasts of wind and sun if given, the weekday and the season. It learns from moments at the forecast's own hour of day
+and the hours next to it, so that no hour of the day needs its own term, and it predicts the change from the last known
+value. Moments with gaps around them get less weight. Internally, intensities are square roots, unless some are negative
+(marginal signals): errors grow with the level.
 
 Its penalty, and whether it is used at all, are decided by a backtest on the last fifth of the history, learned from
-what came before. Persistence, the last 24 hours over and over, is what it has to beat, and it is used where a history
+what came before. The baseline to beat is persistence, which repeats the last 24 hours; it is also used if the history
 is too short.
 
-The quantiles are of errors at held-out moments of the whole history (cross-conformal), so that they know every season
+The quantiles are of errors at held-out moments of the whole history (cross-conformal), so that they cover every season
 in it, and in units of the grid's recent variability, so that they widen when the grid becomes more variable.
 """
 
@@ -54,13 +54,13 @@ class Backtest:
     """How forecasts would have performed over the last part of a history, learned from what came before.
 
     Attributes:
-        first_s, last_s: The first and the last moment forecast from.
+        first_s, last_s: The first and the last forecast time.
         forecasts: How many.
-        mae: Method to its mean absolute error by day ahead, gCO2/kWh.
-        coverage: Share of the hours that lay between the quantiles, learned from what came before; where that is too
-            short, from the first half of the backtest and judged on the second. Of the method in use.
-        greenest_regret: By how much the six hours of the next day that the method in use chose as the greenest emitted
-    more than the six greenest; a share.
+        mae: Mean absolute error by method and day ahead, gCO2/kWh.
+        coverage: Share of the hours that lay between the quantiles of the method in use, learned from what came before;
+            if that is too short, learned from the first half of the backtest and evaluated on the second.
+        greenest_regret: By how much the six hours of the next day that the method in use predicted as greenest emitted
+            more than the six that were greenest; a share.
     """
 
     first_s: float
@@ -76,12 +76,12 @@ class Forecast:
     """Intensities ahead, hour by hour from ``start_s``.
 
     Attributes:
-        start_s: The moment of forecasting.
+        start_s: The forecast time.
         values: (hours,) gCO2/kWh.
-        p10, p90: (hours,) nine of ten errors of the backtest lay above, below; None where too little is known.
+        p10, p90: (hours,) quantiles from the errors of the backtest; None if too little is known.
         method: What made it.
-        backtest: None for a history too short for one.
-        note: Why it is not the learned method, if so.
+        backtest: None if the history is too short for one.
+        note: Why the learned method was not used, if so.
     """
 
     start_s: float
@@ -94,7 +94,7 @@ class Forecast:
 
 
 def persistence(history: History, origins: Ints, horizon_h: int) -> Floats:
-    """Return the 24 hours before each origin over and over, (origins, hours); less than a day known repeats the last.
+    """Return the 24 hours before each origin, repeated: (origins, hours); with less than a day known, the last value.
 
     Args:
         history: What is known.
@@ -106,10 +106,10 @@ def persistence(history: History, origins: Ints, horizon_h: int) -> Floats:
 
 
 def forecast(history: History, horizon_h: int = HORIZON_H) -> Forecast:
-    """Return intensities from the end of a history on, by the method that its own backtest found better.
+    """Return intensities from the end of a history on, by the method that performed better in its own backtest.
 
     Raises:
-        DomainError: a horizon out of bounds.
+        DomainError: The horizon is out of bounds.
     """
     if not 1 <= horizon_h <= LONGEST_H:
         raise DomainError(f"forecasts reach 1 to {LONGEST_H} h ahead, not {horizon_h}")
@@ -137,7 +137,7 @@ def _from_last_known(history: History, horizon_h: int) -> Forecast:
 
 
 def _too_little(history: History, horizon_h: int) -> str:
-    """Return why there is too little to learn from: a history that is too short, or one with too many gaps."""
+    """Return why there is too little to learn from: the history is too short, or has too many gaps."""
     least = LAG_DAYS + LEAST_TRAINING_DAYS + LEAST_BACKTEST_DAYS + 2 * (-(-horizon_h // DAY_H))
     given = len(history.values) / DAY_H
     if given < least:
@@ -148,14 +148,14 @@ def _too_little(history: History, horizon_h: int) -> str:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The decisions of a backtest.
+    """The choices made by a backtest.
 
     Attributes:
         penalties: Of the ridge regression, by day ahead; None for persistence.
         horizon_h: How far ahead it predicts, hours.
-        root: Whether intensities are square roots inside.
-        intervals: How far the forecasts may be off.
-        backtest: The backtest behind the choice.
+        root: Whether intensities are square roots internally.
+        intervals: How far off the forecasts may be.
+        backtest: The backtest behind the choices.
     """
 
     penalties: tuple[float, ...] | None
@@ -170,7 +170,7 @@ class Tuned:
         return "persistence" if self.penalties is None else "ridge"
 
     def at(self, history: History, days: Ints, now: Ints) -> Floats:
-        """Return the predictions made at the moments ``now``, learned from those of ``days``: (now, hours)."""
+        """Return the predictions made at the moments ``now``, learned from those in ``days``: (now, hours)."""
         if self.penalties is None:
             return persistence(history, now, self.horizon_h)
         return _by_day(ridge(history, days, now, self.horizon_h, tuple(set(self.penalties))), self.penalties)
@@ -181,7 +181,7 @@ class Tuned:
 
 
 def tune(history: History, horizon_h: int = HORIZON_H) -> Tuned | None:
-    """Return the decisions of a backtest on the last fifth of a history; None if the history is too short for one."""
+    """Return the choices made by a backtest on the last fifth of a history; None if the history is too short."""
     days = training_days(history, horizon_h)
     tested = min(MOST_BACKTEST_DAYS, max(LEAST_BACKTEST_DAYS, int(BACKTEST_SHARE * len(days))))
     late = days[-tested:]
@@ -222,7 +222,7 @@ def _held_out(
 ) -> tuple[Ints, Floats] | None:
     """Return moments and the predictions made at them, learned from moments whose days ahead do not overlap theirs.
 
-    The history is held out part by part. None where too few moments are left to learn from.
+    The history is held out part by part. None if too few moments are left to learn from.
     """
     if penalties is None:
         return days, persistence(history, days, horizon_h)
@@ -236,24 +236,24 @@ def _held_out(
 
 
 def _by_day(made: dict[float, Floats], penalties: tuple[float, ...]) -> Floats:
-    """Return for each day ahead the forecasts with its penalty, (forecasts, hours)."""
+    """Return the forecasts, each day ahead with its own penalty: (forecasts, hours)."""
     days = [made[penalty][:, day * DAY_H : (day + 1) * DAY_H] for day, penalty in enumerate(penalties)]
     return np.concatenate(days, axis=1)
 
 
 def mean_errors(made: Floats, truth: Floats) -> tuple[float, ...]:
-    """Return the mean absolute error of each day ahead, the last of which may be a part, gCO2/kWh.
+    """Return the mean absolute error of each day ahead, gCO2/kWh; the last day may be partial.
 
     Args:
         made: (forecasts, hours).
-        truth: The same, as it came; NaN where that is not known.
+        truth: The actual values, same shape; NaN where unknown.
     """
     errors = np.nanmean(np.abs(made - truth), axis=0)
     return tuple(float(errors[at : at + DAY_H].mean()) for at in range(0, len(errors), DAY_H))
 
 
 def greenest_regret(made: Floats, truth: Floats, hours: int = 6) -> float:
-    """Return by how much the hours of the first day chosen as the greenest emitted more than the greenest; a share.
+    """Return by how much the hours of the first day predicted as greenest emitted more than the greenest; a share.
 
     Over all forecasts together: the sum of what the chosen hours emitted over the sum of the best, less 1.
     """
@@ -264,7 +264,7 @@ def greenest_regret(made: Floats, truth: Floats, hours: int = 6) -> float:
 
 
 def training_days(history: History, horizon_h: int) -> Ints:
-    """Return the moments a day apart, at the hour of day of the history's end, that can be learned from."""
+    """Return the moments that can be learned from, a day apart, at the hour of day at which the history ends."""
     end = len(history.values)
     latest = end - DAY_H * -(-horizon_h // DAY_H)  # at the same hour of day, and with all that is ahead of it known
     origins = np.arange(latest, LAG_DAYS * DAY_H + max(OFFSETS_H), -DAY_H)[::-1]
@@ -280,7 +280,7 @@ def _known_around(history: History, origins: Ints, horizon_h: int) -> tuple[Floa
 
 
 def ridge(history: History, days: Ints, now: Ints, horizon_h: int, penalties: tuple[float, ...]) -> dict[float, Floats]:
-    """Return for each penalty what a regression on ``days`` predicts at the moments ``now``, (now, hours) gCO2/kWh."""
+    """Return, by penalty, the predictions at the moments ``now`` of a regression on ``days``: (now, hours) gCO2/kWh."""
     last = int(days[-1])
     # An hour later than the last day's moment would look an hour past the end of its targets.
     origins = np.unique(np.concatenate([days + offset for offset in OFFSETS_H]))
@@ -326,8 +326,8 @@ WEIGHTS = {
 def _features(history: History, origins: Ints) -> dict[str, Floats]:
     """Return groups of features of moments, each (moments, width).
 
-    What was measured ends before the moment. Of wind and sun the forecasts for the next day are known, which were
-    published before.
+    Measurements end before the moment. Forecasts of wind and sun include the next day, because they had been published
+    before.
     """
     fortnight = history.values[origins[:, None] - 1 - np.arange(LAG_DAYS * DAY_H)]  # the newest first
     level = fortnight[:, : 7 * DAY_H].mean(axis=1, keepdims=True)
@@ -371,7 +371,7 @@ def _scaling(name: str, group: Floats) -> tuple[Floats, float]:
 
 
 def _day_to_day(history: History, plain: Floats) -> tuple[Floats | None, Floats | None]:
-    """Return the quantiles of a persistence forecast by how much days differed; None with less than three days."""
+    """Return the quantiles of a persistence forecast from the day-to-day changes; None with less than three days."""
     known = history.known[DAY_H:] & history.known[:-DAY_H]
     changes = (history.values[DAY_H:] - history.values[:-DAY_H])[known]
     if len(changes) < 2 * DAY_H:

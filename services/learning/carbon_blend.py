@@ -1,12 +1,12 @@
 """Carbon intensity in steps shorter than an hour, for a past too short to learn much from.
 
-Marginal signals come in steps of five minutes, and a provider hands out a month of them. The last value predicts the
-next hour best, and the same time of yesterday predicts tomorrow best; the blend of both is
+Marginal signals come in steps of five minutes, and providers give out only a month of them. The last value predicts the
+next hour best, and the same time yesterday predicts tomorrow best; the blend of both is
 
     w(k) x last value + (1 - w(k)) x yesterday(t + k)
 
-with a weight w for each hour ahead between 0 (persistence) and 1: the one of ``WEIGHTS`` that had the least absolute
-error over the past. The quantiles are of the errors there.
+with a weight w between 0 (persistence) and 1 for each hour ahead: the one of ``WEIGHTS`` with the least absolute error
+over the past. The quantiles are those of the errors there.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Blend:
         weights: (steps,) w.
         low, high: (steps,) quantiles of the errors, gCO2/kWh; at most and at least 0.
         origins: (tested,) moments of the backtest, steps since the beginning, over the last part of the past.
-        mae: By method the (steps,) mean absolute errors there, the weights learned from the part before.
-        coverage: Share of the steps there between quantiles learned from the part before.
-        greenest_regret: As of ``services.learning.carbon.Backtest``.
+        mae: By method, the (steps,) mean absolute errors there, with the weights learned from the part before.
+        coverage: Share of the steps there that lie between the quantiles learned from the part before.
+        greenest_regret: As in ``services.learning.carbon.Backtest``.
     """
 
     weights: Floats
@@ -54,7 +54,7 @@ class Blend:
         return bool(self.mae["blend"].mean() < self.mae["persistence"].mean())
 
     def at(self, values: Floats, day: int) -> tuple[Floats, Floats, Floats]:
-        """Return the forecast that follows the last of some values, and its p10 and p90; (steps,) each."""
+        """Return the forecast that continues these values, and its p10 and p90; (steps,) each."""
         made = blended(values, np.array([len(values)]), self.weights, day)[0]
         low, high = made + self.low, made + self.high
         return (made, low, high) if values.min() < 0 else (made, np.maximum(low, 0.0), high)
@@ -64,12 +64,12 @@ def learn(values: Floats, hours: int, hour: int) -> Blend:
     """Return the weights and errors of a past in equal steps.
 
     Args:
-        values: (n,) gCO2/kWh, the latest last, without gaps.
+        values: (n,) gCO2/kWh, oldest first, without gaps.
         hours: How far ahead to forecast.
-        hour: Steps in an hour.
+        hour: Number of steps in an hour.
 
     Raises:
-        DomainError: A past too short for it: five days, and twice the hours ahead.
+        DomainError: The past is shorter than needed: five days plus twice the hours ahead.
     """
     steps, day = hours * hour, DAY_H * hour
     origins = np.arange(len(values) - steps, day - 1, -hour, dtype=np.int64)[::-1]
@@ -96,13 +96,13 @@ def learn(values: Floats, hours: int, hour: int) -> Blend:
 
 
 def blended(values: Floats, origins: Ints, weights: Floats, day: int) -> Floats:
-    """Return the (origins, steps) forecasts made at moments of the past, gCO2/kWh; a day has ``day`` steps."""
+    """Return the (origins, steps) forecasts made at past moments, gCO2/kWh; a day has ``day`` steps."""
     yesterday = values[origins[:, None] - day + np.arange(len(weights)) % day]
     return yesterday + weights * (values[origins - 1][:, None] - yesterday)
 
 
 def _weights(values: Floats, origins: Ints, steps: int, hour: int) -> Floats:
-    """Return the weight with the least absolute error in each hour ahead; (steps,)."""
+    """Return the weight with the least absolute error for each hour ahead; (steps,)."""
     truth = values[origins[:, None] + np.arange(steps)]
     tried = (np.abs(blended(values, origins, np.full(steps, w), DAY_H * hour) - truth).mean(axis=0) for w in WEIGHTS)
     by_hour = np.stack([each.reshape(-1, hour).mean(axis=1) for each in tried])
@@ -116,15 +116,15 @@ def _quantiles(values: Floats, origins: Ints, weights: Floats, day: int) -> tupl
 
 
 def steps_of(times_s: Floats, values: Floats, step_s: float) -> Floats:
-    """Return the last ``MOST_DAYS`` of a series without gaps: a missing step has the day before's value, else the last.
+    """Return the last ``MOST_DAYS`` of a series with gaps filled by the value a day before, else the previous one.
 
     Args:
-        times_s: (n,) when each value began to hold, increasing.
+        times_s: (n,) when each value took effect, increasing.
         values: (n,) gCO2/kWh.
         step_s: Length of a step.
 
     Raises:
-        DomainError: Steps of which an hour holds no whole number.
+        DomainError: An hour is not a whole number of steps.
     """
     hour = round(HOUR_S / step_s)
     if hour < 2 or hour * step_s != HOUR_S:

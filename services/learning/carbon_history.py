@@ -1,4 +1,4 @@
-"""What is known of a grid's past: hour by hour, without gaps, and without values that cannot be true."""
+"""What is known of a grid's past: hour by hour, without gaps, and without impossible values."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SHAPE_DAYS = 14
 
 @dataclass(frozen=True)
 class History:
-    """The past of a grid, hour by hour, until the moment of forecasting.
+    """The past of a grid, hour by hour, up to the forecast time.
 
     Attributes:
         start_s: When the first hour begins on the grid's clock, UTC seconds, a whole hour.
-        values: (hours,) gCO2/kWh, without gaps: a missing hour has the value of the last day that knew that hour,
-            else the last value before it. Nothing is filled from later values.
-        known: (hours,) whether it was measured, and can be true.
+        values: (hours,) gCO2/kWh, without gaps: a missing hour takes the value of the same hour on the last day that
+            has one, else the last value before it. Nothing is filled from later values.
+        known: (hours,) whether the value was measured and is plausible.
         shares: (hours, columns) such as percentages of renewable energy, filled likewise; no columns without any.
-        expected: (hours + 24, columns) day-ahead forecasts of wind and solar generation by the hour that they are for;
-            the last 24 rows lie ahead of the moment of forecasting. No columns without any.
+        expected: (hours + 24, columns) day-ahead forecasts of wind and solar generation by the hour they are for; the
+            last 24 rows lie ahead of the forecast time. No columns without any.
     """
 
     start_s: float
@@ -40,21 +40,21 @@ class History:
 
     @property
     def end_s(self) -> float:
-        """The moment of forecasting."""
+        """The forecast time."""
         return self.start_s + HOUR_S * len(self.values)
 
     @property
     def known_until(self) -> int:
-        """Hours from the beginning to the end of the last one that was measured."""
+        """Hours from the beginning to the end of the last hour that was measured."""
         return int(np.flatnonzero(self.known)[-1]) + 1
 
     def since(self, hours: int) -> History:
-        """Return it without its first hours."""
+        """Return the history without its first hours."""
         parts = self.values[hours:], self.known[hours:], self.shares[hours:], self.expected[hours:]
         return History(self.start_s + HOUR_S * hours, *parts)
 
     def until(self, hours: int) -> History:
-        """Return its first hours."""
+        """Return the first hours of the history."""
         expected = self.expected[: hours + DAY_H]
         return History(self.start_s, self.values[:hours], self.known[:hours], self.shares[:hours], expected)
 
@@ -71,16 +71,16 @@ def history_of(
     """Return what was known at ``until_s``, hour by hour; shorter steps become the mean of their hour.
 
     Args:
-        times_s: (n,) when each value began to hold, UTC seconds, increasing.
+        times_s: (n,) when each value took effect, UTC seconds, increasing.
         values: (n,) gCO2/kWh; NaN is no value.
-        until_s: The moment of forecasting, rounded down to the hour. Values that begin then or later are ignored.
+        until_s: The forecast time, rounded down to the hour. Values that begin then or later are ignored.
         shares: (n, columns).
         step_s: How long a value holds at most.
-        expected: When the hours begin that day-ahead forecasts of wind and solar generation are for, (m,) UTC seconds,
+        expected: The start of each hour covered by day-ahead forecasts of wind and solar generation, (m,) UTC seconds,
             and the forecasts, (m, columns). They were published a day before, so that those of the next 24 h are known.
 
     Raises:
-        DomainError: nothing is known before that moment, or nothing of the week before it.
+        DomainError: Nothing is known before that time, or nothing of the week before it.
     """
     end = int(until_s // HOUR_S)
     hours = np.floor(times_s / HOUR_S).astype(np.int64)
@@ -114,10 +114,10 @@ def _hourly(rows: Ints, columns: Floats, length: int) -> Floats:
 
 
 def is_wild(values: Floats) -> NDArray[np.bool_]:
-    """Return which values cannot be true, such as those of a meter that failed or of another unit: (n,).
+    """Return which values are implausible, such as those of a failed meter or in another unit: (n,).
 
-    They lie further outside the 1st and the 99th percentile than these are apart, and than the median is from zero: a
-    grid's rare peaks are nearer.
+    They lie further outside the 1st and 99th percentiles than these are apart, and than the median is from zero; a
+    grid's rare peaks stay within that.
     """
     low, median, high = np.quantile(values, (0.01, 0.5, 0.99))
     margin = max(high - low, abs(median))
@@ -129,7 +129,7 @@ def _moment(time_s: float) -> str:
 
 
 def _filled(column: Floats) -> Floats:
-    """Return a column whose gaps have the value of a day before, as filled, else the one before; 0 before any."""
+    """Return a column whose gaps take the (filled) value a day before, else the previous one; 0 before any."""
     filled = column.copy()
     for at in np.flatnonzero(~np.isfinite(column)):
         filled[at] = filled[at - DAY_H] if at >= DAY_H else (filled[at - 1] if at else 0.0)
@@ -137,14 +137,15 @@ def _filled(column: Floats) -> Floats:
 
 
 def within_hours(times_s: Floats, values: Floats, until_s: float, step_s: float) -> Floats:
-    """Return how the steps within each hour of the day differed from its mean over the last fortnight, (24, steps).
+    """Return how steps differ from the mean of their hour, by hour of day over the last fortnight: (24, steps).
 
-    One column of zeros if steps are an hour or longer, or do not fit into one; zeros for an hour without values.
+    A single column of zeros if steps are an hour or longer, or an hour is not a whole number of them; zeros for an hour
+    without values.
 
     Args:
-        times_s: (n,) when each value began to hold, UTC seconds.
+        times_s: (n,) when each value took effect, UTC seconds.
         values: (n,) gCO2/kWh.
-        until_s: What begins then or later is not looked at.
+        until_s: Values that begin then or later are ignored.
         step_s: Length of a step.
     """
     steps = round(HOUR_S / step_s) if step_s < HOUR_S and HOUR_S % step_s == 0 else 1

@@ -1,9 +1,9 @@
-"""How far forecasts of carbon intensity may be off: quantiles of past errors, in units of the grid's recent
+"""How far off forecasts of carbon intensity may be: quantiles of past errors, in units of the grid's recent
 variability.
 
-Errors are taken of square roots where no intensity is negative, because they grow with the level, and divided by how
+Errors are taken of square roots if no intensity is negative, because they grow with the level, and divided by how
 much the days before the moment differed from one another (normalised conformal prediction): the intervals widen as soon
-as a grid becomes more variable, and not only when its errors have become large.
+as a grid becomes more variable, not only once its errors have become large.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LEAST_ROUGHNESS = 0.1
 
 
 def inside(values: Floats, root: bool) -> Floats:
-    """Return square roots where ``root``."""
+    """Return the square roots of the values if ``root``, otherwise the values."""
     return np.sqrt(np.maximum(values, 0.0)) if root else values
 
 
 def outside(values: Floats, root: bool) -> Floats:
-    """Return the values with these square roots; gCO2/kWh."""
+    """Return the values in gCO2/kWh; the inverse of ``inside``."""
     return np.maximum(values, 0.0) ** 2 if root else values
 
 
@@ -42,7 +42,7 @@ class MeasuredGrid:
     def ahead(self, moments: Ints, hours: int) -> Floats:
         """Return what came after each moment, (moments, hours): NaN where it was not measured.
 
-        An hour ahead that was never measured has the values that fill its gaps.
+        An hour ahead that was never measured takes the values that fill its gaps.
         """
         at = moments[:, None] + np.arange(hours)
         known = self.known[at]
@@ -51,7 +51,7 @@ class MeasuredGrid:
     def roughness(self, moments: Ints) -> Floats:
         """Return the mean absolute change from one day to the next over the fortnight before each moment; (moments,).
 
-        Where nothing of a fortnight was measured it is NaN.
+        NaN if nothing of the fortnight was measured.
         """
         levels = inside(self.values, self.root)
         both = self.known[DAY_H:] & self.known[:-DAY_H]
@@ -69,7 +69,7 @@ class Intervals:
 
     Attributes:
         low, high: (hours,) by hour ahead, as multiples of the roughness; at most and at least 0.
-        usual: Roughness of the history, its median.
+        usual: The median roughness of the history.
     """
 
     low: Floats
@@ -78,7 +78,7 @@ class Intervals:
 
     @classmethod
     def of(cls, grid: MeasuredGrid, moments: Ints, made: Floats) -> Intervals:
-        """Return the quantiles for the (moments, hours) predictions made at past moments."""
+        """Return the quantiles of the errors of the (moments, hours) predictions made at past moments."""
         hours = int(made.shape[1])
         truth = grid.ahead(moments, hours)
         rough = grid.roughness(moments)
@@ -96,6 +96,6 @@ class Intervals:
         return outside(level + scale * self.low, grid.root), outside(level + scale * self.high, grid.root)
 
     def _scale(self, rough: Floats) -> Floats:
-        """Return (moments, 1) what errors are multiples of; the usual roughness where none is known."""
+        """Return the unit of the errors at each moment, (moments, 1); the usual roughness where none is known."""
         least = max(LEAST_ROUGHNESS * self.usual, 1e-6)
         return np.maximum(np.where(np.isnan(rough), self.usual, rough), least)[:, None]

@@ -1,7 +1,7 @@
 """The demand that pools are planned for: peaks that, with head-room, are seldom exceeded.
 
-Called for every plan. The backtest that chooses is thinned: at most ``MOMENTS`` moments of the last two days, and
-a few fits.
+This is called for every plan, so the backtest that chooses is thinned: at most ``MOMENTS`` moments of the last two
+days, and a few fits.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Demand:
     """The demand to plan for.
 
     Attributes:
-        peaks_qps: (STEPS_AHEAD, n_classes) for the steps from the end of history on; with margins, without head-room.
-        method: The forecaster that was chosen; with too little history, what is used instead.
+        peaks_qps: (STEPS_AHEAD, n_classes) for the steps that follow the history; with margins, without head-room.
+        method: The forecaster chosen, or what is used instead if there is too little history.
         scores: By forecaster, lists by class over the same past moments, each with its margin: ``mae_qps``,
             ``short_share`` of the steps with less than their peak, ``spare_qps``, ``cost_qps`` (the newsvendor's).
         left_out: Why the others were not compared, by name.
@@ -73,8 +73,8 @@ def forecast_demand(
 ) -> Demand:
     """Return the peaks to plan pools for, from the traffic so far.
 
-    If history is too short to learn from, it is the peak that the operator expects, or the greatest peak so far if that
-    is more.
+    If history is too short to learn from, this is the peak that the operator expects, or the greatest peak so far if
+    that is higher.
 
     >>> forecast_demand(Traffic(np.array([[3.0], [4.0]])), None).peaks_qps.T.tolist()
     [[4.0, 4.0, 4.0, 4.0, 4.0, 4.0]]
@@ -82,13 +82,13 @@ def forecast_demand(
     Args:
         history: The traffic until the moment of planning.
         assumed_qps: (n_classes,) peaks that the operator expects; None if there is no such estimate.
-        head_room: The plan serves so many times the peaks.
+        head_room: The factor by which the plan's capacity exceeds the peaks.
         service: Share of the steps in which that should suffice.
         lstm: Whether the LSTMs are compared too.
 
     Raises:
-        DomainError: Neither history nor assumption, an impossible assumption, or a head-room or service level out
-            of bounds.
+        DomainError: There is neither history nor assumption, the assumption is impossible, or head-room or service
+            level is out of bounds.
     """
     criterion = ServiceLevel(service, head_room)
     if assumed_qps is not None and (

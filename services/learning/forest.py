@@ -5,13 +5,13 @@ tree is fitted to one row per pair: its weight is how often the bootstrap of all
 of the jobs drawn. Splits and leaves are those of the tree fitted to every job, since the squared error within a pair is
 the same whatever the split; it takes a tenth of the time or less.
 
-Known pairs are predicted when the forest is fitted, so that serving it is a look-up. Only a known group with a new user
-needs the trees.
+Known pairs are predicted when the forest is fitted, so that serving them is a look-up. Only a known group with a new
+user needs the trees.
 
 A group's number is a hash, so its neighbours in a tree have nothing to do with it. A tree whose bootstrap did not draw
-a pair predicts a neighbour's length for it, and the mean over the trees is off for every pair of few jobs. Without the
-bootstrap the forest is one tree, the mean of each pair's jobs, and errs less
-(``python -m lab.reproductions.asrpt_forest``); the scheduler's predictions are made so.
+a pair predicts a neighbour's length for it, so the mean over the trees is off for every pair with few jobs. Without the
+bootstrap the forest is one tree, the mean of each pair's jobs, and is more accurate
+(``python -m lab.reproductions.asrpt_forest``); the scheduler's predictions are made this way.
 
 Source: A-SRPT section IV-C, 3: 100 trees, squared error, the prediction for an unseen group is 0.
 """
@@ -51,13 +51,13 @@ _new_tree = cast("Callable[..., _TreeRegressor]", import_module("sklearn.tree").
 
 @dataclass(frozen=True)
 class Forest:
-    """How to grow one; equal history and equal seed give equal forests.
+    """How to grow a forest; equal history and equal seed give equal forests.
 
     Attributes:
-        trees: How many, with a bootstrap.
+        trees: How many, if there is a bootstrap.
         seed: Of the bootstraps and the trees.
-        keeps_trees: Without them, which take a hundred bytes and more per pair each, there is no prediction for a new
-            user of a known group.
+        keeps_trees: Whether to keep the trees, which take a hundred bytes or more per pair each; without them there is
+            no prediction for a new user of a known group.
         bootstrap: Whether each tree sees a sample of the jobs. Otherwise there is one tree, and ``spread`` is the
             standard deviation of a pair's jobs instead of that over the trees.
     """
@@ -68,7 +68,7 @@ class Forest:
     bootstrap: bool = True
 
     def fit(self, history: Runs) -> ForestModel | GroupTable:
-        """Return the forest of a history; of an empty one, a table that predicts 0."""
+        """Return the forest of a history; for an empty one, a table that predicts 0."""
         nothing = np.empty(0)
         if not len(history):
             return GroupTable(np.empty(0, dtype=np.int64), nothing, nothing)
@@ -116,7 +116,7 @@ class ForestModel:
         groups, users: Known ones, ascending; a tree sees their indices.
         pairs: (n_pairs, 2) known (group, user), ascending.
         mean, spread: (n_pairs,) mean over the trees, and standard deviation; see ``Forest``.
-        trees: Of scikit-learn.
+        trees: scikit-learn's trees.
     """
 
     groups: Ints
@@ -147,7 +147,7 @@ class ForestModel:
 
 
 def _in_order(call: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> Iterator[T]:
-    """Yield the results of calls on all cores, in the order of their arguments, which are drawn as they are needed."""
+    """Yield the results of calls made on all cores, in the order of their arguments, which are drawn as needed."""
     cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as executor:  # a tree grows outside of Python's lock
         pending: deque[Future[T]] = deque()
@@ -160,6 +160,6 @@ def _in_order(call: Callable[..., T], arguments: Iterable[tuple[Any, ...]]) -> I
 
 
 def _coded(groups: Ints, users: Ints, group: Ints, user: Ints) -> NDArray[np.float32]:
-    """Return the features of a tree: (n_rows, 2) indices among the known ones, exact in 32 bits below 16 million."""
+    """Return the features of a tree: (n_rows, 2) indices into the known ones, exact in 32 bits below 16 million."""
     places = np.searchsorted(groups, group), np.searchsorted(users, user)
     return np.stack(places, axis=1).astype(np.float32)

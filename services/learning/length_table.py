@@ -1,8 +1,8 @@
-"""A fitted forest as it is served: a table of its predictions for every (group, user) it has seen.
+"""A fitted forest in the form in which it is served: a table of its predictions for every (group, user) it has seen.
 
 The forest's prediction for a known pair is exact here. For a known group with a new user the table has the mean over
 the group's users, weighted by their jobs: a tree's answer would depend on where the new user's hash happens to lie.
-Written as plain arrays, which cannot run code when they are read.
+It is written as plain arrays, which cannot run code when they are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LengthTable:
 
     Attributes:
         groups: (n_groups,) ascending.
-        amount, spread: (n_groups,) of a user that is new to the group.
+        amount, spread: (n_groups,) for a user that is new to the group.
         examples: (n_groups,) jobs of the history.
         quantiles: (n_groups, 3) of the actual lengths of the group's jobs, at ``QUANTILES``.
         pairs: (n_pairs, 2) known (group, user), ascending.
@@ -50,7 +50,7 @@ class LengthTable:
 
     @classmethod
     def of(cls, model: ForestModel | GroupTable, history: Runs) -> LengthTable:
-        """Return the table of a forest and of the history that it was fitted to."""
+        """Return the table of a forest and the history it was fitted to."""
         if isinstance(model, GroupTable):  # of an empty history
             no_ids, nothing = np.empty(0, dtype=np.int64), np.empty(0)
             return cls(no_ids, nothing, nothing, no_ids, np.empty((0, 3)), np.empty((0, 2), np.int64), nothing, nothing)
@@ -85,12 +85,12 @@ class LengthTable:
 
     @cached_property
     def _codes(self) -> Ints:
-        """One number for each pair, ascending."""
+        """One number per pair, ascending."""
         places = np.searchsorted(self.groups, self.pairs[:, 0])
         return places * self._users.size + np.searchsorted(self._users, self.pairs[:, 1])
 
     def places(self, group: Ints) -> tuple[Ints, Bools]:
-        """Return the indices of groups in the table, which is not empty, and whether they are in it."""
+        """Return the indices of groups in the table, and whether they are in it; the table must not be empty."""
         at = np.minimum(np.searchsorted(self.groups, group), self.groups.size - 1)
         return at, self.groups[at] == group
 

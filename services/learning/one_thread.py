@@ -18,7 +18,7 @@ class _Controller(Protocol):
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """Return a context in which this process's BLAS and OpenMP take one thread; what uses them is imported before."""
+    """Return a context in which this process's BLAS and OpenMP use one thread; import what uses them first."""
     return _controller().limit(limits=1)
 
 

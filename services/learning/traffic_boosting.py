@@ -25,12 +25,12 @@ LATEST_STEPS = 14 * DAY_STEPS
 
 @dataclass(frozen=True)
 class Boosting:
-    """Learns the ratio of a peak to the recent level, from features that are ratios to it too.
+    """Learns the ratio of a peak to the recent level, from features that are ratios to that level too.
 
     Attributes:
         quantile: Of the predicted peak, in (0, 1); the median has the least absolute error, 0.9 brings head-room
             of its own.
-        rounds: Trees.
+        rounds: Number of trees.
         seed: Equal history and equal seed give equal models.
     """
 
@@ -44,11 +44,11 @@ class Boosting:
 
     @property
     def name(self) -> str:
-        """Its quantile is said where it is not the median."""
+        """The name, with the quantile unless it is the median."""
         return "gradient boosting" + ("" if self.quantile == 0.5 else f" p{100 * self.quantile:g}")
 
     def steps_needed(self, history: Traffic) -> int:
-        """As many as there are lags; from so few little is learned."""
+        """Return the number of lags; little is learned from a history that short."""
         del history
         return LAGS
 
@@ -75,7 +75,7 @@ class Boosting:
 
 @dataclass(frozen=True)
 class BoostingModel:
-    """Fitted trees of scikit-learn, and the columns of features that they see."""
+    """Fitted scikit-learn trees, and the feature columns that they see."""
 
     trees: Regressor
     columns: Ints

@@ -1,9 +1,9 @@
 """An LSTM of peak rates, for ``services.core.profiles.traffic``; needs the extra ``lstm``.
 
 The paper's network takes counts per 5-second window and gives the counts of the next 360 windows; the greatest of each
-step is the peak. The paper prints neither sizes nor loss: one layer, squared error, sizes as below. A network trained
-so predicts each window's mean, and the greatest of 60 means lies below the mean of the greatest: ``target="peaks"``
-is trained on the peaks themselves and has no such bias.
+step is the peak. The paper states neither sizes nor loss: one layer, squared error, sizes as below. A network trained
+in this way predicts each window's mean, and the greatest of 60 means lies below the mean of the greatest;
+``target="peaks"`` is trained on the peaks themselves and has no such bias.
 
 Source: FREESH appendix D.3.
 """
@@ -39,10 +39,10 @@ def _torch() -> Any:
 
 @dataclass(frozen=True)
 class Lstm:
-    """How to train one.
+    """How to train a network.
 
     Attributes:
-        target: ``windows`` as the paper: window counts in, window counts out. ``peaks``: peaks of steps in and out.
+        target: ``windows`` as in the paper: window counts in, window counts out. ``peaks``: peaks of steps in and out.
         seen: Windows or steps that the network looks back on; by default 5 minutes of windows, an hour of steps.
         hidden: Size of its state.
         epochs: Passes over the samples.
@@ -57,12 +57,12 @@ class Lstm:
 
     @property
     def name(self) -> str:
-        """Says what it is trained on."""
+        """The name, which says what it is trained on."""
         return f"LSTM on {self.target}"
 
     @property
     def look_back(self) -> int:
-        """Points that the network looks back on."""
+        """How many points the network looks back on."""
         return self.seen or (WINDOWS if self.target == "windows" else 12)
 
     @property
@@ -70,7 +70,7 @@ class Lstm:
         return WINDOWS if self.target == "windows" else 1
 
     def steps_needed(self, history: Traffic) -> int | str:
-        """The points that it looks back on, and half an hour to learn from."""
+        """Return the points that it looks back on, and half an hour to learn from."""
         if find_spec("torch") is None:
             return WITHOUT_TORCH
         if self.target == "windows" and history.counts is None:
@@ -109,7 +109,7 @@ class Lstm:
 
 @dataclass(frozen=True)
 class LstmModel:
-    """A trained network, and what its unit is: (n_classes,) queries per second."""
+    """A trained network, and its unit: (n_classes,) queries per second."""
 
     trained: Lstm
     network: Any
@@ -129,7 +129,7 @@ class LstmModel:
 
 
 def _points(history: Traffic, target: str) -> Floats:
-    """Return the series a network sees; (n_points, n_classes) queries per second."""
+    """Return the series that a network sees; (n_points, n_classes) queries per second."""
     if target == "peaks":
         return history.peaks_qps
     if history.counts is None:
@@ -143,7 +143,7 @@ def _network(torch: Any, n_classes: int, hidden: int, ahead: int) -> Any:
 
 
 def _predicted(network: Any, seen: Any, ahead: int) -> Any:
-    """Return (n_samples, ahead, n_classes): the change from the mean of what was seen, read off the last state."""
+    """Return (n_samples, ahead, n_classes): the mean of what was seen plus the change that the last state predicts."""
     states, _ = network["recurrent"](seen)
     change = network["head"](states[:, -1]).reshape(len(seen), ahead, -1)
     return change + seen.mean(dim=1, keepdim=True)

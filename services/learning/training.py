@@ -16,12 +16,12 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class Learned:
-    """A new table, and the predictions for the newest jobs by forests that had not seen them.
+    """A new table, and how well forests that had not seen the newest jobs predict them.
 
     Attributes:
         table: Fitted to the whole history.
         new: Errors of the same forest when it is fitted to all but the newest jobs.
-        last: Errors of the table in force on them; None without one.
+        last: Errors of the table in force on those jobs; None without one.
         user_median: Errors of the median of the user's earlier jobs on them.
         is_better: Whether the table should come into force: its mean absolute error is not above the last one's.
     """
@@ -36,12 +36,12 @@ class Learned:
 def learn(history: Runs, ended_s: Floats, last: LengthTable | None, last_through_s: float) -> Learned:
     """Return the table learned from a history.
 
-    Neither side has seen the jobs that both are tried on: they are the later half of those that ended after the table
-    in force was made, and the forest that is tried is fitted to what ended before them.
+    Neither table has seen the jobs that both are tested on: they are the later half of those that ended after the table
+    in force was made, and the forest under test is fitted to the jobs that ended before them.
 
     Args:
-        history: At least one job, in the order of their ends.
-        ended_s: (n_jobs,) those ends, UTC seconds.
+        history: At least one job, in the order in which they ended.
+        ended_s: (n_jobs,) when they ended, UTC seconds.
         last: The table in force.
         last_through_s: It was fitted to the jobs that had ended by then, UTC seconds.
     """

@@ -37,7 +37,7 @@ from services.simulator.sources import ServiceSources
 
 
 def create_app(settings: SimulatorSettings) -> FastAPI:
-    """Return the app; while it runs, it repairs what crashes leave behind.
+    """Return the app; while running, it repairs what crashes have left behind.
 
     Raises:
         PluginError: An installed package adds a policy that cannot be used.
@@ -102,7 +102,7 @@ def create_app(settings: SimulatorSettings) -> FastAPI:
 
 
 def main() -> None:
-    """Run the service until SIGTERM; exit with one line for each invalid setting."""
+    """Run the service until SIGTERM; on invalid settings, exit with one line for each."""
     settings = settings_or_exit(SimulatorSettings, database=True)
     try:
         app = create_app(settings)

@@ -1,4 +1,4 @@
-"""The job traces, formats and recipes that are known by name: the product's own, and those of installed packages."""
+"""The job traces, formats and recipes available by name: the product's own, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ IN_LAB = frozenset(
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Inputs of simulations by name.
+    """Simulation inputs by name.
 
     Attributes:
         jobs: Bundled traces.
-        formats: Of files of jobs.
+        formats: Formats of job files.
         recipes: How jobs behave.
-        recipe_of: The recipe of a format where none is asked for.
+        recipe_of: The default recipe of each format.
     """
 
     jobs: Mapping[str, Bundle]
@@ -44,10 +44,10 @@ class Catalogue:
 
 @cache
 def catalogue() -> Catalogue:
-    """Return all that there is in this process.
+    """Return everything available in this process.
 
     Raises:
-        PluginError: What a package adds cannot be used.
+        PluginError: An installed package adds something that cannot be used.
     """
     found = Catalogue(
         jobs={"green-year": Bundle("green_year.csv", YEAR_DAYS), "green-day": Bundle("green_day.csv", 1)},
@@ -66,7 +66,7 @@ def catalogue() -> Catalogue:
 
 
 def unknown(what: str, name: str, names: str) -> str:
-    """Return why there is nothing of this name here, and what to do, for messages."""
+    """Return a message that says why this name is unknown, and what to do."""
     if name in IN_LAB:
         return (
             f"the {what} {name!r} is in the package wattshift-lab, which is not installed here; in a checkout of this "

@@ -1,4 +1,4 @@
-"""HTTP of comparisons: what the scheduler asks for its explanations."""
+"""HTTP routes for comparisons, which the scheduler uses in its explanations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What each policy would do with the present queue: one simulation of a recent snapshot, shared by all who ask.
+"""What each policy would do with the current queue: one simulation of a recent snapshot, shared by all who ask.
 
-At most one is under way in an installation, whoever asks and however often, and a new one begins only when somebody
-asks and the last is old or does not know the job. The rows belong to a name that no tenant can have; workers claim,
-renew and repeat them as they do other runs, so that a kill only delays the answer.
+At most one runs at a time in an installation, whoever asks and however often; a new one begins only when somebody asks
+and the last is too old or does not include the job. The rows belong to a reserved name that no tenant can have; workers
+claim, renew and retry them like any other run, so that a kill only delays the answer.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Known:
     row: Mapping[str, int]
 
     def outcomes(self, job_id: str) -> list[PolicyOutcome]:
-        """Return what becomes of one of its jobs, the policy in force first."""
+        """Return the outcomes of one of its jobs, the policy in force first."""
         row, result = self.row[job_id], self.result
         found = [_outcome(each, row, result) for each in result["policies"]]
         return sorted(found, key=lambda each: (not each.in_force, each.policy))
 
 
 class Comparisons:
-    """Answers from the newest comparison, and begins the next one where that is due."""
+    """Answers from the newest comparison, and starts the next one when it is due."""
 
     def __init__(
         self, repository: SimulationRepository, service: SimulatorService, *, max_age_s: float, min_age_s: float
@@ -65,8 +65,8 @@ class Comparisons:
         Args:
             repository: The stored runs.
             service: Submits runs.
-            max_age_s: A comparison that is older is renewed when it is asked for.
-            min_age_s: One that is younger is not, even for a job that it does not know; nor is one that failed.
+            max_age_s: A comparison older than this is renewed when somebody asks.
+            min_age_s: A comparison younger than this is not renewed, even if it lacks the job or failed.
         """
         self._repository = repository
         self._service = service
@@ -78,12 +78,12 @@ class Comparisons:
         self._tried_at = datetime.min.replace(tzinfo=UTC)
 
     async def close(self) -> None:
-        """End what is under way in this process."""
+        """Stop whatever is in progress in this process."""
         if self._beginning is not None:
             await end_tasks([self._beginning])
 
     async def of(self, job_id: str) -> PolicyComparison:
-        """Return what is known of a job; where nothing is, a comparison is begun and the answer is ``pending``."""
+        """Return what is known about a job; if nothing is, start a comparison and answer ``pending``."""
         newest = await self._repository.page(OWNER.tenant_id, (), None, 3)
         last = newest[0] if newest else None
         under_way = last is not None and last.state in (WorkState.QUEUED, WorkState.RUNNING)
@@ -127,7 +127,7 @@ class Comparisons:
             self._beginning = asyncio.create_task(self._submit())
 
     async def _submit(self) -> None:
-        """Submit a comparison; another process may be first, and its run then serves."""
+        """Submit a comparison; if another process got there first, its run serves."""
         self._tried_at = datetime.now(UTC)
         try:
             request = TrainingRequest(policy=[*POLICIES][:MAX_POLICIES], jobs=LIVE, carbon=LIVE)

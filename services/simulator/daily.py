@@ -1,4 +1,4 @@
-"""What the levers saved, once a day: a run by the queue, and its figures, stored beside what the ledger has."""
+"""What the levers saved each day: a run from the queue, whose figures are stored alongside the ledger's."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WORDS = {
 
 
 class DailySavings:
-    """Replays each day once, and tells what was stored."""
+    """Replays each day once, stores the savings and reports them."""
 
     def __init__(
         self, repository: SimulationRepository, service: SimulatorService, sources: Sources, telemetry: ServiceClient
@@ -57,7 +57,7 @@ class DailySavings:
         self._sources, self._telemetry = sources, telemetry
 
     async def look(self) -> None:
-        """Take the next step for the newest day that is not stored: begin its replay, or store what came of it."""
+        """Take the next step for the newest day without stored savings: start its replay, or store the outcome."""
         newest = (datetime.now(UTC) - SETTLED).date() - timedelta(days=1)
         stored = await self._repository.days_of_savings(newest - timedelta(days=DAYS_BACK), newest)
         for back in range(DAYS_BACK):
@@ -66,7 +66,7 @@ class DailySavings:
                 return
 
     async def report(self, start_at: datetime | None, end_at: datetime | None) -> SavingsReport:
-        """Return what was stored of the days that lie wholly in a period."""
+        """Return the stored savings of the days that lie wholly within a period."""
         first = start_at and (start_at.astimezone(UTC) + timedelta(days=1, microseconds=-1)).date()
         found = await self._repository.savings(first, end_at and end_at.astimezone(UTC).date())
         days = [DaySavings.model_validate(figures) for figures in found]
@@ -115,7 +115,7 @@ class DailySavings:
 
 
 def request_of(state: LiveState, day: date) -> TrainingRequest:
-    """Return the replay of the jobs that were submitted on a day, on the nodes and under the policy of now."""
+    """Return a replay of the jobs submitted on a day, on the present nodes and under the present policy."""
     cut = {each.node: 0 for each in state.slices}
     for each in state.slices:
         cut[each.node] = max(cut[each.node], each.gpu + 1)
@@ -146,13 +146,13 @@ def day_of(
     ledger: FootprintReport,
     gpus: Mapping[str, int],
 ) -> DaySavings:
-    """Return the figures of a day from its replays and from what the ledger has of it.
+    """Return the figures of a day from its replays and the ledger.
 
     Args:
         day, simulation_id: As in the result.
-        document: By ``services.simulator.savings``; None: nothing was replayed.
-        ledger: Of the day, by zone.
-        gpus: Of all nodes, by zone.
+        document: From ``services.simulator.savings``; None: nothing was replayed.
+        ledger: The day's footprint, by zone.
+        gpus: GPUs of all nodes, by zone.
     """
     energy_j = ledger.total.energy_j
     pue = ledger.total_accounts.facility_energy_j / energy_j if energy_j > 0 else 1.0
@@ -210,9 +210,9 @@ def day_of(
 
 
 def placement_saving(ledger: FootprintReport, gpus: Mapping[str, int]) -> float | None:
-    """Return what jobs emitted less than if their energy had been used in all zones as these have GPUs, gCO2.
+    """Return what jobs saved compared with spreading their energy over all zones in proportion to their GPUs, gCO2.
 
-    None: there is one zone, or the mean intensity of one is not known.
+    None: there is only one zone, or the mean intensity of one is unknown.
     """
     means = {zone.zone: zone.mean_gco2_per_kwh for zone in ledger.zones}
     kwh = {line.group: line.accounts.facility_energy_j / J_PER_KWH for line in ledger.lines}
@@ -236,7 +236,10 @@ def why(saved: float, levers: Sequence[LeverSaving], slack_s: float) -> str:
 
 
 def total_of(days: Sequence[DaySavings]) -> SavingsTotals | None:
-    """Return the sums over days; times are means over all jobs. Intervals add up, as errors of days may be the same."""
+    """Return the totals over days; times are means over all jobs.
+
+    The bounds of intervals are added up, because the errors of different days may be correlated.
+    """
     if not days:
         return None
     jobs = sum(day.jobs for day in days)

@@ -1,4 +1,4 @@
-"""``/v1/simulations``: HTTP only."""
+"""HTTP routes under ``/v1/simulations``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulator shows at ``/metrics`` of the savings that it stored."""
+"""The simulator's metrics at ``/metrics``: the savings it has stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.simulator.repository import SimulationRepository
 
 
 def savings_of(repository: SimulationRepository) -> Read:
-    """Return what reads the newest day's savings."""
+    """Return a function that reads the newest day's savings."""
 
     async def read() -> Iterable[Metric]:
         figures = await repository.newest_savings()
@@ -23,7 +23,7 @@ def savings_of(repository: SimulationRepository) -> Read:
 
 
 def savings_figures(day: DaySavings) -> list[Metric]:
-    """Return the savings of the newest day that was replayed."""
+    """Return the metrics of the newest day that was replayed."""
     return [
         gauge(
             "wattshift_saved_carbon_grams",

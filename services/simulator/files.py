@@ -1,4 +1,4 @@
-"""Files sent in a request: unpacked, named by a hash of their content, and on disk while they are read."""
+"""Files sent in a request: unpacked, named by a hash of their content, and kept on disk while they are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Content:
 
     @cached_property
     def sha256(self) -> str:
-        """The name of the content."""
+        """The SHA-256 of the content, which names it."""
         return hashlib.sha256(self.data).hexdigest()
 
     @property
@@ -47,7 +47,7 @@ def unpack(file: InlineFile, max_bytes: int) -> Content:
     """Return the content of an inline file.
 
     Raises:
-        DomainError: It is not gzip, is Parquet, or larger than ``max_bytes`` when unpacked.
+        DomainError: It is not gzip, is Parquet, or exceeds ``max_bytes`` when unpacked.
     """
     try:
         if file.gzip_base64 is None:
@@ -69,7 +69,7 @@ def unpack(file: InlineFile, max_bytes: int) -> Content:
 
 @contextmanager
 def on_disk(contents: Mapping[str, Content]) -> Iterator[dict[str, Path]]:
-    """Yield the paths of files that exist until the end of the block, by the names of ``contents``."""
+    """Yield the paths of files that exist until the end of the block, keyed as ``contents`` is."""
     with tempfile.TemporaryDirectory(prefix="wattshift-simulation-") as folder:
         paths: dict[str, Path] = {}
         for option, content in contents.items():

@@ -1,6 +1,6 @@
-"""The present queue as a what-if run: every policy goes on from the live state, and says when each job runs.
+"""The current queue as a what-if run: every policy continues from the live state and predicts when each job runs.
 
-A policy that takes too long, or fails, costs only its own answer.
+A policy that takes too long, or fails, affects only its own answer.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Report = Callable[[str, int, int], None]
 
 
 class TooLongError(DomainError):
-    """A policy took longer than it may."""
+    """A policy took longer than it is allowed."""
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A live state, as the engine takes it."""
+    """A live state, in the form the engine takes."""
 
     state: LiveState
     workload: Workload
@@ -53,7 +53,7 @@ class LiveRun:
 
 
 def read_live(path: Path) -> LiveRun:
-    """Return the run that a live state makes.
+    """Return the run described by a live state.
 
     Raises:
         DomainError: It is not a live state, or nothing waits or runs in it.
@@ -80,7 +80,7 @@ def read_live(path: Path) -> LiveRun:
 
 
 def parameters_of(run: LiveRun, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return each policy's parameters: of the one in force those of the installation, unless a request sets some."""
+    """Return each policy's parameters; the one in force has the installation's, unless the request sets some."""
     found = {name: dict(parameters) for name, parameters in chosen.items()}
     if run.state.policy in found:
         found[run.state.policy] = {**run.state.parameters, **found[run.state.policy]}
@@ -88,10 +88,10 @@ def parameters_of(run: LiveRun, chosen: Mapping[str, Mapping[str, Any]]) -> dict
 
 
 def live_document(run: LiveRun, parameters: Mapping[str, Mapping[str, Any]], report: Report) -> dict[str, Any]:
-    """Return what becomes of every job under each policy, as JSON values.
+    """Return what happens to every job under each policy, as JSON values.
 
-    Times are UTC seconds, rounded; emissions are gCO2 from the beginning on, without PUE. The columns of ``jobs`` are
-    in the order of ``job_ids``, null where it does not happen within the horizon.
+    Times are UTC seconds, rounded; emissions are gCO2 since the job began, without PUE. The columns of ``jobs`` are in
+    the order of ``job_ids``, null for what does not happen within the horizon.
     """
     state = run.state
     return {
@@ -148,7 +148,7 @@ def _rounded(column: Floats, digits: int) -> list[float | None]:
 
 
 def _curve(state: LiveState) -> CarbonCurve:
-    """Return the intensities in steps of an hour or less: the engine goes on with the last day's steps."""
+    """Return the intensities in steps of an hour or less, because the engine continues with the last day's steps."""
     known = CarbonCurve(np.array(state.times_s), np.array(state.intensity_gco2_per_kwh), state.end_s)
     times_s = np.union1d(known.times_s, np.arange(known.start_s, known.end_s, HOUR_S))
     return CarbonCurve(times_s, np.array([known.at(time_s) for time_s in times_s.tolist()]), known.end_s)
@@ -195,7 +195,7 @@ def _cluster(state: LiveState, boards: list[GpuModel]) -> ClusterSpec:
 
 
 def _group(state: LiveState, at: int, board: GpuModel) -> NodeGroup:
-    """Return a node: first its whole GPUs, then those that are cut."""
+    """Return a node as a group: its whole GPUs first, then those that are cut."""
     node, mine = state.nodes[at], [each for each in state.slices if each.node == at]
     cuts = [
         tuple(SlicePlace(each.sevenths, each.start) for each in mine if each.gpu == gpu)

@@ -1,4 +1,4 @@
-"""Predictors of a job's length by name: the predictions that policies of a simulation see when jobs are submitted."""
+"""Predictors of job length by name, whose predictions the policies of a simulation see when jobs are submitted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PREDICTORS = ("perfect", "none", "forest", "mean", "median", "mean-of-all", "med
 
 @lru_cache(maxsize=8)
 def predictor_of(name: str, seed: int) -> Predictor | None:
-    """Return the predictor of that name; None for ``perfect`` and ``none``, where the workload has what is predicted.
+    """Return the predictor of that name; None for ``perfect`` and ``none``, whose predictions are in the workload.
 
     Raises:
-        DomainError: there is no such predictor.
+        DomainError: There is no such predictor.
     """
     if name not in PREDICTORS:
         raise DomainError(f"unknown predictor {name!r}; known: {', '.join(PREDICTORS)}")
@@ -33,19 +33,19 @@ def predictor_of(name: str, seed: int) -> Predictor | None:
 
 
 def predicted(name: str, workload: Workload) -> Workload:
-    """Return the jobs as that predictor leaves them: of unknown length until they report progress for ``none``."""
+    """Return the jobs prepared for that predictor; with ``none``, lengths are unknown until jobs report progress."""
     return replace(workload, predicted_work_s=np.full(len(workload), np.nan)) if name == "none" else workload
 
 
 class _Remembering:
-    """Keeps the model of the last history: several policies begin with the same one, and a forest takes a minute."""
+    """Caches the model of the last history: several policies begin with the same one, and a forest takes a minute."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
         self._last: tuple[Runs, Model] | None = None
 
     def fit(self, history: Runs) -> Model:
-        """Fit, unless this very history was fitted last."""
+        """Fit, unless the last fit was to this very history."""
         if self._last is None or self._last[0] is not history:
             self._last = history, self._predictor.fit(history)
         return self._last[1]

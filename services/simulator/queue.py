@@ -1,4 +1,4 @@
-"""The simulator's queue of what-if runs. Its worker serves ``experiments`` too, where wattshift-lab is installed."""
+"""The simulator's queue of what-if runs. Its worker also serves ``experiments`` if wattshift-lab is installed."""
 
 from __future__ import annotations
 

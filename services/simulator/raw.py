@@ -1,6 +1,6 @@
 """Jobs as a trace file states them, before a recipe says how they behave, and the rows that were left out.
 
-Formats fill a ``Collector``; it checks each job once, names what it drops by line, and gives columns.
+Formats fill a ``Collector``; it checks each job once, reports what it drops by line, and returns columns.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ LINES_NAMED = 5
 
 
 class TraceFormatError(DomainError):
-    """A file is not in the format it was read as, or holds nothing usable."""
+    """A file is not in the expected format, or holds nothing usable."""
 
     code = "invalid_trace"
 
 
 @dataclass
 class ReadReport:
-    """The rows of a file: those kept, dropped and merged add up to them.
+    """The rows of a file; those kept, dropped and merged add up to the total.
 
     Attributes:
         source, format: The file's name, and the format it was read as.
-        rows: Rows of data in the file, every line that is not empty but for the header.
+        rows: Rows of data in the file: every line that is not empty, except the header.
         kept: Rows that became jobs (or hours).
         dropped: Rows left out, by reason.
-        merged: Rows that count with an earlier one, by how, in the singular and the plural.
+        merged: Rows merged into an earlier one, by the reason in the singular and the plural.
         lines: The first line numbers of each reason.
-        notes: Interpretations of the data that a person should know.
+        notes: Interpretations of the data that a reader should know.
     """
 
     source: str
@@ -57,7 +57,7 @@ class ReadReport:
         self._name(line, reason)
 
     def merge(self, line: int, how: tuple[str, str]) -> None:
-        """Count one row that counts with an earlier one."""
+        """Count one row that is merged into an earlier one."""
         self.merged[how] = self.merged.get(how, 0) + 1
         self._name(line, how[0])
 
@@ -71,7 +71,7 @@ class ReadReport:
         return f"(line {', '.join(map(str, named))}{', ...' if count > len(named) else ''})"
 
     def note(self, text: str) -> None:
-        """Add a note, unless it exists already."""
+        """Add a note, unless it is already there."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -90,19 +90,20 @@ class RawJobs:
     """Jobs of a trace in order of submission; every column is (n_jobs,).
 
     Attributes:
-        ids, tenants: Unique names; owners, empty where the file names none.
-        submitted_s: UTC seconds where ``absolute``, else seconds since the trace began.
-        duration_s: Of the job on ``gpus``, without waiting; NaN where the file does not say.
-        gpus: What it ran on; 0 where the file does not say.
-        application: What it trained, empty where the file does not say.
-        batch_size: Over the whole gang, samples; 0 where the file does not say.
-        energy_j: Measured, of the whole job; NaN where the file does not say.
+        ids, tenants: Unique names; owners, empty if the file names none.
+        submitted_s: UTC seconds if ``absolute``, otherwise seconds since the trace began.
+        duration_s: Run time of the job on ``gpus``, without waiting; NaN if the file does not say.
+        gpus: How many it ran on; 0 if the file does not say.
+        application: What it trained; empty if the file does not say.
+        batch_size: Of the whole gang, samples; 0 if the file does not say.
+        energy_j: Measured, for the whole job; NaN if the file does not say.
         absolute: Whether ``submitted_s`` are real dates.
         report: What was left out.
-        array, after: The array of each job, and the jobs and arrays it waited for; () where the file does not say.
+        array, after: The array of each job, and the jobs and arrays it waited for; () if the file does not say.
         max_running: The limits of arrays.
         slice_sevenths: The size of the slice that each asks for, 0 for one that asks for GPUs; None: all ask for GPUs.
-        ran_sevenths: Of such a job, the size of the slice that its duration and energy are of; 7 is a whole GPU, too.
+        ran_sevenths: For such a job, the slice size that its duration and energy refer to; 7 stands for a whole GPU
+            too.
     """
 
     ids: tuple[str, ...]
@@ -125,7 +126,7 @@ class RawJobs:
         return len(self.ids)
 
     def take(self, rows: Ints) -> RawJobs:
-        """Return some of the jobs, by index, in the order given."""
+        """Return the jobs at these indices, in the order given."""
         return replace(
             self,
             ids=tuple(self.ids[row] for row in rows),
@@ -145,7 +146,7 @@ class RawJobs:
 
 @dataclass(frozen=True)
 class RawJob:
-    """One row; as the columns of ``RawJobs``."""
+    """One job; fields as the columns of ``RawJobs``."""
 
     id: str
     submitted_s: float
@@ -174,7 +175,7 @@ class Collector:
         self._needs_duration = True
 
     def allow_no_duration(self) -> None:
-        """Accept jobs whose duration the format does not state, because a recipe knows it."""
+        """Accept jobs whose duration the format does not state, because a recipe supplies it."""
         self._needs_duration = False
 
     def drop(self, line: int, reason: str) -> None:
@@ -182,7 +183,7 @@ class Collector:
         self.report.drop(line, reason)
 
     def again(self, line: int, *run: str) -> bool:
-        """Whether a run was there before, by its id and times; it is merged then."""
+        """Merge the row and return True if this run, identified by its id and times, was seen before."""
         if run in self._runs:
             self.report.merge(line, TWICE)
             return True
@@ -190,7 +191,7 @@ class Collector:
         return False
 
     def add(self, line: int, job: RawJob) -> None:
-        """Keep the row, or drop it where it cannot be a job."""
+        """Keep the row, or drop it if it cannot be a job."""
         if not math.isfinite(job.submitted_s):
             return self.drop(line, "no time of submission")
         unknown = math.isnan(job.duration_s) and not self._needs_duration
@@ -211,10 +212,10 @@ class Collector:
         return None
 
     def finish(self) -> RawJobs:
-        """Return the jobs in order of submission; of one moment, in order of the file.
+        """Return the jobs in order of submission, ties in file order.
 
         Raises:
-            TraceFormatError: no row could be used.
+            TraceFormatError: No row could be used.
         """
         jobs, report = self._jobs, self.report
         report.kept = len(jobs)
@@ -247,7 +248,7 @@ def _ints(values: list[int]) -> Ints | None:
 
 @dataclass(frozen=True)
 class RawSeries:
-    """A series as its file states it, in order of time; (n,) UTC seconds and gCO2/kWh."""
+    """A series as its file states it, in chronological order; (n,) UTC seconds and gCO2/kWh."""
 
     zone: str
     signal: Signal

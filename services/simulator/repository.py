@@ -47,7 +47,7 @@ class SimulationRepository(WorkRepository):
         super().__init__(engine, simulations, simulation_submissions, "simulation", _SUMMARY)
 
     async def keep(self, contents: Iterable[Content]) -> None:
-        """Store files; for those that are stored already the time of storing is renewed."""
+        """Store files; those already stored get a new storage time."""
         async with self._engine.begin() as connection:
             for content in contents:
                 row = insert(inputs).values(sha256=content.sha256, content=content.packed())
@@ -61,11 +61,11 @@ class SimulationRepository(WorkRepository):
             return {row.sha256: gzip.decompress(row.content) for row in await connection.execute(query)}
 
     async def forget_older(self, tenant_id: str, *, keep: int) -> None:
-        """Delete a tenant's runs that have ended, except for the newest."""
+        """Delete a tenant's runs that have ended, except the newest ``keep``."""
         await self._change(_FORGET_OLDER.bindparams(tenant_id=tenant_id, keep=keep))
 
     async def forget_ended(self, keep_days: float) -> int:
-        """Delete runs that ended ``keep_days`` ago or earlier, and files that no run uses; return how many runs.
+        """Delete runs that ended at least ``keep_days`` ago, and files that no run uses; return the number of runs.
 
         The replays behind stored savings are kept.
         """
@@ -80,7 +80,7 @@ class SimulationRepository(WorkRepository):
             return set((await connection.execute(query)).scalars())
 
     async def savings(self, first: date | None, end: date | None) -> list[dict[str, Any]]:
-        """Return stored savings of the days from ``first`` until before ``end``, oldest first."""
+        """Return stored savings of the days from ``first`` up to but excluding ``end``, oldest first."""
         query = select(savings.c.figures).order_by(savings.c.day)
         query = query if first is None else query.where(savings.c.day >= first)
         query = query if end is None else query.where(savings.c.day < end)
@@ -94,6 +94,6 @@ class SimulationRepository(WorkRepository):
             return (await connection.execute(query)).scalar()
 
     async def add_savings(self, day: date, simulation_id: str | None, figures: dict[str, Any]) -> None:
-        """Store savings of a day, unless it has some."""
+        """Store a day's savings, unless it already has some."""
         row = insert(savings).values(day=day, simulation_id=simulation_id, figures=figures)
         await self._change(row.on_conflict_do_nothing())

@@ -1,12 +1,12 @@
-"""What each lever of a policy saved: the same jobs replayed from a named baseline on, with one lever more each time.
+"""What each lever of a policy saved: the same jobs replayed from a named baseline, adding one lever each time.
 
 The baseline is ``fifo``: every job at the size that its user asked for, in order of submission, with its own batch, at
 the boards' own power limits, on nodes that never sleep. The steps from there, in this order:
 
 =============== =======================================================================================================
-lever           what the replay has more than the one before it
+lever           what the replay adds to the one before it
 =============== =======================================================================================================
-``order``       the policy, whose other levers are off
+``order``       the policy, with its other levers off
 ``width``       gangs of other sizes than those asked for
 ``batch``       batches that follow the gang
 ``power_limit`` power limits
@@ -15,8 +15,8 @@ lever           what the replay has more than the one before it
 =============== =======================================================================================================
 
 A saving is a difference between two replays, so that nothing counts twice and the savings add up to the difference
-between the baseline and the policy as it is in force. Which lever gets what two of them bring together depends on the
-order. A policy without a lever has no step of it.
+between the baseline and the policy as it is in force. How levers share what they save together depends on the order. A
+policy without a lever skips that lever's step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Rung:
-    """One replay: all levers up to ``lever``, which is None of the baseline."""
+    """One replay with all levers up to ``lever``, which is None for the baseline."""
 
     lever: Lever | None
     policy: str
@@ -56,7 +56,7 @@ class Rung:
 
 
 def steps_of(policy: str, parameters: Mapping[str, Any], engine: EngineOptions) -> list[Rung]:
-    """Return the replays from the baseline to the policy with these parameters, with one lever more each time."""
+    """Return the replays from the baseline to the policy with these parameters, adding one lever each time."""
     entry = policy_entry(policy)
     names = {*accepted_names(entry.config).values()}
     options = replace(engine, rigid=True, batch_tuning="none", power_down_after_s=None)
@@ -82,7 +82,7 @@ def steps_of(policy: str, parameters: Mapping[str, Any], engine: EngineOptions) 
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of one replay, until the last of all replays ended.
+    """The outcome of one replay, up to the time at which the last of all replays ended.
 
     Attributes:
         gco2, energy_j: Of the whole cluster, without PUE.
@@ -108,8 +108,8 @@ def lever_savings(
 ) -> dict[str, Any]:
     """Return the replays of all steps, and of the policy with slack, as JSON values; energies without PUE.
 
-    ``spread_gco2`` of a step is the standard deviation that its saving would have with other jobs like these: that of
-    the jobs' own differences, times the root of their number.
+    ``spread_gco2`` of a step estimates the standard deviation of its saving over sets of similar jobs: that of the
+    differences between jobs, times the square root of their number.
     """
     steps = steps_of(policy, parameters, engine)
     has_hours = any(step.lever is Lever.HOURS for step in steps)
@@ -151,7 +151,7 @@ def lever_savings(
 def _until_one_end(
     results: list[SimulationResult], steps: list[Rung], cluster: ClusterSpec, trace: CarbonTrace, engine: EngineOptions
 ) -> list[Replay]:
-    """Return what came of each until the last of them ended: a cluster that is done earlier goes on drawing power."""
+    """Return each replay up to the time the last one ended: a cluster that is done earlier continues to draw power."""
     ends_s = [float(np.nanmax(result.columns.ended_s, initial=-math.inf)) for result in results]
     last_s = max(ends_s)
     idle_w = sum(group.count * group.gpus * (group.model.idle_w + engine.host_idle_w) for group in cluster.groups)

@@ -1,4 +1,4 @@
-"""HTTP of stored savings."""
+"""HTTP routes for stored savings."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ async def report_savings(
     """Get what each lever of the policy saved.
 
     Once a day the jobs of the day before are replayed: under `fifo`, which is the baseline, and then under the policy
-    in force with one lever more each time. The savings are stored, and add up to the difference.
+    in force, adding one lever each time. The savings are stored, and add up to the difference between the two.
     """
     return await savings.report(query.start, query.end)

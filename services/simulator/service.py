@@ -1,4 +1,4 @@
-"""Use cases: submit a what-if run, see it, cancel it."""
+"""Use cases: submit a what-if run, view it, cancel it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ HISTORY_FORMAT = "wattshift"
 
 @dataclass(frozen=True)
 class Submission:
-    """The answer to a submission; a new run may have ended already."""
+    """The answer to a submission; even a new run may already have ended."""
 
     simulation: SimulationSummary
     is_new: bool
@@ -68,13 +68,13 @@ class SimulatorService:
         self._reading = asyncio.Semaphore(1)  # each holds a trace in memory
 
     async def submit(self, request: TrainingRequest, caller: Identity, idempotency_key: str | None) -> Submission:
-        """Accept a run; a key that was used before, or a run equal to one that is kept, returns that simulation.
+        """Accept a run; a reused idempotency key, or a run equal to one that is kept, returns the existing simulation.
 
         All inputs are read and checked first, so that errors are reported now and not by a worker.
 
         Raises:
             ProblemError: 422 for an option that makes no sense, a run beyond the limits, or a key used for another
-                body; 429 with too many runs pending; 503 when something it refers to cannot be read right now.
+                body; 429 with too many runs pending; 503 if something it refers to cannot be read right now.
         """
 
         async def resolve() -> WorkProblem:
@@ -89,10 +89,10 @@ class SimulatorService:
         return Submission(_summary(work), is_new)
 
     async def find(self, simulation_id: str, caller: Identity) -> Simulation:
-        """Return a run whole.
+        """Return a complete run.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is none that the caller may see.
         """
         work = await self._work_queue.find(simulation_id, caller)
         request = TrainingProblem.model_validate(work.problem)
@@ -102,7 +102,7 @@ class SimulatorService:
         """Return one page of runs, newest first.
 
         Raises:
-            ProblemError: 422 for a cursor that is not one.
+            ProblemError: 422 for an invalid cursor.
         """
         works, next_cursor = await self._work_queue.page(
             caller, cursor=query.cursor, limit=query.limit, states=query.status, tenant=query.tenant
@@ -113,7 +113,7 @@ class SimulatorService:
         """Cancel a run; cancelling it again changes nothing.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see, 409 for one that has ended otherwise.
+            ProblemError: 404 if there is none that the caller may see, 409 for one that has ended otherwise.
         """
         return _summary(await self._work_queue.cancel(simulation_id, caller))
 
@@ -138,7 +138,7 @@ class SimulatorService:
         return WorkProblem(document, same, {"inputs": hashes, "total": total})
 
     async def _contents(self, request: TrainingRequest, caller: Identity) -> dict[str, Content]:
-        """Return the files of a request by option, including those made from this installation's past."""
+        """Return the files of a request by option, including those made from this installation's own history."""
         found: dict[str, Content] = {}
         for option in FILE_OPTIONS:
             value = getattr(request, option)

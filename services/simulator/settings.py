@@ -9,7 +9,7 @@ from services.kit.background.settings import WorkSettings
 
 
 class SimulatorSettings(WorkSettings):
-    """``SIMULATOR_*``, and what all processes share."""
+    """The ``SIMULATOR_*`` settings, and those that all processes share."""
 
     model_config = SettingsConfigDict(env_prefix="SIMULATOR_")
 

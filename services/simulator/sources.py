@@ -20,10 +20,10 @@ PAGE_JOBS = 1_000
 
 
 class Sources(Protocol):
-    """Reads of other services."""
+    """Reads from other services."""
 
     async def past_jobs(self, caller: Identity, start_s: float, end_s: float, most: int) -> Content:
-        """Return the jobs the caller may see that were submitted in ``[start_s, end_s)``, UTC seconds.
+        """Return the jobs submitted in ``[start_s, end_s)``, UTC seconds, that the caller may see.
 
         Raises:
             OptionError: There are more than ``most``.
@@ -50,7 +50,7 @@ class Sources(Protocol):
 
 
 class ServiceSources:
-    """Reads by HTTP."""
+    """Reads over HTTP."""
 
     def __init__(self, telemetry: ServiceClient, carbon: Carbon, scheduler: ServiceClient) -> None:
         self._telemetry = telemetry

@@ -30,12 +30,12 @@ prepare_worker("simulator-worker", settings, app)
 
 @functools.cache
 def _worker() -> Worker:
-    """Return this process's worker; made by the first task, after the pool has forked."""
+    """Return this process's worker; created by the first task, after the worker processes have been forked."""
     engine = create_engine(settings.database_url, pool_size=1, application_name="simulator-worker")
     return simulation_worker(engine, settings.lease_s)
 
 
 @app.task(name=TASK)
 def simulate(simulation_id: str) -> None:
-    """Run the simulation of that id; safe to run twice."""
+    """Run the simulation with that id; safe to run twice."""
     _worker().run(simulation_id)

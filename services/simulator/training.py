@@ -52,7 +52,7 @@ class OptionError(DomainError):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where the options that may be files come from: a bundled name, or the path of a file."""
+    """The sources of the options that may be files: a bundled name, or the path of a file."""
 
     jobs: str | Path
     carbon: str | Path
@@ -61,7 +61,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A what-if run with everything read: ``results`` runs it."""
+    """A what-if run with all its inputs read, ready for ``results``."""
 
     options: TrainingOptions
     parameters: Mapping[str, Mapping[str, Any]]
@@ -111,7 +111,7 @@ class TrainingRun:
             yield replace(result, wall_s=round(time.perf_counter() - began_s, 3))
 
     def document(self, results: Sequence[SimulationResult]) -> dict[str, Any] | list[dict[str, Any]]:
-        """Return results as JSON values: an object, or a list of several policies'."""
+        """Return results as JSON values: an object, or a list if there are several policies."""
         workload = {"workload": self.workload.name, "notes": list(self.workload.notes)}
         documents = [{**result.summary(), "cluster": self.options.cluster, **workload} for result in results]
         return documents[0] if len(documents) == 1 else documents
@@ -121,7 +121,7 @@ def prepare(options: TrainingOptions, inputs: Inputs) -> TrainingRun:
     """Check the options and read the inputs.
 
     Raises:
-        OptionError: an option, or a file it names, is invalid.
+        OptionError: An option, or a file it names, is invalid.
     """
     parameters = _parameters(options)
     if options.levers and (len(parameters) > 1 or options.format == LIVE or options.predictor not in UNLEARNED):
@@ -175,10 +175,13 @@ def _prepare_live(options: TrainingOptions, inputs: Inputs, parameters: dict[str
 
 @contextmanager
 def opened(problem: TrainingProblem, contents: Mapping[str, Content]) -> Iterator[TrainingRun]:
-    """Yield the run of a problem; ``contents`` are its stored files by option.
+    """Yield the run that a problem describes.
+
+    Args:
+        contents: The problem's stored files, by option.
 
     Raises:
-        OptionError: As ``prepare``.
+        OptionError: As for ``prepare``.
     """
     with on_disk(contents) as paths:
         named = {name: getattr(problem, name) for name in FILE_OPTIONS if name not in paths}
@@ -190,7 +193,7 @@ def opened(problem: TrainingProblem, contents: Mapping[str, Content]) -> Iterato
 
 
 def _by_name(message: str, paths: Iterable[Path]) -> str:
-    """Return a message that names files as their senders do, without the folder they were unpacked in."""
+    """Return a message that names files as their senders do, without the folder they were unpacked into."""
     for path in paths:
         message = message.replace(str(path), path.name)
     return message
@@ -198,7 +201,7 @@ def _by_name(message: str, paths: Iterable[Path]) -> str:
 
 @contextmanager
 def _of(option: str) -> Iterator[None]:
-    """Turn an error raised inside into an ``OptionError`` of that option."""
+    """Convert an error raised within the block into an ``OptionError`` for that option."""
     try:
         yield
     except OptionError:
@@ -219,7 +222,7 @@ def _grid(options: TrainingOptions, inputs: Inputs) -> CarbonTrace:
 
 
 def _parameters(options: TrainingOptions) -> dict[str, dict[str, Any]]:
-    """Return each policy's parameters; one without a policy's name goes to every policy that has it."""
+    """Return each policy's parameters; one given without a policy's name applies to every policy that has it."""
     names = [policy_name(name) for name in options.policies if name]
     unknown = [name for name in names if entry_of(name) is None]
     if unknown:

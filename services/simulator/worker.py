@@ -1,4 +1,4 @@
-"""The worker of what-if runs: how it computes a row that it has claimed."""
+"""The worker for what-if runs: how it computes a row that it has claimed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from services.simulator.training import opened
 def simulation_worker(
     engine: AsyncEngine, lease_s: float, *, on_lost_claim: Callable[[], None] = leave_process
 ) -> Worker:
-    """Return a worker that simulates."""
+    """Return a worker that runs simulations."""
     repository = SimulationRepository(engine)
 
     def answer(work: WorkRecord, worker: Worker) -> Any:

@@ -1,7 +1,7 @@
-"""What a simulation is given: jobs as columns, how they behave, the cluster, and the grid.
+"""The inputs of a simulation: jobs as columns, how they behave, the cluster, and the grid.
 
 Readers and recipes make these; the engine runs them. True and predicted behaviour are kept apart: the engine runs on
-the true one and shows policies the predicted one only.
+the true one and shows policies only the predicted one.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ ANY_MODEL = "*"
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How a job of some kind runs on one GPU model, by gang size. Between sizes, linear; outside, the nearest.
+    """How a kind of job runs on one GPU model, by gang size: linear between sizes, the nearest size outside them.
 
     Attributes:
         gpus: (n_sizes,) gang sizes, ascending.
         speed: (n_sizes,) seconds of ``Workload.work_s`` done per second, on one node. 1 is the reference gang.
         gpu_power_w: (n_sizes,) mean draw of each of the gang's GPUs, watts.
-        spread_speed: (n_sizes,) speed of a gang that spans nodes; None where that costs nothing.
+        spread_speed: (n_sizes,) speed of a gang that spans nodes; None if spanning costs nothing.
         spread_power_w: (n_sizes,) mean draw of each GPU of such a gang; None: as on one node.
         controls: Speed and power of one GPU by power limit and by clock, at the smallest size; wider gangs follow in
-            proportion. A control that is not in it was not measured and changes nothing.
-        power_error: Of a prediction: the mean error it states of its powers, as a share of them.
-        batches: (2, n_sizes) where the batch is tuned: the total batch on one node and over several, samples.
+            proportion. A control without an entry was not measured and has no effect.
+        power_error: For a prediction: the mean error it states for its powers, as a share of them.
+        batches: (2, n_sizes) total batch on one node and over several, samples, if the batch is tuned.
     """
 
     gpus: Ints
@@ -69,12 +69,12 @@ class Behaviour:
         return np.interp(gpus, self.gpus, speed)
 
     def power_w_at(self, gpus: Ints, *, spread: bool = False) -> Floats:
-        """Return the draw of one of the gang's GPUs at each size, watts; same shape."""
+        """Return the draw of each of the gang's GPUs at each size, watts; same shape."""
         power = self.spread_power_w if spread and self.spread_power_w is not None else self.gpu_power_w
         return np.interp(gpus, self.gpus, power)
 
     def batches_at(self, gpus: Ints) -> Ints:
-        """Return the total batch at each size on one node and over several, 0 where it is not tuned: (2, n)."""
+        """Return the total batch at each size on one node and over several, 0 if it is not tuned: (2, n)."""
         if self.batches is None:
             return np.zeros((2, gpus.size), dtype=np.int64)
         return np.array([np.interp(gpus, self.gpus, row).round() for row in self.batches], dtype=np.int64)
@@ -82,7 +82,7 @@ class Behaviour:
     def factors_at(self, values: Mapping[ControlKind, float]) -> tuple[float, float]:
         """Return the factors of speed and power under the controls in force.
 
-        A board that has both a limit and a locked clock obeys both: the one that slows it more decides.
+        A board with both a power limit and a locked clock obeys both: the one that slows it more decides.
         """
         factors: list[tuple[float, float]] = []
         for kind, value in values.items():
@@ -98,19 +98,18 @@ class JobProfile:
 
     Attributes:
         name: For reports, such as ``bert, batch 12``.
-        true: Behaviour by GPU model, ``ANY_MODEL`` for the others; what really happens.
-        predicted: The same as a predictor sees it; what policies that need speeds ahead are shown. Equal to ``true``
-            unless given.
-        host_power_w: CPU and static draw of the host per GPU the job holds, watts, beside ``gpu_power_w``.
-        checkpoint_s: Time to write a checkpoint when stopped; the gang holds its GPUs, works on nothing, draws power.
-        restart_s: Time from getting GPUs to the first step of work; also paid by the first start.
-        graph: Stages, replicas and bytes. A gang that spans nodes is then as much slower than on one as its iteration
-            is longer by the graph, whatever ``Behaviour.spread_speed`` says.
-        iteration_s: Seconds of ``Workload.work_s`` in an iteration, for predictors, which count those.
-        adaptive: Of a GPU model, how the job runs where the policy lets it tune its batch size to its gang, by stages
-            of equal shares of its work; None where it cannot: then as ever.
-        batch_range: The smallest and the largest total batch that it then takes, samples.
-        slice_speeds: Measured speed on a MIG slice, by its sevenths, over that on one whole GPU; above 0.
+        true: Actual behaviour by GPU model, ``ANY_MODEL`` for the others.
+        predicted: The same as predicted; shown to policies that need speeds ahead. Equal to ``true`` unless given.
+        host_power_w: CPU and static draw of the host per GPU the job holds, watts, in addition to ``gpu_power_w``.
+        checkpoint_s: Time to write a checkpoint when stopped; the gang holds its GPUs and draws power without working.
+        restart_s: Time from getting GPUs to the first step of work; also paid at the first start.
+        graph: Stages, replicas and bytes. A gang that spans nodes is then slower than on one by the ratio of their
+            iteration times on the graph, whatever ``Behaviour.spread_speed`` says.
+        iteration_s: Seconds of ``Workload.work_s`` per iteration, for predictors, which count iterations.
+        adaptive: For a GPU model, how the job runs if the policy lets it tune its batch size to its gang, by stages of
+            equal shares of its work; None if it cannot tune it, and runs as usual.
+        batch_range: The smallest and the largest total batch that it then uses, samples.
+        slice_speeds: Measured speed on a MIG slice relative to one whole GPU, by its sevenths; above 0.
     """
 
     name: str
@@ -134,28 +133,28 @@ class JobProfile:
             raise DomainError(f"profile {self.name} has a negative power or duration")
 
     def truth(self, gpu_model: str) -> Behaviour | None:
-        """Return the true behaviour on a GPU model, None where the job cannot run on it."""
+        """Return the true behaviour on a GPU model, None if the job cannot run on it."""
         return self.true.get(gpu_model) or self.true.get(ANY_MODEL)
 
     def slice_speed(self, sevenths: int) -> float:
-        """Return the speed on a slice over that on one GPU: as measured, else the slice's share of the compute."""
+        """Return the speed on a slice relative to one GPU: as measured, otherwise the slice's share of the compute."""
         return self.slice_speeds.get(sevenths, sevenths / WHOLE)
 
     def tuned(self, gpu_model: str) -> tuple[Behaviour, ...]:
-        """Return the true behaviour with the batch tuned, by stage; of one stage where the job does not tune."""
+        """Return the true behaviour with the batch tuned, by stage; a single stage if the job does not tune."""
         truth = self.truth(gpu_model)
         if truth is None:
             return ()
         return (truth,) if self.adaptive is None else self.adaptive(gpu_model)
 
     def prediction(self, gpu_model: str) -> Behaviour | None:
-        """Return the predicted behaviour on a GPU model: the true one where no prediction is kept."""
+        """Return the predicted behaviour on a GPU model, or the true one if there is no prediction."""
         return self.predicted.get(gpu_model) or self.predicted.get(ANY_MODEL) or self.truth(gpu_model)
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Which jobs of a workload are the same job again.
+    """Which jobs of a workload are runs of the same recurring job.
 
     Attributes:
         group, user: (n_jobs,) ids.
@@ -171,11 +170,11 @@ class Recurrence:
 class Gates:
     """Which jobs must wait for others.
 
-    Jobs of a simulation all succeed, so that whatever a job wanted of another's end, it waits for that end.
+    All jobs of a simulation succeed, so every kind of dependency waits simply for the other job's end.
 
     Attributes:
         array: (n_jobs,) the array of each, empty for a single job.
-        max_running: By array: the most of its jobs that hold GPUs at once; without an entry, no limit.
+        max_running: By array: the most of its jobs that may hold GPUs at once; without an entry, no limit.
         after: (n_jobs,) what each waits for: ids of jobs and arrays.
     """
 
@@ -193,19 +192,19 @@ class Workload:
         tenants: Owners.
         submitted_s: UTC seconds, ascending.
         work_s: Seconds the job takes at its profile's reference gang (speed 1), without start and checkpoints; > 0.
-        requested_gpus: What the user asked for: the size of policies that do not scale jobs.
+        requested_gpus: What the user asked for, which policies that do not scale jobs use.
         min_gpus, max_gpus, step_gpus: The sizes an elastic policy may give it.
         profile: Index into ``profiles``.
         profiles: The kinds of jobs.
-        predicted_work_s: ``work_s`` as a predictor sees it, NaN where it has none. None: exactly ``work_s``.
+        predicted_work_s: ``work_s`` as predicted, NaN without a prediction. None: exactly ``work_s``.
         priority, preemptible, deadline_s: As in a submission; None for 0, True and +inf.
         shareable: Which jobs may share a GPU; None: all.
-        gpu_model: Per job the model it must have, empty for any; None: any for all.
-        recurrence: What predictors learn from; None: nothing is known to recur.
+        gpu_model: The model each job must have, empty for any; None: any for all.
+        recurrence: What predictors learn from; None: no job is known to recur.
         gates: Arrays and dependencies; None: every job may start once it is submitted.
         slice_sevenths: The size of the MIG slice that each job asks for instead of GPUs, 0 for one that asks for GPUs;
             a slice counts as one GPU in all sizes. None: all ask for GPUs.
-        slice_memory_gib: The memory that the slice must have; None: any will do.
+        slice_memory_gib: The memory that the slice must have; None: any size will do.
         name: For reports.
         notes: What was dropped or mapped on the way here, and why; for people.
     """
@@ -277,16 +276,16 @@ class Workload:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Equal nodes.
+    """A group of identical nodes.
 
     Attributes:
         count: How many.
-        gpus: Of each, those included that are cut.
-        model: Of their GPUs.
-        schedulable: Nodes that are not keep what runs on them, and get nothing new.
-        cuts: How each GPU of a node is cut into MIG slices, by its index; a GPU without slices is whole, as are those
-            that are not in it.
-        slice_memory_gib: Memory of the slices, by size, where it is not that of the model.
+        gpus: GPUs of each node, including those that are cut.
+        model: The model of their GPUs.
+        schedulable: Nodes that are not schedulable keep what runs on them, and get nothing new.
+        cuts: How each GPU of a node is cut into MIG slices, by its index; a GPU without slices or without an entry is
+            whole.
+        slice_memory_gib: Memory of the slices, by size, if it differs from the model's.
     """
 
     count: int
@@ -309,7 +308,7 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The nodes of a cluster, heterogeneous by group."""
+    """The nodes of a cluster, in homogeneous groups."""
 
     groups: tuple[NodeGroup, ...]
 
@@ -330,14 +329,15 @@ class ClusterSpec:
 
     @classmethod
     def parse(cls, text: str) -> ClusterSpec:
-        """Return the cluster that ``32x2:RTX3090[,4x8:A100-SXM4-80GB]`` names: nodes x GPUs of each, and the model.
+        """Return the cluster described by ``32x2:RTX3090[,4x8:A100-SXM4-80GB]``: nodes x GPUs of each, and the model.
 
-        A model goes by any of its names (``A100`` is ``A100-SXM4-40GB``); see ``services.core.domain.gpus``. Brackets
-        after it say how its GPUs are cut into MIG slices: ``2x4:A100[3g,2g,2g]`` all in the same way,
+        A model can be given by any of its names (``A100`` is ``A100-SXM4-40GB``); see ``services.core.domain.gpus``.
+        Brackets after it say how its GPUs are cut into MIG slices: ``2x4:A100[3g,2g,2g]`` cuts all in the same way,
         ``2x4:A100[3g,2g,2g/1g,1g/whole/whole]`` each GPU of a node in its own.
 
         Raises:
-            DomainError: not of that form, an unknown model, slices that do not fit on it together, or no GPU at all.
+            DomainError: The text is not of that form, a model is unknown, slices do not fit on it together, or there is
+                no GPU at all.
         """
         groups: list[NodeGroup] = []
         for part in re.split(r",(?![^\[]*\])", text):
@@ -353,10 +353,10 @@ class ClusterSpec:
 
 
 def _cuts(text: str, gpus: int, model: GpuModel) -> tuple[tuple[SlicePlace, ...], ...]:
-    """Return how the GPUs of a node are cut that ``3g,2g,2g`` or ``3g,2g,2g/whole`` says.
+    """Return how the GPUs of a node are cut according to ``3g,2g,2g`` or ``3g,2g,2g/whole``.
 
     Raises:
-        DomainError: the model cannot be cut, or not so.
+        DomainError: The model cannot be cut, or not in this way.
     """
     if mig_memory_gib(model) is None:
         raise DomainError(f"{model.name} cannot be cut into MIG slices, so it takes no [{text}]")
@@ -384,7 +384,7 @@ class IssuedForecasts:
 
     Attributes:
         issued_s: (k,) when each was published, UTC seconds, ascending.
-        starts_s: (k,) when the first value of each begins to hold.
+        starts_s: (k,) when the first value of each takes effect.
         step_s: How long each value holds.
         intensity_gco2_per_kwh: (k, steps).
     """
@@ -404,15 +404,15 @@ class IssuedForecasts:
 class CarbonTrace:
     """The grid over the simulated time; it should begin a day before the first job, so that the past is known.
 
-    A simulation that outlasts the trace goes on with its last day, over and over; the result says for how long.
+    A simulation that outlasts the trace repeats its last day over and over; the result says for how long.
 
     Attributes:
         zone: Such as ``SE``.
         signal: What the intensities measure.
         curve: The true intensity.
         forecast: What policies know of the hours ahead.
-        issued: The forecasts of ``ForecastKind.FILE``, those from before the simulated time among them.
-        before: The true intensity before ``curve``, which tells how far the first of those were off; None: unknown.
+        issued: The forecasts for ``ForecastKind.FILE``, including those from before the simulated time.
+        before: The true intensity before ``curve``, which shows how far off the first of those were; None: unknown.
         notes: Gaps filled, rows dropped, the source and its licence; for people.
     """
 

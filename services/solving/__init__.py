@@ -1,1 +1,1 @@
-"""Optimization problems as the core solves them: who has a message and wants an answer to it converts it here."""
+"""Conversion of optimization problems and answers between messages and the core."""

@@ -1,4 +1,4 @@
-"""Jobs and nodes as the core allocates GPUs to them, and allocations as messages."""
+"""Jobs, nodes and allocations, converted between messages and the core's GPU allocation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.solving.layouts import graph_of
 
 
 def given(problem: AllocationProblem) -> tuple[GivenJobs, GivenNodes]:
-    """Return jobs and nodes as the core's.
+    """Convert jobs and nodes to the core's.
 
     Raises:
         DomainError: A layout makes no sense.
@@ -68,7 +68,7 @@ def _idle_w(problem: AllocationProblem, model: str) -> float:
 
 
 def solve_allocation(problem: AllocationProblem, report: Report = unreported) -> AllocationResult:
-    """Return the answer to a problem; it was checked against it.
+    """Return the answer to a problem, checked against the problem.
 
     Raises:
         DomainError: The problem makes no sense as a whole.

@@ -8,7 +8,7 @@ from services.core.parallel.planner import plan_layout
 
 
 def graph_of(job: PlacementJob) -> JobGraph:
-    """Return the graph of a layout: the one that is given, the planner's for a known model, or data parallelism.
+    """Return the graph of a layout: the given one, the planner's for a known model, or data parallelism.
 
     Raises:
         DomainError: The model is not known, or the sizes are inconsistent.

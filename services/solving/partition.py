@@ -1,4 +1,4 @@
-"""Model variants on slices as the core partitions them, and partitions as messages."""
+"""Model variants, slices and partitions, converted between messages and the core."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from services.core.policies.clover.partition import Demand, Fleet, Share, partit
 
 
 def demand_of(asked: PartitionApplication, idle_w: float) -> Demand:
-    """Return an application with its load and limits as the core's; ``idle_w`` is that of a GPU."""
+    """Convert an application with its load and limits to the core's; ``idle_w`` is that of a GPU."""
     shape = (len(asked.variants), len(SLICES))
     service_s, jitter_s, busy_w = (np.full(shape, np.nan) for _ in range(3))
     for row, variant in enumerate(asked.variants):
@@ -56,7 +56,7 @@ def demand_of(asked: PartitionApplication, idle_w: float) -> Demand:
 
 
 def demands_of(problem: PartitionRequest) -> tuple[list[Demand], Fleet]:
-    """Return applications and GPUs as the core's."""
+    """Convert applications and GPUs to the core's."""
     baseline = problem.baseline_gco2_per_kwh or problem.intensity_gco2_per_kwh
     layouts = tuple(layout - 1 for layout in problem.layouts or [1] * problem.gpus)
     fleet = Fleet(problem.gpus, layouts, problem.intensity_gco2_per_kwh / J_PER_KWH, baseline / J_PER_KWH)

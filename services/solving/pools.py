@@ -1,4 +1,4 @@
-"""Pools of LLM instances as the core plans them, and plans as messages."""
+"""Pools of LLM instances and their plans, converted between messages and the core."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def pools_result(request: PoolsRequest, problem: PoolProblem, plan: PoolPlan) ->
 
 
 def _weighed(problem: PoolProblem, plan: PoolPlan, rates: Floats) -> float:
-    """Return the plan's energy in kWh, each location's and step's weighed with its rate (n_locations, n_steps)."""
+    """Return the plan's energy in kWh, each location and step weighted by its rate (n_locations, n_steps)."""
     drawn, switched = energy_j(problem, plan), switching_j(problem, plan)
     return float(drawn @ rates.sum(axis=1) + switched @ rates.mean(axis=1)) / J_PER_KWH
 

@@ -1,29 +1,29 @@
-"""Traces and tables that come with the product, so that nothing has to be downloaded. ``NOTICE`` names their sources.
+"""Traces and tables that ship with the product, so that nothing needs downloading. ``NOTICE`` names their sources.
 
 ========================== ================================================================================== =========
 file                       what                                                                               licence
 ========================== ================================================================================== =========
 ``grids_2023.csv.gz``      hourly intensity of five zones, direct and life cycle, 2022-12-31 to 2023-12-31 UTC ODbL
-``forecasts_*.csv.gz``     96 hours of direct intensity ahead, one issue a day in 2023, of the same zones     BSD-3
-``green_year.csv``         400 arrivals of one day, repeated for every day of the year                         MIT
-``green_day.csv``          791 arrivals of one day                                                            MIT
+``forecasts_*.csv.gz``     96-hour forecasts of direct intensity for the same zones, issued daily in 2023     BSD-3
+``green_year.csv``         one day's 400 arrivals, repeated every day of the year                              MIT
+``green_day.csv``          one day's 791 arrivals                                                             MIT
 ``speeds.csv``             measured training speed by model, batch, gang and placement                        see NOTICE
 ``powers.csv``             measured training power by model, batch and power limit                            see NOTICE
 ``slice_speeds.csv``       measured training speed on MIG slices by model and batch                           MIT
-``sia_work.csv``           samples until a model has trained, by batch size                                   see NOTICE
-``noise.csv``              gradient noise scale by model, tenth of its training and batch size                see NOTICE
-``inference_slices.csv``   EfficientNet alone on fractions of an H200: latency and power                      our own
+``sia_work.csv``           samples needed to train a model, by batch size                                     see NOTICE
+``noise.csv``              gradient noise scale by model, tenth of the training and batch size                see NOTICE
+``inference_slices.csv``   one EfficientNet instance on fractions of an H200: latency and power               our own
 ``inference_shared.csv``   the same with several instances at once                                            our own
-``accuracy_*.json``        accuracy of the variants that Clover's authors serve, per cent                     MIT
+``accuracy_*.json``        accuracy of the variants that Clover's authors serve, in per cent                  MIT
 ========================== ================================================================================== =========
 
-The days are samples of GAIA's sample of Alibaba's PAI trace. ``lab/reproductions/make_traces.py`` makes
-all of them from the sources, ``lab/reproductions/make_profiles.py`` the measured tables.
+The days are drawn from GAIA's sample of Alibaba's PAI trace. ``lab/reproductions/make_traces.py`` builds the
+traces from their sources, ``lab/reproductions/make_profiles.py`` the measured tables.
 
-``green-year``: of the days with at least 400 arrivals, the one whose share of jobs in four categories of duration is
-nearest to the one the paper prints of its own day (16, 38, 36 and 8 %); 400 of its arrivals drawn without replacement.
-``green-day``: durations drawn in the shares the paper prints of its testbed (22, 30, 30 and 18 %) from all jobs of up
-to 37 h, its longest; arrivals drawn from the hours of the day of the whole trace. All by a fixed seed.
+``green-year``: among the days with at least 400 arrivals, the one whose shares of jobs in four duration categories are
+closest to those the paper prints for its own day (16, 38, 36 and 8 %); 400 of its arrivals, drawn without replacement.
+``green-day``: durations drawn in the shares the paper prints for its testbed (22, 30, 30 and 18 %) from all jobs of up
+to 37 h, its longest; arrivals drawn from the whole trace's hours of the day. All with a fixed seed.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Bundle:
 
     Attributes:
         file, package: Where it is.
-        days: How many days its one day is repeated.
-        recipe: What it goes with.
+        days: How many days its single day is repeated for.
+        recipe: The recipe that it is used with by default.
     """
 
     file: str
@@ -72,14 +72,14 @@ GRIDS_BEGIN_S = 1_672_444_800.0
 
 
 def rows_of(file: str, package: str = OURS) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table that a package has."""
+    """Yield the rows of a table that ships in a package."""
     packed = resources.files(package).joinpath(file).read_bytes()
     text = gzip.decompress(packed) if file.endswith(".gz") else packed
     yield from csv.DictReader(text.decode().splitlines())
 
 
 def bundled_jobs(name: str, bundle: Bundle, days: float | None = None) -> RawJobs:
-    """Return a bundled trace; of one that repeats, only as many days as are needed."""
+    """Return a bundled trace; if it repeats, only as many days as are needed."""
     repeats = bundle.days if days is None else min(bundle.days, max(int(np.ceil(days)), 1))
     jobs = Collector(ReadReport(name, "bundled"))
     rows = [(float(row["arrival_s"]), float(row["duration_s"])) for row in rows_of(bundle.file, bundle.package)]
@@ -92,7 +92,7 @@ def bundled_jobs(name: str, bundle: Bundle, days: float | None = None) -> RawJob
 
 
 def bundled_forecasts(zone: str) -> AbstractContextManager[Path]:
-    """Yield a file with a bundled zone's forecasts of direct intensity as they were issued in 2023."""
+    """Yield a file with a bundled zone's forecasts of direct intensity, as issued in 2023."""
     found = resources.files(OURS).joinpath(f"forecasts_{zone}_2023.csv.gz")
     return resources.as_file(found)
 
@@ -110,7 +110,7 @@ def bundled_grid(zone: str, signal: Signal) -> RawSeries:
     """Return a bundled zone's series.
 
     Raises:
-        TraceFormatError: the signal is not bundled.
+        TraceFormatError: The signal is not bundled.
     """
     kinds = {Signal.AVERAGE_DIRECT: "direct", Signal.AVERAGE_LIFECYCLE: "lifecycle"}
     if signal not in kinds:

@@ -1,8 +1,8 @@
 """The event-driven engine: a simulated cluster that carries out the plans of the live round.
 
 ``simulation`` holds the clock, the events and the rounds; ``live`` the jobs, ``cluster`` the nodes, ``grid`` the
-carbon, ``behaviour`` what jobs do at each size; ``recorder`` and ``result`` the outcome of a run; ``options`` the
-options of the engine; ``beginning`` a cluster at work from which a run goes on. It imports only the core and
+carbon, ``behaviour`` how jobs run at each size; ``recorder`` and ``result`` the outcome of a run; ``options`` the
+engine's options; ``beginning`` a running cluster to start from. The engine imports only the core and
 ``simulator.workload``.
 """
 

@@ -1,4 +1,4 @@
-"""How long and how far a simulated cluster draws more than its policy's limit, because models have errors."""
+"""How long, and by how much, a simulated cluster exceeds its policy's power limit because of model errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ ROUNDING = 1e-9
 
 @dataclass
 class AboveLimit:
-    """Sums over a run.
+    """Time and energy above the limit, summed over a run.
 
     Attributes:
-        limit_w: In force since the last round; inf for none.
-        seconds, energy_j: Above the limit; the energy is that beyond it.
+        limit_w: The limit in force since the last round; inf for none.
+        seconds, energy_j: Time above the limit, and the energy in excess of it.
         most: The largest excess as a share of the limit.
-        most_of_error: The largest excess over the error that the models stated then; NaN where they stated none.
+        most_of_error: The largest ratio of the excess to the error that the models stated then; NaN if they stated
+            none.
     """
 
     limit_w: float = math.inf
@@ -36,17 +37,17 @@ class AboveLimit:
             self.most = max(self.most, excess_w / self.limit_w)
 
     def held(self, power_w: float, limit_w: float) -> bool:
-        """Store the limit of a round and the cluster's power after it; return whether that keeps the limit."""
+        """Set the limit of a round; return whether the cluster's power after the round stays within it."""
         self.limit_w = limit_w
         return power_w <= limit_w * (1 + ROUNDING)
 
     def stated(self, power_w: float, error_w: float) -> None:
-        """Store the error that the models state when the limit is not kept."""
+        """Set the error that the models state while the limit is exceeded."""
         known = error_w > 0 and not math.isnan(self.most_of_error)
         self.most_of_error = max(self.most_of_error, (power_w - self.limit_w) / error_w) if known else math.nan
 
     def figures(self, whole_s: float) -> dict[str, float]:
-        """Return the figures for the result of a run of that length."""
+        """Return the figures for the result of a run of this length."""
         return {
             "above_limit_share": self.seconds / whole_s if whole_s > 0 else 0.0,
             "above_limit_kwh": self.energy_j / J_PER_KWH,

@@ -1,4 +1,4 @@
-"""A cluster in the middle of its work, from which a run goes on."""
+"""A cluster already at work, from which a run continues."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from services.core.domain.placement import Placement
 
 @dataclass(frozen=True)
 class Beginning:
-    """What there is when a run begins; columns are (n_jobs,), in the order of the workload.
+    """The state in which a run begins; columns are (n_jobs,), in the order of the workload.
 
     Attributes:
-        now_s: When the run begins, UTC seconds; jobs that were submitted before wait from then on.
-        next_active_s: When the first active round is held.
-        held: The gangs that run, by workload row, on the engine's own node ids.
-        since_s: Since when each job waits, or has held its GPUs, UTC seconds.
-        progress: Share of each job's work that is done.
-        attained_gpu_s, energy_j, carbon_gco2: What each job has had so far.
+        now_s: When the run begins, UTC seconds; jobs that were submitted earlier wait from then on.
+        next_active_s: When the first active round is due.
+        held: The running gangs by workload row, on the engine's own node ids.
+        since_s: Since when each job has waited, or held its GPUs, UTC seconds.
+        progress: The share of each job's work that is done.
+        attained_gpu_s, energy_j, carbon_gco2: What each job has used and emitted so far.
     """
 
     now_s: float

@@ -1,4 +1,4 @@
-"""What the simulated jobs do at each size, looked up once per kind of job, GPU model and size."""
+"""How the simulated jobs run at each size, looked up once per kind of job, GPU model and size."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FIXED_BATCH = -1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A gang at work.
+    """A running gang.
 
     Attributes:
         speed: Work seconds per second.
-        gpu_w: Draw of all its GPUs, watts.
-        draw_w: With the host's part, watts.
+        gpu_w: Total draw of its GPUs, watts.
+        draw_w: Total draw with its share of the hosts, watts.
         efficiency: Work seconds per joule.
         restart_s: As in the job's profile.
     """
@@ -49,12 +49,12 @@ class Run:
 
 
 class Behaviours:
-    """Truth and prediction of a workload's jobs on a cluster's GPU models."""
+    """True and predicted behaviour of a workload's jobs on a cluster's GPU models."""
 
     def __init__(
         self, workload: Workload, models: tuple[str, ...], options: EngineOptions, network: Network, placement: str
     ) -> None:
-        """Take the kinds of jobs, the cluster's GPU models, the options, what connects the nodes, and the placer."""
+        """Take the kinds of jobs, the cluster's GPU models, the options, the network between nodes, and the placer."""
         self._profiles = workload.profiles
         self._method = Method.REFINED if placement == "refined" else Method.HEAVY_EDGE
         self._network = network
@@ -71,10 +71,10 @@ class Behaviours:
         control_values: ControlValues = (),
         stage: int = FIXED_BATCH,
     ) -> Run:
-        """Return the behaviour of a gang in a placement, on a GPU model, under controls, at a stage of its work.
+        """Return how a gang runs in a placement, on a GPU model, under its controls, at a stage of its work.
 
         Raises:
-            KeyError: the job cannot run on that model.
+            KeyError: The job cannot run on that model.
         """
         on = placement.shares
         by_graph = len(on) > 1 and self._profiles[profile].graph is not None
@@ -86,7 +86,7 @@ class Behaviours:
         return found
 
     def stages(self, profile: int, model: int) -> int:
-        """Return how many stages a job of a kind goes through on a model, tuning its batch."""
+        """Return how many stages a job of this kind goes through on a model when it tunes its batch."""
         found = self._stages.get((profile, model))
         if found is None:
             found = self._stages[profile, model] = len(self._profiles[profile].tuned(self._models[model]))
@@ -108,7 +108,7 @@ class Behaviours:
         return Run(speed, gpu_w, draw_w, speed / draw_w, kind.restart_s)
 
     def _pace(self, kind: JobProfile, gpus: int, shares: Shares) -> float:
-        """Return the iteration time on one node over that on nodes with these shares, by the graph."""
+        """Return the iteration time on one node over that when spread as ``shares``, according to the graph."""
         if not shares:
             return 1.0
         mapper = mapper_of(kind.graph, gpus, self._network)
@@ -118,9 +118,9 @@ class Behaviours:
 
 
 class GangTables:
-    """The predictions for gangs that policies see, by size, and by control value as far as that is known.
+    """The gang predictions that policies see, by size, and by control value where it is known.
 
-    A gang wider than a node is assumed to span as few nodes as possible. Gangs that span more draw a little less,
+    A gang wider than a node is assumed to span as few nodes as possible. Gangs that span more draw slightly less,
     because their boards wait longer.
     """
 
@@ -138,7 +138,11 @@ class GangTables:
         self._tables: tuple[Gangs, ...] = ()
 
     def shown(self, known: tuple[Curves, ...]) -> tuple[Gangs, ...]:
-        """Return the tables, one entry per profile; ``known``: as ``Snapshot.control_curves``."""
+        """Return the tables, one entry per profile.
+
+        Args:
+            known: As ``Snapshot.control_curves``.
+        """
         if known is not self._known:
             before = self._known or (None,) * len(known)
             tables = self._tables or ({},) * len(known)
@@ -175,7 +179,7 @@ class GangTables:
 
 
 def who_tunes(n_jobs: int, options: EngineOptions) -> Bools:
-    """Return whose batch size may follow the gang, the jobs drawn by the seed: (n_jobs,)."""
+    """Return which jobs may tune their batch size to the gang, drawn at random from the seed: (n_jobs,)."""
     draws = np.random.default_rng([options.seed, _TUNING_DRAW]).random(n_jobs)
     return draws < TUNING_SHARES[options.batch_tuning]
 
@@ -192,9 +196,9 @@ def eligible_models(workload: Workload, models: tuple[str, ...]) -> Bools:
 
 
 def predicted_s(workload: Workload, models: tuple[str, ...], network: Network) -> Floats:
-    """Return the predicted duration of each job at its smallest gang, on the first model it may use: (n_jobs,).
+    """Return each job's predicted duration at its smallest gang, on the first model it may use: (n_jobs,).
 
-    A gang wider than a node is assumed to span as few nodes as possible, by its graph if it has one.
+    A gang wider than a node is assumed to span as few nodes as possible, at the cost its graph gives if it has one.
     """
     work = workload.work_s if workload.predicted_work_s is None else workload.predicted_work_s
     speeds = np.ones(len(workload))
@@ -213,7 +217,7 @@ def predicted_s(workload: Workload, models: tuple[str, ...], network: Network) -
 
 
 def speed_curves(workload: Workload, models: tuple[str, ...]) -> Floats:
-    """Return the predicted speed of each kind at 1, 2, ... GPUs over the speed at one: (n_profiles, most GPUs)."""
+    """Return each kind's predicted speed at 1, 2, ... GPUs relative to one: (n_profiles, most GPUs)."""
     sizes = np.arange(1, int(workload.max_gpus.max(initial=1)) + 1)
     curves = np.ones((len(workload.profiles), sizes.size))
     for at, profile in enumerate(workload.profiles):
@@ -228,12 +232,12 @@ def speed_curves(workload: Workload, models: tuple[str, ...]) -> Floats:
 
 @dataclass(frozen=True)
 class TunedCurves:
-    """What the kinds of a workload do with their batch tuned, on the first model each may use, by stage of the work.
+    """How the kinds of a workload run with a tuned batch, on the first model each may use, by stage of the work.
 
     Attributes:
-        goodput: (n_rows, 2, most GPUs) speed at 1, 2, ... GPUs of one node and of several.
-        batches: The same: total batches, samples, 0 for a kind that does not tune.
-        first: (n_profiles + 1,) the first row of each kind, ascending, and the number of rows.
+        goodput: (n_rows, 2, most GPUs) speed at 1, 2, ... GPUs on one node and on several.
+        batches: Same shape: total batch sizes, samples; 0 for a kind that does not tune.
+        first: (n_profiles + 1,) the first row of each kind, ascending, then the number of rows.
         permitted: (n_profiles, 2) the smallest and the largest batch of each kind, -1 for one that does not tune.
     """
 
@@ -244,7 +248,7 @@ class TunedCurves:
 
 
 def tuned_curves(workload: Workload, models: tuple[str, ...]) -> TunedCurves:
-    """Return what the kinds of a workload do with their batch tuned."""
+    """Return how the kinds of a workload run with a tuned batch."""
     sizes = np.arange(1, int(workload.max_gpus.max(initial=1)) + 1)
     rows: list[Floats] = []
     batches: list[Ints] = []

@@ -1,6 +1,6 @@
 """The simulated nodes: which devices are free, which nodes are up, and what idle devices draw.
 
-GPUs that are cut are not among the devices; ``slices.py`` has them.
+GPUs cut into MIG slices are not among the devices; ``slices.py`` handles those.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Nodes:
     Attributes:
         models: Names of the GPU models, as in ``Snapshot.gpu_models``.
         model: Index of each node's model.
-        gpus: GPUs of each node that are not cut.
-        free_gpus: (n_nodes,) free devices, of nodes that are up.
+        gpus: Uncut GPUs of each node.
+        free_gpus: (n_nodes,) free devices of each node that is up.
         free_total: Their sum.
         up: Whether a node's lease holds.
-        off: Nodes switched off to save power; they can be given work, and then boot.
-        idle_w: What all idle devices of nodes that are up and on draw now, watts.
-        idle_w_of: (n_models,) what one of them draws, host included.
+        off: Nodes that are switched off to save power; given work, they boot.
+        idle_w: What all idle devices on nodes that are up and switched on draw now, watts.
+        idle_w_of: (n_models,) what one idle device draws, its share of the host included.
         boards: By index of the model.
     """
 
@@ -81,7 +81,7 @@ class Nodes:
         return self._table
 
     def _put_to_sleep(self, node: int, asleep: bool) -> None:
-        """Note that a node is switched off, or no longer; tables shown before keep the column that they have."""
+        """Mark a node as switched off or on; tables shown earlier keep the column they have."""
         if asleep:
             self.off.add(node)
         else:
@@ -91,7 +91,7 @@ class Nodes:
         self._table = None
 
     def take(self, placement: Placement, now_s: float, boot_s: float) -> tuple[int, float]:
-        """Take a gang's devices; return the index of their model and when all its nodes are awake, UTC seconds."""
+        """Take a gang's devices; return the index of their model and when all its nodes will be awake, UTC seconds."""
         awake_at_s = now_s
         at = -1
         for share in placement.shares:
@@ -108,15 +108,15 @@ class Nodes:
         return self.model[at], awake_at_s
 
     def share(self, placement: Placement) -> int:
-        """Give a second gang the one device of another; return the index of its model."""
+        """Let a second gang share the single device of another; return the index of its model."""
         at = self.where[placement.shares[0].node_id]
         self._shared.add((at, placement.shares[0].devices[0]))
         return self.model[at]
 
     def give_back(self, placement: Placement) -> list[int]:
-        """Give back a gang's devices, except on nodes that are down. Return the nodes that are now wholly idle.
+        """Release a gang's devices, except on nodes that are down. Return the nodes that are now entirely idle.
 
-        The first of two gangs that share a device leaves it to the other.
+        The first of two gangs on a shared device leaves it to the other.
         """
         idle: list[int] = []
         if self._shared:
@@ -141,14 +141,14 @@ class Nodes:
         return idle
 
     def wake(self, node: int, now_s: float, boot_s: float) -> None:
-        """Switch a node on if it is off; it draws its idle power, and accepts work once it has booted."""
+        """Switch a node on if it is off; it draws its idle power, and can run work once it has booted."""
         if node in self.off:
             self._put_to_sleep(node, False)
             self.idle_w += self._idle_each[node] * self.gpus[node]
             self._awake_at_s[node] = now_s + boot_s
 
     def switch_off(self, node: int) -> None:
-        """Switch an idle node off, unless GPUs of it are cut."""
+        """Switch an idle node off, unless some of its GPUs are cut."""
         is_idle = self.up[node] and self.free_gpus[node] == self.gpus[node]
         if is_idle and node not in self.off and not self._cut[node]:
             self._put_to_sleep(node, True)

@@ -1,8 +1,8 @@
 """Power limits and clocks in a simulation: what policies know about them, and measurements in progress.
 
-A ``ProfileControls`` runs a gang for a window at each value its kind of job was measured at, from the highest down,
-beginning with its work; then the curve is known, of this and of every later job of the kind on that GPU model. What a
-gang does meanwhile it does at the speed and power of each window, so that measuring costs its true time and energy.
+A ``ProfileControls`` runs a gang for a window at each control value measured for its kind of job, from the highest
+down, while it does its work; the curve is then known for this and every later job of the kind on that GPU model. During
+each window the gang runs at the speed and power of that value, so that measuring costs its true time and energy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.simulator.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class ControlWindow:
-    """One value of a gang, None for the default; after ``window_s`` the next step follows."""
+    """One control value of a gang, None for the default; the next step follows after ``window_s``."""
 
     kind: ControlKind
     value: float | None
@@ -26,14 +26,14 @@ class ControlWindow:
 
 
 class Measurements:
-    """The known curves of the kinds of jobs, and the gangs that are being measured.
+    """The known control curves by kind of job, and the gangs being measured.
 
     Attributes:
         curves: As ``Snapshot.control_curves``, one entry per profile of the workload.
     """
 
     def __init__(self, workload: Workload, models: tuple[str, ...], *, known: bool) -> None:
-        """Know every predicted curve from the beginning, or nothing."""
+        """Start with every predicted curve known, or with none."""
         self._profiles, self._models = workload.profiles, models
         self._curves: list[dict[tuple[int, ControlKind], ControlCurve]] = [{} for _ in workload.profiles]
         self._steps: dict[int, deque[ControlWindow]] = {}
@@ -47,11 +47,12 @@ class Measurements:
         self.curves: tuple[Curves, ...] = tuple(self._curves)
 
     def begin(self, row: int, profile: int, model: int, kind: ControlKind, window_s: float) -> int | None:
-        """Line up the windows of a job's gang.
+        """Queue the measurement windows of a job's gang.
 
         Returns:
-            The line's number, for ``next``; None where there is nothing to begin: the kind of job has no curve, or its
-            gang is being measured already and these windows follow those.
+            The sequence number to pass to ``next``; None if there is nothing to start: the kind of job has no curve, or
+                the
+            gang is already being measured and these windows follow those.
         """
         curve = self._truth(profile, model, kind)
         if curve is None:
@@ -66,7 +67,7 @@ class Measurements:
         return self._begun
 
     def next(self, row: int, line: int) -> ControlWindow | None:
-        """Return and remove the next step of a gang; None at the end of its line, or if it has another line."""
+        """Return and remove a gang's next step; None at the end of its sequence, or if another one has replaced it."""
         steps = self._steps.get(row)
         return steps.popleft() if steps and self._lines[row] == line else None
 
@@ -75,7 +76,7 @@ class Measurements:
         return [row for row, steps in self._steps.items() if steps]
 
     def end(self, row: int, kind: ControlKind | None = None) -> None:
-        """Forget the steps of a gang that is gone, or those of one kind of control."""
+        """Drop the remaining steps of a gang that is gone, or only those of one kind of control."""
         steps = self._steps.pop(row, None)
         if kind is not None and steps is not None:
             self._steps[row] = deque(step for step in steps if step.kind is not kind)

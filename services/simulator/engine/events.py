@@ -1,4 +1,4 @@
-"""Future events, in order of ``(time_s, kind, sequence)``."""
+"""Future events, ordered by ``(time_s, kind, sequence)``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Events:
 
     @property
     def next_s(self) -> float:
-        """Time of the next event; inf if there is none."""
+        """The time of the next event; inf if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def push(self, time_s: float, kind: int, subject: int, generation: int = 0) -> None:
@@ -29,5 +29,5 @@ class Events:
         heapq.heappush(self._heap, (time_s, kind, self._sequence, subject, generation))
 
     def pop(self, now_s: float) -> Event | None:
-        """Return the next event, if it is not after ``now_s``."""
+        """Return the next event if it is due by ``now_s``."""
         return heapq.heappop(self._heap) if self._heap and self._heap[0][0] <= now_s else None

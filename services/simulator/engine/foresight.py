@@ -1,7 +1,7 @@
-"""Predictions of a job's length when it is submitted, by a predictor that learns during the run.
+"""Predictions of a job's length at submission, by a predictor that learns during the run.
 
-It is fitted to the workload's history and to the jobs that have ended, once every ``retrain_s``: no decision uses
-anything that had not happened by then.
+It is refitted every ``retrain_s`` to the workload's history and the jobs that have ended: no decision uses anything
+that had not happened by then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.simulator.workload import Workload
 
 
 class Foresight:
-    """Predictions by workload row, made again at every training."""
+    """Predictions by workload row, refreshed at every training."""
 
     def __init__(self, workload: Workload, predictor: Predictor, retrain_s: float) -> None:
         if workload.recurrence is None:
@@ -40,7 +40,7 @@ class Foresight:
         """Of the live jobs, as ``Snapshot.length_spreads`` has them."""
 
     def at_arrival(self, row: int, now_s: float) -> float:
-        """Return the share of the job's true work that is predicted."""
+        """Return the job's predicted work as a share of its true work."""
         if now_s >= self._due_s:
             self._train(row, now_s)
         if np.isfinite(spread := self._spread.item(row)):
@@ -48,12 +48,12 @@ class Foresight:
         return float(self.work_s[row] / (self._iterations[row] * self._units[row]))
 
     def ended(self, row: int) -> None:
-        """Store a job whose length is now known."""
+        """Record a job whose length is now known."""
         self._ended.append(row)
         self.spreads.pop(self._ids[row], None)
 
     def _train(self, row: int, now_s: float) -> None:
-        """Learn from the ended jobs, and predict the jobs that are submitted until the next training."""
+        """Learn from the ended jobs, and predict those submitted until the next training."""
         self._due_s = now_s + self._retrain_s
         recurs = self._recurrence
         end = int(np.searchsorted(self._submitted_s, self._due_s))

@@ -1,7 +1,7 @@
-"""Gangs: they start, get controls, run through stages, stop, and give their devices back.
+"""Gangs: they start, get controls, go through stages, stop, and release their devices.
 
-Under a policy that lets jobs tune their batch size (``PolicyEntry.tunes_batch``), a job that can goes through stages of
-its work, each with its own speed and power.
+Under a policy that lets jobs tune their batch size (``PolicyEntry.tunes_batch``), a job that can do so goes through
+stages of its work, each with its own speed and power.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Gangs:
     """The gangs of a run.
 
     Attributes:
-        now_s: The clock, UTC seconds; it is moved together with ``integral``.
-        integral: Of the grid's intensity up to then.
-        power_w: What all of them draw now.
+        now_s: The clock, UTC seconds; it is advanced together with ``integral``.
+        integral: The grid's intensity integrated up to ``now_s``.
+        power_w: What all gangs draw now.
         learned: Whether a measurement has ended since policies last decided.
-        beside: The other job on the same device, of each that shares one.
-        shared_s: For how long devices have been shared, seconds.
+        beside: For each job on a shared device, the other job on it.
+        shared_s: How long devices have been shared, seconds.
     """
 
     def __init__(
@@ -57,7 +57,11 @@ class Gangs:
         foresight: Foresight | None,
         tunes: Bools | None,
     ) -> None:
-        """Take the objects that gangs act on; ``tunes``: (n_jobs,) whose batch follows the gang; None: no job's."""
+        """Take the objects that gangs act on.
+
+        Args:
+            tunes: (n_jobs,) the jobs whose batch follows the gang; None: no job's does.
+        """
         self.now_s = self.integral = self.power_w = 0.0
         self.learned = False
         self.beside: dict[JobId, JobId] = {}
@@ -76,7 +80,7 @@ class Gangs:
         self._tunes = tunes
 
     def start(self, start: Start, *, since_s: float | None = None) -> None:
-        """Start a gang; with ``since_s`` one that has held its GPUs since then, and goes on without a delay."""
+        """Start a gang; with ``since_s``, one that has held its GPUs since then and continues without a delay."""
         live, now_s = self._live, self.now_s
         slot = live.slot[start.job_id]
         placement = start.placement
@@ -115,7 +119,7 @@ class Gangs:
             self.retime(live.slot[self.beside[start.job_id]])
 
     def set(self, action: Control) -> None:
-        """Set the controls of a gang's devices, or begin to measure it at every control value."""
+        """Set the controls of a gang's devices, or start measuring it at every control value."""
         slot, kind = self._live.slot[action.job_id], action.kind
         row = self._live.ints.item(IntRow.ROW, slot)
         self._measurements.end(row, kind)
@@ -128,7 +132,7 @@ class Gangs:
             self._events.push(max(self.now_s, self._live.floats.item(FloatRow.RUN_FROM, slot)), STEP, row, line)
 
     def step(self, slot: int, line: int) -> None:
-        """Take the next step of a measurement; at the end of a curve it is known, and policies are asked."""
+        """Take the next step of a measurement; when a curve is complete it becomes known, and policies decide again."""
         row = self._live.ints.item(IntRow.ROW, slot)
         while (step := self._measurements.next(row, line)) is not None:
             self._put(slot, step.kind, step.value)
@@ -140,7 +144,7 @@ class Gangs:
             self.learned = True
 
     def preempt(self, slot: int) -> None:
-        """Stop a gang with its grace period."""
+        """Stop a gang, allowing its grace period."""
         live = self._live
         checkpoint_s = self._workload.profiles[live.ints.item(IntRow.CURVE, slot)].checkpoint_s
         held_s = min(checkpoint_s, self._options.grace_s)
@@ -148,7 +152,7 @@ class Gangs:
         self._recorder.preemptions[live.ints.item(IntRow.ROW, slot)] += 1
 
     def stop(self, slot: int, after_s: float, *, keeps_work: bool) -> None:
-        """End a gang's work now, and release its devices after a while."""
+        """End a gang's work now; its devices are released after a while."""
         live = self._live
         self._measurements.end(live.ints.item(IntRow.ROW, slot))
         if live.ints.item(IntRow.PHASE, slot) != PREEMPTING:
@@ -168,7 +172,7 @@ class Gangs:
         self._events.push(self.now_s + after_s, RELEASE, row, generation)
 
     def release(self, slot: int) -> Sequence[int]:
-        """Release a gang's devices; return the nodes that are unused now."""
+        """Release a gang's devices; return the nodes that are now unused."""
         live = self._live
         self.settle(slot)
         idle = self._give_back(slot)
@@ -181,7 +185,7 @@ class Gangs:
         return idle
 
     def complete(self, slot: int) -> Sequence[int]:
-        """End a job whose work is done; return the nodes that are unused now."""
+        """End a job whose work is done; return the nodes that are now unused."""
         self.settle(slot)
         self._measurements.end(self._live.ints.item(IntRow.ROW, slot))
         row = self._live.ints.item(IntRow.ROW, slot)
@@ -198,7 +202,7 @@ class Gangs:
         self._recorder.spent(self._live.ints.item(IntRow.ROW, slot), *spent)
 
     def retime(self, slot: int, *, stage_begins: bool = False) -> None:
-        """Record what a gang has done so far, and schedule its end at its present control value and stage."""
+        """Record what a gang has done so far, and schedule its end at its current control value and stage."""
         live, floats = self._live, self._live.floats
         since_s, left_off_s = floats.item(FloatRow.SINCE, slot), floats.item(FloatRow.RUN_FROM, slot)
         if self.now_s > left_off_s:
@@ -226,9 +230,10 @@ class Gangs:
             self.retime(self._live.slot[other])
 
     def _stage_of(self, slot: int, model: int, *, begins: bool = False) -> tuple[int, int]:
-        """Return the stage a job is in on a GPU model, and how many there are; (FIXED_BATCH, 0) where nothing is tuned.
+        """Return a job's stage on a GPU model, and the number of stages; (FIXED_BATCH, 0) where nothing is tuned.
 
-        ``begins``: that a stage begins now, although rounding may put the time a little before or after.
+        Args:
+            begins: A stage begins now, although rounding may put the time slightly before or after.
         """
         ints, floats = self._live.ints, self._live.floats
         if self._tunes is None or not self._tunes.item(ints.item(IntRow.ROW, slot)):
@@ -238,7 +243,7 @@ class Gangs:
         return min(round(share * stages) if begins else int(share * stages), stages - 1), stages
 
     def _foresee(self, slot: int, model: int, run: Run, stage: int, stages: int) -> None:
-        """Schedule the end of the job at its present speed, or the next stage in which it goes on otherwise."""
+        """Schedule the end of the job at its current speed, or the start of its next stage."""
         floats, ints = self._live.floats, self._live.ints
         following = stage + 1
         while following < stages and self._run_of(slot, model, following) == run:
@@ -251,7 +256,7 @@ class Gangs:
         self._events.push(time_s, kind, ints.item(IntRow.ROW, slot), ints.item(IntRow.GENERATION, slot))
 
     def _kept(self, slot: int) -> float:
-        """Return the work in a gang's last checkpoint; it writes one at a fixed interval of its run."""
+        """Return the work saved in a gang's last checkpoint; checkpoints are written at fixed intervals of its run."""
         column = self._live.floats[:, slot].tolist()
         every = self._options.checkpoint_every_s
         at_s = math.floor(max(self.now_s - column[FloatRow.BEGAN], 0.0) / every) * every
@@ -268,7 +273,7 @@ class Gangs:
         return run
 
     def _alone(self, slot: int, model: int, stage: int) -> Run:
-        """Return what a gang would do if it shared no device."""
+        """Return how a gang would run if it shared no device."""
         live, floats = self._live, self._live.floats
         placement = live.placements[slot]
         assert placement is not None
@@ -277,7 +282,7 @@ class Gangs:
         return self._behaviours.run(live.ints.item(IntRow.CURVE, slot), model, placement, control_values, stage)
 
     def _shared(self, run: Run, other: JobId, model: int, limit_w: float | None) -> Run:
-        """Return a run beside another job on its device; the host is charged for its work as alone."""
+        """Return how a job runs beside another on its device; the host's draw falls in proportion to the job's pace."""
         beside = self._live.slot[other]
         others = self._alone(beside, model, self._stage_of(beside, model)[0])
         board = self._nodes.boards[model]
@@ -292,7 +297,7 @@ class Gangs:
         self._shared_since_s[placement] = self.now_s
 
     def _part(self, slot: int, placement: Placement) -> None:
-        """End the sharing of a device whose one gang leaves; the other goes on as fast as it can alone."""
+        """End the sharing of a device when one of its gangs leaves; the other continues at full speed."""
         live = self._live
         other = self.beside.pop(live.ids[slot], None)
         if other is None:

@@ -1,10 +1,9 @@
-"""Jobs of arrays and jobs that wait for others: when each of them is shown to the policy.
+"""Array tasks and dependent jobs: when each of them becomes visible to the policy.
 
-Live, ``services.core.cycle.gates.withheld`` decides this anew in every round. Here the same is known step by step: a
-job is shown when what it waits for has ended, and a task of an array with a limit when one of the tasks shown has
-ended. A task that was shown stays so while it is preempted, as it keeps its turn; the tasks of an array are submitted
-together, so that none of a lower index comes later. ``tests/simulator/test_gates.py``
-compares the two.
+Live, ``services.core.cycle.gates.withheld`` decides this anew in every round. Here it is updated incrementally: a job
+is shown when what it waits for has ended, and a task of an array with a limit when one of the tasks shown has ended. A
+task that has been shown stays visible while preempted, because it keeps its turn; the tasks of an array are submitted
+together, so that none of a lower index comes later. ``tests/simulator/test_gates.py`` compares the two.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ class Turns:
     """Which jobs of a workload may be shown; rows are those of the workload."""
 
     def __init__(self, workload: Workload, runnable: Sequence[int]) -> None:
-        """Prepare for the jobs in rows ``runnable``; what is not one of them is not waited for.
+        """Prepare for the jobs in rows ``runnable``; other jobs are not waited for.
 
         Raises:
-            DomainError: jobs wait for each other in a circle.
+            DomainError: Jobs wait for each other in a circle.
         """
         gates = workload.gates
         self._array: Sequence[str] = () if gates is None else gates.array
@@ -63,14 +62,14 @@ class Turns:
             raise DomainError(f"{len(left)} jobs of the workload wait for each other in a circle")
 
     def arrives(self, row: int) -> list[int]:
-        """Note that a job is submitted; return the rows to show now: this one, or none."""
+        """Record that a job is submitted; return the rows to show now: this one, or none."""
         if row in self._waits_for:
             self._arrived.add(row)
             return []
         return self._shown(row)
 
     def ended(self, row: int) -> list[int]:
-        """Note that a job has ended; return the rows to show now."""
+        """Record that a job has ended; return the rows to show now."""
         shown: list[int] = []
         for dependent in self._waited_for.pop(row, ()):
             needed = self._waits_for[dependent]

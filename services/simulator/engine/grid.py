@@ -1,4 +1,4 @@
-"""The grid of a simulation: intensity now, its integral, and what policies know about it."""
+"""The grid of a simulation: its current intensity, the integral, and what policies know about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_ISSUES = 10
 
 
 class Grid:
-    """A carbon trace without an end: after it, its last day is repeated."""
+    """A carbon trace that never ends: its last day is repeated."""
 
     def __init__(self, trace: CarbonTrace, history_s: float, horizon_s: float) -> None:
         self.trace = trace
@@ -52,7 +52,7 @@ class Grid:
         return self._curve.cut(start_s, end_s)
 
     def outlooks(self, now_s: float) -> tuple[CarbonOutlook, ...]:
-        """Return what a policy knows now, of one zone; the same value until the hour or the forecast changes."""
+        """Return what a policy now knows about one zone; the same value until the hour or the forecast changes."""
         if now_s >= self._known_until_s:
             if now_s + self._horizon_s >= self._end_s:
                 self._extend(now_s + self._horizon_s)
@@ -62,7 +62,7 @@ class Grid:
         return self._outlooks
 
     def _extend(self, beyond_s: float) -> None:
-        """Repeat the last day until the curve ends after ``beyond_s``."""
+        """Repeat the last day until the curve extends past ``beyond_s``."""
         curve, first_s = self._curve, float(self._day_times[0])
         times, values, end_s = curve.times_s, curve.intensity_gco2_per_kwh, self._end_s
         length_s = self.trace.curve.end_s - first_s
@@ -74,7 +74,7 @@ class Grid:
         self._curve, self._end_s = CarbonCurve(times, values, end_s), end_s
 
     def _issue(self, now_s: float) -> int:
-        """Return the number of the forecast in force; one less than the first's while there is none."""
+        """Return the number of the forecast in force; before the first one, its number less one."""
         issued = self.trace.issued
         if self.trace.forecast is not ForecastKind.FILE or issued is None:
             return -1
@@ -113,7 +113,7 @@ class Grid:
         return CarbonOutlook(self.trace.zone, self.trace.signal, CarbonCurve(times, values, end_s), low=low, high=high)
 
     def _persisted(self, step: int, ahead: int) -> tuple[Floats, Floats, float]:
-        """Return the hours ahead as the same time of the last day that is known."""
+        """Predict the hours ahead by the same times of the last known day."""
         curve = self._curve
         times = curve.times_s[step + 1 : ahead + 1]
         days = np.ceil((times - curve.times_s[step]) / DAY_S)
@@ -129,7 +129,7 @@ class Grid:
         return times[known], values[known], float(times[-1] + issued.step_s)
 
     def _measured(self) -> tuple[Floats, Floats]:
-        """Return the edges of the steps of the true intensity, those before the trace among them, and its values."""
+        """Return the edges and values of the steps of the true intensity, including those before the trace."""
         before, curve = self.trace.before, self.trace.curve
         if before is None:
             return curve.edges_s, curve.intensity_gco2_per_kwh
@@ -137,9 +137,9 @@ class Grid:
         return np.concatenate((before.times_s, curve.edges_s)), values
 
     def _spread(self, issue: int) -> tuple[Floats, Floats] | None:
-        """Return the deciles of how far the issues before this one were off, by hour ahead; None: too few are known.
+        """Return the first and ninth deciles of earlier issues' errors, by hour ahead; None: too few are known.
 
-        (n_known,) each, beside the values of ``_issued``; 0 for hours ahead of which too few are known.
+        Each is (n_known,), matching the values of ``_issued``; 0 for hours ahead with too few known errors.
         """
         issued = self.trace.issued
         assert issued is not None

@@ -1,7 +1,7 @@
 """The live jobs of a simulation, as columns that a snapshot shows without copying.
 
 Live jobs are in slots ``0 .. count - 1``; the last one moves into the slot of a job that ends. Figures of a job that
-holds GPUs are closed forms of the time since it got them: ``attained = settled + gpus * (now - since)``, and so on.
+holds GPUs are closed forms in the time since it got them: ``attained = settled + gpus * (now - since)``, and so on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from services.simulator.workload import Workload
 
 
 class FloatRow:
-    """Rows of the table of floats; plain integers, because an enum's members are slow to reach.
+    """Rows of the table of floats; plain integers, because an enum's members are slow to access.
 
-    Rows that are written together stand together: an element costs as much as a slice.
+    Rows that are written together are adjacent: writing a whole slice costs no more than writing one element.
     """
 
     SUBMITTED = 0
@@ -122,11 +122,11 @@ REFRESHED = (
 
 @dataclass(frozen=True)
 class Tuning:
-    """Jobs that tune their batch sizes to their gangs, by stages of their work.
+    """Jobs that tune their batch sizes to their gangs, by stage of their work.
 
     Attributes:
-        tunes: (n_jobs,) whose batch follows the gang, by workload row.
-        first, permitted: As ``behaviour.TunedCurves`` has them.
+        tunes: (n_jobs,) the jobs whose batch follows the gang, by workload row.
+        first, permitted: As in ``behaviour.TunedCurves``.
     """
 
     tunes: Bools
@@ -134,23 +134,23 @@ class Tuning:
     permitted: Ints
 
     def given(self, profile: Ints) -> list[Ints]:
-        """Return what jobs of these kinds begin with, one per workload row: curve, smallest and largest batch."""
+        """Return the initial curve, smallest and largest batch of jobs of these kinds, one per workload row."""
         begin = (self.first[profile], *self.permitted[profile].T)
         return [np.where(self.tunes, each, -1) for each in begin]
 
 
 class LiveJobs:
-    """Slots of live jobs with room to grow.
+    """Slots of live jobs, with room to grow.
 
     Attributes:
-        count: Live jobs.
-        floats: (FloatRow.COUNT, capacity). ``SET_`` rows are what a job had at ``ACCOUNTED``, when it last got or lost
-            GPUs or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work runs at
-            ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is what the last checkpoint before
-            ``RUN_FROM`` held.
+        count: Number of live jobs.
+        floats: (FloatRow.COUNT, capacity). ``SET_`` rows are a job's figures at ``ACCOUNTED``, when it last got or lost
+            GPUs or its controls changed; the rows a snapshot shows are brought up to date by ``refresh``. Work has run
+            at ``SPEED`` since ``RUN_FROM`` and began at ``BEGAN``; ``KEPT`` is the work in the last checkpoint before
+            ``RUN_FROM``.
         ints: (IntRow.COUNT, capacity). ``BEFORE`` is as ``RoundHints.before``. ``STALE`` marks jobs without GPUs whose
-            shown rows are yet to be brought up to date.
-        placements: Where each job sits.
+            shown rows still have to be brought up to date.
+        placements: Where each job runs.
         slot: Slot of each job, by id.
         profiled: Efficiency by workload row and gang size, once observed.
     """
@@ -221,7 +221,7 @@ class LiveJobs:
         return slot
 
     def resume(self, slot: int, row: int, beginning: Beginning) -> None:
-        """Give a job that just arrived what it has had and done before the run began."""
+        """Restore what a job that has just arrived had used and done before the run began."""
         column = self.floats[:, slot]
         done, attained = float(beginning.progress[row]), float(beginning.attained_gpu_s[row])
         energy_j, carbon = float(beginning.energy_j[row]), float(beginning.carbon_gco2[row])
@@ -235,7 +235,7 @@ class LiveJobs:
         self._show_stages(slice(slot, slot + 1))
 
     def leave(self, slot: int) -> None:
-        """Drop the job in a slot; the last job takes its place."""
+        """Remove the job in a slot; the last job takes its place."""
         last = self.count - 1
         row = self.ints.item(IntRow.ROW, slot)
         self.profiled.pop(row, None)
@@ -252,7 +252,7 @@ class LiveJobs:
         self.count = last
 
     def settle(self, slot: int, now_s: float, integral: float) -> tuple[float, float, float]:
-        """Bring a job's settled figures up to now; return what it spent since: GPU s, J, gCO2.
+        """Bring a job's settled figures up to now; return what it has spent since the last time: GPU s, J, gCO2.
 
         Args:
             slot: A job that holds GPUs.
@@ -280,7 +280,7 @@ class LiveJobs:
     def refresh(self, now_s: float, integral: float, min_profile_s: float) -> None:
         """Bring what a snapshot shows up to now: figures of jobs with GPUs, completed starts, observed profiles.
 
-        Of jobs that wait nothing changes, so that a long queue is left out: the cost does not grow with it.
+        Nothing changes for waiting jobs, so they are skipped and the cost does not grow with the queue.
         """
         n = self.count
         which: slice | Ints = slice(n)
@@ -313,7 +313,7 @@ class LiveJobs:
             self.measured(slot)
 
     def _show_stages(self, slots: slice | Ints) -> None:
-        """Show the goodput curves of the stages that these jobs are in, by their progress."""
+        """Show the goodput curves of these jobs' current stages, which follow from their progress."""
         tuning = self._tuning
         if tuning is None:
             return
@@ -324,7 +324,7 @@ class LiveJobs:
         ints[IntRow.GOODPUT, slots] = np.where(tuning.tunes[ints[IntRow.ROW, slots]], begin + stage, -1)
 
     def measured(self, slot: int) -> None:
-        """Record that a job's efficiency at its present size is known."""
+        """Record that a job's efficiency at its current size is known."""
         row, gpus = int(self.ints[IntRow.ROW, slot]), int(self.ints[IntRow.GPUS, slot])
         efficiency = float(self.floats[FloatRow.EFFICIENCY, slot])
         self.ints[IntRow.MEASURED, slot] = 1
@@ -334,11 +334,11 @@ class LiveJobs:
             self.floats[FloatRow.BASE, slot] = efficiency
 
     def before(self) -> Ints:
-        """Return where each job stood in the table when ``number`` was last called, -1 where it did not: a view."""
+        """Return a view of each job's position when ``number`` was last called; -1 for one not in the table then."""
         return self.ints[IntRow.BEFORE, : self.count]
 
     def number(self) -> None:
-        """Note where each job stands in the table now."""
+        """Record each job's current position in the table."""
         self.before()[:] = np.arange(self.count)
 
     def table(self) -> JobTable:
@@ -347,7 +347,7 @@ class LiveJobs:
         return self._views() if table is None else table
 
     def _views(self) -> JobTable:
-        """Return the table of so many live jobs, and keep it: the same slots are seen again and again."""
+        """Return the table for this number of live jobs, and cache it, because the same numbers recur."""
         n = self.count
         columns: dict[str, Any] = {name: column[:n] for name, column in self._whole.items()}
         columns.update(ids=self.ids, tenants=self.tenants, placements=self.placements, index=self.slot)
@@ -357,7 +357,7 @@ class LiveJobs:
         return table
 
     def _all_rows(self) -> dict[str, Any]:
-        """Return every column of a job table for all slots, also those that are not filled here."""
+        """Return every array column of a job table for all slots, including those that this class does not fill."""
         columns: dict[str, Any] = {name: self.floats[row] for name, row in SHOWN_FLOATS.items()}
         columns |= {name: self.ints[row] for name, row in SHOWN_INTS.items()}
         columns |= {"eligible": self.eligible, "preemptible": self.preemptible, "shareable": self.shareable}

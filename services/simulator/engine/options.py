@@ -18,41 +18,43 @@ TUNING_SHARES = {"all": 1.0, "half": 0.5, "none": 0.0}
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How the simulated cluster behaves. The defaults are the live scheduler's where it has such a control value.
+    """How the simulated cluster behaves. Defaults are the live scheduler's where it has the same setting.
 
     Attributes:
-        seed: Of node failures; equal input and equal seed give equal results.
+        seed: Seed of the random draws; equal input and equal seed give equal results.
         round_interval_s: Between active rounds.
-        passive_interval_s: Least time between passive rounds; what happens meanwhile waits for the next one.
+        passive_interval_s: Least time between passive rounds; what happens in between waits for the next one.
         grace_s: From asking a gang to stop until it is killed.
-        checkpoint_every_s: A job that is killed, or whose node fails, falls back to the last such moment of its run.
+        checkpoint_every_s: Interval of a run's checkpoints; a job falls back to the last when killed or when its node
+            fails.
         min_profile_s: A gang size counts as profiled after it has run this long.
-        history_s, horizon_s: How much of the grid policies see, back and ahead.
+        history_s, horizon_s: How far back and ahead policies see the grid.
         node_mtbf_s: Mean time between failures of a node, exponential; None: nodes never fail.
         node_repair_s: Mean time to repair, exponential.
         lease_s: From a node's failure until its jobs have certainly ended and wait again.
         power_down_after_s: Nodes idle for this long are switched off and draw nothing; None: they stay on.
-        boot_s: What a gang waits for a node that is switched off.
+        boot_s: How long a gang waits for a node that is switched off.
         host_idle_w: Draw of the host per idle GPU, watts, while its node is on; the default is that of the recipes.
-        host_per_job_w: Where given, what a job is charged for every node it sits on, watts, in place of its profile's
+        host_per_job_w: If given, what a job is charged for every node it runs on, watts, in place of its profile's
             host power per GPU; jobs that share a node are then each charged for it.
-        host_per_job_once: Whether a job is charged ``host_per_job_w`` once, however many nodes it sits on: GREEN
-            section 4.1 to the letter, ``P_job = P_gpu + P_cpu + P_static``. No meter would read it: a gang over four
+        host_per_job_once: Whether a job is charged ``host_per_job_w`` once, however many nodes it runs on: GREEN
+            section 4.1 to the letter, ``P_job = P_gpu + P_cpu + P_static``. No meter would read this: a gang over four
             nodes keeps four hosts on.
         settings_known: Whether policies know from the beginning, as predicted, how each kind of job responds to power
-        limits and clocks; otherwise they have it measured. metered: Whether policies see the cluster's measured power,
-        as live ones do; otherwise only the models' predictions. placement: How gangs are placed unless the policy says
-        otherwise: a name in ``placers.PLACERS``. inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between
-        devices of a node, GB/s: what gangs whose
-            profile has a graph lose where they are spread, and what placers by graph count on.
-        retrain_s: How often a predictor of lengths is fitted again to the jobs that have ended.
-        power_limit_w: What every GPU is limited to unless the policy sets it; None: the board's own limit.
-        batch_tuning: Whose batch size may follow the gang, under policies that use that (``PolicyEntry.tunes_batch``):
-            a name in ``TUNING_SHARES``; the jobs are drawn by the seed.
-        tenant_weights: How much of the GPUs each tenant of the trace is to have against others under policies that
-            share between tenants (``fair+``); 1 where none is given.
+            limits and clocks; otherwise it has to be measured.
+        metered: Whether policies see the cluster's measured power, as live ones do; otherwise only the models'
+            predictions.
+        placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
+        inter_gbps, intra_gbytes: Bandwidth of a node's NIC, Gb/s, and between devices of a node, GB/s. They determine
+            what gangs whose profile has a graph lose when they are spread, and what graph-aware placers expect.
+        retrain_s: How often a predictor of lengths is refitted to the jobs that have ended.
+        power_limit_w: The limit of every GPU unless the policy sets one; None: the board's own limit.
+        batch_tuning: Which jobs may tune their batch size to the gang, under policies that support it
+            (``PolicyEntry.tunes_batch``): a name in ``TUNING_SHARES``; the jobs are drawn using the seed.
+        tenant_weights: Relative GPU shares of the trace's tenants under policies that share between tenants
+            (``fair+``); 1 where none is given.
         rigid: Whether every job is fixed at the size its user asked for.
-        until_s: Stop here, UTC seconds, with jobs unfinished; None: run until the last job ends.
+        until_s: Stop here, UTC seconds, even with unfinished jobs; None: run until the last job ends.
     """
 
     seed: int = 1
@@ -106,8 +108,8 @@ class EngineOptions:
         """Return what gangs are charged for their hosts, watts: (n,).
 
         Args:
-            per_gpu_w: By the job's profile.
-            gpus, nodes: (n,) what each gang sits on.
+            per_gpu_w: From the job's profile.
+            gpus, nodes: (n,) how many each gang holds.
         """
         if self.host_per_job_w is None:
             return np.multiply(gpus, per_gpu_w, dtype=np.float64)

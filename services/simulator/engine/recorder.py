@@ -60,16 +60,16 @@ class Recorder:
         *,
         shared_gpus: int = 0,
     ) -> None:
-        """Record the cluster.
+        """Record the state of the cluster.
 
         Args:
             now_s: UTC seconds.
-            intensity: In force.
+            intensity: The intensity in force.
             sums: Energy (J), carbon (g), idle energy (J), idle carbon (g) so far.
             live: The live jobs.
-            on_slices: Beside them the jobs that hold slices.
+            on_slices: The jobs that hold slices, in addition to ``live``.
             queued_for_slices: How many jobs wait for slices.
-            shared_gpus: How many devices two gangs hold; each counts once.
+            shared_gpus: How many devices are held by two gangs; each counts once.
         """
         n = live.count
         gpus = live.ints[IntRow.GPUS, :n]
@@ -83,7 +83,11 @@ class Recorder:
         self._samples.append((now_s, *sums[:3], intensity, held, float(queued), float(high), float(holding - high)))
 
     def columns(self, predicted_work_s: Floats) -> JobColumns:
-        """Return every job's row; ``predicted_work_s``: what was predicted of each."""
+        """Return every job's row.
+
+        Args:
+            predicted_work_s: What was predicted for each job.
+        """
         floats = (self._workload.submitted_s, *map(np.array, (self._started, self._ended)))
         amounts = map(np.array, (self._gpu_s, self._energy_j, self._carbon))
         counts = [self.preemptions, self.failures, self._first, self._last, self._most]
@@ -105,7 +109,7 @@ class Recorder:
 
 
 def high_power(workload: Workload, models: tuple[str, ...]) -> Bools:
-    """Return which kinds draw at least the median power of the workload's jobs, at one size: (n_profiles,)."""
+    """Return which kinds draw at least the median power of the workload's jobs at the smallest size: (n_profiles,)."""
     draws = np.zeros(len(workload.profiles))
     for at, profile in enumerate(workload.profiles):
         behaviour = next((each for model in models if (each := profile.truth(model)) is not None), None)

@@ -1,4 +1,4 @@
-"""Replay a round that was recorded live, as the engine runs its rounds."""
+"""Replay a round that was recorded live, the way the engine runs its own rounds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from services.core.policies.registry import build_policy
 
 
 def replay(record: Mapping[str, Any], *, reasons: bool = True) -> Plan:
-    """Return the plan of a recorded round; ``reasons=False`` as the engine asks for it, without those who wait.
+    """Return the plan of a recorded round; with ``reasons=False``, as the engine asks for it, without the waiting jobs.
 
     Args:
-        record: What the scheduler writes of a round: ``policy``, ``parameters``, ``memory`` and ``snapshot``.
+        record: What the scheduler records about a round: ``policy``, ``parameters``, ``memory`` and ``snapshot``.
         reasons: Whether holds are part of the plan.
     """
     policy = build_policy(record["policy"], record["parameters"])

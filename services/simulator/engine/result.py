@@ -1,4 +1,4 @@
-"""The result of a simulation: the figures of a report, by job and over time."""
+"""The result of a simulation: report figures, per job and over time."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from services.core.domain.units import J_PER_KWH
 
 @dataclass(frozen=True)
 class JobColumns:
-    """Every job of the workload, in its order; every column is (n_jobs,), NaN where it did not happen.
+    """Every job of the workload, in its order; every column is (n_jobs,), NaN for what did not happen.
 
     Attributes:
         ids: As in the workload.
-        submitted_s, started_s, ended_s: First start and end, UTC seconds.
-        gpu_s: GPU seconds held, restarts included; a slice counts as one GPU, and a GPU that two
-            jobs share as one for each.
+        submitted_s, started_s, ended_s: Submission, first start and end, UTC seconds.
+        gpu_s: GPU seconds held, restarts included; a slice counts as one GPU, and a GPU shared by two jobs as one for
+            each.
         energy_j: Of the job's GPUs and its share of their hosts.
-        carbon_gco2: Of that energy, at the intensity in force.
+        carbon_gco2: Emissions of that energy, at the intensity in force.
         preemptions: Stops by the scheduler.
         failures: Stops by lost nodes.
         first_gpus, last_gpus, most_gpus: Gang sizes; 0 if it never ran.
         profile: Index of its kind.
-        predicted_work_s: Its work as predicted at submission; NaN where nothing was.
+        predicted_work_s: Its work as predicted at submission; NaN if there was no prediction.
     """
 
     ids: tuple[str, ...]
@@ -55,15 +55,15 @@ class JobColumns:
 
 @dataclass(frozen=True)
 class Series:
-    """The cluster at every active round, before it was held; every column is (n_rounds,).
+    """The cluster at every active round, just before it; every column is (n_rounds,).
 
     Attributes:
         times_s: UTC seconds.
-        power_w: Whole cluster, mean since the row before.
+        power_w: Mean power of the whole cluster since the previous row.
         idle_power_w: The idle part of it.
-        intensity_gco2_per_kwh: In force.
-        carbon_gco2: Whole cluster, from the beginning on.
-        energy_j: The same.
+        intensity_gco2_per_kwh: The intensity in force.
+        carbon_gco2: Of the whole cluster, cumulative.
+        energy_j: Likewise.
         held_gpus: Devices held by jobs, slices included.
         queued: Jobs waiting.
         running_high, running_low: Jobs holding GPUs whose kind draws at least, or less than, the median power.
@@ -87,24 +87,24 @@ class SimulationResult:
 
     Attributes:
         policy: Its name.
-        parameters: What was set of its parameters.
-        jobs: Jobs of the workload; ``completed`` of them ended, ``unrunnable`` fit nowhere on this cluster.
+        parameters: Those of its parameters that were set.
+        jobs: Number of jobs; ``completed`` of them ended, ``unrunnable`` fit nowhere on this cluster.
         avg_jct_s, p50_jct_s, p99_jct_s: Over completed jobs; NaN without any.
         makespan_s: First submission to last end.
-        energy_kwh, carbon_kg: All; ``idle_energy_kwh``, ``idle_carbon_kg`` the unused part.
+        energy_kwh, carbon_kg: Totals; ``idle_energy_kwh``, ``idle_carbon_kg`` are the idle part.
         peak_power_w: Highest draw at any moment.
         preemptions, failures: Stops by the scheduler, and by lost nodes.
-        rounds: Rounds held, ``active_rounds`` of them by the clock.
+        rounds: Number of rounds, ``active_rounds`` of them by the clock.
         beyond_trace_s: How long the run outlasted the carbon trace, whose last day was then repeated.
-        above_limit_share, above_limit_kwh: Share of the time in which the cluster drew more than its policy's limit,
-            and the energy beyond it.
+        above_limit_share, above_limit_kwh: Share of the time during which the cluster exceeded its policy's limit,
+            and the energy in excess of it.
         above_limit_most: The largest excess as a share of the limit.
-        above_limit_of_error: The largest excess over the error that the models stated then; NaN where they stated none.
-        slices: What became of the slices by their names, such as ``2g``: how many there are, the jobs that ended on
-            them, for how long jobs held them and the energy of those jobs, their share of the host included.
-        tenants: GPU time that each tenant had while it had jobs waiting, as a part of that of its share by weight;
-            empty where fewer than two ever waited.
-        jain: Jain's index of those; NaN without any.
+        above_limit_of_error: The largest ratio of the excess to the models' stated error; NaN if they stated none.
+        slices: Use of the slices by name, such as ``2g``: how many there are, the jobs that ended on them, how long
+            jobs held them and the energy of those jobs, their share of the host included.
+        tenants: GPU time of each tenant while it had jobs waiting, relative to its weighted share; empty if fewer than
+            two ever waited.
+        jain: Jain's fairness index of those; NaN without any.
         wall_s: Set by the caller; the engine has no clock.
     """
 
@@ -143,14 +143,14 @@ class SimulationResult:
     wall_s: float = float("nan")
 
     def summary(self) -> dict[str, Any]:
-        """Return every single figure as JSON values, None where there is none."""
+        """Return every scalar figure as a JSON value, None where there is none."""
         figures = {name: value for name, value in self.__dict__.items() if name not in ("columns", "series")}
         return {name: None if value != value else value for name, value in figures.items()}
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What the engine sums while it runs: J, gCO2, W, and counts."""
+    """The engine's running totals: J, gCO2, W, and counts."""
 
     energy_j: float
     carbon_gco2: float
@@ -174,7 +174,11 @@ def result_of(
     slices: Mapping[str, Mapping[str, float]],
     tenants: Mapping[str, float],
 ) -> SimulationResult:
-    """Return the figures of a run; ``named``: policy, its parameters, zone and signal; the rest as in it."""
+    """Return the figures of a run.
+
+    Args:
+        named: Policy, its parameters, zone and signal.
+    """
     ended = np.isfinite(columns.ended_s)
     times = completion_times(columns.submitted_s[ended], columns.ended_s[ended])
     jct_s = columns.jct_s[ended]

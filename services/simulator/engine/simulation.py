@@ -1,9 +1,9 @@
 """The simulation itself: events move the cluster, rounds decide, plans are carried out.
 
-At each instant all events are processed, then at most one round is run: an active one by the clock, else a passive one
-where a waiting job might start. A passive round is left out only where it could change nothing: no job waits, or fewer
-devices are free than the smallest waiting gang. Then a policy that never preempts is not asked by the clock either. One
-more round is held when a plan asks for it.
+At each instant all events are processed, then at most one round is run: an active one when the clock says so, otherwise
+a passive one if a waiting job might start. A passive round is skipped only if it could change nothing: no job waits, or
+fewer devices are free than the smallest waiting gang needs. In that case, a policy that never preempts has no active
+round either. One more round follows when a plan asks for it.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ def simulate(
 ) -> SimulationResult:
     """Run a workload on a cluster under a policy, and return the result.
 
-    ``predictor`` tells policies how long jobs will take; None: the workload does. With a ``beginning`` the run goes on
-    from a cluster at work, and reports progress at every active round.
+    ``predictor`` tells policies how long jobs will take; None: the workload does. With a ``beginning`` the run
+    continues from a cluster at work, and reports progress at every active round.
 
     Raises:
-        DomainError: a predictor for a workload of which nothing recurs.
-        PolicyConfigError: no such policy, or bad parameters.
-        PlanError: the policy broke an invariant of the cluster: a bug in it.
+        DomainError: There is a predictor, but no job of the workload recurs.
+        PolicyConfigError: The policy does not exist, or its parameters are invalid.
+        PlanError: The policy broke an invariant of the cluster: a bug in it.
     """
     built = build_policy(policy, parameters or {})
     simulation = Simulation(built, workload, cluster, trace, options or EngineOptions(), predictor, beginning)
@@ -208,7 +208,7 @@ class Simulation:
         self._turns = None if workload.gates is None else Turns(self.workload, self._arrivals)
 
     def _alike(self, cluster: ClusterSpec, eligible: Bools) -> bool:
-        """Whether all jobs may use all GPUs at all times, and none has priority (``standing``)."""
+        """Return whether all jobs may always use all GPUs and none has priority, as ``standing`` requires."""
         if len(self.nodes.models) > 1 or self.options.node_mtbf_s is not None or not eligible.all():
             return False
         wishes, asked = self.workload.priority, self.workload.slice_sevenths
@@ -234,7 +234,7 @@ class Simulation:
 
     @property
     def _alive(self) -> int:
-        """Jobs that wait or hold devices."""
+        """The jobs that wait or hold devices."""
         return self.live.count if self._slices is None else self.live.count + self._slices.count
 
     @property
@@ -293,7 +293,7 @@ class Simulation:
         return self._result(parameters)
 
     def _show(self, rows: Iterable[int]) -> None:
-        """Show jobs to the policy from now on."""
+        """Make jobs visible to the policy from now on."""
         for row in rows:
             if self._slices is not None and self._slices.asks(row):
                 self._slices.arrives(row, self._done_before(row))
@@ -305,7 +305,7 @@ class Simulation:
         return 0.0 if self._beginning is None else float(self._beginning.progress[row] * self.workload.work_s[row])
 
     def _take_over(self, beginning: Beginning) -> list[float]:
-        """Put the gangs that run already on their devices; return when the other jobs arrive, UTC seconds."""
+        """Put the gangs that are already running on their devices; return when the other jobs arrive, UTC seconds."""
         taken: set[Placement] = set()
         for row in [row for row in self._arrivals if row in beginning.held]:
             if self._slices is not None and self._slices.asks(row):
@@ -360,7 +360,7 @@ class Simulation:
         return frozenset(map(self.recorder.ids.__getitem__, rows)) if rows else NOBODY
 
     def _of_slices(self) -> dict[str, Any]:
-        """Return what a snapshot says of slices."""
+        """Return the slice columns of a snapshot."""
         slices = self._slices
         if slices is None:
             return {}
@@ -445,14 +445,14 @@ class Simulation:
                 self.nodes.switch_off(node)
 
     def _idle(self, nodes: Iterable[int]) -> None:
-        """Plan to switch these nodes off, which are unused from now on."""
+        """Schedule the power-down of nodes that have just become unused."""
         if self.options.power_down_after_s is not None:
             for node in nodes:
                 self._idle_since[node] = self.gangs.now_s
                 self._events.push(self.gangs.now_s + self.options.power_down_after_s, POWER_DOWN, node)
 
     def _take_events(self) -> bool:
-        """Process every event up to now; return whether any may let a job start."""
+        """Process every event up to now; return whether any of them may let a job start."""
         live, gangs, now_s = self.live, self.gangs, self.gangs.now_s
         changed = False
         while (event := self._events.pop(now_s)) is not None:
@@ -509,7 +509,7 @@ class Simulation:
         self._events.push(self.gangs.now_s + float(self._random.exponential(mtbf_s)), FAIL, node)
 
     def _fail(self, node: int) -> None:
-        """Fail a node: its gangs stop, fall back to their last checkpoint and wait again once leases are over."""
+        """Fail a node: its gangs stop, fall back to their last checkpoint and wait again once leases have expired."""
         live = self.live
         node_id = self.nodes.ids[node]
         self.nodes.fail(node)
@@ -524,7 +524,7 @@ class Simulation:
         self._events.push(self.gangs.now_s + repair_s, RECOVER, node)
 
     def _advance(self, time_s: float) -> None:
-        """Move the clock; power is constant in between, so energy and carbon are exact."""
+        """Advance the clock; power is constant in between, so energy and carbon are exact."""
         gangs = self.gangs
         seconds = time_s - gangs.now_s
         if seconds <= 0:

@@ -1,12 +1,13 @@
 """Jobs on MIG slices: they wait here, are shown to the rounds in which they may start, and leave for their slices.
 
-``services.core.cycle.slices`` gives them their slices, as it does live. As many of the jobs that ask for the same are
-shown as have a free slice: the others could not start, and no policy sees any of them. Jobs on slices are never
-preempted, and a node with a GPU that is cut is not switched off, since slices do not outlive a reboot.
+``services.core.cycle.slices`` assigns their slices, as it does live. Of the jobs with the same request, as many are
+shown as there are free slices for them: the others could not start, and no policy sees any of them. Jobs on slices are
+never preempted, and a node with a cut GPU is not switched off, since slices do not survive a reboot.
 
-A GPU that is cut draws its board's idle power and, for each job on it, what that job draws above idle: on a slice that
-is so many times as fast as a GPU, so many times what it would draw on a GPU, as work takes the same energy. It is at
-most the slice's share of the board's range. ``split_slice_energy`` splits it among the slices, as agents do.
+A cut GPU draws its board's idle power plus, for each job on it, what that job draws above idle. A job that runs on a
+slice at some fraction of the GPU's speed draws the same fraction of what it would draw on the GPU, since work takes the
+same energy, but at most the slice's share of the board's range. ``split_slice_energy`` splits it among the slices, as
+agents do.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ Turn = tuple[tuple[bool, int, float, str], int]
 
 @dataclass(slots=True)
 class CutGpu:
-    """A GPU that is cut.
+    """A GPU that is cut into slices.
 
     Attributes:
         node: Its node.
         board: Its model.
-        units: Its slices, as indices of all slices.
-        sevenths: Of its slices together.
+        units: Its slices, as indices into all slices.
+        sevenths: Total size of its slices.
         power_w: What it draws now; 0 while its node is down.
-        idle_w: The part of it that is no job's, with the host's, watts.
+        idle_w: The part not charged to any job, including the host's, watts.
         energy_j: What it has drawn up to ``at_s``.
     """
 
@@ -73,14 +74,14 @@ class Holder:
     """A job on a slice.
 
     Attributes:
-        row: Of the workload.
+        row: Its row in the workload.
         unit: Its slice.
         run_from_s: When its work begins or began, UTC seconds.
         done: The work that was done then.
         speed: Work seconds per second.
         busy_w: What it draws above the board's idle draw, watts.
-        host_w: Its part of the host, watts.
-        draw_w: All that it draws, its part of the board's idle draw included, since ``accounted_s``.
+        host_w: Its share of the host, watts.
+        draw_w: Its total draw since ``accounted_s``, including its share of the board's idle draw.
         accounted_s: UTC seconds.
         grid: ``Grid.integral(accounted_s)``.
     """
@@ -99,7 +100,7 @@ class Holder:
 
 @dataclass(slots=True)
 class SizeFigures:
-    """What became of the slices of one size."""
+    """The usage of the slices of one size."""
 
     slices: int = 0
     jobs: int = 0
@@ -108,11 +109,11 @@ class SizeFigures:
 
 
 class Slices:
-    """The slices of a cluster, and the jobs that ask for them; jobs are named by their rows of the workload.
+    """The slices of a cluster, and the jobs that ask for them; jobs are identified by their rows in the workload.
 
     Attributes:
-        held_w: What slices that jobs hold draw now, with their hosts, watts.
-        idle_w: The same of the others.
+        held_w: What slices held by jobs draw now, with their hosts, watts.
+        idle_w: The same for the other slices.
         gpus: The GPUs that are cut.
     """
 
@@ -128,7 +129,11 @@ class Slices:
         options: EngineOptions,
         clock: Gangs,
     ) -> None:
-        """Take the objects of the run; ``eligible``: (n_jobs, n_gpu_models) where jobs may run."""
+        """Take the objects of the run.
+
+        Args:
+            eligible: (n_jobs, n_gpu_models) on which models jobs may run.
+        """
         self._workload, self._eligible, self._nodes, self._live = workload, eligible, nodes, live
         self._recorder, self._events, self._options, self._clock = recorder, events, options, clock
         asked = workload.slice_sevenths
@@ -179,11 +184,11 @@ class Slices:
         )
 
     def asks(self, row: int) -> bool:
-        """Whether a job asks for a slice."""
+        """Return whether a job asks for a slice."""
         return bool(self._sevenths[row])
 
     def exists_for(self, row: int) -> bool:
-        """Whether there is a slice that a job may have, free or not."""
+        """Return whether some slice, free or not, suits a job."""
         return bool(self._suits(self._asked(row)).any())
 
     @property
@@ -201,11 +206,15 @@ class Slices:
         return list(self._holders)
 
     def may_start(self) -> bool:
-        """Whether a job waits that may have a slice that is free."""
+        """Return whether a free slice suits a waiting job."""
         return any(queue and self._room(asked) for asked, queue in self._queues.items())
 
     def arrives(self, row: int, done: float = 0.0) -> None:
-        """Add a job that waits from now on; ``done``: of its work."""
+        """Add a job that waits from now on.
+
+        Args:
+            done: The part of its work that is already done.
+        """
         workload = self._workload
         turn = slice_turn(
             is_service=False,
@@ -217,7 +226,7 @@ class Slices:
         heapq.heappush(self._queues.setdefault(self._asked(row), []), (turn, row))
 
     def show(self) -> bool:
-        """Put the jobs that may start among the live jobs, for one round; return whether there are any."""
+        """Add the jobs that may start to the live jobs, for one round; return whether there are any."""
         for asked, queue in self._queues.items():
             for _ in range(self._shows(asked) if queue else 0):
                 turn = heapq.heappop(queue)
@@ -227,7 +236,7 @@ class Slices:
         return bool(self._shown)
 
     def hide(self) -> None:
-        """Take those that did not start out of the live jobs."""
+        """Remove the jobs that did not start from the live jobs."""
         for turn, asked in self._shown:
             slot = self._live.slot.get(self._recorder.ids[turn[1]])
             if slot is not None:
@@ -251,11 +260,11 @@ class Slices:
         return tuple(SliceJob(ids[row], asked[0], self._suits(asked)[self._up]) for (_, row), asked in self._shown)
 
     def is_shown(self, job_id: JobId) -> bool:
-        """Whether a live job is one of those that wait for slices."""
+        """Return whether a live job is one of those waiting for slices."""
         return bool(self._shown) and self.asks(self._live.ints.item(IntRow.ROW, self._live.slot[job_id]))
 
     def start(self, start: Start) -> None:
-        """Start a job on the slice that it got."""
+        """Start a job on the slice assigned to it."""
         slot = self._live.slot[start.job_id]
         row = self._live.ints.item(IntRow.ROW, slot)
         self._live.leave(slot)
@@ -263,11 +272,11 @@ class Slices:
         self._hold(row, start.placement, self._done.pop(row), profile.restart_s)
 
     def goes_on(self, row: int, placement: Placement, done: float) -> None:
-        """Let a job go on that held its slice before the run began, with this work done."""
+        """Continue a job that held its slice before the run began, with this much work done."""
         self._hold(row, placement, done, 0.0)
 
     def ends(self, row: int, kind: int, generation: int) -> bool:
-        """Process an event of a job on a slice, unless it is out of date; return whether its slice is free now."""
+        """Process an event of a job on a slice, unless it is outdated; return whether its slice is now free."""
         holder = self._holders.get(row)
         if holder is None or self._generation[row] != generation:
             return False
@@ -284,8 +293,10 @@ class Slices:
         return True
 
     def fail(self, node: int) -> None:
-        """Fail a node, which is down by now: its jobs fall back to their last checkpoints, and wait again once their
-        leases are over. Until then they draw what they drew, as gangs do.
+        """Fail a node that is already marked as down.
+
+        Its jobs fall back to their last checkpoints, and wait again once their leases have expired. Until then they
+        keep drawing the same power, as gangs do.
         """
         for holder in [each for each in self._holders.values() if self._units[each.unit].node == node]:
             ran_s, every_s = max(self._clock.now_s - holder.run_from_s, 0.0), self._options.checkpoint_every_s
@@ -295,7 +306,7 @@ class Slices:
         self.follow(node)
 
     def follow(self, node: int) -> None:
-        """Note that a node went down or came back, cut as before."""
+        """Update the slices of a node that went down or came back, cut as before."""
         for gpu in self.gpus:
             if gpu.node == node:
                 self._up[list(gpu.units)] = self._nodes.up[node]
@@ -309,7 +320,7 @@ class Slices:
             self._advance(gpu)
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Return what became of the slices, by their names: ``SimulationResult.slices``."""
+        """Return the use of the slices by name, for ``SimulationResult.slices``."""
         return {
             slice_name(size): {
                 "slices": each.slices,
@@ -326,7 +337,7 @@ class Slices:
         return int(self._sevenths[row]), least_gib, self._eligible[row].tobytes()
 
     def _suits(self, asked: Asked) -> Bools:
-        """Return the slices that a job may have: (n_units,)."""
+        """Return which slices a job may have: (n_units,)."""
         if asked not in self._suiting:
             sevenths, memory_gib, eligible = asked
             self._suiting[asked] = self._table.suits(sevenths, memory_gib, np.frombuffer(eligible, dtype=np.bool_))
@@ -336,7 +347,7 @@ class Slices:
         return int((self._suits(asked) & self._free & self._up).sum())
 
     def _shows(self, asked: Asked) -> int:
-        """Return how many of the jobs that ask for the same are shown: each that starts takes one of these slices."""
+        """Return how many of the jobs with the same request are shown: each that starts takes one slice."""
         return min(self._room(asked), len(self._queues[asked]))
 
     def _hold(self, row: int, placement: Placement, done: float, restart_s: float) -> None:
@@ -355,7 +366,7 @@ class Slices:
         self._expect(row, holder.run_from_s + (float(self._workload.work_s[row]) - done) / speed, COMPLETE)
 
     def _expect(self, row: int, time_s: float, kind: int) -> None:
-        """Schedule the one event that is ahead of a job on a slice."""
+        """Schedule the next event of a job on a slice."""
         self._generation[row] = self._generation.get(row, 0) + 1
         self._events.push(time_s, kind, row, self._generation[row])
 
@@ -386,7 +397,7 @@ class Slices:
         gpu.idle_w = idle_w
 
     def _uses(self, gpu: CutGpu) -> dict[int, SliceUse]:
-        """Return how the slices of a GPU are used; a job is as active as it draws of its slice's part of the range."""
+        """Return the use of a GPU's slices; a job's activity is its draw as a share of its slice's range."""
         range_w = max(gpu.board.peak_w - gpu.board.idle_w, ROUNDING)
         uses: dict[int, SliceUse] = {}
         for unit in gpu.units:
@@ -396,7 +407,7 @@ class Slices:
         return uses
 
     def _draw(self, holder: Holder, power_w: float) -> None:
-        """Let a job draw this from now on."""
+        """Set what a job draws from now on."""
         if abs(power_w - holder.draw_w) > ROUNDING * power_w:
             self._settle(holder)
             self.held_w += power_w - holder.draw_w

@@ -1,11 +1,11 @@
-"""Which waiting jobs a passive round starts under a policy whose passive rounds go by the last active ranking.
+"""Which waiting jobs a passive round starts under a policy whose passive rounds follow the last active ranking.
 
-Such a policy (``cycle.policy.RanksAhead``) fills free GPUs in one fixed order until its next active round. What it
-would start is found by walking down that order only as far as there is room: jobs that were passed because they are
-wider than the room are kept by size, and nobody is looked at twice. So a round's cost does not grow with the queue.
+Such a policy (``cycle.policy.RanksAhead``) fills free GPUs in one fixed order until its next active round. To find what
+it would start, that order is walked only as far as there is room: jobs skipped because they are too wide for the room
+are kept by size, and none is looked at twice. So a round's cost does not grow with the queue.
 
-This holds on a cluster of one GPU model that all jobs may use, without failures of nodes and without users' priorities;
-``tests/simulator/test_waiting.py`` compares with rounds that rank all jobs.
+This holds on a cluster with one GPU model that all jobs may use, without node failures and without user priorities;
+``tests/simulator/test_waiting.py`` compares it with rounds that rank all jobs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ class Standing:
         self.follow(order, ())
 
     def follow(self, order: StandingOrder, waits: Iterable[JobId]) -> None:
-        """Go by an order from now on; ``waits``: all jobs that wait."""
+        """Follow a new order from now on.
+
+        Args:
+            waits: All waiting jobs.
+        """
         self._order = order
         self._walk = order.walk(FEW)
         self._found: Key | None = None
@@ -56,12 +60,12 @@ class Standing:
         self._keys.pop(job_id, None)
 
     def first(self, room: int, stopping: Iterable[JobId], waits: Collection[JobId]) -> list[JobId]:
-        """Return the waiting jobs that get something of so much room, best first.
+        """Return the waiting jobs that get some of this room, best first.
 
         Args:
             room: Devices that are free or being released.
             stopping: The jobs that are stopping: each claims what it will hold when it comes back.
-            waits: All jobs that wait.
+            waits: All waiting jobs.
         """
         claims = sorted(key for key in map(self._key, stopping) if key is not None)
         granted: list[Key] = []
@@ -85,7 +89,7 @@ class Standing:
         return [JobId(key[3]) for key in granted]
 
     def _next_heap(self, room: int) -> list[Key] | None:
-        """Return the heap, among those of sizes that fit, whose first job stands first."""
+        """Return the heap, among those of sizes that fit, whose first job comes first."""
         found: list[Key] | None = None
         for size, heap in self._by_size.items():
             if size > room:
@@ -97,7 +101,7 @@ class Standing:
         return found
 
     def _walk_on(self, best: Key | None, waits: Collection[JobId]) -> bool:
-        """Go on to the next waiting job that stands before ``best``, and keep it; whether there is one."""
+        """Advance to the next waiting job that comes before ``best``, and keep it; return whether there is one."""
         found = self._found
         while found is None or found[3] not in waits or found[3] in self._keys:
             job = next(self._walk, None)
@@ -120,7 +124,7 @@ class Standing:
         return self._live.ints.item(IntRow.BEFORE, self._live.slot[job_id])
 
     def _key(self, job_id: JobId) -> Key | None:
-        """Return a job's key, None if it is left out."""
+        """Return a job's key; None if the ranking leaves it out."""
         live, order = self._live, self._order
         slot = live.slot[job_id]
         before, gpus = live.ints.item(IntRow.BEFORE, slot), live.ints.item(IntRow.MIN, slot)

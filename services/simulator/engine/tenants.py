@@ -1,4 +1,4 @@
-"""What tenants get of their shares while they have jobs waiting."""
+"""How much of their shares tenants get while they have jobs waiting."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from services.simulator.workload import Workload
 
 
 class TenantTime:
-    """GPU time of tenants that have jobs waiting, against that of their shares by weight.
+    """GPU time of tenants with waiting jobs, compared with that of their weighted shares.
 
-    The shares are those of the tenants that have jobs then, waiting or running; nobody's is more than its jobs can use
-    at their smallest gangs. What is so after a round is taken to last until the next.
+    Shares are divided among the tenants that have jobs at the time, waiting or running; none exceeds what its jobs can
+    use at their smallest gangs. The state after a round is assumed to last until the next.
     """
 
     def __init__(self, workload: Workload, weights: Mapping[str, float], total_gpus: int) -> None:
-        """Take the trace's tenants; ``weights``: 1 where none is given."""
+        """Take the trace's tenants and their weights, 1 where none is given."""
         self.names = sorted(set(workload.tenants))
         code = {tenant: at for at, tenant in enumerate(self.names)}
         self._code = np.fromiter(map(code.__getitem__, workload.tenants), np.int64, len(workload))
@@ -30,7 +30,7 @@ class TenantTime:
         self._since_s = 0.0
 
     def sample(self, now_s: float, live: LiveJobs) -> None:
-        """Count the time since the last sample as that one was, and take this one."""
+        """Count the time since the last sample at that sample's state, and take this one."""
         self._count(now_s)
         ints = live.ints[:, : live.count]
         tenant, most = self._code[ints[IntRow.ROW]], len(self.names)
@@ -44,13 +44,13 @@ class TenantTime:
         self._due = np.where(waits, np.minimum(share, held + wanted), 0.0)
 
     def served(self, now_s: float) -> dict[str, float]:
-        """Return each waiting tenant's GPU time as a part of that of its share: 1 is exactly its share."""
+        """Return each waiting tenant's GPU time as a fraction of that of its share: 1 is exactly its share."""
         self._count(now_s)
         known = np.flatnonzero(self._due_s > 0).tolist()
         return {self.names[at]: float(self._held_s[at] / self._due_s[at]) for at in known}
 
     def _count(self, now_s: float) -> None:
-        """Count the time since the last sample as that one was."""
+        """Count the time since the last sample at that sample's state."""
         self._held_s += self._held * (now_s - self._since_s)
         self._due_s += self._due * (now_s - self._since_s)
         self._since_s = now_s

@@ -1,12 +1,12 @@
 """Which jobs wait, and which of them may start, so that a round's cost does not grow with the queue.
 
-In a round that stops no job, only jobs without devices are ranked. Where a policy lets jobs wait in a standing order
-(``PolicyEntry.waits_by``), most of those can be left out, too. Jobs that ask for the same sizes on the same GPU models
-are alike: with room for r GPUs and gangs of at least g, ``floor(r / g)`` of them either take all the room or do not fit
-in what is left, and then nor does the next; that one may still block others where the policy does not backfill. So the
-first ``floor(r / g) + 1`` of each kind decide the round. A policy that keeps its own queue
-(``PolicyEntry.keeps_queue``) gets those that are new in it; for one that ranks ahead see
-``standing``. ``tests/simulator/test_waiting.py`` compares with rounds that rank all jobs.
+In a round that stops no job, only jobs without devices are ranked. If a policy keeps waiting jobs in a fixed order
+(``PolicyEntry.waits_by``), most of those can be skipped too. Jobs that ask for the same sizes on the same GPU models
+are alike: with room for r GPUs and gangs of at least g, the first ``floor(r / g)`` of them either take all the room or
+stop fitting in what is left, and then the next does not fit either; it may still block others if the policy does not
+backfill. So the first ``floor(r / g) + 1`` of each kind decide the round. A policy that keeps its own queue
+(``PolicyEntry.keeps_queue``) gets only the jobs that are new in it; for one that ranks ahead see ``standing``.
+``tests/simulator/test_waiting.py`` compares this with rounds that rank all jobs.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ class Waiting:
         policy_keeps: bool = False,
         standing: Standing | None = None,
     ) -> None:
-        """Keep them by these columns of the job table; without any, in no order.
+        """Order the jobs by these columns of the job table; without any, in no order.
 
-        ``policy_keeps``: the policy has the queue. ``standing``: it ranks ahead, and this is the order.
+        Args:
+            policy_keeps: Whether the policy keeps the queue itself.
+            standing: The order of a policy that ranks ahead.
         """
         self._standing = standing
         self._live = live
@@ -71,7 +73,7 @@ class Waiting:
             self._standing.add(job_id)
 
     def follow(self, order: StandingOrder) -> None:
-        """Go by the order of a new active ranking."""
+        """Follow the order of a new active ranking."""
         if self._standing is not None:
             self._standing.follow(order, self._key)
 
@@ -98,7 +100,7 @@ class Waiting:
         self.add(slot)
 
     def refreshed(self) -> None:
-        """Move those that came back to the places that their figures now give them."""
+        """Move the jobs that came back to the places their figures now give them."""
         if self._columns:
             for job_id in self._returned:
                 if job_id in self._key:
@@ -106,7 +108,7 @@ class Waiting:
         self._returned.clear()
 
     def may_start(self, free_gpus: int) -> bool:
-        """Whether a job waits whose smallest gang would fit so many devices."""
+        """Return whether the smallest gang of any waiting job fits this many devices."""
         return bool(self._sizes) and free_gpus >= min(self._sizes)
 
     def newly(self) -> Ints | None:
@@ -118,7 +120,7 @@ class Waiting:
         return slots
 
     def contenders(self, free_gpus: int) -> Ints | None:
-        """Return the slots of the jobs that a round without stops has to rank; None where all are to be looked at."""
+        """Return the slots of the jobs that a round without stops has to rank; None: all of them."""
         slot = self._live.slot
         stopping = [slot[job_id] for job_id in self._stopping]
         if self._new is not None:
@@ -138,7 +140,7 @@ class Waiting:
         return np.array(found + stopping, dtype=np.int64)
 
     def _first(self, heap: list[Key], kind: Kind, room: int) -> list[JobId]:
-        """Return the first jobs of a kind, as many as can matter with so much room."""
+        """Return the first jobs of a kind, as many as can matter with this much room."""
         most = room // int(kind[0]) + 1
         kept: list[Key] = []
         while heap and len(kept) < most:

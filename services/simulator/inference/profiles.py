@@ -1,10 +1,10 @@
 """Measured profiles of model variants on slices, and their accuracies, as an application of the core.
 
-A slice of a whole GPU (``sm_percent`` 100) runs alone, and the table of instances measured alone has it. On a smaller
-slice the neighbours slow an instance down and share the GPU's power, which the table of instances measured together
-has. Of several mixes with the same size, the one with the most instances counts. The GPU's power above idle is
-split over the instances of a mix by their size. A size that was measured alone only, 3g in the bundled tables, takes
-the slowdown and the power between those of its neighbours.
+A slice that is a whole GPU (``sm_percent`` 100) runs alone; its figures come from the table of instances measured
+alone. On a smaller slice the neighbours slow an instance down and share the GPU's power; those figures come from the
+table of instances measured together. Among several mixes with the same size, the one with the most instances counts.
+The GPU's power above idle is split over the instances of a mix by their size. A size that was only measured alone, 3g
+in the bundled tables, takes a slowdown and power between those of its neighbours.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Measured:
     """One row of a profile.
 
     Attributes:
-        gpu, variant: What ran on what.
+        gpu, variant: What ran, and on which GPU.
         size: Of the slice, in sevenths.
         mean_s, p95_s: Service time.
         power_w: Of the whole GPU.
-        sevenths: Of all instances that ran at once, and how many they were.
+        sevenths: Total size of all instances that ran at once.
         instances: How many ran at once.
-        memory_gib: What the variant needs, 0 if the profile does not say.
+        memory_gib: What the variant needs; 0 if the profile does not say.
     """
 
     gpu: str
@@ -63,12 +63,12 @@ def bundled(name: str) -> Path:
 def read_application(
     family: str, profile: Path | None = None, shared: Path | None = None, accuracy: Path | None = None
 ) -> Application:
-    """Return a family's variants as they were measured.
+    """Return a model family's variants as measured.
 
     Args:
-        family: Which rows of the profile, and which bundled accuracies.
+        family: Selects the rows of the profile and the bundled accuracies.
         profile: Instances measured alone; the bundled table by default.
-        shared: Instances measured together; the bundled table by default, none with a profile of one's own.
+        shared: Instances measured together; by default the bundled table, or none if ``profile`` is given.
         accuracy: A JSON object of per cent by variant; the family's bundled one by default.
 
     Raises:
@@ -97,7 +97,7 @@ def read_application(
 def _instance(
     mine: Mapping[int, Measured], mixed: Mapping[int, Measured], size: int, board: GpuModel
 ) -> tuple[float, float, float]:
-    """Return mean and deviation of the service time, and watts above idle, of an instance on a slice."""
+    """Return an instance's mean service time on a slice, its deviation, and its watts above idle."""
     alone = mine[size]
     deviation = max(alone.p95_s - alone.mean_s, 0.0) / _P95
     if size == SLICE_SEVENTHS[-1] or not mixed:
@@ -111,7 +111,7 @@ def _instance(
 
 
 def _most_shared(rows: list[Measured]) -> dict[int, Measured]:
-    """Return, by slice, the mean over the rows of the mix with the most instances."""
+    """Return, by slice size, the mean over the rows of the mix with the most instances."""
     found: dict[int, Measured] = {}
     for size in {row.size for row in rows}:
         most = max(row.instances for row in rows if row.size == size)

@@ -1,4 +1,4 @@
-"""From a zone, or a file, to the grid of a simulation."""
+"""From a zone or a file to the grid of a simulation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LONGEST_GAP_S = DAY_S
 
 
 def signal_named(name: str | Signal) -> Signal:
-    """Return the signal of a name such as ``direct`` or ``lifecycle``.
+    """Return the signal with a name such as ``direct`` or ``lifecycle``.
 
     Raises:
-        DomainError: there is no such signal.
+        DomainError: There is no such signal.
     """
     if name not in SIGNALS:
         raise DomainError(f"unknown signal {name!r}; known: direct, lifecycle, marginal")
@@ -44,19 +44,19 @@ def read_carbon(
     column: str | None = None,
     zone: str | None = None,
 ) -> CarbonTrace:
-    """Return the grid from a day before ``start`` (where it is known) for ``days`` from it.
+    """Return the grid for ``days`` from ``start``, and for the day before it if known.
 
     Args:
         source: A bundled zone (``BUNDLED_ZONES``) or a file.
-        start: ISO 8601 (UTC) or UTC seconds; the beginning of the data where not given.
-        days: How long; to the end of the data where not given.
+        start: ISO 8601 (UTC) or UTC seconds; by default the beginning of the data.
+        days: How long; by default to the end of the data.
         signal: ``direct``, ``lifecycle`` or ``marginal``.
         forecast: What policies see of the hours ahead: ``perfect``, ``persistence``, a file of forecasts as issued, or
             ``issued``: those bundled for the zone.
-        column, zone: As ``read_grid``.
+        column, zone: As for ``read_grid``.
 
     Raises:
-        TraceFormatError: the file cannot be read, does not reach over the time asked for, or has too long a gap there.
+        TraceFormatError: The file cannot be read, does not cover the requested period, or has too long a gap there.
     """
     wanted = signal_named(signal)
     if str(source) in BUNDLED_ZONES:
@@ -69,7 +69,7 @@ def read_carbon(
 
 
 def cut(grid: RawSeries, start_s: float | None, days: float | None) -> CarbonTrace:
-    """Return the part of a series a simulation needs, its gaps held over and named."""
+    """Return the part of a series that a simulation needs; gaps are filled with the value before them, and noted."""
     times, values = grid.times_s, grid.intensity_gco2_per_kwh
     steps = np.diff(times)
     step_s = float(np.median(steps)) if steps.size else 3600.0
@@ -100,7 +100,8 @@ def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
     """Return the trace with the forecasts that policies see.
 
     Raises:
-        TraceFormatError: issued forecasts of another signal than the trace's (those we know are of direct intensity).
+        TraceFormatError: The issued forecasts are of another signal than the trace (the bundled ones are of direct
+            intensity).
     """
     kind, issued, notes = ForecastKind.FILE, None, trace.notes
     if str(forecast) in (ForecastKind.PERFECT, ForecastKind.PERSISTENCE):
@@ -121,7 +122,7 @@ def with_forecast(trace: CarbonTrace, forecast: str | Path) -> CarbonTrace:
 
 
 def _meeting(issued: IssuedForecasts, trace: CarbonTrace) -> IssuedForecasts:
-    """Return the issues before the trace's end: those that end before it begins tell how far the next may be off."""
+    """Return the issues before the trace's end; those that end before it begins show how far off later ones may be."""
     kept = issued.issued_s < trace.curve.end_s
     if not (kept & (issued.ends_s > trace.curve.start_s)).any():
         raise TraceFormatError("no forecast was issued for the time simulated")

@@ -1,7 +1,7 @@
 """Forecasts as they were issued: rows of target hour and value, one issue after the other.
 
-The order of the rows carries the meaning: each issue is a block of consecutive hours, and a target hour stands in
-several. A new issue begins wherever the hour steps back. An issue is taken to be known from its first hour on.
+The order of the rows matters: each issue is a block of consecutive hours, and a target hour appears in several. A new
+issue begins wherever the hour goes back. An issue is assumed to be known from its first hour on.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ COLUMNS = ("Datetime (UTC)", "Carbon Intensity Forecast")
 
 
 def read_forecasts(path: Path) -> tuple[IssuedForecasts, ReadReport]:
-    """Return the issues of a file; those cut short or with a gap are dropped and reported.
+    """Return the issues of a file; those that are cut short or have a gap are dropped and reported.
 
     Raises:
-        TraceFormatError: no such file, another format, or no whole issue in it.
+        TraceFormatError: There is no such file, it has another format, or no issue in it is complete.
     """
     report = ReadReport(path.name, "issued forecasts")
     blocks: list[tuple[list[int], list[float], list[float]]] = []

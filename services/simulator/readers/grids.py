@@ -43,9 +43,9 @@ class Columns:
     Attributes:
         format: Name of the kind of file.
         time, value: Names of the columns.
-        scale: Times this, the value is gCO2/kWh; None: what the value's name says.
+        scale: Factor from the value to gCO2/kWh; None: as the column's name says.
         signal: What the values measure, if the kind of file determines it.
-        zone, estimated: Names of columns, where there are such.
+        zone, estimated: Names of these columns, if there are any.
         note: A note for readers of the report.
     """
 
@@ -110,12 +110,13 @@ def read_grid(path: Path, signal: Signal, *, column: str | None = None, zone: st
 
     Args:
         path: The file, gzipped or not.
-        signal: The requested one if the file has several; that of a plain file.
-        column: Of the values, where the file leaves a choice.
-        zone: Keep only this zone's rows (``pnode_name`` of PJM); also the name of a series that has none.
+        signal: Which one to read if the file has several; for a plain file, what its values are.
+        column: The column of the values, if the file leaves a choice.
+        zone: Keep only this zone's rows (``pnode_name`` in PJM's files); also the name of a series that has none.
 
     Raises:
-        TraceFormatError: no such file, an unknown kind, another signal than the requested one, or nothing usable.
+        TraceFormatError: There is no such file, its kind is unknown, it has another signal than the requested one, or
+            nothing in it is usable.
     """
     header = header_of(first_lines(path))
     columns = columns_of(header, signal, column)

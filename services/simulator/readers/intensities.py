@@ -1,4 +1,4 @@
-"""Past intensities of one zone, with what else the same file tells of it, for forecasts to learn from."""
+"""Past intensities of one zone, with related columns of the same file, for forecasts to learn from."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Intensities:
     Attributes:
         times_s: (n,) UTC seconds, increasing.
         values: (n,) gCO2/kWh.
-        shares: (n, columns) percentages of carbon-free and renewable energy, NaN where a cell is empty; no columns in
+        shares: (n, columns) percentages of carbon-free and renewable energy, NaN where a cell is empty; no columns for
             a file without them.
-        expected: When the hours begin that the file's day-ahead forecasts of wind and solar generation are for, (m,)
-            UTC seconds, and the forecasts, (m, columns), NaN where a cell is empty. They may go on after ``times_s``.
-        step_s: The usual distance of two values.
+        expected: The start of each hour covered by the file's day-ahead forecasts of wind and solar generation, (m,)
+            UTC seconds, and the forecasts, (m, columns), NaN where a cell is empty. They may extend past ``times_s``.
+        step_s: The usual interval between values.
         sentences: What was read and what was left out, for people.
     """
 
@@ -42,11 +42,11 @@ class Intensities:
 def read_intensities(path: Path, signal: Signal, zone: str) -> Intensities:
     """Return a zone's past; any file that ``read_grid`` knows will do.
 
-    Electricity Maps' has shares too. Columns of any file whose names hold "wind" or "solar", and "production_forecast"
-    or "generation forecast", are day-ahead forecasts.
+    Electricity Maps files also have shares. In any file, columns whose names contain "wind" or "solar" and
+    "production_forecast" or "generation forecast" are taken as day-ahead forecasts.
 
     Raises:
-        TraceFormatError: as ``read_grid``, or the file is another zone's.
+        TraceFormatError: As ``read_grid``, or the file is another zone's.
     """
     grid = read_grid(path, signal, zone=zone)
     step_s = float(np.median(np.diff(grid.times_s))) if grid.times_s.size > 1 else 3600.0

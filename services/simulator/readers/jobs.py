@@ -1,4 +1,4 @@
-"""From a trace file, or the name of a bundled one, to a workload."""
+"""From a trace file, or the name of a bundled trace, to a workload."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DAY_S = 86_400.0
 
 
 def detect(path: Path) -> JobFormat:
-    """Return the format of a file by its first lines.
+    """Detect the format of a file from its first lines.
 
     Raises:
-        TraceFormatError: the format is unknown.
+        TraceFormatError: The format is unknown.
     """
     head = first_lines(path)
     found = next((each for each in catalogue().formats if each.matches(head)), None)
@@ -40,10 +40,10 @@ def read_raw(source: str | Path, format: str | None = None) -> RawJobs:
 
     Args:
         source: A file, gzipped or not.
-        format: The name of one that is known; by the header where not given.
+        format: The name of a known format; by default detected from the header.
 
     Raises:
-        TraceFormatError: no such file or format, a file of another format, or one without a usable job.
+        TraceFormatError: There is no such file or format, the file has another format, or no job in it is usable.
     """
     path = Path(source)
     readers = {each.name: each for each in catalogue().formats}
@@ -69,16 +69,16 @@ def read_jobs(
 
     Args:
         source: A bundled name or a file.
-        format: Of the file; by its header where not given.
-        recipe: How jobs behave, the name of one that is known; where not given, the bundle's own or that of the format.
-        start: Where the simulated time begins, ISO 8601 (UTC) or UTC seconds. A trace whose own dates meet
-            ``[start, start + days)`` keeps them; any other is moved so that the midnight before its first job falls on
-            ``start`` (dated traces keep the hour of the day). Where not given, dated traces stay and others begin at 0.
+        format: The file's format; by default detected from its header.
+        recipe: The name of a recipe, which says how jobs behave; by default the bundle's own or that of the format.
+        start: Where the simulated time begins, ISO 8601 (UTC) or UTC seconds. A trace whose own dates overlap ``[start,
+            start + days)`` keeps them; any other is shifted so that the midnight before its first job falls on
+            ``start`` (dated traces keep the time of day). By default, dated traces stay and others begin at 0.
         days: Only jobs submitted within this many days of the start.
-        seed: Of everything the recipe draws.
+        seed: Seed of everything the recipe draws.
 
     Raises:
-        TraceFormatError: the file cannot be read, or no job is left.
+        TraceFormatError: The file cannot be read, or no job is left.
     """
     bundle = catalogue().jobs.get(str(source))
     if bundle is not None:
@@ -96,7 +96,7 @@ def read_jobs(
 
 
 def place(raw: RawJobs, start_s: float | None, days: float | None) -> RawJobs:
-    """Return the jobs at their place in simulated time, without those outside of it (see ``read_jobs``)."""
+    """Return the jobs shifted into simulated time, without those outside it (see ``read_jobs``)."""
     if days is not None and not (math.isfinite(days) and days > 0):
         raise DomainError("days must be a number above 0")
     times = raw.submitted_s

@@ -1,7 +1,6 @@
-"""Read text, gzipped or not, and the cells of a table one row at a time.
+"""Reading of text, gzipped or not, and of the cells of a table, one row at a time.
 
-Every reader of rows goes through ``counted``, so that rows kept, dropped and merged add up to the lines of a file that
-are not empty.
+All row readers go through ``counted``, so that rows kept, dropped and merged add up to the non-empty lines of a file.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Row = dict[str, str]
 
 
 class _Lines(io.TextIOWrapper):
-    """Text whose lines are read one by one, and none that would fill the memory; Excel's ``sep=;`` counts as empty."""
+    """Text that is read line by line, refusing lines that would fill the memory; Excel's ``sep=;`` counts as empty."""
 
     _is_first = True
 
@@ -51,13 +50,13 @@ class _Lines(io.TextIOWrapper):
 
 @contextmanager
 def open_text(path: Path) -> Generator[IO[str], None, None]:
-    """Open a file of UTF-8 or UTF-16 text, unpacking gzip wherever its first bytes say so, without a byte-order mark.
+    """Open a file of UTF-8 or UTF-16 text without its byte-order mark, unpacking gzip if its first bytes say so.
 
     Bytes that are not UTF-8 become lone surrogates, so that they cost no more than their row. A Parquet table is read
-    as the CSV that it would be.
+    as if it were CSV.
 
     Raises:
-        TraceFormatError: there is no such file, or it is not text; in the block, a line is too long.
+        TraceFormatError: There is no such file, or it is not text; within the block: a line is too long.
     """
     try:
         with path.open("rb") as raw:
@@ -104,13 +103,13 @@ def _table_of(path: Path) -> io.StringIO:
 
 
 def first_lines(path: Path, count: int = 50) -> list[str]:
-    """Return the first lines of a file, without their ends."""
+    """Return the first lines of a file, without line endings."""
     with open_text(path) as text:
         return [line.rstrip("\r\n") for _, line in zip(range(count), text, strict=False)]
 
 
 def header_of(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the cells of the first line that is not empty, trimmed; none for an empty file or one of no table."""
+    """Return the trimmed cells of the first non-empty line; none if the file is empty or not a table."""
     for _, line in numbered(lines):
         try:
             return tuple(_NOT_UTF_8.sub("\ufffd", cell).strip() for cell in _cells(line, _delimiter(line)))
@@ -120,7 +119,7 @@ def header_of(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not empty, without their ends, and their numbers from 1 on."""
+    """Yield the non-empty lines, without line endings, and their numbers, starting at 1."""
     for number, line in enumerate(lines, start=1):
         # Files that were put one behind the other have a byte-order mark in the middle.
         line = line.rstrip("\r\n").removeprefix("\ufeff")
@@ -129,12 +128,12 @@ def numbered(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 
 
 def counted(lines: Iterable[tuple[int, str]], report: ReadReport, *, named: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield the rows of a file that can be read, and count all.
+    """Yield the readable rows of a file, and count all.
 
     Args:
-        lines: Numbers and texts, as ``numbered`` has them, without a header.
+        lines: Numbers and texts, as from ``numbered``, without a header.
         report: Counts them.
-        named: Whether rows have ids, so that two equal ones are the same: the second is merged into the first.
+        named: Whether rows have ids, so that two equal rows are the same: the second is merged into the first.
     """
     seen: set[str] = set()
     for number, line in lines:
@@ -152,18 +151,18 @@ def counted(lines: Iterable[tuple[int, str]], report: ReadReport, *, named: bool
 def table(
     lines: Iterable[str], columns: Sequence[str], report: ReadReport, *, named: bool = False
 ) -> Iterator[tuple[int, Row]]:
-    """Yield line number and cells of each row of a table with a header; rows that are no rows of the table drop.
+    """Yield the line number and cells of each row of a table with a header; malformed rows are dropped.
 
-    What separates cells, ``,``, ``|``, ``;`` or a tab, follows from the header. Between ``|`` a quote is a character
-    like any other, because those who write such tables (``sacct --parsable2``) do not quote. In the others, a quoted
-    cell ends on its line: of one that does not, nobody can tell whether it goes on or its end is missing, so that every
-    such line drops by itself. Where ``,`` does not separate cells, a comma in a number is a decimal comma.
+    The separator (``,``, ``|``, ``;`` or a tab) follows from the header. Between ``|`` a quote is a character like any
+    other, because those who write such tables (``sacct --parsable2``) do not quote. In other tables, a quoted cell ends
+    on its line: if one does not, nobody can tell whether it continues or its closing quote is missing, so every such
+    line is dropped by itself. If the separator is not ``,``, a comma in a number is a decimal comma.
 
     Args:
         lines: The whole file.
-        columns: That the header must have.
+        columns: Those that the header must have.
         report: Counts the rows.
-        named: As of ``counted``.
+        named: As for ``counted``.
 
     Raises:
         TraceFormatError: The header lacks a column.
@@ -187,9 +186,9 @@ def table(
 
 
 def cells_of(lines: Iterable[str], report: ReadReport, *, named: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number and cells of each row of a table, the first, which may be a header, uncounted.
+    """Yield the line number and cells of each row of a table; the first row, which may be a header, is not counted.
 
-    The arguments and what drops are those of ``table``; no cells: the first row is none.
+    Arguments and dropped rows are as for ``table``; if the first row cannot be parsed, its cells are empty.
     """
     rows = numbered(lines)
     first = next(rows, None)
@@ -230,10 +229,10 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def number(text: str, column: str) -> float:
-    """Return a cell as a number, NaN where it is empty.
+    """Return a cell as a number, NaN if it is empty.
 
     Raises:
-        ValueError: it is none; the message names the column.
+        ValueError: It is not a number; the message names the column.
     """
     if not text.strip():
         return math.nan
@@ -247,7 +246,7 @@ def whole(text: str, column: str) -> int:
     """Return a cell as a whole number.
 
     Raises:
-        ValueError: it is none; the message names the column.
+        ValueError: It is not one; the message names the column.
     """
     value = number(text, column)
     if not value.is_integer():
@@ -258,10 +257,10 @@ def whole(text: str, column: str) -> int:
 
 
 def utc_s(text: str, column: str = "time") -> float:
-    """Return an ISO 8601 moment as UTC seconds; one without a zone is UTC.
+    """Return an ISO 8601 time as UTC seconds; one without a zone is UTC.
 
     Raises:
-        ValueError: it is none; the message names the column.
+        ValueError: It is not one; the message names the column.
     """
     try:
         moment = datetime.fromisoformat(text.strip())
@@ -271,10 +270,10 @@ def utc_s(text: str, column: str = "time") -> float:
 
 
 def moment_s(text: str, column: str = "time") -> float:
-    """Return a moment as UTC seconds: ISO 8601, or seconds or milliseconds since 1970.
+    """Return a time as UTC seconds: ISO 8601, or seconds or milliseconds since 1970.
 
     Raises:
-        ValueError: It is none; the message names the column.
+        ValueError: It is neither; the message names the column.
     """
     try:
         moment = float(text)
@@ -288,10 +287,10 @@ def moment_s(text: str, column: str = "time") -> float:
 
 
 def date_s(text: str, column: str = "time") -> float:
-    """As ``moment_s``, but of a calendar: no numbers that nobody's clock has shown since 1970.
+    """Parse a time like ``moment_s``, but reject numbers too small to be a date since 1970.
 
     Raises:
-        ValueError: It is no such moment; the message names the column.
+        ValueError: It is not such a time; the message names the column.
     """
     found = moment_s(text, column)
     if found < LEAST_SECONDS and _NUMBER.fullmatch(text.strip()):
@@ -300,20 +299,20 @@ def date_s(text: str, column: str = "time") -> float:
 
 
 def has_zone(text: str) -> bool:
-    """Whether a moment says which clock it is of: a number of seconds is of UTC."""
+    """Return whether a time states its zone; a number of seconds is UTC."""
     return re.search(r"[+-]\d\d:?\d\d$|[Zz]$|^[\d.]+$", text.strip()) is not None
 
 
 def in_unit(row: Row, name: str, units: Mapping[str, float]) -> float:
-    """Return a quantity by the unit that the name of its column ends with; NaN where no cell has it.
+    """Return a quantity whose column name ends with its unit; NaN if no such column has a value.
 
     Args:
         row: A row.
-        name: Of the column, without its unit.
-        units: By how it is written, its size in the unit of what is returned.
+        name: The column's name without its unit.
+        units: By suffix, the size of each unit in that of the result.
 
     Raises:
-        ValueError: The cell is no number; the message names the column.
+        ValueError: The cell is not a number; the message names the column.
     """
     for unit, size in units.items():
         if (cell := row.get(column := f"{name}_{unit}", "")).strip():

@@ -1,4 +1,4 @@
-"""The unit of carbon intensity that the name of a column states."""
+"""The unit of carbon intensity that a column's name states."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _WORD = re.compile(r"[a-z]+|[%$€£]")
 
 
 def scale_of(name: str) -> tuple[float, str]:
-    """Return what turns a column's values into gCO2/kWh, and a note for people, empty where it states just that.
+    """Return the factor from a column's values to gCO2/kWh, and a note for people, empty if that is the stated unit.
 
     Raises:
-        TraceFormatError: It states another unit than g, kg, lb or t per kWh, MWh or GWh.
+        TraceFormatError: The name states another unit than g, kg, lb or t per kWh, MWh or GWh.
     """
     plain = unicodedata.normalize("NFKC", name).lower()
     plain = re.sub(r"metric[-_ ]tons?", " tonnes ", plain)

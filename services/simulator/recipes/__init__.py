@@ -1,7 +1,7 @@
-"""Workload recipes: how the jobs of a trace behave, where the trace states less than a simulation needs.
+"""Workload recipes: how the jobs of a trace behave when the trace states less than a simulation needs.
 
-``measured.py`` holds the measured models, ``green.py`` and ``stated.py`` the recipes; each documents its mapping. Those
-that only remake papers are in ``lab/recipes``.
+``measured.py`` holds the measured models, ``green.py`` and ``stated.py`` the recipes; each documents its mapping.
+Recipes that only reproduce papers are in ``lab/recipes``.
 """
 
 from services.simulator.recipes.green import green

@@ -1,21 +1,23 @@
 """The measured models with a batch size that follows the gang: how jobs run under a policy that adapts both (Pollux).
 
-**Goodput.** Of every batch between the application's smallest and largest total batch the one of the highest goodput is
-taken (``core.profiles.goodput``): throughput at the samples per GPU and the accumulation it means, from the same
-measured steps as the speed of fixed batches; statistical efficiency from the measured gradient noise, which grows in
-the course of training. A job goes through ten stages, equal shares of its work, each with its own noise.
+**Goodput.** Among all batches between the application's smallest and largest total batch, the one with the highest
+goodput is chosen (``core.profiles.goodput``): throughput, at the resulting samples per GPU and accumulation, from the
+same measured steps as the speed of fixed batches; statistical efficiency from the measured gradient noise, which grows
+during training. A job goes through ten stages, equal shares of its work, each with its own noise.
 
 **Unit.** Work is counted in samples of the application's smallest batch, M0. A fixed-batch job of the same profile does
-one second of work per second on one GPU of the reference tag; as many samples as that are worth what they are worth in
-training at the batch that job was measured or asked for: the samples until trained at M0 over those at that batch.
-Between batches that were validated both are linear; a batch below M0 counts as M0, since nothing was measured there.
+one second of work per second on one GPU of the reference tag. The samples it processes count for what they are worth in
+training at the batch that job was measured at or asked for: the samples until trained at M0 over those at that batch.
+Both are interpolated linearly between validated batches; a batch below M0 counts as M0, since nothing was measured
+there.
 
-A fixed-batch job that is given a larger gang is charged no loss of efficiency for its larger total batch, a job that
-tunes its batch is: that favours schedulers without tuning.
+A fixed-batch job that is given a larger gang is not charged for the lower efficiency of its larger total batch; a job
+that tunes its batch is. That favours schedulers without tuning.
 
-**Power.** That of the measured batch nearest to the samples per GPU; less in the part of a step in which GPUs wait for
-each other, which is what the gang's throughput lacks to that of as many single GPUs. As for fixed batches. What a power
-limit does is that of the measured batch nearest to one GPU's: nobody has measured limits on jobs that tune.
+**Power.** The power of the measured batch nearest to the samples per GPU; less during the part of a step in which GPUs
+wait for each other, which is the gang's throughput deficit against the same number of single GPUs, as for fixed
+batches. The effect of a power limit is that of the measured batch nearest to one GPU's: nobody has measured limits on
+jobs that tune.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ Gang = tuple[str, int]
 
 
 def tuning_profile(model: str, batch: int, total: int) -> JobProfile:
-    """Return a measured model at one batch per GPU, that can tune its batch; see ``adaptive``."""
+    """Return a measured model at one batch per GPU that can tune its batch; see ``adaptive``."""
     batches = noise_scales(SPEED_OF[model])[0].batch
     permitted = int(batches[0]), int(batches[-1])
     return replace(profile(model, batch), adaptive=partial(adaptive, model, batch, total), batch_range=permitted)
@@ -65,8 +67,8 @@ def adaptive(model: str, batch: int, total: int, gpu_model: str) -> tuple[Behavi
     Args:
         model: One of ``SPEED_OF``.
         batch: Samples per GPU of the fixed-batch job whose seconds of work are the unit.
-        total: The total batch its work was counted at.
-        gpu_model: One of ``GPU_MODELS``; any other runs as the reference board.
+        total: The total batch at which its work was counted.
+        gpu_model: One of ``GPU_MODELS``; any other runs like the reference board.
     """
     application = SPEED_OF[model]
     gpu_model = gpu_model if gpu_model in GPU_MODELS else REFERENCE_GPU
@@ -79,14 +81,14 @@ def adaptive(model: str, batch: int, total: int, gpu_model: str) -> tuple[Behavi
 
 @cache
 def goodputs(application: str, tag: str, stage: int) -> dict[Gang, BestBatch]:
-    """Return the best batch of every gang that was measured, by stage of the training."""
+    """Return the best batch of every measured gang at a stage of the training."""
     noise = noise_scales(application)[stage]
     return {gang: best_batch(times, noise, gang[1]) for gang, times in steps(application, tag).items()}
 
 
 @cache
 def steps(application: str, tag: str) -> dict[Gang, StepTimes]:
-    """Return how long the steps of each measured gang take."""
+    """Return the step times of each measured gang."""
     points: dict[Gang, list[tuple[float, float, float]]] = defaultdict(list)
     for row in rows_of("speeds.csv"):
         if (row["application"], row["gpu"]) == (application, tag):

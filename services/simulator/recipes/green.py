@@ -1,23 +1,23 @@
-"""``green``: as the GREEN paper's simulator does, a job's category of duration decides which measured model it trains.
+"""``green``: as in the GREEN paper's simulator, a job's duration category decides which measured model it trains.
 
 =============== ============================== ==========================================================
 duration        models, equally likely         why
 =============== ============================== ==========================================================
-under 10 min    shufflenet, bert               small images; a fine-tuning of minutes
+under 10 min    shufflenet, bert               small images; fine-tuning for minutes
 10 to 60 min    shufflenet, bert               the same
-1 to 10 h       shufflenet, bert, deepspeech2  speech takes hours, as in Pollux' and Sia's workloads
+1 to 10 h       shufflenet, bert, deepspeech2  speech takes hours, as in Pollux's and Sia's workloads
 10 h and more   deepspeech2, resnet50, gpt2    ImageNet and language models take days there
 =============== ============================== ==========================================================
 
-Each at one of three batches per GPU, equally likely. Draws come from the seed and the job's place in the trace alone.
-The mapping follows the sizes these models have in Pollux' and Sia's workloads; it was written before any policy ran and
-is not tuned. It has a consequence to know of: long jobs draw more power than short ones (ShuffleNet at small batches
+Each runs at one of three batches per GPU, equally likely. Draws depend only on the seed and the job's place in the
+trace. The mapping follows these models' sizes in Pollux's and Sia's workloads; it was written before any policy ran and
+is not tuned. One consequence should be known: long jobs draw more power than short ones (ShuffleNet at small batches
 draws a quarter of what ResNet-50 does), so power and length are correlated, as they are in the paper's list of models.
 
-``requested_gpus`` is what policies that do not scale jobs use. The paper presets it to the size "where GREEN achieves
-the best energy efficiency": that is 1 here wherever the trace does not say, where progress per joule is highest for
-every profile but resnet50's, which on one node make 1 to 4 % more of a joule at two GPUs. Sizes 1 to 8 are open to
-policies that scale.
+``requested_gpus`` is the size used by policies that do not scale jobs. The paper presets it to the size "where GREEN
+achieves the best energy efficiency": that is 1 here wherever the trace does not say. There, progress per joule is
+highest for every profile but resnet50's, which on one node get 1 to 4 % more out of a joule at two GPUs. Sizes 1 to 8
+are open to policies that scale.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_GPUS = 8
 
 
 def green(raw: RawJobs, seed: int) -> Workload:
-    """Return the jobs with measured models by duration; see the module."""
+    """Return the jobs with measured models chosen by duration; see the module."""
     return with_models(raw, seed, "green")
 
 
@@ -57,15 +57,15 @@ def with_models(
     asked_for: Callable[[Ints, Floats], Ints] | None = None,
     assumed: Assumed | None = None,
 ) -> Workload:
-    """Return the jobs with measured models by duration.
+    """Return the jobs with measured models chosen by duration.
 
     Args:
         raw: The jobs.
         seed: Of the draws.
         name: Of the recipe.
-        asked_for: The GPUs that jobs ask for where the trace does not say, by category of duration and a draw of 0..1;
-            one where not given.
-        assumed: What the models leave open; then jobs keep their batch.
+        asked_for: The GPUs that jobs ask for if the trace does not say, from the duration category and a draw in 0..1;
+            one by default.
+        assumed: What the measured models leave open; if given, jobs keep their batch.
     """
     if np.isnan(raw.duration_s).any():
         raise TraceFormatError("recipes 'green' need durations, which this trace does not state")

@@ -11,42 +11,43 @@ gpt2       bert (SQuAD)            4, 8, 12 for 8, 16, 32         gpt2, bf16    
 yolov3     yolov3                  4, 6, 8 for 16, 32, 64         inception_v3      H200, 700 W (own)
 ========== ======================= ============================== ================= =========================
 
-The first five are the models the GREEN paper names. Where one was not measured by both sources, its nearest stands in:
-ShuffleNet scales as ResNet-18 on the same images, GPT-2 as BERT (both transformers of some 110 M parameters); YOLOv3's
-power is that of another convolutional network, for want of its own. Batches pair small, medium, large.
+The first five are the models the GREEN paper names. Where both sources did not measure one, the nearest stands in:
+ShuffleNet scales as ResNet-18 on the same images, GPT-2 as BERT (both transformers of some 110 M parameters); YOLOv3
+borrows the power of another convolutional network, as its own was not measured. Batches are paired small, medium,
+large.
 
 **Speed.** A gang keeps the samples per GPU its user chose (progress counts samples), so speed is samples per second
-against one GPU. Up to 8 GPUs on one node or on two are measured; beyond, two or three nodes of eight. A gang on more
-and smaller nodes than that (such as 4 x 2) was not measured and takes the two-node figure; a gang larger than any that
-was measured at its batch goes no faster. The source's tag ``rtx`` stands for all GPUs but T4 (``aws``) and A100, H100,
+relative to one GPU. Up to 8 GPUs on one node or on two are measured; beyond that, two or three nodes of eight. A gang
+on more and smaller nodes (such as 4 x 2) was not measured and takes the two-node figure; a gang larger than any
+measured at its batch goes no faster. The source's tag ``rtx`` stands for all GPUs but T4 (``aws``) and A100, H100,
 H200 (``dgx-ext``), which differ in speed and in scaling.
 
-**Power.** No table has an RTX 3090. What was measured is taken as a fraction of the measured board's dynamic range,
-``(P - idle) / (limit - idle)``, and laid on the range of the board simulated, ``idle + fraction * (peak - idle)``. The
-idle draws and limits of both are those of ``services.core.domain.gpus``. The part of a step in
-which the GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``, is drawn at ``WAITING_FRACTION``:
-boards that block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 85 W (A100, 400 W), says
+**Power.** No table has an RTX 3090. Each measurement is taken as a fraction of the measured board's dynamic range,
+``(P - idle) / (limit - idle)``, and mapped to the range of the simulated board, ``idle + fraction * (peak - idle)``.
+The idle draws and limits of both are those of ``services.core.domain.gpus``. During the part of a step in which the
+GPUs of a gang wait for each other, ``1 - speed / (n * speed of one)``, they draw ``WAITING_FRACTION``: boards that
+block on communication were measured at 70 W (A40, the RTX 3090's chip, 300 W) and 85 W (A100, 400 W), according to
 github.com/ml-energy/kareus at commit 98f0255823bd993399866c64efdea8ccb1ab5a09, file ``model_config.py`` in the folder
 ``bayesian/common`` of its tests (``p2p_power_w``, "the measured power while the GPU is blocked on P2P communication").
-What 0.05 and 0.3 in its place do to GREEN's day is in ``lab/results/green.md`` (experiment ``green-waiting``).
+The effect of 0.05 and 0.3 instead on GREEN's day is in ``lab/results/green.md`` (experiment ``green-waiting``).
 
 **Power limits.** Zeus measured four of the models at seven limits of a V100 (100 to 250 W) and six of a P100 (125 to
-250 W). Speed and power of the nearest batch are taken, relative to 250 W; limits are laid on another board's range as
-powers are, so that the V100's 100 W is 126 W on an RTX 3090. P100 boards go by the P100's table, all others by the
-V100's. GPT-2 and YOLOv3 were measured at their board's own limit alone: a limit changes nothing of what they do, and a
-policy that profiles them learns nothing. **Clocks** were measured by no source: a clock changes nothing in any of these
-recipes. Jobs of ``plain`` and ``measured`` name no model and have neither.
+250 W). Speed and power of the nearest batch are taken, relative to 250 W; limits are mapped to another board's range as
+powers are, so that the V100's 100 W is 126 W on an RTX 3090. P100 boards use the P100's table, all others the V100's.
+GPT-2 and YOLOv3 were measured only at their board's own limit: a limit has no effect on them, and a policy that
+profiles them learns nothing. **Clocks** were not measured by any source: a clock has no effect in any of these recipes.
+Jobs of ``plain`` and ``measured`` name no model and have neither.
 
-**Slices.** MISO measured the steps of four models on MIG slices of an A100 of 40 GB, alone on the slice; their speeds
-over that of the whole GPU stand for all GPUs that can be cut, at the nearest batch. MobileNet's stand for ShuffleNet's
-and a transformer's for GPT-2's; DeepSpeech2 and YOLOv3 have none. A size that was not measured, as the model did not
-fit there, goes by its share of the compute.
+**Slices.** MISO measured the steps of four models on MIG slices of a 40 GB A100, each alone on its slice; their speeds
+relative to the whole GPU stand for all GPUs that can be cut, at the nearest batch. MobileNet's stand for ShuffleNet's
+and a transformer's for GPT-2's; DeepSpeech2 and YOLOv3 have none. A size that was not measured, because
+the model did not fit there, takes its share of the compute.
 
 **Host.** A node draws ``HOST_IDLE_W_PER_GPU`` for each of its GPUs, busy or not, and as much again for each busy one:
-60 W idle and 120 W at work on a node of two. The paper prints no watts; its 28 kW peak on 64 boards of 350 W leaves at
-most 175 W per node. SPECpower, as Cloud Carbon Footprint reads it (Skylake, 0.64 to 4.2 W per thread, 0.39 W per GB),
-gives the paper's 20 cores and 64 GB 51 W idle and 193 W at full load, 122 W at half. A job that holds n of a node's
-GPUs is charged n shares of its static draw, as the agents' meter splits it.
+60 W idle and 120 W at work on a node of two. The paper gives no watts; its 28 kW peak on 64 boards of 350 W leaves at
+most 175 W per node. SPECpower, as Cloud Carbon Footprint interprets it (Skylake, 0.64 to 4.2 W per thread, 0.39 W per
+GB), gives the paper's 20 cores and 64 GB 51 W idle and 193 W at full load, 122 W at half. A job that holds n of a
+node's GPUs is charged n shares of the node's static draw, as the agents' meter splits it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ POWER_BATCHES = {"gpt2": (8, 16, 32), "yolov3": (16, 32, 64)}
 
 
 def speed_tag(gpu_model: str) -> str:
-    """Return the tag of Sia's tables whose speed stands for a board: ``rtx`` for all but four chips."""
+    """Return the tag of Sia's tables whose speeds stand for a board: ``rtx`` for all but four chips."""
     return _TAGS.get(GPU_MODELS[gpu_model].chip, "rtx")
 
 
@@ -115,13 +116,13 @@ def speeds() -> dict[tuple[str, str, int], dict[tuple[str, int], float]]:
 
 
 def batches_of(model: str) -> tuple[int, ...]:
-    """Return the samples per GPU a job of this model may have, ascending."""
+    """Return the samples per GPU that a job of this model may have, ascending."""
     return BATCHES[SPEED_OF[model]]
 
 
 @cache
 def dynamic_fraction(model: str, batch: float) -> float:
-    """Return the share of a board's dynamic range a model draws at full limit; nearest batch per GPU; 0 to 1."""
+    """Return the share of a board's dynamic range (0 to 1) a model draws at full limit; nearest batch per GPU."""
     name = POWER_OF.get(model, model)
     if model in POWER_BATCHES:
         named = batches_of(model)
@@ -143,7 +144,7 @@ def _fraction(power_w: float, measured_gpu: str) -> float:
 
 @cache
 def power_limits(model: str, batch: int, gpu_model: str) -> ControlCurve | None:
-    """Return a model's speed and power by power limit on a board, nearest batch; None where it was not measured."""
+    """Return a model's speed and power by power limit on a board, at the nearest batch; None if it was not measured."""
     measured_gpu = "P100" if GPU_MODELS[gpu_model].chip == "P100" else "V100"
     rows = [row for row in rows_of("powers.csv") if row["model"] == model and row["gpu"] == measured_gpu]
     if not rows:
@@ -164,7 +165,7 @@ def power_w(fraction: float, gpu_model: str) -> float:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What the measured models leave open; the defaults are what the recipes take.
+    """What the measured models leave open; the defaults are those of the recipes.
 
     Attributes:
         waiting_fraction: Share of its dynamic range that a board draws while its gang waits.
@@ -179,7 +180,7 @@ MEASURED = Assumed()
 
 
 def behaviour(model: str, batch: int, gpu_model: str, assumed: Assumed = MEASURED) -> Behaviour:
-    """Return a model at one batch per GPU on one kind of board; speed 1 is one board of the reference tag."""
+    """Return how a model runs at one batch per GPU on one kind of board; speed 1 is one board of the reference tag."""
     table = speeds()[(SPEED_OF[model], speed_tag(gpu_model), batch)]
     if assumed.fast_links:
         fast, alone = speeds()[(SPEED_OF[model], FAST_LINKS, batch)], table[("one", 1)]
@@ -218,21 +219,21 @@ def profile(model: str, batch: int, assumed: Assumed = MEASURED) -> JobProfile:
 
 @cache
 def slice_speeds(model: str, batch: int) -> dict[int, float]:
-    """Return a model's speed on slices over that on one GPU, by their sevenths; empty if it was not measured."""
+    """Return a model's speed on slices relative to one GPU, by their sevenths; empty if it was not measured."""
     rows = [row for row in rows_of("slice_speeds.csv") if row["model"] == model]
     nearest = min({int(row["batch"]) for row in rows}, key=lambda size: abs(np.log(size / batch)), default=0)
     return {int(row["sevenths"]): float(row["relative_speed"]) for row in rows if int(row["batch"]) == nearest}
 
 
 def flat_profile(name: str, fraction: float) -> JobProfile:
-    """Return a job that speeds up with its gang without loss and draws a share of the dynamic range."""
+    """Return a job whose speed grows linearly with its gang and that draws a fixed share of the dynamic range."""
     true = {board: lossless(power_w(fraction, board)) for board in GPU_MODELS}
     true[ANY_MODEL] = true[REFERENCE_GPU]
     return JobProfile(name, true, host_power_w=HOST_W_PER_GPU)
 
 
 def lossless(gpu_power_w: float) -> Behaviour:
-    """Return a job as many times as fast as it has GPUs, however many, each at this power."""
+    """Return a job that is n times as fast on n GPUs, for any n, each drawing this power."""
     return Behaviour(np.array([1, MOST_GPUS]), np.array([1.0, MOST_GPUS]), np.full(2, gpu_power_w))
 
 
@@ -245,7 +246,7 @@ def median_fraction() -> float:
 
 @cache
 def samples_to_train(application: str, batch: int) -> float:
-    """Return the samples an application of Sia's needs until trained, between measured total batches linear."""
+    """Return the samples one of Sia's applications needs until trained, linear between measured total batches."""
     rows = [row for row in rows_of("sia_work.csv") if row["application"] == application]
     points = sorted((int(row["batch"]), float(row["samples"])) for row in rows)
     return float(np.interp(batch, [size for size, _ in points], [samples for _, samples in points]))

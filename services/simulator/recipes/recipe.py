@@ -1,4 +1,4 @@
-"""What a recipe is, and the columns every recipe fills the same way."""
+"""What a recipe is, and the columns that every recipe fills in the same way."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.simulator.workload import Gates, JobProfile, Workload
 
 @dataclass(frozen=True)
 class Recipe:
-    """A way to turn the jobs of a trace into jobs that behave.
+    """A way to give the jobs of a trace a behaviour.
 
     Attributes:
         name, description: For people.
-        make: Of jobs and a seed, the workload; equal input, equal workload.
+        make: Makes the workload from jobs and a seed; equal inputs give equal workloads.
     """
 
     name: str
@@ -36,9 +36,9 @@ def workload(
     max_gpus: int | None,
     notes: tuple[str, ...],
 ) -> Workload:
-    """Return a workload; jobs are elastic from 1 to ``max_gpus`` (or what was asked for), rigid where that is None.
+    """Return a workload; jobs are elastic from 1 to ``max_gpus`` (or what was asked for), rigid if that is None.
 
-    ``work_s`` counts the time of a job on a slice as if it had run on a GPU; less of it is done on a slice.
+    ``work_s`` counts the time of a job on a slice as if it had run on a GPU; a slice gets less work done in that time.
     """
     most = requested if max_gpus is None else np.maximum(requested, max_gpus)
     if raw.slice_sevenths is not None and raw.ran_sevenths is not None:
@@ -67,7 +67,7 @@ def workload(
 
 
 def _of_slices(sevenths: Ints, profiles: tuple[JobProfile, ...], profile: Ints) -> str:
-    """Return how fast jobs on slices are taken to be, as a sentence."""
+    """Return a sentence that says how fast jobs on slices are assumed to be."""
     on_slices: list[int] = np.flatnonzero(sevenths).tolist()
     measured = sum(int(sevenths[row]) in profiles[profile[row]].slice_speeds for row in on_slices)
     rest = len(on_slices) - measured
@@ -77,7 +77,7 @@ def _of_slices(sevenths: Ints, profiles: tuple[JobProfile, ...], profile: Ints) 
 
 
 def reference_work_s(raw: RawJobs, profiles: tuple[JobProfile, ...], profile: Ints, gpus: Ints, board: str) -> Floats:
-    """Return what each job is in seconds at speed 1, having run for its duration on ``gpus`` of one node; (n_jobs,)."""
+    """Return each job's work in seconds at speed 1, given its duration on ``gpus`` of one node; (n_jobs,)."""
     work_s = np.empty(len(raw))
     for index, each in enumerate(profiles):
         rows = np.flatnonzero(profile == index)

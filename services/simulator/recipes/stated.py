@@ -1,11 +1,11 @@
 """Recipes that add little to what a trace states: ``plain`` and ``measured``.
 
-``plain``: rigid gangs as the trace has them (1 where it does not say), which is all that is known of a site's own past.
+``plain``: rigid gangs of the trace's sizes (1 if it does not say), which is all that is known of a site's own past.
 Power is the median share of the dynamic range over the measured models and batches.
 
-``measured``: the same, with each job's own mean power where its energy was measured (rounded to 5 W so that jobs share
-profiles); what the hosts drew is in it, so no host power is added. A whole GPU would have drawn 7/2 of what a
-job on a 2g slice drew.
+``measured``: the same, with each job's own mean power if its energy was measured (rounded to 5 W so that jobs share
+profiles); this includes what the hosts drew, so no host power is added. A job on a 2g slice is assumed to draw 7/2 as
+much on a whole GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BIN_W = 5.0
 
 
 def plain(raw: RawJobs, seed: int) -> Workload:
-    """Return rigid jobs of one power; ``seed`` draws nothing."""
+    """Return rigid jobs of equal power; ``seed`` is not used."""
     gpus = _gangs(raw)
     typical = flat_profile("unknown model", median_fraction())
     note = f"recipe plain: every job draws {100 * median_fraction():.0f} % of its board's dynamic range"
@@ -32,7 +32,7 @@ def plain(raw: RawJobs, seed: int) -> Workload:
 
 
 def measured(raw: RawJobs, seed: int) -> Workload:
-    """Return rigid jobs of the power each was measured at; ``seed`` draws nothing."""
+    """Return rigid jobs, each at its measured power; ``seed`` is not used."""
     gpus = _gangs(raw)
     power_w = raw.energy_j / (raw.duration_s * gpus)
     if raw.ran_sevenths is not None:

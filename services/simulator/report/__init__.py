@@ -1,1 +1,1 @@
-"""A what-if run as a page that needs nothing beside it: ``charts`` draws (inline SVG), ``run_page`` lays out."""
+"""A what-if run as a self-contained page: ``charts`` draws inline SVG, ``run_page`` lays out the page."""

@@ -1,4 +1,4 @@
-"""Charts as SVG, inline in a page: grouped bars, and the parts that the lab's charts are drawn with too."""
+"""Charts as inline SVG: grouped bars, and parts that the lab's charts share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ INK, FAINT, GRID_COLOUR = "#333", "#ddd", "#c0392b"
 
 
 def colour(index: int) -> str:
-    """Return the colour of the series of that number."""
+    """Return the colour of the series with that number."""
     return COLOURS[index % len(COLOURS)]
 
 
 def legend(names: Sequence[str], extra: str = "", extra_colour: str = GRID_COLOUR) -> str:
-    """Return the names beside their colours, and what is drawn as a line of its own colour."""
+    """Return the names beside their colours, and optionally an extra entry, shown as a line of its own colour."""
     keys = [f'<span><i style="background:{colour(at)}"></i>{escape(name)}</span>' for at, name in enumerate(names)]
     if extra:
         keys.append(f'<span><i style="background:{extra_colour};height:2px"></i>{escape(extra)}</span>')
@@ -41,12 +41,12 @@ def bars(
     """Return bars with a dashed line at the baseline's value.
 
     Args:
-        groups, names: Of the groups g and of the series n in each.
+        groups, names: Names of the groups, and of the series in each.
         values: ``values[g][n]``; NaN leaves a gap.
         line: The baseline's value.
         marks: One value per group, drawn across it; NaN for none.
         mark: What the marks are.
-        most: Bars higher than this are cut there, and bear their value.
+        most: Bars higher than this are cut off there and labelled with their value.
     """
     known = [value for row in (*values, marks) for value in row if value == value]
     high = max([line * 1.05, *(min(value, most) for value in known)])
@@ -105,16 +105,16 @@ def frame(low: float, top: float) -> str:
 
 
 def height_of(value: float, low: float, top: float) -> float:
-    """Return where a value is on the vertical axis."""
+    """Return the vertical position of a value."""
     return TOP + (1 - (value - low) / (top - low)) * (HEIGHT - TOP - BOTTOM)
 
 
 def text(x: float, y: float, words: str, anchor: str, size: int = 11, fill: str = INK, turned: str = "") -> str:
-    """Return words at a place."""
+    """Return words at a position."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {turned}'
     return f'<text {place} font-size="{size}" fill="{fill}">{escape(words)}</text>'
 
 
 def svg(parts: Sequence[str], height: int = HEIGHT) -> str:
-    """Return a drawing of parts."""
+    """Return a drawing made of these parts."""
     return f'<svg viewBox="0 0 {WIDTH} {height}" role="img">{"".join(parts)}</svg>'

@@ -1,4 +1,4 @@
-"""How pages of figures look, and their tables; one HTML file each, no script, nothing fetched."""
+"""The look of pages of figures, and their tables: one HTML file each, without scripts or anything to fetch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ nav{font-size:13px}nav a{margin-right:1rem}details{margin:.6rem 0}summary{cursor
 
 
 def table_html(head: Sequence[str], rows: Sequence[Sequence[str]], marked: str = "") -> str:
-    """Return a table of text; rows whose first cell is ``marked`` stand out."""
+    """Return a table of text; rows whose first cell is in ``marked`` stand out."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join(
         ('<tr class="base">' if marked and row[0] == marked else "<tr>")

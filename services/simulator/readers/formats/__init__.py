@@ -1,7 +1,7 @@
-"""The job traces that can be read, one module each, behind one protocol.
+"""The job trace formats that can be read, one module each, behind one protocol.
 
-``matches`` looks at a file's first lines only; ``read`` streams it into a collector, which checks and counts. To add
-one: a module with a class like the others, and a place in ``OURS``. Those of papers are in ``lab/readers``.
+``matches`` looks only at a file's first lines; ``read`` streams it into a collector, which checks and counts. To add a
+format, write a module with a class like the others and list it in ``OURS``. Those of papers are in ``lab/readers``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class JobFormat(Protocol):
     name: str
 
     def matches(self, head: Sequence[str]) -> bool:
-        """Whether the first lines of a file are of this format."""
+        """Return whether the first lines of a file are in this format."""
         ...
 
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
         """Hand every row to the collector, or drop it with a reason.
 
         Raises:
-            TraceFormatError: the file is of another format.
+            TraceFormatError: The file is in another format.
         """
         ...
 

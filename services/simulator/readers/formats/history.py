@@ -1,4 +1,4 @@
-"""Wattshift's own history, for replaying what a live cluster did: CSV or JSON lines, one job each.
+"""Wattshift's own history, for replaying what a live cluster did: CSV or JSON Lines, one job per line.
 
 ============== =============================================================== =========
 column         meaning                                                         needed
@@ -10,20 +10,20 @@ ended_at       ISO 8601; empty if it has not ended                             y
 gpus           GPUs it held, the last gang if it was resized                   yes
 project        owner
 state          its end state
-run_s          seconds it held GPUs, where preemption makes it less than
+run_s          seconds it held GPUs, if preemption made that less than
                ``ended_at - started_at``
-gpu_s          seconds times GPUs over all its gangs; where it was resized, this
-               GPU time on ``gpus`` is what a replay runs
-energy_j       measured energy of its GPUs and share of the hosts, joules; or
+gpu_s          seconds times GPUs over all its gangs; if it was resized, a replay
+               runs this GPU time on ``gpus``
+energy_j       measured energy of its GPUs and its share of the hosts, joules; or
                ``energy_kj``, ``_mj`` (10^6), ``_wh``, ``_kwh``, ``_mwh``, or its mean
                ``power_w`` or ``power_kw``
 array          the array it was a task of
 max_running    how many tasks of that array could hold GPUs at once
 after          ids of jobs and arrays that it waited for, separated by spaces; a
-               replay starts it when those have ended
+               replay starts it once those have ended
 slice          the MIG slice that it asks for instead of GPUs, such as ``2g``
-ran_on         the slice that ``run_s`` and ``energy_j`` are of, where it is
-               another; ``7g`` or ``whole`` is a whole GPU
+ran_on         the slice that ``run_s`` and ``energy_j`` refer to, if it is a
+               different one; ``7g`` or ``whole`` is a whole GPU
 ============== =============================================================== =========
 """
 
@@ -64,7 +64,7 @@ class History:
     name = "wattshift"
 
     def matches(self, head: Sequence[str]) -> bool:
-        """Whether the header, or the first object, has this format's columns."""
+        """Return whether the header, or the first object, has this format's columns."""
         first = next((line for line in head if line.strip()), "")
         if first.lstrip().startswith("{"):
             return set(COLUMNS) <= set(_object(first) or {})

@@ -1,14 +1,15 @@
 """A Slurm site's own history: ``sacct --allusers --parsable2 --format=JobID,User,Submit,Start,End,State,ElapsedRaw,
-AllocTRES,ReqTRES`` (more columns do not hurt; ``--duplicates`` shows requeued runs one by one).
+AllocTRES,ReqTRES`` (extra columns do no harm; ``--duplicates`` lists requeued runs separately).
 
 The duration is ``ElapsedRaw``, else ``End`` - ``Start``; GPUs are ``gres/gpu`` of ``AllocTRES``, else of ``ReqTRES``.
 A job on one MIG slice (``gres/gpu:a100_2g.10gb=1``) asks for such a slice; jobs on several slices, on a slice beside
-whole GPUs, or on a part of a card that has quarters (A30) are left out, and so are those on a share of a GPU alone
-(``gres/shard``, ``gres/mps``). The parts of a heterogeneous job (``801+0``, ``801+1``) that hold GPUs are one gang.
-Slurm prints local time: run it with ``SLURM_TIME_FORMAT=%FT%T%z`` so that the zone is stated, or with ``%s`` for
-seconds; without one, UTC.
-Job steps, jobs without a GPU, and jobs that have not ended are left out; whatever the state of the others, requeued,
-preempted, failed, cancelled or timed out, they held their GPUs for real. One JobID with another Start is another run.
+whole GPUs, or on a part of a card that is divided into quarters (A30) are left out, as are those that hold only a share
+of a GPU (``gres/shard``, ``gres/mps``). The parts of a heterogeneous job (``801+0``, ``801+1``) that hold GPUs are one
+gang. Slurm prints local time: run it with ``SLURM_TIME_FORMAT=%FT%T%z`` so that the zone is stated, or with ``%s`` for
+seconds; times without a zone are taken as UTC.
+Job steps, jobs without a GPU, and jobs that have not ended are left out; all others are kept whatever their state
+(requeued, preempted, failed, cancelled or timed out), because they really held their GPUs. The same JobID with another
+Start is another run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Sacct:
     name = "sacct"
 
     def matches(self, head: Sequence[str]) -> bool:
-        """Whether the header has this format's columns."""
+        """Return whether the header has this format's columns."""
         return set(COLUMNS) <= set(header_of(head))
 
     def read(self, lines: Iterable[str], jobs: Collector) -> None:
@@ -111,19 +112,19 @@ def _job(row: Row) -> RawJob:
 
 
 def _joined(first: RawJob, part: RawJob, name: str) -> RawJob:
-    """Return one gang of two parts that started together; its length keeps their GPU time."""
+    """Return two parts that started together as one gang; its length preserves their GPU time."""
     gpus = first.gpus + part.gpus
     duration_s = (first.gpus * first.duration_s + part.gpus * part.duration_s) / gpus
     return replace(first, id=name, gpus=gpus, duration_s=duration_s)
 
 
 def _entries(row: Row) -> str:
-    """Return the trackable resources that a row holds, or those that it asked for where only these have GPUs."""
+    """Return the trackable resources that a row was allocated, or those it requested if only these include GPUs."""
     return next((found for column in TRES if "gres/gpu" in (found := row.get(column, ""))), "")
 
 
 def gpus_of(row: Row) -> int:
-    """Return the GPUs of a row: ``gres/gpu=n``, or the sum of the typed ones where that is not there."""
+    """Return the GPUs of a row: ``gres/gpu=n``, or the sum of the typed entries if that is missing."""
     entries = _entries(row)
     plain = _PLAIN.search(entries)
     return int(plain[1] if plain else 0) or sum(int(count) for _, count in _TYPED.findall(entries))

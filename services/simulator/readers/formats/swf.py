@@ -1,4 +1,4 @@
-"""The Standard Workload Format of the Parallel Workloads Archive: 18 numbers a line, remarks behind a semicolon.
+"""The Standard Workload Format of the Parallel Workloads Archive: 18 numbers per line, comments after a semicolon.
 
 Fields used: 1 job number, 2 submission (s since ``UnixStartTime``), 4 run time (s), 5 allocated and 8 requested
 processors, 11 status, 12 user. -1 means unknown. Processors count as GPUs.
@@ -22,7 +22,7 @@ class Swf:
     name = "swf"
 
     def matches(self, head: Sequence[str]) -> bool:
-        """Whether the first line that is no remark has 18 numbers."""
+        """Return whether the first line that is not a comment has 18 numbers."""
         rows = [line.split() for line in head if line.strip() and not line.lstrip().startswith(";")]
         if not rows:
             return any(re.match(r"\s*;\s*(Version|UnixStartTime|MaxProcs)\s*:", line) for line in head)
