@@ -7,12 +7,12 @@ from services.core.domain.units import J_PER_KWH
 
 
 def carbon_gco2(energy_j: float, intensity_gco2_per_kwh: float, pue: float = 1.0) -> float:
-    """Return the emissions of some energy: ``energy * intensity * PUE``, gCO2.
+    """Return the emissions of an amount of energy: ``energy * intensity * PUE``, gCO2.
 
     Args:
         energy_j: Energy at the device, joules, >= 0.
-        intensity_gco2_per_kwh: Of the grid while it was used; a marginal signal may be negative.
-        pue: Energy of the facility per energy of its devices, >= 1. GREEN section 9 leaves it at 1.
+        intensity_gco2_per_kwh: Of the grid while the energy was used; a marginal signal may be negative.
+        pue: Facility energy over device energy, >= 1. GREEN section 9 leaves it at 1.
 
     Raises:
         DomainError: negative energy, or a PUE below 1.
@@ -25,15 +25,15 @@ def carbon_gco2(energy_j: float, intensity_gco2_per_kwh: float, pue: float = 1.0
 
 
 def relative_change(value: float, base: float) -> float | None:
-    """Return how far a figure is from a base, as a share of it; None if the base is not above 0.
+    """Return the change of a figure from a base, as a share of that base; None if the base is not above 0.
 
-    Against a negative base, as sums of marginal emissions can be, more would be shown as less.
+    With a negative base, which sums of marginal emissions can have, an increase would appear as a decrease.
     """
     return value / base - 1 if base > 0 else None
 
 
 def percent_change(value: float, base: float) -> str:
-    """Return ``relative_change`` in per cent with its sign, and ``-`` where there is none."""
+    """Return ``relative_change`` as a signed percentage, and ``-`` where there is none."""
     changed = relative_change(value, base)
     if changed is None or changed != changed:
         return "-"

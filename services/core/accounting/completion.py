@@ -20,9 +20,9 @@ class CompletionTimes:
 
 
 def completion_times(submitted_s: Floats, ended_s: Floats) -> CompletionTimes:
-    """Return mean and 99th percentile of the JCT: from submission to end, waiting and preemption included.
+    """Return the mean and 99th percentile JCT: from submission to end, including waiting and preemption.
 
-    The percentile interpolates linearly between order statistics. It is what reports call the tail.
+    The percentile interpolates linearly between order statistics. Reports call it the tail.
 
     Args:
         submitted_s: (n_jobs,) UTC seconds.

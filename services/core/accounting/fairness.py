@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 def jain_index(served: Iterable[float]) -> float:
-    """Return Jain's index, ``(sum x)^2 / (n * sum x^2)``: 1 where all are served alike, 1/n where one has all.
+    """Return Jain's index, ``(sum x)^2 / (n * sum x^2)``: 1 if all are served alike, 1/n if one gets everything.
 
-    NaN without anybody, and 1 where nobody has anything.
+    NaN if there is nobody, and 1 if nobody has anything.
 
     Args:
-        served: What each has had for its weight, in any unit, at least 0: here GPU time of tenants that had jobs
-            waiting, for one that wants no more is not served badly.
+        served: What each has received relative to its weight, in any unit, >= 0. Here: the GPU time of tenants that
+            had jobs waiting, since a tenant that wants no more is not served badly.
 
     Source: Jain, Chiu and Hawe, A Quantitative Measure of Fairness and Discrimination, DEC-TR-301, 1984.
     """

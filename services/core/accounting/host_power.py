@@ -1,4 +1,4 @@
-"""What a host draws beside its GPUs. Without NumPy: agents are installed without it."""
+"""Host power other than the GPUs'. Without NumPy, because agents are installed without it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from services.core.domain.errors import DomainError
 class CpuPowerModel:
     """CPU power as a piecewise linear function of utilisation, for hosts without a power meter.
 
-    GREEN refers to a published model of this shape and prints no coefficients; two points, idle and peak, are the
-    least it takes (``between``), and more can be measured per host.
+    GREEN refers to a published model of this shape but prints no coefficients. Two points, idle and peak, are the
+    minimum (``between``); more can be measured per host.
 
     Attributes:
         utilisation: (k,) shares of all cores in use, from 0 to 1, strictly increasing, k >= 2.
@@ -40,7 +40,7 @@ class CpuPowerModel:
         return cls((0.0, 1.0), (idle_w, peak_w))
 
     def at(self, utilisation: float) -> float:
-        """Return the power at a utilisation, watts; readings a little outside 0..1 count as the nearer end."""
+        """Return the power at a utilisation, watts; readings slightly outside 0..1 are clamped."""
         share = min(max(utilisation, 0.0), 1.0)
         upper = min(bisect_right(self.utilisation, share), len(self.utilisation) - 1)
         (x0, x1), (y0, y1) = self.utilisation[upper - 1 : upper + 1], self.power_w[upper - 1 : upper + 1]

@@ -1,10 +1,10 @@
-"""What a meter can have measured. Without NumPy: agents are installed without it.
+"""What a meter can have measured. Without NumPy, because agents are installed without it.
 
-No board or package draws more than its limit for longer than its control loop takes, so that every figure of a meter
-has a bound: ``E(t1, t2) = integral of P dt <= P_max (t2 - t1)``. What is beyond it, and what falls where no counter can
-have wrapped, was not measured, whatever the meter says. It is booked as modelled power x time, once: a counter that
-goes on where it was then counts for what it shows less what was modelled meanwhile. One that starts anew is believed
-from its second reading that fits its first.
+No board or package draws more than its limit for longer than its control loop takes to react, so every meter reading
+has a bound: ``E(t1, t2) = integral of P dt <= P_max (t2 - t1)``. An increase beyond it, or a decrease where no counter
+can have wrapped, was not measured, whatever the meter says. Modelled power x time is booked instead, and only once: if
+the counter later carries on from where it was, it counts for what it shows less what was modelled in the meantime. A
+counter that starts anew is believed from its second reading that is consistent with its first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHECK_FACTOR = 2.0
 
 
 class Fault(StrEnum):
-    """Why a reading is not taken for a measurement."""
+    """Why a reading is not accepted as a measurement."""
 
     RISE = "rise"
     """More than the hardware can draw in the time."""
@@ -47,11 +47,11 @@ class Fault(StrEnum):
 
 
 def board_most_w(model: str, limits_w: Sequence[float | None]) -> float:
-    """Return what a GPU's board can draw, watts.
+    """Return the most that a GPU's board can draw, watts.
 
     Args:
-        model: Its name; the peak of a known board counts where nobody says the highest limit that can be set.
-        limits_w: The limit in force, and the highest that can be set; None where that is not said.
+        model: Its name; the peak of a known board counts where a limit is not stated.
+        limits_w: The limit in force, and the highest that can be set; None where it is not stated.
     """
     known_w = [limit_w for limit_w in limits_w if limit_w is not None]
     if None in limits_w and (board := likeliest_gpu_model(model)) is not None:
@@ -64,30 +64,30 @@ class Bound:
     """What a meter's hardware can draw.
 
     Attributes:
-        most_w: On average over a second or more; finite and >= 0.
-        wraps_at_j: At which its counter starts again at 0; infinite for one that does not wrap.
+        most_w: The most on average over a second or more; finite and >= 0.
+        wraps_at_j: The value at which its counter starts again at 0; infinite for one that does not wrap.
     """
 
     most_w: float
     wraps_at_j: float = math.inf
 
     def allows(self, energy_j: float, elapsed_s: float) -> bool:
-        """Return whether this much can have been drawn in a time that was read with ``READ_SLACK_S``."""
+        """Return whether this much can have been drawn in a time that is known to within ``READ_SLACK_S``."""
         return 0 <= energy_j <= self.most_w * (max(elapsed_s, 0.0) + READ_SLACK_S)
 
     def rise_j(self, before_j: float, after_j: float) -> float:
-        """Return by how much a counter rose that wrapped at most once; below 0 if it fell for another reason."""
+        """Return how much a counter that wrapped at most once rose; below 0 if it fell for another reason."""
         rise_j = after_j - before_j
         return rise_j if rise_j >= 0 or math.isinf(self.wraps_at_j) else rise_j + self.wraps_at_j
 
     def clipped_w(self, power_w: float) -> float:
-        """Return a power that can be drawn; of one that is no number, 0."""
+        """Return the power clipped to what can be drawn; 0 if it is not a finite number."""
         return min(max(power_w, 0.0), self.most_w) if math.isfinite(power_w) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Booked:
-    """The energy since the reading before; it was measured if there is no fault."""
+    """The energy since the previous reading; it was measured if there is no fault."""
 
     energy_j: float
     fault: Fault | None = None
@@ -98,13 +98,13 @@ class Counter:
     """An energy counter between two readings.
 
     Attributes:
-        reading_j: The last that is believed.
+        reading_j: The last reading that is believed.
         read_at_s: When it was read, seconds of a clock that cannot be set.
-        at_s: When the last one was read, believed or not.
+        at_s: When the last reading was taken, believed or not.
         modelled_j: What was booked since ``read_at_s``.
         doubted_j: The last reading, if it is not believed.
-        spare_j: What may be drawn beyond ``most_w`` x time, because readings are not exact moments; it is used up once
-            and refilled by time, so that the sum of all that is booked keeps the bound.
+        spare_j: What may be drawn beyond ``most_w`` x time, because readings are not exact moments. It is used up once
+            and refilled over time, so that the sum of everything booked keeps to the bound.
     """
 
     reading_j: float
@@ -116,19 +116,19 @@ class Counter:
 
     @classmethod
     def first(cls, reading_j: float, at_s: float) -> Counter:
-        """Return the counter at its first reading, which tells no energy."""
+        """Return the counter at its first reading, which yields no energy."""
         return cls(reading_j, at_s, at_s)
 
 
 def advance(counter: Counter, bound: Bound, reading_j: float, at_s: float, modelled_w: float) -> tuple[Counter, Booked]:
-    """Return a counter after its next reading, and the energy since the one before.
+    """Return a counter after its next reading, and the energy since the previous one.
 
     Args:
-        counter: As it was.
+        counter: Its state before the reading.
         bound: What its hardware can draw.
         reading_j: What it shows.
-        at_s: When; a time before the last counts as that.
-        modelled_w: Mean power since the reading before by other means; what is beyond the bound is not counted.
+        at_s: When it was read; a time before the last reading counts as the time of that reading.
+        modelled_w: Mean power since the previous reading by other means; anything beyond the bound is not counted.
     """
     at_s = max(at_s, counter.at_s)
     elapsed_s, since_s = at_s - counter.at_s, at_s - counter.read_at_s
@@ -170,9 +170,9 @@ def advance(counter: Counter, bound: Bound, reading_j: float, at_s: float, model
 
 
 def sampled(bound: Bound, before_w: float, after_w: float, elapsed_s: float) -> Booked:
-    """Return the energy between two samples of power, by the trapezium rule; it is modelled where there is a fault.
+    """Return the energy between two power samples, by the trapezium rule; it is modelled where there is a fault.
 
-    A sample that the hardware cannot draw is replaced by the other one; if neither can be, by the bound.
+    A sample that the hardware cannot draw is replaced by the other one; if neither is possible, by the bound.
     """
     can = [power_w for power_w in (before_w, after_w) if 0 <= power_w <= bound.most_w]
     mean_w = sum(can) / len(can) if can else bound.most_w
@@ -181,16 +181,16 @@ def sampled(bound: Bound, before_w: float, after_w: float, elapsed_s: float) -> 
 
 
 def agrees(ratio: float) -> bool:
-    """Return whether a counter that shows this much of the integrated power may be used."""
+    """Return whether a counter with this ratio to the integrated power may be used."""
     return 1 / CHECK_FACTOR <= ratio <= CHECK_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
 class CounterCheck:
-    """A counter beside integrated power, from when an agent began; Zeus checks counters so before it uses them.
+    """An energy counter compared with integrated power since an agent began; Zeus checks counters this way before use.
 
     Attributes:
-        elapsed_s, counted_j, integrated_j: So far.
+        elapsed_s, counted_j, integrated_j: Totals so far.
         ratio: Counted over integrated energy, once it is known; None until then, and where nothing was drawn.
     """
 
@@ -201,11 +201,11 @@ class CounterCheck:
 
     @property
     def holds(self) -> bool:
-        """Whether the counter may be used: it agrees, or nobody knows yet."""
+        """Whether the counter may be used: it agrees, or the ratio is not known yet."""
         return self.ratio is None or agrees(self.ratio)
 
     def after(self, elapsed_s: float, counted_j: float, integrated_j: float) -> CounterCheck:
-        """Return the check after another pair of samples; it changes no more once the ratio is known."""
+        """Return the check after another pair of samples; it no longer changes once the ratio is known."""
         if self.ratio is not None:
             return self
         sums = CounterCheck(self.elapsed_s + elapsed_s, self.counted_j + counted_j, self.integrated_j + integrated_j)
@@ -216,11 +216,11 @@ class CounterCheck:
 
 
 def booked_j(reported_j: float, most_w: float, length_s: float) -> float:
-    """Return what is booked of what was reported of an interval: that, or the most that the hardware can draw in it.
+    """Return the energy to book for an interval: what was reported, or the most that the hardware can draw in it.
 
     Args:
         reported_j: Energy; finite and >= 0.
         most_w: What all of the hardware can draw.
-        length_s: Of the interval; below 0 counts as 0.
+        length_s: Length of the interval; below 0 counts as 0.
     """
     return reported_j if Bound(most_w).allows(reported_j, length_s) else most_w * max(length_s, 0.0)

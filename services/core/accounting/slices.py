@@ -1,7 +1,7 @@
-"""The energy of a GPU, split among its slices. Without NumPy: agents are installed without it.
+"""The energy of a GPU, split among its slices. Without NumPy, because agents are installed without it.
 
-A GPU that is cut has one energy counter. What its slices use of it is therefore an estimate, but it adds up: the parts
-are the whole.
+A GPU that is cut has one energy counter. What each slice uses is therefore an estimate, but the parts add up to the
+whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SliceUse:
     Attributes:
         sevenths: Its size.
         in_use: Whether work holds it.
-        activity: How busy its own multiprocessors were, 0 to 1; None where that is not measured.
+        activity: How busy its own multiprocessors were, 0 to 1; None if not measured.
     """
 
     sevenths: int
@@ -32,19 +32,20 @@ class SliceUse:
 
 
 def split_slice_energy(energy_j: float, idle_j: float, slices: Mapping[Key, SliceUse]) -> dict[Key, float]:
-    """Return the energy of each slice of a GPU, joules; together they are ``energy_j``.
+    """Return the energy of each slice of a GPU, joules; together they add up to ``energy_j``.
 
     What the GPU would have drawn idle is split by size over all its slices, so that a slice in use pays the same
-    whether or not its neighbours are let. What is above it is split among the slices in use: by measured activity times
-    size if all of them are measured and one was active, else by size. If none is in use, all of it is split by size.
+    whether or not its neighbours are in use. The rest is split among the slices in use: by measured activity times
+    size if all of them are measured and at least one was active, otherwise by size. If none is in use, all of it is
+    split by size.
 
     Args:
         energy_j: Of the whole GPU; finite and >= 0.
-        idle_j: What it would have drawn idle; no more than ``energy_j`` counts. 0 where it is not known.
+        idle_j: What it would have drawn idle, counted up to ``energy_j``; 0 if unknown.
         slices: By any key.
 
     Raises:
-        DomainError: an energy or an activity is no number in its range, or there is no slice.
+        DomainError: an energy or an activity is not a number in its range, or there is no slice.
     """
     if not (math.isfinite(energy_j) and energy_j >= 0 and math.isfinite(idle_j) and idle_j >= 0):
         raise DomainError("the energy of a GPU is a finite number of joules >= 0")

@@ -1,9 +1,9 @@
-"""How far a sum of the ledger can be from the truth: the half-width of its 90 % interval.
+"""How far a sum in the ledger can be from the truth: the half-width of its 90 % interval.
 
-Errors are taken as normal, relative to the figure, with the half-widths below. What shares an error is summed before it
-is squared, so that the half-width of a total is less than the sum of its parts'. An error is shared by all that one
-node metered, by all that was modelled or configured (one model, one configuration), and by all that one zone's provider
-priced. PUE is a stated figure, and exact. docs/method.md has the reasons.
+Errors are taken to be normal and relative to the figure, with the half-widths below. Amounts that share an error are
+summed before they are squared, so that the half-width of a total is less than the sum of its parts'. An error is shared
+by everything that one node metered, by everything that was modelled or configured (one model, one configuration), and
+by everything priced with one zone's intensities. PUE is a stated figure, and exact. docs/method.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GUESSED = 0.30
 
 
 class Cell(NamedTuple):
-    """What a sum has of one node in one zone; ``guessed_gco2`` was priced by no measured intensity."""
+    """What one node in one zone contributes to a sum; ``guessed_gco2`` was not priced by a measured intensity."""
 
     node_id: str
     zone: str
@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 
 
 class HalfWidths(NamedTuple):
-    """Halves of 90 % intervals."""
+    """Half-widths of 90 % intervals."""
 
     energy_j: float
     carbon_gco2: float
@@ -44,8 +44,8 @@ def half_widths(cells: Iterable[Cell]) -> HalfWidths:
     """Return how far the sums of energy and emissions can be from the truth, 9 times out of 10.
 
     Source: propagation of independent errors to first order, ``h(E)^2 = sum_n (h_m E_n)^2 + (h_s E_s)^2``, with ``E_n``
-    what node ``n`` metered and ``E_s`` what was modelled; the same of emissions, and for each zone the square of what
-    its intensities can be off.
+    what node ``n`` metered and ``E_s`` what was modelled; emissions likewise, plus, for each zone, the square of the
+    error of its intensities.
     """
     metered_j: dict[str, float] = defaultdict(float)
     metered_gco2: dict[str, float] = defaultdict(float)

@@ -1,7 +1,7 @@
 """The free blocks of nodes, kept sorted while gangs are placed, so that the next one is found without a search.
 
 A block is aligned: ``2**order`` devices that begin at a multiple of their number. A node is listed under the order of
-each of its free blocks that are in no larger one.
+each of its free blocks that is not part of a larger one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ ORDERS = MASK_BITS.bit_length()
 
 
 class FreeBlocks:
-    """Free blocks by order; of each order the first node is awake, then the fullest, then the first by index."""
+    """Free blocks by order; within an order, nodes that are awake come first, then the fullest, then by index."""
 
     def __init__(self, masks: Mapping[int, int], free_gpus: list[int], asleep: list[bool]) -> None:
-        """Take the free devices of the nodes that may be used, as bits, and of all nodes how many are free."""
+        """Take the free devices of the usable nodes as bit masks, and the number of free devices of all nodes."""
         self._masks = dict(masks)
         self._free_gpus, self._asleep = free_gpus, asleep
         self._queues: list[list[tuple[bool, int, int]]] = [[] for _ in range(ORDERS)]
@@ -31,7 +31,7 @@ class FreeBlocks:
             heapify(queue)
 
     def smallest(self, order: int) -> tuple[int, int] | None:
-        """Return node and first device of one of the smallest free blocks of at least ``2**order`` devices."""
+        """Return the node and first device of one of the smallest free blocks of at least ``2**order`` devices."""
         for each in range(order, ORDERS):
             queue = self._queues[each]
             while queue:
@@ -43,7 +43,7 @@ class FreeBlocks:
         return None
 
     def take(self, node: int, mask: int, gpus: int) -> None:
-        """Note that a gang has these devices of a node, so many of them."""
+        """Note that a gang takes these devices of a node, ``gpus`` in number."""
         if node not in self._masks or not gpus:
             return
         left = self._masks[node] = self._masks[node] & ~mask
@@ -62,7 +62,7 @@ _ALIGNED = [sum(1 << at for at in range(0, MASK_BITS, 1 << order)) for order in 
 
 @lru_cache(maxsize=1 << 14)
 def largest_blocks(mask: int) -> Mapping[int, int]:
-    """Return where the first free block of each order begins that is in no larger one; nothing for orders without."""
+    """Return, for each order, where the first free block begins that is not part of a larger one; no entry if none."""
     found: dict[int, int] = {}
     starts = mask
     for order in range(ORDERS):

@@ -1,10 +1,10 @@
 """Jobs that are bound to nodes, because their checkpoints are there and nowhere else.
 
-Such a job starts on these nodes, on all of them and in the order in which its gang had them, so that each rank finds
-its part where it was written; or it waits. ``run_cycle`` shows policies what it may still have: sizes that its nodes
-can hold, no GPU model while one of its nodes takes no work. ``reconcile`` counts what bound jobs get node by node
-(``NodeRoom``) and places them before all others. The policy's order decides who gets a node's GPUs, as anywhere; those
-that are free for a bound job which waits for the rest of them are kept for it.
+Such a job starts on exactly these nodes, all of them, in the order in which its gang had them, so that each rank finds
+its part where it was written; otherwise it waits. ``run_cycle`` shows policies what it may still have: the sizes that
+its nodes can hold, and no GPU model while one of its nodes takes no work. ``reconcile`` counts what bound jobs get node
+by node (``NodeRoom``) and places them before all others. As elsewhere, the policy's order decides who gets a node's
+GPUs; free ones are kept for a bound job that waits for the rest.
 
 Nothing here is used while no job is bound.
 """
@@ -40,7 +40,7 @@ _SHORT = frozenset(
 
 
 def show_bound(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with bound jobs at the sizes and on the GPU models that their nodes leave them."""
+    """Return the snapshot with bound jobs restricted to the sizes and GPU models that their nodes allow."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     low, high, eligible = jobs.min_gpus.copy(), jobs.max_gpus.copy(), jobs.eligible.copy()
     for job_id, on in snapshot.bound.items():
@@ -60,14 +60,14 @@ def show_bound(snapshot: Snapshot) -> Snapshot:
 
 
 def _units(snapshot: Snapshot, job_id: JobId) -> Bools:
-    """Return the slices that a job may have by the node to which it is bound: (n_slice_units,)."""
+    """Return which slices a job may have, given the node to which it is bound: (n_slice_units,)."""
     on, ids = snapshot.bound.get(job_id), snapshot.nodes.ids
     here = (on is None or (ids[unit.node],) == on for unit in snapshot.slice_units)
     return np.fromiter(here, np.bool_, len(snapshot.slice_units))
 
 
 def _sizes(snapshot: Snapshot, job: int, on: Sequence[NodeId]) -> tuple[int, int] | None:
-    """Return the smallest and the largest gang that a job can have on its nodes; None: they take none."""
+    """Return the smallest and the largest gang that a job can have on its nodes; None if they cannot take it."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     rows = [nodes.index[node_id] for node_id in on if node_id in nodes.index]
     if len(rows) < len(on) or not nodes.schedulable[rows].all() or len(set(nodes.gpu_model[rows].tolist())) > 1:
@@ -82,7 +82,7 @@ def _sizes(snapshot: Snapshot, job: int, on: Sequence[NodeId]) -> tuple[int, int
 
 
 def with_bound_reasons(snapshot: Snapshot, plan: Plan) -> Plan:
-    """Return the plan in which bound jobs that wait for their nodes say so."""
+    """Return the plan with the reasons of bound jobs that wait for their nodes replaced accordingly."""
 
     def explained(action: Action) -> Action:
         if not isinstance(action, Hold) or (on := snapshot.bound.get(action.job_id)) is None:
@@ -98,7 +98,7 @@ def with_bound_reasons(snapshot: Snapshot, plan: Plan) -> Plan:
 
 
 def why_not_there(snapshot: Snapshot, job_id: JobId, on: Sequence[NodeId]) -> Reason | None:
-    """Return why a job cannot start on the nodes to which it is bound, however free they are; None: it can."""
+    """Return why a job cannot start on the nodes to which it is bound, however free they are; None if it can."""
     nodes, job = snapshot.nodes, snapshot.jobs.index.get(job_id)
     if any(node_id not in nodes.index for node_id in on):
         return Reason.CHECKPOINT_NODE_AWAY
@@ -110,7 +110,7 @@ def why_not_there(snapshot: Snapshot, job_id: JobId, on: Sequence[NodeId]) -> Re
 
 
 def check_bound(snapshot: Snapshot, starts: Iterable[Start]) -> None:
-    """Raise unless bound jobs start where they are bound to.
+    """Raise unless bound jobs start on the nodes to which they are bound.
 
     Raises:
         PlanError: naming the job.
@@ -123,7 +123,7 @@ def check_bound(snapshot: Snapshot, starts: Iterable[Start]) -> None:
 
 
 def is_bound_elsewhere(snapshot: Snapshot, job_id: JobId, placement: Placement) -> bool:
-    """Whether a job may not start there, because it is bound to other nodes."""
+    """Whether a job may not start there because it is bound to other nodes."""
     on = snapshot.bound.get(job_id)
     return on is not None and on != tuple(share.node_id for share in placement.shares)
 
@@ -141,18 +141,18 @@ def _named(on: Sequence[NodeId]) -> str:
 
 
 class NodeRoom:
-    """What is left, as a ranking is filled, of the GPUs of nodes to which jobs are bound.
+    """What is left of the GPUs of nodes to which jobs are bound, as a ranking is filled.
 
-    Bound jobs claim GPUs of their nodes; other jobs claim none, since they are placed last and anywhere. But what
-    runs on such a node, and goes on there, has its GPUs of it.
+    Bound jobs claim GPUs of their nodes; other jobs claim none, since they are placed last and anywhere. But a job that
+    already runs on such a node and continues there keeps its GPUs.
 
     Attributes:
-        shares: Where each bound job starts: (node, how many), in the order of its nodes.
+        shares: Where each bound job starts: (node, number of GPUs), in the order of its nodes.
         kept_back: Free devices that nothing else may get in this round, by node.
     """
 
     def __init__(self, snapshot: Snapshot, *, reclaims: bool) -> None:
-        """Count what is obtainable; ``reclaims``: with what jobs hold that may be stopped."""
+        """Count the GPUs to be had; with ``reclaims`` including those of jobs that may be stopped."""
         jobs, nodes = snapshot.jobs, snapshot.nodes
         index = nodes.index
         self.shares: dict[int, list[tuple[int, int]]] = {}
@@ -181,39 +181,39 @@ class NodeRoom:
                 self._held[job] = held
 
     def is_bound(self, job: int) -> bool:
-        """Whether a job is bound to nodes that are there."""
+        """Whether a job is bound to nodes that are present."""
         return job in self._on
 
     def fits(self, job: int, gpus: int) -> bool:
-        """Whether a job's nodes have as many left, free or not; always of one that is not bound."""
+        """Whether a job's nodes have this many GPUs left, free or not; always true for a job that is not bound."""
         return job not in self._on or self._spread(self._on[job], gpus, self._room) is not None
 
     def keeps(self, job: int) -> bool:
-        """Whether what a running job holds on such nodes is not claimed by those before it."""
+        """Whether the GPUs that a running job holds on such nodes are not claimed by jobs ranked before it."""
         return all(self._room[node] >= gpus for node, gpus in self._held.get(job, ()))
 
     def keep(self, job: int) -> None:
-        """Count what a running job goes on with."""
+        """Count the GPUs that a running job keeps."""
         for node, gpus in self._held.get(job, ()):
             self._room[node] -= gpus
 
     def claim(self, job: int, gpus: int) -> None:
-        """Count what a bound job is to have of its nodes, now or later."""
+        """Count the GPUs that a bound job gets on its nodes, now or later."""
         for node, count in (self._spread(self._on[job], gpus, self._room) or ()) if job in self._on else ():
             self._room[node] -= count
 
     def has_free(self, job: int, gpus: int) -> bool:
-        """Whether as many GPUs of its nodes are free for a bound job."""
+        """Whether a bound job's nodes have this many free GPUs."""
         return self._spread(self._on[job], gpus, self._free) is not None
 
     def start(self, job: int, gpus: int) -> None:
-        """Give a bound job free GPUs of its nodes, which there are."""
+        """Give a bound job free GPUs of its nodes; there must be enough."""
         self.shares[job] = self._spread(self._on[job], gpus, self._free) or []
         for node, count in self.shares[job]:
             self._free[node] -= count
 
     def keep_back(self, job: int, gpus: int, most: int) -> int:
-        """Keep free GPUs of its nodes for a bound job that waits for more, ``most`` at most; return how many."""
+        """Keep free GPUs of its nodes for a bound job that waits for more, at most ``most``; return how many."""
         kept = 0
         for node in self._on[job]:
             count = min(self._free.get(node, 0), gpus - kept, most - kept)
@@ -223,7 +223,7 @@ class NodeRoom:
         return kept
 
     def place(self, job: int, free: FreeDevices) -> Placement:
-        """Take the devices of a bound job that starts; on one node in the smallest block that has as many."""
+        """Take the devices of a bound job that starts; on a single node, from the smallest block that suffices."""
         shares = self.shares[job]
         if len(shares) > 1:
             return free.take(shares)
@@ -232,7 +232,7 @@ class NodeRoom:
 
     @staticmethod
     def _spread(on: Sequence[int], gpus: int, left: Mapping[int, int]) -> list[tuple[int, int]] | None:
-        """Return how many GPUs of each node a gang has, at least one of each; None where there are not as many."""
+        """Return how many GPUs a gang gets on each node, at least one on each; None if there are not enough."""
         has = [left.get(node, 0) for node in on]
         if min(has) < 1 or sum(has) < gpus or gpus < len(on):
             return None
@@ -247,11 +247,11 @@ class NodeRoom:
 class Widening:
     """How far bound jobs may grow together on their nodes, for policies that share out the GPUs of all nodes.
 
-    What is left of each node is what neither the smallest gangs of the jobs that are bound to it have, nor other jobs.
+    What is left of each node is what is taken neither by the smallest gangs of the jobs bound to it nor by other jobs.
     """
 
     def __init__(self, snapshot: Snapshot, which: Ints, gpus: Ints) -> None:
-        """Take the bound jobs among these with the GPUs that each has to have: (n_which,) both."""
+        """Take the bound jobs among these, each with its minimum number of GPUs: both (n_which,)."""
         jobs, nodes = snapshot.jobs, snapshot.nodes
         self._on: dict[int, list[int]] = {}
         self._left: dict[int, int] = {}
@@ -273,11 +273,11 @@ class Widening:
                     self._left[node] -= len(share.devices)
 
     def allows(self, job: int, more: int) -> bool:
-        """Whether the job's nodes have as many GPUs left; always of one that is not bound."""
+        """Whether the job's nodes have this many more GPUs left; always true for a job that is not bound."""
         return job not in self._on or sum(max(self._left[node], 0) for node in self._on[job]) >= more
 
     def take(self, job: int, more: int) -> None:
-        """Count as many more of a job's nodes."""
+        """Count this many more GPUs of a job's nodes as taken."""
         on = self._on.get(job, ())
         for at, node in enumerate(on):
             count = more if at == len(on) - 1 else min(max(self._left[node], 0), more)

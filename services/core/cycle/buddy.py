@@ -1,14 +1,14 @@
 """Buddy placement: gangs in aligned blocks of powers of two, so that free devices stay in large blocks.
 
 A node's devices form blocks of 1, 2, 4, ... devices, each beginning at a multiple of its size; two neighbours of one
-size are buddies and together a block of the next. A gang of up to a node gets the first devices of one free block, and
-of all free blocks one of the smallest that suffice. A wider gang gets whole empty nodes, the largest first, and a block
-for what is left of it on a node where no other gang spans nodes: at most one gang on a node does.
+size are buddies and together form a block of the next size. A gang no larger than a node gets the first devices of one
+of the smallest free blocks that suffice. A wider gang gets whole empty nodes, the largest first, and for the remainder
+a block on a node that no other such gang uses: a node holds at most one gang that spans nodes.
 
 Gangs of powers of two on nodes of powers of two thus never share a block and never overlap. A gang of another size
 takes a block of the next power of two, or a whole node, and leaves the end of it to others.
 
-A gang waits where no block is free, even if as many single devices are. ``policies.powerflow.migration`` moves jobs
+A gang waits if no block is free, even if enough single devices are. ``policies.powerflow.migration`` moves jobs
 together where that pays.
 
 Source: PowerFlow section 5.3; Zhao et al., HiveD, OSDI'20.
@@ -28,7 +28,7 @@ from services.core.domain.placement import Placement
 def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
     """Place a gang in one block, or on whole nodes and one block; see the module.
 
-    Of equal blocks, one on a node that is awake, then on the fullest node, then on the first.
+    Among equal blocks, prefer one on a node that is awake, then on the fullest node, then on the first.
     """
     del job
     nodes = snapshot.nodes
@@ -62,7 +62,7 @@ def buddy(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDev
 
 
 def free_blocks(masks: Ints, order: int) -> Ints:
-    """Return where free aligned blocks of ``2**order`` devices begin: (n_nodes,) bit masks to the same.
+    """Return where free aligned blocks of ``2**order`` devices begin, as bit masks: (n_nodes,) to (n_nodes,).
 
     Args:
         masks: Bit ``d`` is set where device ``d`` is free.
@@ -77,7 +77,7 @@ def free_blocks(masks: Ints, order: int) -> Ints:
 def _block(
     snapshot: Snapshot, usable: Bools, gpus: int, free: FreeDevices, *, spans: bool
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Return node and devices for a gang, or the rest of one that spans nodes, from the smallest free block."""
+    """Return a node and devices from the smallest free block, for a gang or the remainder of one that spans nodes."""
     nodes, order = snapshot.nodes, (gpus - 1).bit_length()
     candidates = usable & (free.count >= gpus)
     if spans:

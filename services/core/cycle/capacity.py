@@ -13,12 +13,12 @@ from services.core.domain.arrays import Bools, Ints
 
 
 class Capacity:
-    """Devices on schedulable nodes, and who has them.
+    """Devices on schedulable nodes, and who holds them.
 
     Attributes:
-        total: (n_gpu_models,) all devices of each model.
+        total: (n_gpu_models,) number of devices of each model.
         free: Devices that no job holds, by model.
-        releasing: Devices of jobs that are stopping, by model; soon free.
+        releasing: Devices of jobs that are stopping, by model; they will soon be free.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -42,12 +42,12 @@ class Capacity:
 
     @property
     def room(self) -> list[int]:
-        """Devices available without stopping any job, now or soon, by model."""
+        """Devices available now or soon without stopping any job, by model."""
         return [free + soon for free, soon in zip(self.free, self.releasing, strict=True)]
 
     @property
     def model(self) -> Ints:
-        """(n_jobs,) GPU model of what the job holds, -1 where it holds nothing on a known node."""
+        """(n_jobs,) GPU model of the devices the job holds, -1 if it holds none on a known node."""
         return self._located[0]
 
     @property
@@ -59,7 +59,7 @@ class Capacity:
     def movable(self) -> Bools:
         """(n_jobs,) False for a job that is, even in part, on a drained or unknown node.
 
-        Such a job is never resized, since it could not come back there.
+        Such a job is never resized, since it could not be placed there again.
         """
         return self._located[2]
 

@@ -1,6 +1,6 @@
 """Greedy filling: who gets capacity, in rank order, per GPU model and within tenant quotas.
 
-The loop visits jobs one by one because each choice changes what is left; it works on plain lists, which a Python loop
+The loop visits jobs one by one because each choice changes what is left. It works on plain lists, which a Python loop
 reads several times faster than arrays, and it ends when nothing is left to give.
 """
 
@@ -27,7 +27,7 @@ BITS: Ints = np.int64(1) << np.arange(63, dtype=np.int64)
 
 @plain_members
 class Verdict(IntEnum):
-    """What filling decides about a ranked job."""
+    """What filling decides for a ranked job."""
 
     KEEP = 0
     """Continues as it is."""
@@ -74,12 +74,12 @@ class Ranked:
 
     @cached_property
     def gpus(self) -> Ints:
-        """Sizes now, 0 for a queued job."""
+        """Present sizes, 0 for a queued job."""
         return self._table.gpus[self.jobs]
 
     @cached_property
     def model(self) -> Ints:
-        """GPU model the job sits on, or -1."""
+        """GPU model of the devices the job holds, or -1."""
         return self._capacity.model[self.jobs]
 
     @cached_property
@@ -89,31 +89,31 @@ class Ranked:
 
     @cached_property
     def resizable(self) -> Bools:
-        """Whether the job may be restarted at another size."""
+        """Whether the job may be restarted at a different size."""
         return (self.phase == RUNNING) & self._capacity.movable[self.jobs]
 
     def waiting(self) -> Ints | None:
-        """Return the positions of jobs without devices, or about to be without; None: of all."""
+        """Return the positions of jobs that have no devices or are about to lose them; None if that is all of them."""
         waits = (self.phase == QUEUED) | (self.phase == PREEMPTING)
         return None if waits.all() else np.flatnonzero(waits)
 
     def movable(self) -> Ints:
-        """Return the positions of all jobs but those that run and may not be preempted."""
+        """Return the positions of all jobs except those that are running and may not be preempted."""
         waiting = (self.phase == QUEUED) | (self.phase == PREEMPTING)
         return np.flatnonzero(waiting | self._table.preemptible[self.jobs])
 
     def unfilled(self) -> Ints:
-        """Return the verdicts if there is no capacity: (n_ranked,)."""
+        """Return the verdicts as they are when there is no capacity: (n_ranked,)."""
         waits = np.where(self.models == 0, NOWHERE, SHORT)
         runs = np.where(self.held > 0, OUT, KEEP)
         return np.where(self.phase == QUEUED, waits, np.where(self.phase == PREEMPTING, KEEP, runs))
 
 
 class Quota:
-    """GPUs by tenant: the most each may hold, what it holds now, and what it will hold as the ranking is filled."""
+    """GPUs by tenant: the most each may hold, what it holds now, and what it will hold once the ranking is filled."""
 
     def __init__(self, snapshot: Snapshot, *, all_runs_on: bool) -> None:
-        """Count what is held; ``all_runs_on`` is False where preemptible jobs are yet to be ranked."""
+        """Count what is held; ``all_runs_on`` is False if preemptible jobs are yet to be ranked."""
         jobs = snapshot.jobs
         self._limits = snapshot.tenant_gpu_quota
         self._tenants = jobs.tenants
@@ -126,7 +126,7 @@ class Quota:
                 self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
 
     def allows(self, job: int, gpus: int) -> bool:
-        """Whether the job's tenant may have that many more, after what was claimed before."""
+        """Whether the job's tenant may have this many more GPUs, given what was claimed before."""
         tenant = self._tenants[job]
         limit = self._limits.get(tenant)
         return limit is None or self._claimed.get(tenant, 0) + gpus <= limit
@@ -137,7 +137,7 @@ class Quota:
         self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
 
     def take_now(self, job: int, gpus: int) -> bool:
-        """Count GPUs the job holds from now on; False where its tenant must release some first."""
+        """Count GPUs the job holds from now on; False if its tenant must release some first."""
         tenant = self._tenants[job]
         limit = self._limits.get(tenant)
         held = self._held.get(tenant, 0) + gpus
@@ -150,8 +150,9 @@ class Quota:
 class Filler:
     """Gives out capacity, best rank first.
 
-    Starts and waits for a release draw on the same room; only starts draw on what is free now. So a job may start on a
-    free device although a better-ranked gang waits, as long as the devices being released cover that gang.
+    Jobs that start and jobs that wait for a release draw on the same room, but only starts draw on what is free now. So
+    a job may start on a free device although a better-ranked gang waits, as long as the devices being released cover
+    that gang.
 
     Attributes:
         starts: (position, GPU model) of each start, in rank order.
@@ -170,7 +171,7 @@ class Filler:
     ) -> None:
         """Take the obtainable devices of each model, and how many of them are free now: (n_gpu_models,).
 
-        ``bound`` has those of the nodes to which jobs are bound, if any is.
+        ``bound`` counts those of the nodes to which jobs are bound, if there are any.
         """
         self._ranked = ranked
         self._room = room.copy()
@@ -193,7 +194,7 @@ class Filler:
         return codes
 
     def fill(self, positions: Ints | None = None) -> None:
-        """Visit these positions of the ranking (None: all), ascending, until no capacity is left."""
+        """Visit these positions of the ranking (None: all), in ascending order, until no capacity is left."""
         if not self._left and self._quota is None:
             return
         ranked = self._ranked
@@ -215,10 +216,10 @@ class Filler:
                     self._given[position] = OVER_QUOTA
 
     def _keep_first(self, positions: Ints) -> Ints:
-        """Keep jobs that run at their sizes, as long as there is room; return the other positions.
+        """Keep jobs that run at the size they should have, as long as there is room; return the other positions.
 
-        Those are the jobs ranked first, and where there is room for all that every job wants, all of them. That is what
-        ``_keep`` does one by one, of one GPU model and without quotas: most jobs of most active rounds.
+        Those are the jobs ranked first or, where there is room for all that every job wants, all of them. The result is
+        what ``_keep`` would decide one by one, for one GPU model and no quotas, as in most jobs of most active rounds.
         """
         ranked = self._ranked
         phase, held, wanted = ranked.phase[positions], ranked.held[positions], ranked.wanted[positions]
@@ -233,7 +234,7 @@ class Filler:
         return positions[~keeps]
 
     def _keep(self, position: int, job: int, wanted: int, models: int) -> None:
-        """Keep a running job, at its new size if that fits, else at the present one, else not at all."""
+        """Keep a running job, at its new size if that fits, else at its present size, else not at all."""
         ranked, quota, bound = self._ranked, self._quota, self.bound
         model, held, gpus = ranked.model.item(position), ranked.held.item(position), ranked.gpus.item(position)
         if model < 0 or not held:
@@ -263,7 +264,7 @@ class Filler:
             quota.claim(job, gpus)
 
     def _admit(self, position: int, job: int, queued: bool, wanted: int, models: int) -> None:
-        """Let a waiting job start or claim, on the model with free devices, then the most room, then the first."""
+        """Let a waiting job start or claim: on the model with free devices, then with the most room, then the first."""
         quota = self._quota
         if quota is not None and not quota.allows(job, wanted):
             if queued:
@@ -321,7 +322,7 @@ class Filler:
 
 
 def _rows(ranked: Ranked, positions: Ints | None) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield position, job, phase, size and models of these positions (None: all); capacity often ends soon."""
+    """Yield position, job, phase, size and models for these positions (None: all); callers often stop early."""
     columns = (ranked.jobs, ranked.phase, ranked.wanted, ranked.models)
     if positions is None:
         positions = np.arange(ranked.jobs.size)

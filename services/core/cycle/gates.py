@@ -1,8 +1,8 @@
-"""Which queued jobs must not start yet: those that depend on others, tasks beyond the limit of their array, those that
-pause as they ended soon after each of their last starts, and those that their engine does not start.
+"""Which queued jobs must not start yet: those that depend on others, tasks beyond their array's limit, those that pause
+because they ended soon after each of their last starts, and those that their engine does not start.
 
-They are left out of snapshots, so that no policy can start them and none has to know of arrays and dependencies. The
-live scheduler and the simulator both decide by this module.
+They are left out of snapshots, so that no policy can start them and none needs to know about arrays and dependencies.
+Both the live scheduler and the simulator use this module to decide.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Need:
     """A dependency of a job or, if ``dependent`` is an array's id, of each of its tasks.
 
     Attributes:
-        dependent: What depends.
+        dependent: The job or array that depends.
         needed: The job or array it depends on.
-        condition: How that must have ended.
-        name: What people call it.
-        ends: How far it is.
+        condition: How ``needed`` must have ended.
+        name: The name users gave ``needed``.
+        ends: How far ``needed`` has got.
     """
 
     dependent: str
@@ -50,22 +50,22 @@ class Need:
         return verdict(self.condition, self.ends)
 
     def words(self) -> str:
-        """Return what the dependent waits for, or why it never starts."""
+        """Return what the dependent waits for, or why it can never start, in words."""
         sentences = NEVER_MET if self.verdict is Verdict.IMPOSSIBLE else WAITS_FOR
         return sentences[self.condition].format(name=f"{self.name} ({self.needed})")
 
 
 @dataclass(frozen=True, slots=True)
 class GatedJob:
-    """A queued job that may have to wait, or one that holds GPUs and counts for the limit of its array.
+    """A queued job that may have to wait, or one that holds GPUs and counts towards its array's limit.
 
     Attributes:
         id: Unique.
-        array: Its array's id; None of a single job.
+        array: Its array's id; None for a single job.
         index: Its index in the array.
         holds_gpus: Whether it has a gang, even one that is stopping.
         has_run: Whether it ever had one: a task that was preempted keeps its turn.
-        blocked: Why its engine does not start it, whatever GPUs are free; empty where nothing but GPUs is missing.
+        blocked: Why its engine does not start it, whatever GPUs are free; empty if only GPUs are missing.
         paused: Until when it pauses before it starts again, in words; empty if it does not.
     """
 
@@ -90,11 +90,11 @@ class Withheld:
 def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterable[Need]) -> list[Withheld]:
     """Return the jobs that must not start now, in their order.
 
-    Of an array with a limit, as many queued tasks may start as the limit leaves beside those that hold GPUs: first
-    those that ran before, then those of the lowest indices.
+    In an array with a limit, queued tasks may start up to the limit less the tasks that hold GPUs: first those that ran
+    before, then those with the lowest indices.
 
     Args:
-        jobs: All that hold GPUs or are queued; the others do not matter.
+        jobs: All that hold GPUs or are queued; others do not matter.
         limits: The most tasks of an array that may hold GPUs at once, for arrays that have such a limit.
         needs: The dependencies of these jobs and their arrays.
     """
@@ -126,19 +126,19 @@ def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterabl
 
 
 def blocked_words(blocked: str) -> str:
-    """Return why a job waits that its engine does not start."""
+    """Return why a job that its engine does not start is waiting."""
     return f"Its engine does not start it: {blocked}."
 
 
 def limit_words(limit: int) -> str:
-    """Return why a task beyond its array's limit waits."""
+    """Return why a task beyond its array's limit is waiting."""
     return f"At most {limit} task{'' if limit == 1 else 's'} of its array may run at once."
 
 
 def never_met(needs: Sequence[Need]) -> dict[str, Need]:
     """Return the dependents that can never start, each with the dependency that prevents it.
 
-    They will be cancelled, so that what depends on them is decided as if they were.
+    They will be cancelled, so anything that depends on them is decided as if they already were.
     """
     dependents: dict[str, list[Need]] = defaultdict(list)
     for need in needs:

@@ -1,13 +1,13 @@
 """Placing by the job's graph: servers as A-SRPT's Algorithm 1 picks them, replicas by Heavy-Edge or better.
 
-A job that would lose much where it is spread (``COMM_HEAVY``) gets the fewest nodes; any other gang takes the nodes
-with the fewest free devices first, and so leaves whole nodes to those. A tensor group never leaves a node: a gang whose
-groups do not fit waits. ``refined`` also times gangs of the first kind on nodes with room to spare, for even shares of
-more nodes can beat uneven ones of fewer. ``first-fit`` takes the first nodes with free devices whatever the job: the
-paper's baselines have A-SRPT's mapping of replicas, and not its choice of servers.
+A job that would lose much by being spread (``COMM_HEAVY``) gets the fewest nodes; any other gang takes the nodes with
+the fewest free devices first, and so leaves whole nodes to such jobs. A tensor group never spans nodes: a gang whose
+groups do not fit waits. ``refined`` also times gangs of the first kind on nodes with room to spare, because even shares
+of more nodes can beat uneven ones of fewer. ``first-fit`` takes the first nodes with free devices whatever the job: the
+paper's baselines use A-SRPT's mapping of replicas, but not its choice of servers.
 
-A job without a graph is pure data parallelism of a model of ``UNKNOWN_PARAMETER_BYTES``. Nodes stand in a placement
-in the order of the first replica they hold, so that ranks, which are numbered in that order, follow the stages.
+A job without a graph is taken as pure data parallelism of a model of ``UNKNOWN_PARAMETER_BYTES``. A placement lists
+nodes in the order of the first replica they hold, so that ranks, which are numbered in that order, follow the stages.
 
 Source: A-SRPT section IV-C, lines 8 to 23 of Algorithm 1.
 """
@@ -62,13 +62,13 @@ def heavy_edge_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, 
 
 
 def refined_placing(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    """Place a gang so that its iterations are no longer than with the paper's placement; see the module."""
+    """Place a gang so that its iterations take no longer than with the paper's placement; see the module."""
     return place_by_graph(snapshot, job, gpus, gpu_model, free, method=Method.REFINED)
 
 
 @dataclass(frozen=True)
 class Seats:
-    """Where a gang would sit: (node, how many GPUs) in the order of the first replica there, and its iteration time."""
+    """Where a gang would sit: (node, GPU count) in the order of the first replica there, and its iteration time."""
 
     shares: tuple[tuple[int, int], ...]
     time_s: float
@@ -77,7 +77,7 @@ class Seats:
 def seats(
     node_model: Ints, mapper: Mapper, gpu_model: int, count: Ints, method: Method, servers: Servers
 ) -> Seats | None:
-    """Return the seats of a gang; None: its tensor groups do not fit whole.
+    """Return the seats of a gang; None if its tensor groups do not fit whole.
 
     Args:
         node_model: (n_nodes,) the GPU model of each node.
@@ -85,7 +85,7 @@ def seats(
         gpu_model: The model it gets.
         count: (n_nodes,) free devices.
         method: How replicas are mapped.
-        servers: Which it is offered first. On the fullest it gets the fewest nodes, and one alone if that holds it.
+        servers: Which it is offered first. On the fullest it gets the fewest nodes, and a single one if that holds it.
     """
     gpus = mapper.graph.gpus
     nodes = np.flatnonzero((node_model == gpu_model) & (count > 0))
@@ -126,7 +126,7 @@ def place_by_graph(
         snapshot, job, gpus, gpu_model, free: As for a ``Placer``.
         method: How replicas are mapped.
         comm_heavy: As for ``servers_for``.
-        accepts: Whether a communication-heavy gang takes the seats it is offered; None: it does.
+        accepts: Whether a communication-heavy gang takes the seats it is offered; None if it always does.
     """
     if gpus == 1:
         return consolidated(snapshot, job, gpus, gpu_model, free)
@@ -140,15 +140,15 @@ def place_by_graph(
 
 @lru_cache(maxsize=1 << 12)
 def mapper_of(graph: JobGraph | None, gpus: int, network: Network) -> Mapper:
-    """Return the mapper of a job at a gang size; ``graph``: None where nothing is known of it."""
+    """Return the mapper of a job at a gang size; ``graph`` is None where nothing is known about it."""
     return Mapper(data_parallel(gpus, UNKNOWN_PARAMETER_BYTES) if graph is None else graph.sized(gpus), network)
 
 
 @lru_cache(maxsize=1 << 12)
 def extremes_s(mapper: Mapper) -> tuple[float, float]:
-    """Return the best estimate of the iteration time and the worst, ``alpha~min`` and ``alpha_max``.
+    """Return the estimated best and worst iteration times, ``alpha~min`` and ``alpha_max``.
 
-    Both are infinite where a tensor group fits no server.
+    Both are infinite if a tensor group fits no server.
     """
     if int(mapper.graph.size.max()) > mapper.model.network.server_gpus:
         return np.inf, np.inf
@@ -163,13 +163,13 @@ def servers_for(mapper: Mapper, comm_heavy: float = COMM_HEAVY) -> Servers:
 
 @lru_cache(maxsize=1 << 14)
 def _found(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int) -> Seats | None:
-    """Return how many GPUs each server gives; None: the gang waits.
+    """Return how many GPUs each server gives; None if the gang waits.
 
     Args:
         mapper: Of the job.
         counts: Free GPUs, in the order in which servers are taken.
         method: How replicas are mapped.
-        spare: Servers beyond the necessary ones that may be used where that is faster.
+        spare: Servers beyond the necessary ones that may be used if that is faster.
     """
     width = mapper.narrowest
     room = np.array(counts, dtype=np.int64) // width * width

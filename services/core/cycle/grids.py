@@ -1,12 +1,12 @@
-"""Which grid each job draws from, where the nodes of a cluster lie in several zones.
+"""Which grid each job draws from, when the nodes of a cluster lie in several zones.
 
-A job that holds GPUs draws from the zones of their nodes, by its share of GPUs in each. Where a waiting job will run is
-not known, because placers do not consider zones. It is assumed to draw from all nodes that accept work and whose GPUs
-it may use, by their numbers of GPUs, free or not. That does not change with every start and end elsewhere, so that a
-job that waits for a certain hour keeps waiting for it.
+A job that holds GPUs draws from the zones of their nodes, in proportion to its GPUs in each. Where a waiting job will
+run is not known, because placers do not consider zones. It is assumed to draw from all nodes that accept work and whose
+GPUs it may use, in proportion to their numbers of GPUs, free or not. That does not change with every start and end
+elsewhere, so a job that waits for a certain hour keeps waiting for it.
 
-Where a job draws from several grids, its curve is their mean by its shares. In a cluster of one zone every job has the
-curve of that zone itself, and nothing here takes time.
+A job that draws from several grids has the mean of their curves, weighted by its shares. In a cluster with one zone
+every job has the curve of that zone itself, and nothing here takes time.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True)
 class JobCurves:
-    """The curves that some jobs draw by.
+    """The carbon curves by which some jobs draw power.
 
     Attributes:
-        curves: Each curve once.
+        curves: Each distinct curve.
         of: (n_jobs,) index into ``curves``; None: every job has the first.
     """
 
@@ -48,10 +48,10 @@ class JobCurves:
         return np.array([figure(curve) for curve in self.curves])[self.of]
 
     def by_curve(self, answer: Callable[[CarbonCurve, Any], NDArray[Scalar]]) -> NDArray[Scalar]:
-        """Return what ``answer`` says of all jobs: (n_jobs,).
+        """Return the values of ``answer`` for all jobs: (n_jobs,).
 
         Args:
-            answer: Called for each curve, with what picks its jobs' rows out of a column: (n_jobs,) to (n_rows,).
+            answer: Called with each curve and an index that selects its jobs' rows of a column: (n_jobs,) to (n_rows,).
         """
         if self.of is None:
             return answer(self.curves[0], slice(None))
@@ -70,7 +70,7 @@ def eligible_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
 
 
 def present_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
-    """Return the curves that each of these jobs draws by: its nodes', or the eligible ones' if it holds none."""
+    """Return the curves that each of these jobs draws by: its nodes', or the eligible ones' if it holds no GPUs."""
     if len(snapshot.outlooks) == 1 or not which.size:
         return _of_first(snapshot)
     nodes, gpus = snapshot.nodes, _eligible_gpus(snapshot, which)
@@ -87,7 +87,7 @@ def present_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
 
 
 def cluster_intensity(snapshot: Snapshot) -> float:
-    """Return the intensity now, gCO2/kWh; of several zones the mean by their nodes' GPUs."""
+    """Return the present intensity, gCO2/kWh; with several zones, their mean weighted by their nodes' GPUs."""
     now = [outlook.curve.at(snapshot.now_s) for outlook in snapshot.outlooks]
     if len(now) == 1:
         return now[0]
@@ -114,7 +114,7 @@ def _eligible_gpus(snapshot: Snapshot, which: Ints) -> Floats:
 
 
 def _mixes(snapshot: Snapshot, gpus: Floats) -> JobCurves:
-    """Return the mean curves of jobs that draw by so many GPUs from each zone: (n_jobs, n_zones), no row all 0."""
+    """Return the mean curves of jobs with these GPUs in each zone: (n_jobs, n_zones), no row all 0."""
     shares, of = np.unique(gpus / gpus.sum(axis=1, keepdims=True), axis=0, return_inverse=True)
     curves = [outlook.curve for outlook in snapshot.outlooks]
     return JobCurves(tuple(mixed(curves, each) for each in shares.tolist()), of.reshape(-1))

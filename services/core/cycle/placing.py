@@ -1,8 +1,8 @@
 """Choose the devices of a gang that is to start.
 
 A ``Placer`` looks at the devices still free and names some of them. Reconciliation hands it gangs one by one, in rank
-order, and takes the devices it named off the free ones. Other placers (heavy-edge cuts, buddy blocks) have the same
-type.
+order, and removes the devices it names from the free ones. Other placers (heavy-edge cuts, buddy blocks) have
+the same type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def mask_of(devices: Sequence[int]) -> int:
 
 
 def block_among(free: tuple[int, ...], gpus: int) -> tuple[int, ...]:
-    """Return the devices to take of a node's free ones: in the smallest aligned block, so that others stay whole."""
+    """Return which of a node's free devices to take: from the smallest aligned block, so that others stay whole."""
     order = (gpus - 1).bit_length()
     found = FreeBlocks({0: mask_of(free)}, [len(free)], [False]).smallest(order) if order < ORDERS else None
     return free[:gpus] if found is None else tuple(range(found[1], found[1] + gpus))
@@ -40,7 +40,7 @@ def block_among(free: tuple[int, ...], gpus: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def placement_on(*shares: tuple[NodeId, tuple[int, ...]]) -> Placement:
-    """Return the placement on these devices of these nodes; a simulation sees the same ones again and again."""
+    """Return the placement on these devices of these nodes; cached, because a simulation repeats the same ones."""
     return Placement(tuple(NodeShare(node_id, devices) for node_id, devices in shares))
 
 
@@ -48,7 +48,7 @@ class FreeDevices:
     """The free devices of one round, counted down as gangs are placed. Drained nodes have none.
 
     Attributes:
-        count: (n_nodes,) devices still free on each node; read it, never write it.
+        count: (n_nodes,) devices still free on each node; for reading only.
     """
 
     def __init__(self, nodes: NodeTable) -> None:
@@ -63,7 +63,7 @@ class FreeDevices:
         self._spanned: Bools | None = None
 
     def on(self, node: int) -> tuple[int, ...]:
-        """Return the device indices still free on a node, ascending."""
+        """Return the indices of the devices still free on a node, ascending."""
         if not self._nodes.all_schedulable and not self._nodes.schedulable[node]:
             return ()
         return self._taken[node] if node in self._taken else self._nodes.free_devices[node]
@@ -76,7 +76,7 @@ class FreeDevices:
         return self._masks
 
     def blocks(self, gpu_model: int) -> FreeBlocks:
-        """Return the free blocks of a model's nodes; they follow what ``take_devices`` takes."""
+        """Return the free blocks of a model's nodes; they are updated as ``take_devices`` takes devices."""
         if gpu_model not in self._blocks:
             rows = np.flatnonzero((self._nodes.gpu_model == gpu_model) & (self.count > 0)).tolist()
             masks = {node: mask_of(self.on(node)) for node in rows}
@@ -84,7 +84,7 @@ class FreeDevices:
         return self._blocks[gpu_model]
 
     def spanned(self, placements: Iterable[Placement | None]) -> Bools:
-        """Return on which nodes a gang sits that sits on others too, of those that run and those placed so far."""
+        """Return which nodes hold part of a gang that spans nodes, whether running or placed in this round."""
         if self._spanned is None:
             wide = (placed.shares for placed in placements if placed is not None and len(placed.shares) > 1)
             on = {share.node_id for shares in wide for share in shares}
@@ -107,7 +107,7 @@ class FreeDevices:
         return placement_on(*((self._nodes.ids[node], devices) for node, devices in shares))
 
     def take(self, shares: list[tuple[int, int]]) -> Placement:
-        """Take the lowest devices of each (node, how many) pair and return them as a placement.
+        """Take the lowest free devices for each (node, count) pair and return them as a placement.
 
         Raises:
             DomainError: a node has fewer free devices than asked for.
@@ -130,13 +130,13 @@ class Placer(Protocol):
         """Take ``gpus`` devices of one model from ``free`` for the job at index ``job``.
 
         Returns:
-            The devices taken, or None to let the job wait; then nothing was taken.
+            The devices taken, or None, with nothing taken, to let the job wait.
         """
         ...
 
 
 def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    """Place a gang on the fewest nodes, and there on those it leaves fullest; ties go to the node named first."""
+    """Place a gang on the fewest nodes, and among those on the ones it leaves fullest; ties go to the first node."""
     del job
     count = free.count
     if len(snapshot.gpu_models) > 1:
@@ -146,10 +146,10 @@ def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: 
 
 
 def fewest_nodes(count: Ints, gpus: int) -> list[tuple[int, int]] | None:
-    """Return the (index, how many) of the fewest nodes that hold a gang, None where all together do not.
+    """Return the (index, count) of the fewest nodes that hold a gang; None if all together do not.
 
-    On one node where one has room: the one with the fewest free devices that suffice. Otherwise the nodes with the most
-    free devices, until what is left of the gang fits one node: again the tightest. Ties go to the first.
+    If one node has room, it is the one with the fewest free devices that suffice. Otherwise nodes are taken with the
+    most free devices first, until the rest of the gang fits on one node: again the tightest. Ties go to the first.
 
     Args:
         count: (n_nodes,) free devices.

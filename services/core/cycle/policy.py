@@ -1,6 +1,6 @@
-"""What a policy is; the round, the scheduler and the simulator use only this.
+"""What a policy is; the round, the scheduler and the simulator use nothing else of it.
 
-Besides ``Policy``, a class may implement one of the optional protocols here.
+Besides ``Policy``, a class may implement any of the optional protocols here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Policy(Protocol[Memory]):
     """Decides who runs, on how many GPUs and where.
 
     ``decide`` is a function of its arguments alone. What a policy remembers between rounds is its memory: an immutable
-    value that goes through JSON, and is saved in the same transaction as the plan it came with.
+    value that survives conversion to JSON, and is saved in the same transaction as the plan it came with.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Policy(Protocol[Memory]):
         ...
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> tuple[Plan, Memory]:
-        """Return a plan for the snapshot, and what to remember of having made it."""
+        """Return a plan for the snapshot, and the memory to keep for the next round."""
         ...
 
     def dump(self, memory: Memory) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Policy(Protocol[Memory]):
         ...
 
     def load(self, stored: dict[str, Any]) -> Memory:
-        """Return the memory that ``dump`` wrote; unknown or missing keys fall back to ``initial``'s."""
+        """Return the memory that ``dump`` wrote; for unknown or missing keys it falls back to ``initial``."""
         ...
 
 
@@ -71,7 +71,7 @@ class PowerLimited(Protocol):
         ...
 
     def power_error_w(self, snapshot: Snapshot) -> float:
-        """Return by how much the gangs may draw more than the models predict, by the models' stated error, watts."""
+        """Return by how much the gangs may exceed their predicted draw, given the models' stated error, watts."""
         ...
 
 
@@ -87,20 +87,20 @@ class PlacesGangs(Protocol):
 
 @runtime_checkable
 class PacksJobs(Protocol):
-    """A policy that may put two jobs on one GPU; optional. Under all others the guests on shared GPUs are stopped."""
+    """A policy that may put two jobs on one GPU; optional. Under all others, guests on shared GPUs are stopped."""
 
     @property
     def packs(self) -> bool:
-        """Whether it does."""
+        """Whether it puts two jobs on one GPU."""
         ...
 
 
 @dataclass(frozen=True)
 class StandingOrder:
-    """In what order, and at which sizes, the rounds until the next active one fill free devices.
+    """The order, and the sizes, in which the rounds until the next active one fill free devices.
 
-    Jobs stand by their queue, then their key, their time of submission and their id. Columns are (n_jobs + 1,), as the
-    last active round's table; what stands last, at -1, is a job that came later.
+    Jobs are ordered by their queue, then their key, their time of submission and their id. Columns are (n_jobs + 1,),
+    as in the last active round's table; the last entry, at -1, is for jobs that arrived later.
 
     Attributes:
         jobs: The jobs of that table.
@@ -118,7 +118,7 @@ class StandingOrder:
     left_out: Bools
 
     def walk(self, few: int) -> Iterator[int]:
-        """Yield the index of each job in ``jobs``, in that order; the others are sorted once the first few are past."""
+        """Yield the index of each job in ``jobs``, in that order; sorting is put off until the first few are past."""
         keys = self.queue[:-1], self.key[:-1], self.submitted_s
         first = among_first(few, *keys)
         yield from self._sorted(first, keys)
@@ -132,8 +132,8 @@ class StandingOrder:
 
 @runtime_checkable
 class RanksAhead(Protocol):
-    """A policy whose passive rounds only go by the last active ranking, so that a caller can tell whom they concern."""
+    """A policy whose passive rounds only follow the last active ranking, so that a caller can tell whom they affect."""
 
     def standing(self, memory: Any) -> StandingOrder:
-        """Return the order that a memory stands for; users' priorities come before it."""
+        """Return the order that a memory stands for; users' priorities take precedence over it."""
         ...

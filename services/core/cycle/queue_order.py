@@ -1,8 +1,8 @@
 """The order in which jobs wait, read off a round's plan.
 
 ``reconcile`` fills free devices in rank order: the gangs it starts come first, and those it leaves waiting follow in
-rank order, ahead of the jobs that the policy did not rank at all. So when GPUs come free, the first job of this order
-that fits them is the next one to start, as long as the policy ranks alike.
+rank order, ahead of the jobs that the policy did not rank at all. So when GPUs become free, the first job in this order
+that fits them is the next to start, as long as the policy keeps to its ranking.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class QueueOrder:
     """The jobs that wait.
 
     Attributes:
-        ranked: Best first; a job that the round would start stands in it, too.
+        ranked: Best first; includes the jobs that the round would start.
         unranked: Those that the policy does not want to start yet, whatever is free.
     """
 
@@ -30,7 +30,7 @@ class QueueOrder:
     unranked: tuple[JobId, ...]
 
     def ahead_of(self, job_id: JobId) -> tuple[JobId, ...] | None:
-        """Return the jobs that come before one; None if it is not ranked."""
+        """Return the jobs that come before the given one; None if it is not ranked."""
         try:
             return self.ranked[: self.ranked.index(job_id)]
         except ValueError:
@@ -38,7 +38,7 @@ class QueueOrder:
 
 
 def queue_order(plan: Plan) -> QueueOrder:
-    """Return the order in which a plan, made with reasons, has its waiting jobs."""
+    """Return the order of the waiting jobs in a plan that was made with reasons."""
     ranked: list[JobId] = [action.job_id for action in plan.actions if isinstance(action, Start)]
     unranked: list[JobId] = []
     for action in plan.actions:

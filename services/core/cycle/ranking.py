@@ -1,4 +1,4 @@
-"""Rankings, which a policy hands to the round, and how ties are broken."""
+"""Rankings, which a policy hands to the round, and how their ties are broken."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Ranking:
         order: (n_ranked,) indices into the snapshot's job table, each at most once.
         gpus: (n_ranked,) the size each of them should have, on its job's grid.
         unranked: Why the other jobs wait.
-        expects: Called where reasons are read: indices of other jobs, and when the policy expects to rank them, UTC
-            seconds, NaN: unknown; (n,) each.
+        expects: Called where reasons are read: returns the indices of other jobs and when the policy expects to rank
+            them, UTC seconds, NaN if unknown; (n,) each.
     """
 
     order: Ints
@@ -44,7 +44,7 @@ class Ranking:
         return replace(self, expects=expects)
 
     def expected_s(self) -> dict[int, float]:
-        """Return when other jobs are expected to be ranked, UTC seconds, by index; without those of unknown time."""
+        """Return when other jobs are expected to be ranked, UTC seconds, by index; unknown times are left out."""
         if self.expects is None:
             return {}
         others, start_s = self.expects()
@@ -61,9 +61,9 @@ def rank(
     backfill: bool = True,
     unranked: Reason = Reason.WAITING_FOR_ROUND,
 ) -> Ranking:
-    """Return these jobs by users' priorities and then as ``order_by``.
+    """Return these jobs ranked by users' priorities and then by ``order_by``.
 
-    A round that gives no reasons leaves out those that certainly get nothing before it sorts the rest
+    A round that gives no reasons leaves out those that certainly get nothing, before it sorts the rest
     (``sifting.within_reach``).
 
     Args:
@@ -71,8 +71,8 @@ def rank(
         which: (n_which,) indices of the wanted jobs, some or all of ``contenders``.
         sizes: (n_which,) the sizes they are ranked at.
         keys: As for ``order_by``; each (n_which,).
-        preemption: As the plan is made with (``reconcile``).
-        backfill: Whether a job that does not fit lets those below it start.
+        preemption: That with which the plan is made (``reconcile``).
+        backfill: Whether jobs below one that does not fit may start.
         unranked: Why the other jobs wait.
     """
     if which.size < 2 or (preemption is Preemption.NOW and has_nothing_to_do(snapshot, which, sizes)):

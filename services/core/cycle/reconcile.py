@@ -1,10 +1,10 @@
 """From "these jobs should run, in this order, at these sizes" to actions: shared by all policies.
 
 Capacity is filled greedily in rank order, per GPU model and within tenant quotas. A gang that does not fit is skipped
-and jobs below it may fill what is left (backfill); an active round repairs what backfilling delayed, because there a
+and jobs below it may fill what is left (backfill); an active round makes up for the delays this causes, because in it a
 higher rank may preempt. A policy that never preempts can switch backfilling off.
 
-Where GPUs are divided between tenants (``Snapshot.shares``), the ranking first gets their order (``cycle.shares``).
+Where GPUs are divided between tenants (``Snapshot.shares``), the ranking is first reordered (``cycle.shares``).
 
 Devices of stopping jobs are *being released*: a waiting job may claim them in rank order before they are free. It then
 waits for the release, and lower ranks cannot take what it claimed. Claims are not stored: the next round, asked for the
@@ -48,17 +48,17 @@ def reconcile(
 ) -> Plan:
     """Return the plan that brings the cluster to what a ranking asks for.
 
-    With ``Preemption.NOW`` a running job is restarted at its new size where that fits at its rank, kept where its
-    present size fits, and preempted otherwise. A job that is starting may be preempted, never resized; one that may
-    not be preempted keeps its devices whatever its rank. Otherwise, whatever holds devices stays as it is and free
-    devices are filled in rank order. Every queued job gets one start or one hold.
+    With ``Preemption.NOW`` a running job is restarted at its new size if that fits at its rank, kept if its present
+    size fits, and preempted otherwise. A job that is starting may be preempted but never resized; one that may not be
+    preempted keeps its devices whatever its rank. With the other values, every job that holds devices keeps them and
+    free devices are filled in rank order. Every queued job gets one start or one hold.
 
     Args:
         snapshot: The cluster.
         ranking: The wanted jobs with their sizes, best first.
         preemption: Whether running jobs may be stopped now, at the next active round, or never.
-        place: Chooses devices for each start, by default as the snapshot says; a gang it declines waits for better
-            ones, and keeps its claim.
+        place: Chooses devices for each start, by default the snapshot's placer; a gang it declines waits for better
+            devices and keeps its claim.
         backfill: Whether jobs may start below a waiting job that does not fit, on a model both could use.
     """
     explained = gives_reasons(snapshot)
@@ -116,7 +116,7 @@ def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:
 
 
 def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: bool) -> Filler:
-    """Fill as an active round does: what preemptible jobs hold is given away with the rest."""
+    """Fill as an active round does: what preemptible jobs hold is given out with the rest."""
     jobs = snapshot.jobs
     reclaimed = jobs.preemptible & (jobs.phase != PREEMPTING) & (capacity.model >= 0)
     model, held = capacity.model[reclaimed], capacity.held[reclaimed]
@@ -131,13 +131,13 @@ def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: 
 def _starts(
     snapshot: Snapshot, found: Sequence[tuple[int, int, int]], place: Placer | None, bound: NodeRoom | None = None
 ) -> tuple[list[tuple[int, Start]], list[int]]:
-    """Return (job, start) for every gang that is placed, and the jobs whose gang the placer declined.
+    """Return (job, start) for every gang that is placed, and the jobs whose gangs the placer declined.
 
     Args:
         snapshot: The cluster.
         found: Job, size and GPU model of each gang, best rank first.
-        place: As in ``reconcile``; not asked for jobs that are bound to nodes, which are placed first.
-        bound: What those jobs get, and what is kept for others of them.
+        place: As in ``reconcile``; not used for jobs that are bound to nodes, which are placed first.
+        bound: What those jobs get, and what is kept back for those that wait.
     """
     starts: list[tuple[int, Start]] = []
     declined: list[int] = []
@@ -167,7 +167,7 @@ _WAITS: dict[int, Reason] = {
 
 
 def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, unranked: Reason) -> dict[int, Reason]:
-    """Return why each queued job waits, by its index: first the ranked ones in order, then those not wanted."""
+    """Return why each queued job waits, by its index: first the ranked ones in order, then the unwanted."""
     queued = np.flatnonzero(ranked.phase == QUEUED)
     codes = map(_WAITS.__getitem__, verdicts[queued].tolist())
     reasons = dict(zip(ranked.jobs[queued].tolist(), codes, strict=True))
@@ -181,7 +181,7 @@ def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, unranked: Reaso
 
 
 def _count_services(snapshot: Snapshot, ranked: Ranked, reasons: dict[int, Reason]) -> None:
-    """Correct the reasons of jobs that only service instances leave no room for: they wait for GPUs, not for nodes."""
+    """Correct the reasons of jobs that lack room only because of service instances: they wait for GPUs, not nodes."""
     most = snapshot.total_gpus + snapshot.services_gpus
     for job, wanted in zip(ranked.jobs.tolist(), ranked.wanted.tolist(), strict=True):
         nowhere = reasons.get(job) is Reason.NO_ELIGIBLE_NODE
@@ -192,7 +192,7 @@ def _count_services(snapshot: Snapshot, ranked: Ranked, reasons: dict[int, Reaso
 def _those_for_the_next_round(
     snapshot: Snapshot, ranked: Ranked, capacity: Capacity, reasons: dict[int, Reason]
 ) -> list[int]:
-    """Return the jobs that outrank running ones: they are placed at the next active round, not short of devices."""
+    """Return the jobs that outrank running ones: they will be placed at the next active round, so lack no devices."""
     if not {Reason.NOT_ENOUGH_FREE_GPUS, Reason.FAIR_SHARE}.intersection(reasons.values()):
         return []
     filler = _fill_all(snapshot, ranked, capacity, backfill=True)
@@ -225,7 +225,7 @@ def _preempts(
 
 
 def _unwanted(snapshot: Snapshot, wanted: Ints) -> list[int]:
-    """Return the preemptible jobs that run or start and are not in the ranking."""
+    """Return the preemptible jobs that are running or starting but are not in the ranking."""
     jobs = snapshot.jobs
     unwanted = jobs.preemptible & ((jobs.phase == RUNNING) | (jobs.phase == STARTING))
     unwanted[wanted] = False

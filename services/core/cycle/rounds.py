@@ -22,7 +22,7 @@ from services.core.domain.plain_members import plain_members
 
 @plain_members
 class Preemption(Enum):
-    """Whether running jobs may be stopped for better-ranked ones."""
+    """Whether running jobs may be stopped for higher-ranked ones."""
 
     NEVER = "never"
     """The policy lets every job run to its end."""
@@ -32,7 +32,7 @@ class Preemption(Enum):
 
     @classmethod
     def at(cls, trigger: Trigger) -> Preemption:
-        """Return what a preemptive policy may do in a round with this trigger."""
+        """Return when a preemptive policy may stop jobs, in a round with this trigger."""
         return cls.NOW if trigger is Trigger.ACTIVE else cls.LATER
 
 
@@ -42,21 +42,21 @@ def gives_reasons(snapshot: Snapshot) -> bool:
 
 
 def with_holds(snapshot: Snapshot, actions: Iterable[Action]) -> tuple[Action, ...]:
-    """Return a plan's actions, without the holds if the round gives no reasons."""
+    """Return a plan's actions, dropping the holds if the round gives no reasons."""
     if snapshot.hints.reasons:
         return tuple(actions)
     return tuple(action for action in actions if not isinstance(action, Hold))
 
 
 def without_indices(snapshot: Snapshot) -> RoundHints:
-    """Return the round's hints for a snapshot of other jobs, to which indices of these jobs mean nothing."""
+    """Return the round's hints without indices, for a snapshot whose job table differs."""
     return replace(snapshot.hints, contenders=None, newly_waiting=None, before=None)
 
 
 def waiting(snapshot: Snapshot) -> Ints:
-    """Return the indices of the jobs that a round without stops ranks: those that wait, and those that are stopping.
+    """Return the indices of the jobs ranked by a round that stops none: those that wait, and those that are stopping.
 
-    Where the round gives no reasons, queued jobs that certainly get nothing may be left out.
+    If the round gives no reasons, queued jobs that certainly get nothing may be left out.
     """
     if snapshot.hints.contenders is not None:
         return snapshot.hints.contenders
@@ -80,8 +80,8 @@ def every_job(snapshot: Snapshot) -> Ints:
 def contenders(snapshot: Snapshot, preemption: Preemption) -> Ints:
     """Return the indices of the jobs that a policy has to rank in this round.
 
-    Those are all jobs where running ones may be stopped, and those of ``waiting`` otherwise. A round whose successor
-    may stop jobs ranks all too if it gives reasons: it then says who will displace others.
+    These are all jobs if running ones may be stopped, and otherwise those of ``waiting``. A round that gives reasons
+    also ranks all if the next one may stop jobs: it then says who will displace others.
     """
     if preemption is Preemption.NOW or (preemption is Preemption.LATER and snapshot.hints.reasons):
         return every_job(snapshot)
@@ -89,13 +89,13 @@ def contenders(snapshot: Snapshot, preemption: Preemption) -> Ints:
 
 
 def last_index(snapshot: Snapshot, index: Callable[[], Mapping[JobId, int]], which: Ints | None = None) -> Ints:
-    """Return where each of these jobs stood in the table of the last active round, -1 where it did not: (n_which,).
+    """Return where each of these jobs stood in the table of the last active round, -1 if it was not there: (n_which,).
 
-    By this a policy finds what it remembers of jobs in columns, although their indices change from round to round.
+    A policy uses this to find what it remembers of jobs in columns, although their indices change from round to round.
 
     Args:
         snapshot: The cluster.
-        index: Returns the indices by id, as the policy remembers them; called only if the round does not tell them.
+        index: Returns the indices by id, as the policy remembers them; called only if the round does not give them.
         which: (n_which,) indices of the jobs meant; None for all.
     """
     before = snapshot.hints.before
@@ -107,14 +107,14 @@ def last_index(snapshot: Snapshot, index: Callable[[], Mapping[JobId, int]], whi
 
 
 def queue_changes(snapshot: Snapshot, known: Callable[[], set[JobId]]) -> tuple[list[int], set[JobId]]:
-    """Return what changes a queue that a policy keeps itself.
+    """Return the changes to a queue that a policy keeps itself.
 
     Args:
         snapshot: The cluster.
         known: Returns the jobs of the policy's queue; called only if they have to be compared with the snapshot.
 
     Returns:
-        The indices of the jobs that wait and are not in the queue, and the jobs of the queue that no longer wait.
+        The indices of waiting jobs that are not in the queue, and the jobs in the queue that no longer wait.
     """
     if snapshot.hints.newly_waiting is not None:
         return snapshot.hints.newly_waiting.tolist(), set()
@@ -126,20 +126,20 @@ def queue_changes(snapshot: Snapshot, known: Callable[[], set[JobId]]) -> tuple[
 
 
 def ranks_whole_queue(snapshot: Snapshot) -> bool:
-    """Whether a strict queue is to be ranked down to its end, and not only to the first job that finds no room.
+    """Whether a strict queue is to be ranked to its end, and not only to the first job that finds no room.
 
-    So it is where the round gives reasons, and with several GPU models or tenants' quotas, for then a job that does
-    not fit stops only some of those behind it, and where GPUs are divided between tenants, which changes the order.
-    A job that is bound to a node stops none.
+    That is the case if the round gives reasons; with several GPU models or tenant quotas, where a job that does not fit
+    blocks only some of those behind it; where GPUs are divided between tenants, which changes the order; and where jobs
+    are bound to nodes, because such a job blocks none.
     """
     return snapshot.hints.reasons or len(snapshot.gpu_models) > 1 or has_tenants(snapshot) or bool(snapshot.bound)
 
 
 def is_uniform(snapshot: Snapshot) -> bool:
-    """Whether all devices are alike to all jobs: of one GPU model, on nodes that take work."""
+    """Whether all devices are alike to all jobs: one GPU model, on nodes that take work, and no bound jobs."""
     return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable and not snapshot.bound
 
 
 def has_tenants(snapshot: Snapshot) -> bool:
-    """Whether it matters whose a job is."""
+    """Whether it matters which tenant a job belongs to."""
     return bool(snapshot.tenant_gpu_quota) or snapshot.shares is not None

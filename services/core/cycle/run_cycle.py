@@ -24,13 +24,12 @@ class CycleResult(Generic[Memory]):
 
 
 def run_cycle(policy: Policy[Memory], snapshot: Snapshot, memory: Memory) -> CycleResult[Memory]:
-    """Return the policy's plan for the snapshot, after the starts and stops of service instances and jobs on slices.
+    """Return the policy's plan for the snapshot, preceded by the actions for service instances and jobs on slices.
 
-    Guests on shared devices are stopped with their hosts, and by policies that do not pack jobs.
+    Guests on shared devices are stopped with their hosts, and whenever the policy does not pack jobs.
 
     Raises:
-        PlanError: the plan breaks an invariant of the cluster; nothing may be applied, and ``memory`` stays the old
-        one.
+        PlanError: the plan breaks an invariant of the cluster; nothing may be applied, and the old ``memory`` stays.
     """
     shown = without_guests(snapshot) if snapshot.shared else snapshot
     if snapshot.bound:

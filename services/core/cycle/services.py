@@ -1,18 +1,19 @@
 """Service instances: jobs that are placed before any policy decides, and that no policy sees.
 
-Each instance that waits, the oldest first,
+Each waiting instance, oldest first,
 
-1. starts where its devices are free: on the node with the fewest that suffice, and on one that is asleep only if no
-   other has them. If some would find no room in this way though there is one for all that wait, they are placed
+1. starts where its devices are free: on the node with the fewest that suffice, and on a sleeping one only if no other
+   has them. If some would find no room this way although there is a way to place all that wait, they are placed
    together; or
-2. reserves its devices on a node where the free ones, those of gangs that are stopping and those of preemptible gangs
-   suffice: there where gangs of the fewest GPUs must stop for it. Of those the ones of lowest priority stop, and of
-   these the youngest; or
+2. reserves its devices on a node where the free ones, those of stopping gangs and those of preemptible gangs suffice:
+   the node where gangs with the fewest GPUs must stop. Those of lowest priority stop first, and among these the
+   youngest; or
 3. reserves what is free or being released on the node where the fewest of its devices are out of reach, and stops
    no gang: what is missing belongs to gangs that may not be preempted.
 
 What was reserved is hidden from the policy, so that nothing starts there and a waiting service is never overtaken by
-training jobs. Reservations are not stored: the next round finds them again, as what is being released costs no stop.
+training jobs. Reservations are not stored: the next round finds them again, because devices being released cost no
+stop.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ Device = tuple[int, int]
 
 
 def place_services(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
-    """Return a start or a hold for every service that waits with the stops they need, and what the policy is to see.
+    """Return a start or a hold for every waiting service, along with the stops they need, and the policy's snapshot.
 
-    The policy sees neither the services nor the devices they get or reserve; gangs that give way are stopping already,
-    on what is left of their devices.
+    The policy sees neither the services nor the devices they get or reserve; gangs that give way appear as stopping, on
+    what is left of their devices.
     """
     placing = _Placing(snapshot)
     for service in snapshot.services:
@@ -49,7 +50,7 @@ def place_services(snapshot: Snapshot) -> tuple[tuple[Action, ...], Snapshot]:
 
 
 def without_devices(nodes: NodeTable, taken: dict[int, set[int]]) -> NodeTable:
-    """Return the nodes without these devices, by node; such a node is not powered down."""
+    """Return the nodes without these devices, keyed by node; nodes that lose devices may not be powered down."""
     gpus, may_sleep, free_devices = nodes.gpus.copy(), nodes.may_sleep.copy(), list(nodes.free_devices)
     for node, devices in taken.items():
         gpus[node] -= len(devices)
@@ -112,7 +113,7 @@ class _Placing:
             self.holds.append(Hold(service.job_id, self._reserve(service)))
 
     def shown(self) -> Snapshot:
-        """Return the snapshot that the policy sees."""
+        """Return the snapshot that the policy will see."""
         snapshot, taken = self._snapshot, sum(map(len, self._taken.values()))
         jobs, quota = self._without_services(), self._quota
         for job, devices in self._given_up.items():  # still held, though the table shows it no more
@@ -132,7 +133,7 @@ class _Placing:
         )
 
     def _is_within_quota(self, service: ServiceInstance) -> bool:
-        """Whether the tenant may hold the service in addition to all it holds; if not, its other jobs make room."""
+        """Whether the tenant may hold the service on top of all it holds; if not, its other jobs must make room."""
         tenant = self._snapshot.jobs.tenants[self._snapshot.jobs.index[service.job_id]]
         limit = self._quota.get(tenant)
         if limit is None:
@@ -154,7 +155,7 @@ class _Placing:
         return True
 
     def _reserve(self, service: ServiceInstance) -> Reason:
-        """Take a service's devices off one node, as far as they are to be had, and return why it waits."""
+        """Take as many of a service's devices as possible off one node, and return why it waits."""
         nodes = self._snapshot.nodes
         usable: list[int] = np.flatnonzero(service.nodes & nodes.schedulable).tolist()
         could = [
@@ -213,7 +214,7 @@ class _Placing:
                 self._leaving[where[share.node_id]].update(dict.fromkeys(share.devices, job))
 
     def _without_services(self) -> JobTable:
-        """Return the training jobs; those that give way are stopping, without what is reserved of their devices."""
+        """Return the training jobs; those that give way are shown as stopping, less the devices reserved from them."""
         jobs, ids = self._snapshot.jobs, self._snapshot.nodes.ids
         phase, gpus, placements = jobs.phase.copy(), jobs.gpus.copy(), list(jobs.placements)
         phase[[jobs.index[each.job_id] for each in self.preempts]] = PREEMPTING
@@ -225,7 +226,7 @@ class _Placing:
         return replace(jobs, phase=phase, gpus=gpus, placements=placements).rows(trains)
 
     def _expected_w(self) -> float:
-        """Return the assumed power of a device that a service is about to get: the highest known of any, watts."""
+        """Return the power to assume for each device a service is about to get: the highest known of any, watts."""
         snapshot = self._snapshot
         of_jobs = snapshot.jobs.gpu_power_w[np.isfinite(snapshot.jobs.gpu_power_w)]
         known = [*of_jobs.tolist(), *snapshot.idle_w.tolist(), snapshot.services_w / max(snapshot.services_gpus, 1)]
@@ -233,7 +234,7 @@ class _Placing:
 
 
 def _placed_together(services: Sequence[ServiceInstance], nodes: NodeTable, free: Sequence[int]) -> dict[JobId, int]:
-    """Return a node for each service that waits, if all fit and one after another some would not; else nothing."""
+    """Return a node for each waiting service, if all fit together but one after another would not; else nothing."""
     waiting = [service for service in services if service.nodes.any()]
     sizes = [service.gpus for service in waiting]
     if len(waiting) < 2 or sum(sizes) > sum(free):
@@ -252,7 +253,7 @@ def _placed_together(services: Sequence[ServiceInstance], nodes: NodeTable, free
 
 
 def _less(placement: Placement | None, devices: set[tuple[str, int]]) -> Placement | None:
-    """Return a placement without some of its devices; None where none is left."""
+    """Return a placement without these devices; None if none are left."""
     shares = [
         NodeShare(share.node_id, left)
         for share in (placement.shares if placement else ())

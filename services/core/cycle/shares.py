@@ -1,17 +1,17 @@
-"""GPUs between tenants: whose job comes next, whatever the policy; inside a tenant the policy's order stands.
+"""GPUs between tenants: whose job comes next, whatever the policy; within a tenant the policy's order stands.
 
-The ranking of a policy is taken apart by tenant and put together again: the next place goes to the first job left of
-the tenant that has had least for its weight,
+The ranking of a policy is taken apart by tenant and put together again: the next place goes to the first remaining
+job of the tenant that has had the least for its weight,
 
     level = (used + lasting_s * GPUs given in this round) / weight
 
-so that every GPU that is free goes to somebody, and a tenant that has had less than its share comes first until it has
-caught up. With ``lasting_s`` the mean life of usage, a level is what a tenant will have used in the long run, were it
-to keep what it is given. Two rules keep running jobs where they are:
+so that every free GPU goes to somebody, and a tenant that has had less than its share comes first until it has caught
+up. With ``lasting_s`` the mean life of usage, a level is what a tenant will have used in the long run if it keeps what
+it is given. Two rules keep running jobs where they are:
 
 - What a tenant holds within its share of the GPUs stays its own, whatever it has used before: only what it borrowed
-  beyond that is given to others. A gang wider than its tenant's share could then never run: while its tenant has used
-  least of all, it comes before what others hold, so that they take turns.
+  beyond that is given to others. A gang wider than its tenant's share could then never run, so while its tenant has
+  used the least of all, it comes before what others hold, and they take turns.
 - A running job counts as if its tenant had used ``turn_s`` of its time less, so that two tenants do not take turns at
   every round.
 
@@ -43,15 +43,15 @@ ROUNDING = 1e-9
 def share_out(
     snapshot: Snapshot, shares: TenantShares, ranking: Ranking, preemption: Preemption
 ) -> tuple[Ranking, frozenset[int]]:
-    """Return a policy's ranking in the order between tenants, with elastic gangs within their tenants' shares.
+    """Return a policy's ranking reordered between tenants, with elastic gangs kept within their tenants' shares.
 
-    Beside it the indices of the jobs that find no room for other tenants' sake: in the policy's own order they would.
+    Also return the indices of the jobs that find no room because of other tenants but would in the policy's own order.
 
     Args:
         snapshot: The cluster.
         shares: What its tenants have used.
         ranking: The policy's.
-        preemption: As the plan is made with; only where it is ``NOW`` do running jobs compete.
+        preemption: As used for the plan; running jobs compete only if it is ``NOW``.
     """
     table = _Table(snapshot, shares, ranking, preemption)
     if len(table.tenants) < 2:
@@ -67,7 +67,7 @@ def share_out(
 
 
 def nominal_gpus(weights: Mapping[str, float], tenants: Mapping[str, object], total_gpus: int) -> dict[str, float]:
-    """Return the share of the GPUs of each of these tenants; weights not given are 1."""
+    """Return each of these tenants' share of the GPUs; a weight that is not given is 1."""
     whole = sum(weights.get(tenant, 1.0) for tenant in tenants)
     return {tenant: total_gpus * weights.get(tenant, 1.0) / whole for tenant in tenants}
 
@@ -76,8 +76,8 @@ class _Table:
     """One round's ranking, by tenant; lists are by place in the ranking.
 
     Attributes:
-        tenants: Those with a job that is ranked or holds GPUs, by the order in which they come first.
-        competes: (n_ranked,) whose place is open: jobs that wait, and those that run and may be stopped now.
+        tenants: Those with a job that is ranked or holds GPUs, in order of first appearance.
+        competes: (n_ranked,) whose place is open: jobs that wait, and running ones that may be stopped now.
         tenant: The owner of each job.
         stays: GPUs of jobs that run on whatever is decided, by tenant.
         room: GPUs to give, by model.
@@ -107,7 +107,7 @@ class _Table:
         self.room: list[int] = (room + np.array(capacity.room)).tolist()
 
     def admitted(self, places: list[int]) -> list[int]:
-        """Return the places of this order whose jobs find room."""
+        """Return those of these places, in this order, whose jobs find room."""
         room, given, gpus = _Room(self), dict(self.stays), self.ranking.gpus.tolist()
         found: list[int] = []
         for at in places:
@@ -118,7 +118,7 @@ class _Table:
         return found
 
     def merged(self, competing: list[int]) -> tuple[list[int], Ints, list[int]]:
-        """Return the places in the tenants' order, the sizes by place in the ranking, and whose jobs find room."""
+        """Return the places in the tenants' order, the sizes by place in the ranking, and the places that find room."""
         gpus: list[int] = self.ranking.gpus.tolist()
         nominal = nominal_gpus(self.snapshot.tenant_weights, self.tenants, self.snapshot.total_gpus)
         lines: dict[str, deque[int]] = {}
@@ -153,7 +153,7 @@ class _Table:
         return placed, np.array(gpus, dtype=np.int64), admitted
 
     def within(self, at: int, wanted: int, most: float) -> int:
-        """Return the largest size of a job from its smallest to the wanted one that is no more than ``most``."""
+        """Return the largest size of a job, from its smallest to the wanted one, that does not exceed ``most``."""
         jobs, job = self.snapshot.jobs, int(self.ranking.order[at])
         least, step = int(jobs.min_gpus[job]), int(jobs.step_gpus[job])
         if wanted <= max(most + ROUNDING, least):
@@ -161,7 +161,7 @@ class _Table:
         return least + max(int(most + ROUNDING) - least, 0) // step * step
 
     def model_of(self, at: int, gpus: int, room: list[int]) -> int:
-        """Return the GPU model on which a job finds room, -1 for none; one that runs stays on its own."""
+        """Return the GPU model on which a job finds room, -1 for none; a running job stays on its own."""
         if self._runs[at]:
             model = self._models[at]
             return model if model >= 0 and room[model] >= gpus else -1
@@ -172,7 +172,7 @@ class _Table:
     def _key(
         self, at: int, wanted: int, given: Mapping[str, int], nominal: Mapping[str, float]
     ) -> tuple[bool, float, int]:
-        """Return where a tenant's first job left stands among those of others."""
+        """Return the sort key of a tenant's first remaining job among those of other tenants."""
         tenant, shares = self.tenant[at], self._shares
         has, share = given[tenant], nominal[tenant]
         wants = self.within(at, wanted, share - has)
@@ -185,7 +185,7 @@ class _Table:
         return not (own or has_turn), level, at
 
     def _least_used(self, tenant: str) -> float:
-        """Return what the other tenants have used for their weight, the least."""
+        """Return the least that any other tenant has used for its weight."""
         used, weights = self._shares.used_gpu_s, self.snapshot.tenant_weights
         others = (each for each in self.tenants if each != tenant)
         return min((used.get(each, 0.0) / weights.get(each, 1.0) for each in others), default=math.inf)
@@ -195,7 +195,7 @@ class _Room:
     """What is left of the GPUs as places are given.
 
     Attributes:
-        left: Of all models.
+        left: GPUs left, over all models.
     """
 
     def __init__(self, table: _Table) -> None:
@@ -204,7 +204,7 @@ class _Room:
         self.left = sum(self._room)
 
     def take(self, at: int, gpus: int, given: dict[str, int]) -> bool:
-        """Give a job its GPUs if there are as many and its tenant may have them, and count them as its tenant's."""
+        """Give a job its GPUs if there are enough and its tenant may have them, and count them for its tenant."""
         tenant = self._table.tenant[at]
         has = given.get(tenant, 0)
         if has + gpus > self._table.snapshot.tenant_gpu_quota.get(tenant, has + gpus):
@@ -217,7 +217,7 @@ class _Room:
         return True
 
     def widened(self, at: int, gpus: int, wanted: int) -> int:
-        """Return the largest size up to the wanted one for which there is room, and count it."""
+        """Return the largest size up to the wanted one for which there is room, and count the difference."""
         model = self._model[at]
         size = self._table.within(at, wanted, gpus + self._room[model])
         self._count(at, model, size - gpus)

@@ -1,9 +1,9 @@
-"""Two gangs of one device on one GPU: what policies see of them, and what must hold.
+"""Two gangs of one device each on one GPU: what policies see of them, and what must hold.
 
-Of each pair the table of a policy has one, the *host*, with the device; the other, its *guest*, is shown apart
+Of each pair, one gang, the *host*, appears in a policy's table with the device; the other, its *guest*, is shown apart
 (``Snapshot.guests``). So a device that two gangs hold counts once wherever capacity is counted, and no policy needs to
-know of sharing. A guest's fate follows its host's: what is stopped to free the device stops both. Under a policy that
-does not pack jobs, guests are stopped at the next active round.
+know about sharing. A guest's fate follows its host's: whatever is stopped to free the device stops both. Under a policy
+that does not pack jobs, guests are stopped at the next active round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.core.domain.reasons import Reason
 
 
 def hosts_and_guests(snapshot: Snapshot) -> list[tuple[JobId, JobId]]:
-    """Return host and guest of each shared device: the host is the one that goes on, or else has held it for longer."""
+    """Return the host and guest of each shared device: the host is the one that goes on, or else has held it longer."""
     jobs = snapshot.jobs
 
     def turn(job_id: JobId) -> tuple[bool, float, JobId]:
@@ -36,7 +36,7 @@ def hosts_and_guests(snapshot: Snapshot) -> list[tuple[JobId, JobId]]:
 
 
 def without_guests(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot that a policy sees: guests apart, and their tenants' quotas less by them."""
+    """Return the snapshot that a policy sees: guests shown apart, and their tenants' quotas reduced by them."""
     jobs = snapshot.jobs
     is_guest = np.zeros(len(jobs), dtype=np.bool_)
     is_guest[[jobs.index[guest] for _, guest in hosts_and_guests(snapshot)]] = True
@@ -51,7 +51,7 @@ def without_guests(snapshot: Snapshot) -> Snapshot:
 
 
 def guests_of(snapshot: Snapshot) -> dict[int, int]:
-    """Return the rows of hosts in the table that a policy sees, and of their guests in ``Snapshot.guests``."""
+    """Return the rows of the hosts in the table that a policy sees, and of their guests in ``Snapshot.guests``."""
     jobs, guests = snapshot.jobs, snapshot.guests
     if guests is None:
         return {}
@@ -62,13 +62,13 @@ def guests_of(snapshot: Snapshot) -> dict[int, int]:
 
 
 def less_quota(quota: dict[str, int], jobs: JobTable) -> dict[str, int]:
-    """Return what tenants may hold beside these jobs, of one GPU each."""
+    """Return what tenants may hold besides these jobs, of one GPU each."""
     held = Counter(jobs.tenants)
     return {tenant: max(gpus - held[tenant], 0) for tenant, gpus in quota.items()} if quota else quota
 
 
 def with_guests_stops(snapshot: Snapshot, plan: Plan, policy: object) -> Plan:
-    """Return a policy's plan with the stops of guests that it leaves open; see the module."""
+    """Return a policy's plan with the guests' stops that it leaves out; see the module."""
     jobs = snapshot.jobs
     stops = {action.job_id: action for action in plan.actions if isinstance(action, Preempt)}
     ends_all = snapshot.trigger is Trigger.ACTIVE and not (isinstance(policy, PacksJobs) and policy.packs)
@@ -90,12 +90,12 @@ def without_stops_of_guests(plan: Plan, guests: JobTable | None) -> Plan:
 
 
 def may_share(snapshot: Snapshot, host: int, guest: int) -> bool:
-    """Whether a job that waits may start on the device of one that runs: both permit it, can stop, and fit.
+    """Whether a waiting job may start on the device of a running one: both permit it, can be stopped, and fit.
 
-    Memory that is unknown counts as fitting.
+    Unknown memory counts as fitting.
 
     Args:
-        snapshot: The cluster; nothing is said of tenants' quotas and of devices that are shared already.
+        snapshot: The cluster; tenant quotas and devices that are already shared are not considered.
         host, guest: Rows of the job table.
     """
     jobs, placement = snapshot.jobs, snapshot.jobs.placements[host]
@@ -115,7 +115,7 @@ def may_share(snapshot: Snapshot, host: int, guest: int) -> bool:
 
 
 def check_sharing(snapshot: Snapshot, starts: list[Start], stopped: set[JobId]) -> None:
-    """Raise unless each of these starts shares a device with one gang that runs on, and both permit it.
+    """Raise unless each of these starts shares a device with one gang that continues to run, and both permit it.
 
     Raises:
         PlanError: naming the job.

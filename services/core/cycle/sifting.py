@@ -1,6 +1,6 @@
-"""What a round need not look at: jobs of which it is certain that they stay as they are.
+"""What a round need not look at: jobs that are certain to stay as they are.
 
-Most rounds of a simulation start one job among thousands, and a live one may have a hundred thousand that wait. Nothing
+Most rounds of a simulation start one job among thousands, and a live one may have a hundred thousand waiting. Nothing
 here changes a decision (``tests/properties/test_sifting.py``): without this file ``reconcile`` decides the same, later.
 """
 
@@ -21,9 +21,9 @@ Keys = tuple[Floats | Ints | Bools, ...]
 
 
 def has_nothing_to_do(snapshot: Snapshot, order: Ints, gpus: Ints) -> bool:
-    """Whether a round changes nothing, in whatever order: all jobs are wanted, and hold as many GPUs as they should.
+    """Whether a round changes nothing, whatever the order: all jobs are wanted, and hold as many GPUs as they should.
 
-    Without tenants' quotas and shares, that is; those may have changed.
+    False where there are tenant quotas or shares, since those may have changed.
     """
     jobs = snapshot.jobs
     if order.size < len(jobs) or has_tenants(snapshot):
@@ -34,7 +34,7 @@ def has_nothing_to_do(snapshot: Snapshot, order: Ints, gpus: Ints) -> bool:
 def within_reach(
     snapshot: Snapshot, which: Ints, sizes: Ints, keys: Keys, preemption: Preemption, *, backfill: bool
 ) -> Ints | Bools | None:
-    """Return which jobs may get something before they are sorted; None: all, or nearly.
+    """Return which jobs may get something, before they are sorted; None: all, or nearly all.
 
     Args:
         snapshot: The cluster.
@@ -42,7 +42,7 @@ def within_reach(
         sizes: (n_which,) the sizes they are ranked at.
         keys: What they will be sorted by; each (n_which,).
         preemption: Whether running jobs may be stopped.
-        backfill: Whether a job that does not fit lets those below it start.
+        backfill: Whether jobs below one that does not fit may start.
     """
     jobs = snapshot.jobs
     if gives_reasons(snapshot) or has_tenants(snapshot) or not is_uniform(snapshot) or jobs.priority[which].any():
@@ -58,7 +58,7 @@ def _within_reach_of_room(
     """Return which waiting jobs may get something without stops.
 
     With room for r GPUs, nothing is left below the r-th one-GPU job that fits; without backfilling, a job takes a GPU
-    or blocks all below it, so that none below the (r + 1)-th job matters.
+    or blocks all below it, so none below the (r + 1)-th job matters.
     """
     jobs = snapshot.jobs
     if waits.size <= FEW or not jobs.eligible[waits].all():
@@ -79,7 +79,7 @@ def _within_reach_of_room(
 def _within_reach_of_stops(snapshot: Snapshot, which: Ints, sizes: Ints, keys: Keys) -> Ints | None:
     """Return the positions of the jobs that an active round has to look at.
 
-    Waiting ones get nothing, whatever is stopped, below as many waiting one-GPU jobs as there are GPUs.
+    Waiting jobs get nothing, whatever is stopped, below as many waiting one-GPU jobs as there are GPUs.
     """
     jobs, gpus = snapshot.jobs, snapshot.total_gpus
     if which.size - gpus <= MANY:
@@ -100,7 +100,7 @@ def _within_reach_of_stops(snapshot: Snapshot, which: Ints, sizes: Ints, keys: K
 def sifted(
     snapshot: Snapshot, order: Ints, gpus: Ints, capacity: Capacity, preemption: Preemption, *, backfill: bool
 ) -> tuple[Ints, Ints]:
-    """Return a ranking, (n_ranked,) indices and sizes, without jobs that a round without reasons leaves as they are."""
+    """Return a ranking, (n_ranked,) indices and sizes, less jobs that a round without reasons leaves as they are."""
     if gives_reasons(snapshot):
         return order, gpus
     if preemption is Preemption.NOW:
@@ -125,10 +125,10 @@ def sifted(
 def starts_of_few(
     snapshot: Snapshot, order: Ints, gpus: Ints, preemption: Preemption, *, backfill: bool
 ) -> list[tuple[int, int, int]] | None:
-    """Return (job, size, GPU model) of each start where that is soon found one by one; None: it is not.
+    """Return (job, size, GPU model) of each start if they are quickly found one by one; None if not.
 
-    That is what ``Filler`` decides where there is one GPU model and no quota, in a round without preemption and
-    without reasons; most of a simulation's rounds are such ones, with one job to start.
+    That is what ``Filler`` decides for one GPU model and no quota, in a round without preemption or reasons. Most of a
+    simulation's rounds are like that, with one job to start.
     """
     if gives_reasons(snapshot) or preemption is Preemption.NOW or order.size >= FEW:
         return None

@@ -22,11 +22,11 @@ def model_gpus(snapshot: Snapshot) -> Ints:
 
 
 def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = None) -> Ints:
-    """Return the size nearest to ``wanted_gpus`` from below that each job could ever run at, and at least its minimum.
+    """Return the largest size up to ``wanted_gpus`` that each job could ever run at, and at least its minimum.
 
     The size lies on the job's grid ``min, min + step, ..., max``, within the largest model the job may use (a gang
-    never spans models) and within its tenant's quota. A job whose minimum exceeds those keeps its minimum: it cannot
-    run, and a round says so.
+    never spans models) and within its tenant's quota. A job whose minimum exceeds these keeps it: it cannot run,
+    and a round says so.
 
     Args:
         snapshot: The cluster.
@@ -66,14 +66,14 @@ def possible_sizes(snapshot: Snapshot, wanted_gpus: Ints, which: Ints | None = N
 
 
 def possible_size(wanted_gpus: int, low: int, high: int, step: int, largest: int) -> int:
-    """Return the same of one job on a grid that may have so many devices at most."""
+    """Return the same for one job on a grid, with at most ``largest`` devices."""
     return low + max(min(wanted_gpus, high, largest) - low, 0) // step * step
 
 
 def powers_of_two(low: Ints, high: Ints, step: Ints) -> Ints:
     """Return the powers of two on each job's grid ``low, low + step, ..., high``.
 
-    A job whose grid has none, such as a rigid gang of three, has its smallest gang only.
+    A job whose grid has none, such as a rigid gang of three, gets only its smallest size.
 
     Args:
         low, high, step: (n_jobs,) the grids.
@@ -91,6 +91,6 @@ def powers_of_two(low: Ints, high: Ints, step: Ints) -> Ints:
 
 @lru_cache(maxsize=1 << 12)
 def _powers_on(low: int, high: int, step: int) -> tuple[int, ...]:
-    """Return the powers of two on one grid; a workload has a few grids, and rounds ask for them again and again."""
+    """Return the powers of two on one grid; cached, since a workload has few grids and rounds reuse them."""
     powers = (1 << bit for bit in range(max(high, 1).bit_length()))
     return tuple(size for size in powers if low <= size <= high and not (size - low) % step) or (low,)

@@ -1,8 +1,8 @@
 """Jobs on MIG slices: each gets one slice of its size before any policy decides, and no policy sees them.
 
-Which jobs come first is the order of ``Snapshot.slice_jobs``. A job takes the free slice whose GPU has the most slices
-in use, so that other GPUs become free and can be cut anew. Nothing is stopped for a job on a slice, and no slice is
-reserved for one: the next that falls free goes to the first job that may have it.
+Jobs come in the order of ``Snapshot.slice_jobs``. A job takes the free slice whose GPU has the most slices in use, so
+that other GPUs become free and can be cut anew. Nothing is stopped for a job on a slice, and no slice is reserved for
+one: the next to become free goes to the first job that may have it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class SliceTable:
     """What jobs on slices may run on; every column is (n_units,), in the order of ``Snapshot.slice_units``.
 
     Attributes:
-        sevenths, memory_gib: Of each.
+        sevenths, memory_gib: Size and memory of each slice.
         gpu_model: Index of its GPU's model in ``Snapshot.gpu_models``.
-        takes_work: Whether its node gets new work and is awake.
+        takes_work: Whether its node accepts new work and is awake.
     """
 
     sevenths: Ints
@@ -40,7 +40,7 @@ class SliceTable:
 
         Args:
             sevenths: The size that it asks for; no other will do.
-            memory_gib: What it needs at least.
+            memory_gib: The least memory it needs.
             eligible: (n_gpu_models,) where it may run.
         """
         return (
@@ -49,7 +49,7 @@ class SliceTable:
 
 
 def slice_turn(*, is_service: bool, priority: int, submitted_s: float, job_id: str) -> tuple[bool, int, float, str]:
-    """Return what orders the jobs that wait for slices: service instances, then the highest priority, the oldest."""
+    """Return the sort key of jobs that wait for slices: service instances first, then by priority, then the oldest."""
     return not is_service, -priority, submitted_s, job_id
 
 

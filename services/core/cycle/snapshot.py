@@ -1,8 +1,8 @@
 """What a policy sees: the cluster at one instant, as columns.
 
-Jobs are columns of arrays and not objects, because a round over ten thousand jobs, or a simulated year of rounds, is
-spent in ranking them: an expression over a column is fifty times cheaper than a loop over objects.
-``JobTable.ids[i]`` names the job that stands at index ``i`` of every column.
+Jobs are columns of arrays rather than objects, because a round over ten thousand jobs, or a simulated year of rounds,
+spends its time ranking them: an expression over a column is fifty times cheaper than a loop over objects.
+``JobTable.ids[i]`` names the job at index ``i`` of every column.
 """
 
 from __future__ import annotations
@@ -76,31 +76,31 @@ class JobTable:
         min_gpus, max_gpus, step_gpus: The sizes the gang may have.
         asked_gpus: The size its user asked for; the smallest unless given.
         gpus: Devices held now, 0 for a queued job.
-        eligible: (n_jobs, n_gpu_models) whether the job may run on devices of that model. None at all for a job that
-            is stopping for good (cancelled, put on hold): it then claims nothing of what it releases.
+        eligible: (n_jobs, n_gpu_models) whether the job may run on devices of that model. All False for a job that is
+            stopping for good (cancelled, put on hold): it then claims nothing of what it releases.
         preemptible: Whether the job may be stopped once it runs.
-        priority: The user's wish, higher first; 0 is usual.
-        deadline_s: UTC seconds, +inf where there is none.
+        priority: The user's priority, higher first; 0 is usual.
+        deadline_s: UTC seconds, +inf if there is none.
         attained_gpu_s: GPU seconds the job has held so far.
         energy_j: Energy spent on the job so far.
         carbon_gco2: Emissions so far.
         gpu_power_w: Mean draw of one of the job's GPUs while it ran.
-        efficiency_base: Progress per joule at the minimum gang (GREEN eq. 4, at t0); unit cancels out.
+        efficiency_base: Progress per joule at the minimum gang (GREEN eq. 4, at t0); the unit cancels out.
         efficiency_now: Progress per joule at the present gang size since the last scaling event (GREEN eq. 2).
         progress: Share of the job's work done, 0..1.
-        placements: Where the job sits, None for a queued job.
-        remaining_s: Predicted time the job still needs at its smallest gang, seconds; all NaN unless given.
-        speed_curve: Row of ``Snapshot.speed_curves`` that predicts the job's speed by gang size, -1 where none does;
+        placements: The devices the job holds, None for a queued job.
+        remaining_s: Predicted time the job still needs with its smallest gang, seconds; all NaN unless given.
+        speed_curve: Row of ``Snapshot.speed_curves`` that predicts the job's speed by gang size, -1 if there is none;
             all -1 unless given.
         power_limit_w: The limit set on each of the job's GPUs; NaN at the default, and unless given.
-        clock_mhz: The clock they are locked to; NaN at the default, and unless given.
+        clock_mhz: The clock each of its GPUs is locked to; NaN at the default, and unless given.
         control_curve: Index into ``Snapshot.control_curves``, -1 where nothing is known; all -1 unless given.
         goodput_curve: Row of ``Snapshot.goodput_curves`` that predicts the speed of a job that tunes its batch size,
-            at its present progress; -1 where none does; all -1 unless given.
-        batch_min, batch_max: Between which total batches, samples, its user lets policies choose; -1 where the batch is
-            the user's own; all -1 unless given.
+            at its present progress; -1 if there is none; all -1 unless given.
+        batch_min, batch_max: The range of total batches, samples, from which its user lets policies choose; -1 where
+            the batch is fixed by the user; all -1 unless given.
         shareable: Whether the job may share its GPU with another job that may; none unless given.
-        memory_gib: The memory that the job needs of each GPU; NaN: unknown, and unless given.
+        memory_gib: The memory that the job needs on each GPU; NaN if unknown, and unless given.
     """
 
     ids: Sequence[JobId]
@@ -153,12 +153,12 @@ class JobTable:
 
     @cached_property
     def index(self) -> Mapping[JobId, int]:
-        """Where each job stands in every column."""
+        """The index of each job in every column."""
         return dict(zip(self.ids, range(len(self.ids)), strict=True))
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, Any]) -> JobTable:
-        """Return a table of the columns of one made before, unchecked; for a caller that shows them every round."""
+        """Return a table made from another's columns, unchecked; for a caller that makes one every round."""
         table = object.__new__(cls)
         table.__dict__.update(columns)
         return table
@@ -167,7 +167,7 @@ class JobTable:
         return self.phase.size
 
     def rows(self, keep: Bools) -> JobTable:
-        """Return the table of some of the jobs: (n_jobs,) which."""
+        """Return the table of some of the jobs, given by a mask: (n_jobs,)."""
         columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, column in columns.items():
             columns[name] = column[keep] if isinstance(column, np.ndarray) else tuple(compress(column, keep))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
@@ -188,7 +188,7 @@ class NodeTable:
         gpus: Devices on the node.
         schedulable: False while the node is drained: running jobs continue, nothing new starts there.
         free_devices: Per node, the indices of free devices, ascending.
-        free_gpus: How many those are; counted unless given.
+        free_gpus: The number of free devices; counted unless given.
         zone: Index of the node's grid in ``Snapshot.outlooks``; 0 unless given.
         asleep: Powered down; a gang that starts there waits for the node to boot. None unless given.
         may_sleep: Whether plans may power the node down and up. None unless given.
@@ -211,7 +211,7 @@ class NodeTable:
 
     @cached_property
     def index(self) -> Mapping[NodeId, int]:
-        """Where each node stands in every column."""
+        """The index of each node in every column."""
         return dict(zip(self.ids, range(len(self.ids)), strict=True))
 
     @cached_property
@@ -231,7 +231,7 @@ class NodeTable:
 
     @cached_property
     def free_total(self) -> int:
-        """Free GPUs of all nodes, also of those that take no work."""
+        """Free GPUs on all nodes, including those that take no work."""
         return int(self.free_gpus.sum())
 
     @cached_property
@@ -241,7 +241,7 @@ class NodeTable:
 
     @cached_property
     def _unchanging(self) -> dict[str, Any]:
-        """What ``with_free`` keeps."""
+        """The columns that ``with_free`` keeps."""
         kept = {"index": self.index, "all_schedulable": self.all_schedulable, "schedulable_gpus": self.schedulable_gpus}
         kept["widest"] = self.widest
         return {each.name: getattr(self, each.name) for each in fields(self)} | kept
@@ -249,7 +249,7 @@ class NodeTable:
     def with_free(
         self, free_devices: tuple[tuple[int, ...], ...], free_gpus: Ints, free_total: int, asleep: Bools
     ) -> NodeTable:
-        """Return the same nodes with other devices free and nodes asleep; the rest is taken over, unchecked."""
+        """Return the same nodes with these devices free and these nodes asleep; the rest is carried over, unchecked."""
         table = object.__new__(NodeTable)
         columns = table.__dict__
         columns.update(self._unchanging)
@@ -265,12 +265,12 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class ServiceInstance:
-    """A service instance that waits: a job of fixed size that is placed before any policy decides.
+    """A waiting service instance: a job of fixed size that is placed before any policy decides.
 
     Attributes:
         job_id: Its row in the job table has the rest.
-        gpus: Its devices, all of one node.
-        nodes: (n_nodes,) where it may run, and where a node takes work and is wide enough.
+        gpus: The number of its devices, all on one node.
+        nodes: (n_nodes,) where it may run, on nodes that take work and are wide enough.
     """
 
     job_id: JobId
@@ -284,11 +284,11 @@ class SliceUnit:
 
     Attributes:
         node: Index of its node.
-        device: Its number there.
+        device: Its device number on that node.
         gpu: The GPU that it is a slice of, or is.
         sevenths: Its size.
         free: Whether no gang holds it.
-        uuid: Which slice it is: one that takes its place later has the same number and another UUID.
+        uuid: Identifies the slice: one that takes its place later has the same number but another UUID.
     """
 
     node: int
@@ -301,7 +301,7 @@ class SliceUnit:
 
 @dataclass(frozen=True)
 class SliceJob:
-    """A job that waits for a slice: one device, which no policy places.
+    """A job that waits for a slice: one device, not placed by any policy.
 
     Attributes:
         job_id: Its row in the job table has the rest.
@@ -319,9 +319,9 @@ class TenantShares:
     """What decides between tenants; see ``services.core.cycle.shares``.
 
     Attributes:
-        used_gpu_s: What each has used, as far as it counts still, GPU seconds; nothing where none is given.
+        used_gpu_s: The usage of each that still counts, GPU seconds; 0 where none is given.
         lasting_s: Mean life of usage, seconds.
-        turn_s: For how long a running job keeps its GPUs from a tenant that has had as much as its own, seconds.
+        turn_s: How long a running job keeps its GPUs from a tenant that has used as much as its own, seconds.
     """
 
     used_gpu_s: Mapping[str, float]
@@ -331,21 +331,21 @@ class TenantShares:
 
 @dataclass(frozen=True)
 class RoundHints:
-    """What a round may leave out if its caller does not need it: a simulation holds millions of rounds.
+    """What a round may leave out if its caller does not need it: a simulation runs millions of rounds.
 
     A plan's starts and stops are the same with and without hints (``tests/simulator/test_waiting.py``). Only
     ``services.core.cycle.rounds`` reads them; live rounds have none.
 
     Attributes:
-        reasons: Whether the reasons why jobs wait are read. If not, a plan holds only starts and stops.
+        reasons: Whether anyone reads the reasons why jobs wait. If not, a plan holds only starts and stops.
         contenders: (n,) indices of the jobs to rank in a round that stops no job and gives no reasons: every job that
             is stopping, and the queued ones that may start in it. Queued jobs are left out only where the policy
             declares a standing order (``PolicyEntry.waits_by``) that leaves nothing for them, or keeps its own queue
-            (``PolicyEntry.keeps_queue``). None: not sorted out.
-        newly_waiting: (n,) indices of the jobs that began to wait since the round before, for a policy that keeps its
-            own queue; given only where jobs cease to wait by a start alone. None: not sorted out.
-        before: (n_jobs,) where each job stood in the table of the last active round, -1 where it did not. None: not
-            kept.
+            (``PolicyEntry.keeps_queue``). None: not determined.
+        newly_waiting: (n,) indices of the jobs that began to wait since the previous round, for a policy that keeps its
+            own queue; given only if jobs stop waiting in no other way than by starting. None: not determined.
+        before: (n_jobs,) where each job stood in the table of the last active round, -1 if it was not there. None:
+            not kept.
     """
 
     reasons: bool = True
@@ -367,46 +367,47 @@ class Snapshot:
         trigger: Why the round is held.
         gpu_models: Names of the GPU models, indexed by ``NodeTable.gpu_model`` and the columns of
         ``JobTable.eligible``.
-        outlooks: What is known of the grid of each zone, all of one signal, indexed by ``NodeTable.zone``; at least
-            one. ``services.core.cycle.grids`` says which of them a job draws from.
+        outlooks: What is known about the grid of each zone, all for one signal, indexed by ``NodeTable.zone``; at
+            least one. ``services.core.cycle.grids`` says which of them a job draws from.
         tenant_gpu_quota: The most GPUs a tenant may hold at once, for tenants that have such a limit.
-        speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs in units of the speed at one, for policies
-            that need it ahead; rows are named by ``JobTable.speed_curve``.
-        control_curves: What is known of speed and power by control value, one entry per kind of job; they are named by
+        speed_curves: (n_curves, n_sizes) predicted speed at 1, 2, ... GPUs relative to the speed at one, for policies
+            that need predictions; indexed by ``JobTable.speed_curve``.
+        control_curves: What is known of speed and power by control value, one entry per kind of job; indexed by
             ``JobTable.control_curve``.
-        settable: The kinds of control each GPU model (by index) takes; one that is refused anywhere is left out.
-        gangs: Predicted speed and power by gang size and control value, one entry per kind of job, named as
-            ``control_curves`` are; empty where nothing predicts them.
+        settable: The kinds of control each GPU model (by index) takes; one that any node refuses is left out.
+        gangs: Predicted speed and power by gang size and control value, one entry per kind of job, indexed as
+            ``control_curves``; empty if nothing predicts them.
         idle_w: (n_gpu_models,) draw of a free device with its share of the host, watts; empty: unknown.
-        host_w: (n_gpu_models,) draw of hosts per device, watts; 0 where no meter says, empty: nowhere.
+        host_w: (n_gpu_models,) draw of hosts per device, watts; 0 where there is no meter, empty if there is none at
+            all.
         next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
-        graphs: What is known of jobs' stages, replicas and bytes, for placers that go by it.
-        network: Between nodes and within; ``server_gpus`` is the widest node's.
-        length_spreads: Standard deviation of jobs' predicted lengths, as a share of the prediction; jobs of which it is
-            not known are left out.
-        measured_w: What the cluster draws by its meters, hosts included, watts, with all that was changed in force;
-            NaN: unknown, or just changed.
+        graphs: What is known of jobs' stages, replicas and bytes, for placers that use it.
+        network: Between and within nodes; ``server_gpus`` is the widest node's.
+        length_spreads: Standard deviation of jobs' predicted lengths, as a share of the prediction; jobs for which it
+            is not known are left out.
+        measured_w: What the cluster draws by its meters, including hosts, watts, with all changes in effect; NaN:
+            unknown, or something has just changed.
         measures: Whether gangs can be measured at each control value (``ProfileControls``).
-        measuring: The jobs whose gangs are being measured so; None: unknown.
+        measuring: The jobs whose gangs are being measured in this way; None: unknown.
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
-            one node and over several, in one unit per curve; rows are named by ``JobTable.goodput_curve``.
-        goodput_batches: Of the same shape: the total batch, samples, with which that speed is reached.
+            one node and over several, in one unit per curve; indexed by ``JobTable.goodput_curve``.
+        goodput_batches: Of the same shape: the total batch, samples, at which that speed is reached.
         goodput_gains: Of the same shape: that speed over the one with the user's own batch; empty: unknown.
         services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
-            that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is less by them.
-        services_gpus: Devices that service instances hold or have reserved, on nodes that the table has, and GPUs that
-            are cut or kept for others; neither is among the devices of the table.
-        services_w: What those draw with their share of the host, watts; not in ``measured_w``.
-        slice_units: The slices that jobs may run on; never devices of the table of nodes.
+            that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is reduced by them.
+        services_gpus: Devices that service instances hold or have reserved on nodes in the table, and GPUs that are cut
+            or kept for others; neither are among the devices of the table.
+        services_w: What those draw, with their share of the host, watts; not in ``measured_w``.
+        slice_units: The slices that jobs may run on; never devices of the node table.
         slice_jobs: The jobs that wait for one, in the order in which they get it. ``run_cycle`` places them; a policy
-            sees none. Those that hold one are in no table, and ``tenant_gpu_quota`` is less by them.
+            sees none. Those that hold one are in no table, and ``tenant_gpu_quota`` is reduced by them.
         shared: The pairs of gangs that share a GPU, each of one device, in any order. ``run_cycle`` shows policies one
-            of each pair in the table, and the other one among the ``guests``.
-        guests: The jobs that a policy sees beside the table: each shares the GPU of a job of the table, and
-            ``tenant_gpu_quota`` is less by them. None: there are none.
+            of each pair in the table, and the other among the ``guests``.
+        guests: The jobs that a policy sees besides the table: each shares the GPU of a job in the table, and
+            ``tenant_gpu_quota`` is reduced by them. None: there are none.
         gpu_memory_gib: (n_gpu_models,) memory of a device; empty: unknown.
-        tenant_weights: How much of the GPUs each tenant is to have against others, above 0; 1 where none is given.
+        tenant_weights: Each tenant's share of the GPUs relative to others', above 0; 1 where none is given.
         bound: The nodes on which a job has to start, all of them and in this order, because nothing else has its
             checkpoint; jobs that may start anywhere are left out. See ``services.core.cycle.bound``.
         shares: What tenants have used, where a round divides GPUs between them (``services.core.cycle.shares``).
@@ -452,7 +453,7 @@ class Snapshot:
     hints: RoundHints = NO_HINTS
 
     def again(self, **changed: Any) -> Snapshot:
-        """Return the snapshot with these fields changed, unchecked; for a caller that shows one every round."""
+        """Return the snapshot with these fields changed, unchecked; for a caller that makes one every round."""
         following = object.__new__(Snapshot)
         columns = following.__dict__
         columns.update(self.__dict__)
@@ -460,12 +461,12 @@ class Snapshot:
         return following
 
     def control_curve(self, job: int, gpu_model: int, kind: ControlKind) -> ControlCurve | None:
-        """Return what is known of a job's speed and power by one kind of control on a GPU model; None if nothing."""
+        """Return what is known of a job's speed and power by one kind of control on a GPU model; None if nothing is."""
         row = int(self.jobs.control_curve[job])
         return self.control_curves[row].get((gpu_model, kind)) if row >= 0 else None
 
     def takes(self, gpu_model: int, kind: ControlKind) -> bool:
-        """Whether devices of that model can be set so."""
+        """Whether devices of that model take this kind of control."""
         return gpu_model < len(self.settable) and kind in self.settable[gpu_model]
 
     @property

@@ -1,4 +1,4 @@
-"""Sorting by several keys, in a fraction of the time that a sort by all of them takes; ties go by job id."""
+"""Sorting by several keys, faster than one sort by all of them; ties are broken by job id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = 512
 
 
 def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | None = None) -> Ints:
-    """Return the positions in the keys, smallest first; the first key counts most, the id last.
+    """Return the positions in the order of the keys, smallest first; the first key counts most, the id last.
 
     Ids are compared only where all keys tie, because comparing ten thousand strings costs more than the rest.
 
@@ -44,9 +44,9 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
 
 
 def _sorted(keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
-    """Return the positions by all keys, as ``np.lexsort``, which sorts all by every key; that takes longer.
+    """Return the positions sorted by all keys, like ``np.lexsort``, but faster: that sorts everything by every key.
 
-    Stable sorts take a fraction of the time of numpy's other ones, and of its partitions, where many values are equal.
+    NumPy's stable sort takes a fraction of the time of its other sorts and partitions if many values are equal.
     """
     first = keys[0]
     if first.size < MANY:
@@ -70,7 +70,7 @@ def _sorted(keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
 
 
 def _by_queue(queue: Floats | Ints | Bools, keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
-    """Return the positions by all keys, of which the first names queues and the like: few values, that many share."""
+    """Return the positions sorted by all keys, the first of which has few distinct values, such as queues."""
     lowest, highest = int(queue.min()), int(queue.max())
     if len(keys) == 1 or highest - lowest > QUEUES:
         return np.lexsort(keys[::-1])
@@ -79,8 +79,9 @@ def _by_queue(queue: Floats | Ints | Bools, keys: tuple[Floats | Ints | Bools, .
 
 
 def among_first(count: int, *keys: Floats | Ints | Bools) -> Ints:
-    """Return the positions of all that may be among the first ``count`` by these keys, those that tie with the last
-    included; they are found without sorting the rest.
+    """Return the positions of all that may be among the first ``count`` by these keys, including ties with the last.
+
+    They are found without sorting the rest.
 
     Args:
         count: At least 1.
@@ -101,7 +102,7 @@ def among_first(count: int, *keys: Floats | Ints | Bools) -> Ints:
 
 
 def wishes_first(order: Ints, priority: Ints) -> Ints:
-    """Return ``order`` with the users' priorities put before it: higher first, otherwise unchanged."""
+    """Return ``order`` re-sorted by the users' priorities, highest first, otherwise unchanged."""
     wishes = priority[order]
     if not np.count_nonzero(wishes):
         return order

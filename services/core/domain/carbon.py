@@ -22,14 +22,14 @@ _ALL_KNOWN: Bools = np.empty(0, dtype=np.bool_)
 class CarbonCurve:
     """Intensity as a step function: ``intensity_gco2_per_kwh[i]`` holds from ``times_s[i]`` until ``times_s[i + 1]``.
 
-    Before the first step its value holds, and after the last step that one's; both are then estimates. This is the one
-    rule for what is not known: ``Measured`` follows it in the gaps of a history.
+    The first value also holds before the curve and the last one after it; both are then estimates. This is the one rule
+    for what is not known: ``Measured`` follows it in the gaps of a history.
 
     Attributes:
         times_s: (n,) UTC seconds, strictly increasing, n >= 1.
         intensity_gco2_per_kwh: (n,) finite; marginal signals may be negative.
         end_s: When the last value stops holding.
-        estimated: (n,) whether the step is anything but a measurement; no step is unless given.
+        estimated: (n,) whether the step is anything but a measurement; all False unless given.
 
     Raises:
         DomainError: the arrays do not fit this description.
@@ -56,7 +56,7 @@ class CarbonCurve:
 
     @cached_property
     def edges_s(self) -> Floats:
-        """Where steps begin and end, UTC seconds: (n + 1,); not to be written to."""
+        """Where steps begin and end, UTC seconds: (n + 1,); read-only."""
         return np.append(self.times_s, self.end_s)
 
     @property
@@ -66,9 +66,9 @@ class CarbonCurve:
 
     @cached_property
     def _columns(self) -> tuple[list[float], list[float], list[float]]:
-        """Begin, value, and the integral up to the beginning of each step, as lists: one number is found faster there.
+        """Start, value, and the integral up to the start of each step, as lists, in which single look-ups are faster.
 
-        The integral has one entry more, up to the end.
+        The integral has one more entry, up to the end of the curve.
         """
         integral = np.append(0.0, np.cumsum(self.intensity_gco2_per_kwh * self.lengths_s))
         return self.times_s.tolist(), self.intensity_gco2_per_kwh.tolist(), integral.tolist()
@@ -82,20 +82,20 @@ class CarbonCurve:
         return self._columns[1][self.step_at(time_s)]
 
     def integral(self, time_s: float) -> float:
-        """Return the integral of the intensity from the curve's beginning to ``time_s``, (gCO2/kWh) s.
+        """Return the integral of the intensity from the start of the curve to ``time_s``, (gCO2/kWh) s.
 
         Emissions of a constant power over ``[a, b)`` are ``P * (integral(b) - integral(a))``, with
 
             integral(t) = sum over steps i before t of c[i] * (times[i+1] - times[i])  +  c[last] * (t - times[last])
 
-        Where intensities are positive it is negative before the curve.
+        With positive intensities it is negative before the curve.
         """
         times, values, integral = self._columns
         step = max(bisect_right(times, time_s) - 1, 0)
         return integral[step] + values[step] * (time_s - times[step])
 
     def mean(self, start_s: float, end_s: float) -> float:
-        """Return the time-weighted mean over ``[start_s, end_s)``, gCO2/kWh; of an empty window the value at its start.
+        """Return the time-weighted mean over ``[start_s, end_s)``, gCO2/kWh; if empty, the value at its start.
 
         Source: GREEN section 4.2: the mean times energy is what a constant power emits.
         """
@@ -104,7 +104,7 @@ class CarbonCurve:
         return float(weights @ self.intensity_gco2_per_kwh / total) if total > 0 else self.at(start_s)
 
     def is_estimated(self, start_s: float, end_s: float) -> bool:
-        """Return whether any part of ``[start_s, end_s)`` is an estimate; of an empty window whether its start is."""
+        """Return whether any part of ``[start_s, end_s)`` is an estimate; for an empty window, whether its start is."""
         if start_s < self.start_s or max(start_s, end_s) > self.end_s:
             return True
         within = self._seconds_within(start_s, end_s) > 0
@@ -115,7 +115,7 @@ class CarbonCurve:
 
         Args:
             starts_s: (n,) UTC seconds, n >= 1.
-            length_s: Of each window, > 0.
+            length_s: Length of each window, > 0.
         """
         begins, ends, intensity = self.steps(float(starts_s.min()), float(starts_s.max()) + length_s)
         edges, integral = np.append(begins, ends[-1]), np.append(0.0, np.cumsum(intensity * (ends - begins)))
@@ -137,7 +137,7 @@ class CarbonCurve:
         return begins, ends, self.intensity_gco2_per_kwh[self._steps_at(begins)]
 
     def cut(self, start_s: float, end_s: float) -> CarbonCurve:
-        """Return the curve over ``[start_s, end_s)`` alone, which is not empty."""
+        """Return the curve over ``[start_s, end_s)`` alone, a window that must not be empty."""
         begins, _, intensity = self.steps(start_s, end_s)
         estimated = self.estimated[self._steps_at(begins)] | (begins < self.start_s)
         if end_s > self.end_s:
@@ -145,7 +145,7 @@ class CarbonCurve:
         return CarbonCurve(begins, intensity, end_s, estimated)
 
     def percentile(self, start_s: float, end_s: float, percent: float) -> float:
-        """Return the least value at or below which the grid spends ``percent`` of the time of a window, gCO2/kWh."""
+        """Return the lowest value at or below which the grid spends ``percent`` of a window's time, gCO2/kWh."""
         begins, ends, intensity = self.steps(start_s, end_s)
         order = np.argsort(intensity, kind="stable")
         spent: Floats = np.cumsum((ends - begins)[order])
@@ -156,7 +156,7 @@ class CarbonCurve:
         return np.clip(np.searchsorted(self.times_s, times_s, side="right") - 1, 0, None)
 
     def _seconds_within(self, start_s: float, end_s: float) -> Floats:
-        """Return how much of each step lies in a window, whose ends the first and the last step reach out to: (n,)."""
+        """Return how much of each step lies in a window; the first and last steps are extended to its ends: (n,)."""
         edges = np.minimum(np.maximum(self.edges_s, start_s), max(start_s, end_s))
         edges[0], edges[-1] = start_s, max(start_s, end_s)
         return edges[1:] - edges[:-1]
@@ -167,8 +167,8 @@ class Measured:
     """What was measured of a grid, with gaps where nothing was.
 
     Attributes:
-        starts_s, ends_s: (n,) Of each measured step, UTC seconds, in order and without overlap; n >= 1.
-        curve: The same without gaps: in each the value before it holds, as an estimate.
+        starts_s, ends_s: (n,) of each measured step, UTC seconds, in order and without overlap; n >= 1.
+        curve: The same without gaps: in each, the preceding value holds, as an estimate.
     """
 
     starts_s: Floats
@@ -177,7 +177,7 @@ class Measured:
 
     @classmethod
     def of(cls, starts_s: Floats, ends_s: Floats, intensity: Floats, estimated: Bools) -> Measured:
-        """Return measured steps, gCO2/kWh, and whether the provider estimated each: all (n,).
+        """Return measured steps as columns (n,): their values, gCO2/kWh, and whether the provider estimated each.
 
         Raises:
             DomainError: there are none, or they are not in order of time.
@@ -192,22 +192,22 @@ class Measured:
         return cls(starts_s, ends_s, curve)
 
     def mean(self, start_s: float, end_s: float) -> float | None:
-        """Return the mean over ``[start_s, end_s)``, gCO2/kWh; None where less than ``LEAST_MEASURED`` of it was."""
+        """Return the mean over ``[start_s, end_s)``, gCO2/kWh; None if less than ``LEAST_MEASURED`` was measured."""
         if not start_s < end_s or self.share(start_s, end_s) < LEAST_MEASURED:
             return None
         return self.curve.mean(start_s, end_s)
 
     def share(self, start_s: float, end_s: float) -> float:
-        """Return how much of ``[start_s, end_s)``, which is not empty, was measured: 0 to 1."""
+        """Return how much of ``[start_s, end_s)``, which must not be empty, was measured: 0 to 1."""
         within = np.minimum(self.ends_s, end_s) - np.maximum(self.starts_s, start_s)
         return float(within[within > 0].sum()) / (end_s - start_s)
 
 
 def mixed(curves: Sequence[CarbonCurve], shares: Sequence[float]) -> CarbonCurve:
-    """Return the intensity of power that is drawn from several grids: at every moment the mean by shares.
+    """Return the intensity of power drawn from several grids: at every moment the mean weighted by their shares.
 
     Args:
-        curves: Of one signal.
+        curves: All of one signal.
         shares: One per curve, >= 0; they add up to 1.
     """
     drawn = [(curve, share) for curve, share in zip(curves, shares, strict=True) if share > 0]
@@ -233,12 +233,12 @@ class CarbonOutlook:
         zone: The grid zone.
         signal: What the intensities measure.
         curve: Recent history and forecast in one curve.
-        stale: The newest value is past its maximum age; decisions still use it, and say so.
-        low, high: (n,) of the curve's steps, the deciles between which a forecast is taken to lie with four chances in
-            five, gCO2/kWh; a step whose deciles are not known has its value there. None: none is known.
+        stale: Whether the newest value is past its maximum age; decisions still use it, and say so.
+        low, high: (n,) for the curve's steps, the deciles between which a forecast is taken to lie four times out of
+            five, gCO2/kWh; a step whose deciles are not known has its value there. None: none are known.
 
     Raises:
-        DomainError: deciles that are not one per step of the curve.
+        DomainError: the deciles do not match the steps of the curve.
     """
 
     zone: str

@@ -12,7 +12,7 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True, eq=False)
 class ControlCurve:
-    """Speed and power of one kind of job on one GPU model, by one control value; the other left at its default.
+    """Speed and power of one kind of job on one GPU model by one control, with the other left at its default.
 
     Attributes:
         values: (n_values,) watts or MHz, ascending, above 0.
@@ -34,7 +34,7 @@ class ControlCurve:
             raise DomainError("a curve's control values ascend")
 
     def at(self, value: float | None) -> tuple[float, float]:
-        """Return (relative speed, watts of one GPU) at a control value: linear between values, outside the nearest.
+        """Return (relative speed, watts of one GPU) at a control value: linear between values, clamped outside.
 
         None is the default, where speed is 1 and power is that of the highest value.
         """

@@ -1,4 +1,4 @@
-"""When a job may start that depends on others."""
+"""When a job that depends on others may start."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """How far a job or an array is that others depend on.
+    """How far a job or an array that others depend on has got.
 
     Attributes:
-        live: Tasks that have not ended; of a job, 1 or 0.
+        live: Tasks that have not ended; for a job, 1 or 0.
         not_ok: Tasks that failed or were cancelled.
     """
 

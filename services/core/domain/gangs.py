@@ -15,15 +15,15 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True, eq=False)
 class GangTable:
-    """Predicted or measured; between sizes linear, outside the nearest per GPU in power and the same in speed.
+    """Predicted or measured; linear between sizes. Outside them, power per GPU and speed are those of the nearest size.
 
     Attributes:
         gpus: (n_sizes,) gang sizes, ascending.
         speed: (n_sizes, n_values) seconds of work done per second.
         power_w: (n_sizes, n_values) draw of the whole gang with its share of the hosts, watts.
-        kind: What is set; None where nothing can be or nothing is known of it, with one control value then.
+        kind: The control that is set; None if none can be or nothing is known of it, with one control value then.
         values: (n_values,) watts or MHz, ascending; the last is the default.
-        power_error: The mean error that the model behind it states of its powers, as a share of them; 0: measured.
+        power_error: The mean error that the underlying model states for its powers, as a share of them; 0: measured.
     """
 
     gpus: Ints
@@ -54,16 +54,16 @@ class GangTable:
         return speed, drawn * np.asarray(gpus)[:, None]
 
     def default_only(self) -> GangTable:
-        """Return the table of a place where nothing can be set."""
+        """Return the table for a place where no control can be set."""
         return GangTable(self.gpus, self.speed[:, -1:], self.power_w[:, -1:], None, self.values[-1:], self.power_error)
 
 
 class StackedTables:
-    """Many tables to look gangs up in at once: those with the same sizes, and as many control values, are one array.
+    """Many tables in which gangs can be looked up at once: those of equal sizes and value counts share one array.
 
     Attributes:
         kinds: Of each table.
-        values: (n_tables, n_values) as the tables', inf beyond a table's own.
+        values: (n_tables, n_values) those of the tables, inf beyond a table's own.
         n_values: (n_tables,) how many control values each has.
     """
 
@@ -91,7 +91,7 @@ class StackedTables:
         Args:
             tables: (n,) indices of the tables.
             gpus: (n, n_sizes) sizes, at least 1.
-            default: Only at each table's default control value; then ``n_values`` is 1.
+            default: Whether to use only each table's default control value; then ``n_values`` is 1.
         """
         if len(self._stacks) == 1:
             return self._of(0, self._place[tables], gpus, default)
@@ -121,7 +121,7 @@ class StackedTables:
 
 
 def _between(sizes: Ints, gpus: Ints) -> tuple[Ints, Ints, Floats]:
-    """Return the sizes of a table on both sides of each gang's, and how far it is on the way: all as ``gpus``."""
+    """Return the table's sizes on either side of each gang's, and how far it lies between: all as ``gpus``."""
     upper = np.minimum(np.maximum(np.searchsorted(sizes, gpus), 1), max(sizes.size - 1, 1)) % sizes.size
     lower = np.maximum(upper - 1, 0)
     span = np.maximum(sizes[upper] - sizes[lower], 1)

@@ -1,28 +1,28 @@
 """GPU models: the one table of boards that simulated devices, simulations and priors read.
 
-A row is a board, not a chip: the PCIe and the SXM board of one chip have other limits and clocks. A real device's own
+A row is a board, not a chip: the PCIe and SXM boards of one chip have different limits and clocks. A real device's own
 limits, clocks and memory come from its driver and are never looked up here.
 
 ========================== ===========================================================================================
 figure                     source
 ========================== ===========================================================================================
 ``peak_w``, ``memory_gib`` NVIDIA's data sheet of the board: its power limit, not the most that was ever measured
-``lowest_limit_w``         the least limit that its driver takes; V100 PCIe and P100: the least one in Zeus' tables
+``lowest_limit_w``         the lowest limit its driver accepts; V100 PCIe and P100: the lowest in Zeus' tables
 ``highest_clock_mhz``      the boost clock of the data sheet; P100, RTX 3090, RTX A6000: the highest clock of the driver
-``lowest_clock_mhz``       the least clock that the driver locks it to
-``idle_w``                 by ``idle_source``. ``measured``: read from an idle board. ``bound``: the least draw in a
-                           table of measurements, which the idle draw does not exceed. ``typical``: what
-                           ``nvidia-smi`` usually shows of an idle board; not measured here
+``lowest_clock_mhz``       the lowest clock to which the driver locks it
+``idle_w``                 by ``idle_source``. ``measured``: read from an idle board. ``bound``: the lowest draw in
+                           a table of measurements, which the idle draw does not exceed. ``typical``: what
+                           ``nvidia-smi`` usually shows for an idle board; not measured here
 ========================== ===========================================================================================
 
 Measured or bounded idle draws:
 
 - H200, 83.8 W: measured for this project at the idle clock of 345 MHz (the first row of its training table). The same
-  board drew 133 W just after load, at the clocks it had worked at.
+  board drew 133 W just after a load, at its working clocks.
 - V100 PCIe, 36 W: the floor of Zeus' V100 table (``summary_power_v100.csv`` of its NSDI'23 artifact), where the
-  recommender NCF at its largest batch draws 34.8 to 37.6 W whatever the limit, in the median 36.2. Zeus' V100 is the
+  recommender NCF at its largest batch draws 34.8 to 37.6 W whatever the limit, with a median of 36.2. Zeus' V100 is the
   250 W board.
-- P100 PCIe, 33 W: the least draw in its P100 table (33.3 W).
+- P100 PCIe, 33 W: the lowest draw in Zeus' P100 table (33.3 W).
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class IdleSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """A board.
+    """A GPU board.
 
     Attributes:
         name: The one name under which nodes, jobs and results know it.
-        chip: What it shares with the other boards of its kind, such as ``A100``.
+        chip: What it shares with other boards of its kind, such as ``A100``.
         idle_w: Draw while nothing runs on it, watts.
         peak_w: Its power limit, watts.
-        lowest_limit_w: The least power limit that can be set, watts.
+        lowest_limit_w: The lowest power limit that can be set, watts.
         memory_gib: Device memory.
         lowest_clock_mhz, highest_clock_mhz: The range of SM clocks that it can be locked to; it runs at the highest
             by default.
         idle_source: Where ``idle_w`` comes from.
-        aliases: Other names: the short one, and what NVML calls the board where that differs from ``name``.
+        aliases: Other names: the short one, and NVML's name for the board where that differs from ``name``.
     """
 
     name: str
@@ -108,9 +108,9 @@ _BY_NAME = {_bare(name): board for board in _BOARDS for name in (board.name, *bo
 
 
 def find_gpu_model(name: str) -> GpuModel | None:
-    """Return a board by its name or an alias, whatever its case, separators and maker's prefix; None if unknown.
+    """Return a board by its name or an alias, ignoring case, separators and the maker's prefix; None if unknown.
 
-    ``simulated`` in front of a name counts as a maker's.
+    ``simulated`` in front of a name is treated as such a prefix.
     """
     return _BY_NAME.get(_bare(name))
 
@@ -119,7 +119,7 @@ def gpu_model(name: str) -> GpuModel:
     """Return a board by its name or an alias.
 
     Raises:
-        DomainError: no board has that name; the message names those there are.
+        DomainError: no board has that name; the message lists the known ones.
     """
     found = find_gpu_model(name)
     if found is None:
@@ -131,7 +131,7 @@ def gpu_model(name: str) -> GpuModel:
 def likeliest_gpu_model(name: str) -> GpuModel | None:
     """Return the board that a name most likely means: itself, else the usual board of the chip it names; else None.
 
-    For beliefs about a board of which only the driver's name is known, such as ``NVIDIA A100-SXM-64GB``.
+    For estimates about a board of which only the driver's name is known, such as ``NVIDIA A100-SXM-64GB``.
     """
     bare = _bare(name)
     if (found := _BY_NAME.get(bare)) is not None:
@@ -169,7 +169,7 @@ def can_be_sliced(name: str) -> bool:
 def slice_memory_gib(board: GpuModel) -> tuple[float, float, float, float, float]:
     """Return the memory of a slice of each of ``SLICE_SEVENTHS``.
 
-    Boards without MIG share memory under MPS; a slice's share is then its sevenths of it.
+    Boards without MIG share memory under MPS; a slice then has its sevenths of it.
     """
     found = mig_memory_gib(board)
     if found is not None:

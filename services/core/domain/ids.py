@@ -1,4 +1,4 @@
-"""Identifiers as distinct types, so that a node's name cannot be confused with a job's."""
+"""Identifiers as distinct types, so that a node's name cannot be mistaken for a job's."""
 
 from typing import NewType
 

@@ -1,4 +1,4 @@
-"""A job's states."""
+"""The states of a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether no transition leaves this state."""
+        """Whether this state is final: no transition leaves it."""
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
     @property

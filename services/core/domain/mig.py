@@ -1,7 +1,8 @@
-"""How a GPU is cut into MIG slices: which slices fit on it together, at which places, and what units are numbered.
+"""How a GPU is cut into MIG slices: which slices fit on it together, where, and how they are numbered.
 
-A GPU has seven sevenths of compute and eight memory slots. A slice of a size can begin only at certain slots (NVIDIA,
-"Multi-Instance GPU User Guide", the placements that ``nvidia-smi mig -lgipp`` lists for the A100, H100 and H200).
+A GPU has seven sevenths of compute and eight memory slots. A slice of a given size can begin only at certain slots
+(NVIDIA, "Multi-Instance GPU User Guide", the placements that ``nvidia-smi mig -lgipp`` lists for the A100, H100 and
+H200).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class SlicePlace(NamedTuple):
 
 
 def slice_index(parent: int, start: int) -> int:
-    """Return the number of the unit that is a slice of GPU ``parent`` from memory slot ``start`` on."""
+    """Return the unit number of the slice of GPU ``parent`` that begins at memory slot ``start``."""
     return FIRST_SLICE_INDEX + MEMORY_SLOTS * parent + start
 
 
@@ -47,7 +48,7 @@ def parent_of(index: int) -> int | None:
 
 
 def is_gpu(index: int) -> bool:
-    """Whether a unit is a GPU, and not a slice of one; what a GPU draws contains what its slices draw."""
+    """Whether a unit is a GPU rather than a slice of one; a GPU's draw includes that of its slices."""
     return index < FIRST_SLICE_INDEX
 
 
@@ -69,7 +70,7 @@ def profile_name(board: GpuModel, sevenths: int) -> str:
 
 
 def sevenths_of(name: str) -> int:
-    """Return the size of the slice of that name, such as ``2g``, in sevenths.
+    """Return the size in sevenths of the slice with that name, such as ``2g``.
 
     Raises:
         DomainError: there is no such slice.
@@ -81,12 +82,12 @@ def sevenths_of(name: str) -> int:
 
 
 def placed(sizes: Sequence[int]) -> tuple[SlicePlace, ...]:
-    """Return where slices of these sizes, in sevenths and any order, are on one GPU, in the order of their places.
+    """Return where slices of these sizes, in sevenths and any order, go on one GPU, in order of their places.
 
-    Of the possible placements it is one in which large slices come first; the same sizes always get the same one.
+    It is a placement in which large slices come first; the same sizes always get the same one.
 
     Raises:
-        DomainError: a size is no slice, or the sizes do not fit on one GPU together.
+        DomainError: a size is not a slice's, or the sizes do not fit on one GPU together.
     """
     if unknown := sorted(set(sizes) - set(SLICE_SEVENTHS)):
         names = ", ".join(map(slice_name, SLICE_SEVENTHS))
@@ -100,7 +101,7 @@ def placed(sizes: Sequence[int]) -> tuple[SlicePlace, ...]:
 
 @lru_cache(maxsize=1_024)
 def _place(sizes: tuple[int, ...], taken: int = 0) -> tuple[SlicePlace, ...] | None:
-    """Return places for sizes, the largest first, beside the slots in the mask ``taken``; None if there are none."""
+    """Return places for sizes, largest first, that avoid the slots in the mask ``taken``; None if there are none."""
     if not sizes:
         return ()
     size = sizes[0]
@@ -112,7 +113,7 @@ def _place(sizes: tuple[int, ...], taken: int = 0) -> tuple[SlicePlace, ...] | N
 
 
 def fits(places: Sequence[SlicePlace]) -> bool:
-    """Return whether slices may begin where they do, and do not overlap."""
+    """Return whether slices may begin where they do without overlapping."""
     taken = 0
     for sevenths, start in places:
         if start not in _STARTS.get(sevenths, ()):

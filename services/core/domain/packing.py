@@ -1,8 +1,8 @@
-"""Instances of several sizes on nodes, each whole on one node.
+"""Packing instances of several sizes onto nodes, each whole on one node.
 
-Where sizes divide each other, as 1, 2, 4 and 8 do, the largest first, each on the fullest node that holds it, finds a
-way wherever there is one. Other sizes need a search: on two nodes of 8 that order puts 4 and 3 together, and of 4, 3,
-3, 2, 2 and 2 the last finds no room, though 4, 2 and 2 fill one node and 3, 3 and 2 the other.
+Where sizes divide each other, as 1, 2, 4 and 8 do, placing the largest first, each on the fullest node that holds it,
+finds a packing whenever there is one. Other sizes need a search: on two nodes of 8, that order puts 4 and 3 together,
+and of 4, 3, 3, 2, 2 and 2 the last finds no room, though 4, 2 and 2 fill one node and 3, 3 and 2 the other.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ MOST_STEPS = 20_000
 
 
 def divide_each_other(sizes: Sequence[int]) -> bool:
-    """Return whether of any two sizes the larger is a multiple of the smaller."""
+    """Return whether the larger of any two sizes is a multiple of the smaller."""
     return all(larger % smaller == 0 for smaller, larger in pairwise(sorted(set(sizes))))
 
 
 def patterns(sizes: Sequence[int], room: int) -> list[tuple[int, ...]]:
-    """Return the ways to fill a node to which no instance can be added: how many of each size.
+    """Return the ways to fill a node so that no further instance fits: the number of each size.
 
     >>> patterns([2, 3], 8)
     [(4, 0), (2, 1), (1, 2)]
 
     Args:
-        sizes: Different, each > 0.
+        sizes: Distinct, each > 0.
         room: GPUs of the node.
     """
     if not sizes:
@@ -49,8 +49,8 @@ def pack(sizes: Sequence[int], allowed: Bools, free: Sequence[int], most_steps: 
     Args:
         sizes: (n_instances,) GPUs of each.
         allowed: (n_instances, n_nodes) where each may run.
-        free: (n_nodes,) GPUs that are free; of two equal ways those named first are used.
-        most_steps: When to give up.
+        free: (n_nodes,) free GPUs; of two equal nodes the first is used.
+        most_steps: After how many steps to give up.
     """
     if not sizes:
         return []

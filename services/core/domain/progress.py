@@ -1,4 +1,4 @@
-"""How far long work is, for whoever waits for it."""
+"""How far long-running work has got, for whoever waits for it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far work is.
+    """How far a piece of work has got.
 
     Attributes:
-        share: Of the most that it may take, 0 to 1: evaluations, steps, or a solver's time limit. It never falls, and
-            work may end long before it is 1.
-        doing: What it does now, for people.
+        share: Share, 0 to 1, of the most that it may take: evaluations, steps, or a solver's time limit. It never
+            falls, and work may end long before it reaches 1.
+        doing: What it is doing now, for people to read.
         best: Objective of the best solution so far, None before there is one.
     """
 
@@ -27,11 +27,11 @@ Report = Callable[[Progress], None]
 
 
 def unreported(progress: Progress) -> None:
-    """Take a report and do nothing."""
+    """Ignore a progress report."""
 
 
 def part_of(report: Report, first: float, last: float) -> Report:
-    """Return the report of a part of the work, whose shares 0 to 1 are ``first`` to ``last`` of the whole."""
+    """Return the report function of a part of the work, whose shares 0 to 1 are ``first`` to ``last`` of the whole."""
 
     def of_part(progress: Progress) -> None:
         report(Progress(first + (last - first) * progress.share, progress.doing, progress.best))

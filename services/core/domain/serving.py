@@ -1,4 +1,4 @@
-"""Names, limits and parameters that those who plan, route and clock model servers share."""
+"""Names, limits and parameters shared by the code that plans, routes to and clocks model servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TABLE_7: Mapping[str, LatencyLimits] = {
 
 @dataclass(frozen=True, slots=True)
 class MiadConfig:
-    """M and delta of equation 5; the defaults are the paper's choice (Table 10)."""
+    """M and delta of equation 5; the defaults are the paper's (Table 10)."""
 
     factor: float = 2.0
     step_mhz: float = 100.0
@@ -47,7 +47,7 @@ class MiadConfig:
 
 
 class NegativeRates(StrEnum):
-    """How negative rates are treated, with which drawing power counts as a gain."""
+    """How negative rates, at which drawing power counts as a gain, are treated."""
 
     PAPER = "paper"  # taken literally: an optimum starts instances that the demand does not need
     FRUGAL = "frugal"  # no instance whose requests the others of its class could serve

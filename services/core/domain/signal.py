@@ -18,14 +18,14 @@ MOST_GCO2_PER_KWH = 100_000.0
 
 
 def impossible(value: float, scale: float, signal: Signal) -> str:
-    """Return why no grid has such an intensity; empty if one can.
+    """Return why no grid can have such an intensity; empty if one can.
 
-    Emissions are not negative, unless they are those avoided: a marginal intensity may be. Providers write -999, -9999
+    Emissions are not negative, unless they are avoided ones: a marginal intensity may be. Providers write -999, -9999
     or more nines where they have no value.
 
     Args:
-        value: As it was written.
-        scale: Times this, it is gCO2/kWh.
+        value: As the provider wrote it.
+        scale: Factor that converts it to gCO2/kWh.
         signal: What it measures.
     """
     if not abs(value * scale) <= MOST_GCO2_PER_KWH:

@@ -1,4 +1,4 @@
-"""Names that optimization problems and their answers share."""
+"""Names shared by optimisation problems and their solutions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Backend(StrEnum):
-    """The solvers."""
+    """The solvers that are available."""
 
     HIGHS = "highs"
     CBC = "cbc"

@@ -1,4 +1,4 @@
-"""What is kept free of a disk, so that what must be written down still can be."""
+"""How much of a disk is kept free, so that what must be written still can be."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ LARGEST_SHARE = 0.1
 
 
 def reserve_of(total_bytes: int, wanted_bytes: int) -> int:
-    """Return how many bytes of a file system stay free: what is wanted, of a small one a tenth at most."""
+    """Return how many bytes of a file system to keep free: the wanted number, but at most a tenth of a small one."""
     return min(wanted_bytes, int(total_bytes * LARGEST_SHARE))

@@ -10,17 +10,17 @@ bert-large      Devlin et al., arXiv 1810.04805: 24 layers of 1024, 30,522 word 
 xlnet-large     Yang et al., NeurIPS'19: 24 layers of 1024, 32,000 word pieces                        360,268,800
 t5-11b          Raffel et al., JMLR 21(140): 24 + 24 layers of 1024, heads of 16,384, inner 65,536 11,307,321,344
 gpt-6.7b        Brown et al., arXiv 2005.14165, Table 2.1: 32 layers of 4096                             6.66 10^9
-gpt-13b         the same: 40 layers of 5140, printed; 5120, as 40 heads of 128 make it                   12.85 10^9
+gpt-13b         the same: 40 layers of 5140 as printed; 5120 is used, as 40 heads of 128 give            12.85 10^9
 gpt-175b        the same: 96 layers of 12,288                                                          174.60 10^9
 =============== =================================================================================== ==============
 
 A-SRPT's Table I has these nine, with mini-batches of 32, 4, 32, 4, 4, 8, 32, 32 and 16 (the defaults) and 550 M
-parameters for XLNet-large, more than its authors' model has. Language models take sequences of 512 tokens, as there.
+parameters for XLNet-large, more than its authors' model has. As there, language models take sequences of 512 tokens.
 
-Numbers are four bytes wide, and two in the models that fit no single GPU. A V100 reaches half of its 15.7 TFLOP/s in
-the former, and 40 % of its 125 TFLOP/s (tensor cores) in the latter, about what Megatron-LM reports; our choice both.
-Layouts of the large models (tensor groups, least pipeline depth) are those that Narayanan et al. (SC'21, Table 1) ran
-at the nearest size: 7.5 B on 4 x 1, 18.4 B on 8 x 1, 174.6 B on 8 x 12 (Table 2).
+Numbers are four bytes wide, but two in models that fit no single GPU. A V100 is taken to reach half of its 15.7 TFLOP/s
+with the former, and 40 % of its 125 TFLOP/s (tensor cores) with the latter, about what Megatron-LM reports. Both
+shares are our choice. Layouts of the large models (tensor groups, least pipeline depth) are those that Narayanan et al.
+(SC'21, Table 1) ran at the nearest size: 7.5 B on 4 x 1, 18.4 B on 8 x 1, 174.6 B on 8 x 12 (Table 2).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Architecture:
         name: As users type it.
         layers: In order.
         batch: Mini-batch of A-SRPT's Table I.
-        bytes_per_value: Of parameters, gradients and activations.
-        flops_per_s: What one GPU reaches.
-        tensor_parallel, pipeline: Width of tensor groups and least number of stages of a published layout; 1 and 1
-            where the model fits a GPU, and the planner cuts it as it likes.
+        bytes_per_value: For parameters, gradients and activations.
+        flops_per_s: What one GPU achieves.
+        tensor_parallel, pipeline: Width of tensor groups and least number of stages of a published layout; 1 and 1 if
+            the model fits on one GPU, and the planner may cut it freely.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """All trainable parameters."""
+        """The number of trainable parameters."""
         return sum(layer.parameters for layer in self.layers)
 
 
@@ -105,7 +105,8 @@ Branches = tuple[tuple[tuple[int, int, int], ...], ...]
 def _inception(name: str, into: int, side: int, branches: Branches, *, before: int | None = None) -> Layer:
     """Return a block whose outputs are ``side`` wide.
 
-    With ``before``, that is the width until the last convolution of a branch, and a pooled branch stands beside them.
+    If ``before`` is given, it is the width up to the last convolution of each branch, and there is a pooled branch
+    besides.
     """
     parts: list[Layer] = []
     for branch in branches:
@@ -204,7 +205,7 @@ def architecture(name: str) -> Architecture:
     """Return a model by name.
 
     Raises:
-        DomainError: There is none of that name.
+        DomainError: there is no model of that name.
     """
     if name not in _MAKERS:
         raise DomainError(f"there is no model {name!r}; known: {', '.join(_MAKERS)}")

@@ -1,7 +1,7 @@
 """The edges of a job's graph, and what a cut through them weighs.
 
-Between consecutive stages every pair of replicas is joined, by the same weight: those edges are kept as one number per
-pair of stages. The others are few and listed: all-reduce rings or trees, and the pairs of expert groups.
+Between consecutive stages every pair of replicas is joined by an edge of the same weight, so these are kept as one
+number per pair of stages. The others are few and listed: all-reduce rings or trees, and the pairs in expert groups.
 
 Source: A-SRPT section IV-B; the trees are Sanders, Speck and Träff's two-tree (Parallel Computing 35(12), 2009).
 """
@@ -50,7 +50,7 @@ def edges_of(graph: JobGraph) -> Edges:
 
 
 def _within(stage: Stage, kind: AllReduce) -> list[tuple[tuple[int, int], float]]:
-    """Return the edges among a stage's replicas 0, 1, ...; a pair may come twice."""
+    """Return the edges among a stage's replicas 0, 1, ...; a pair may occur twice."""
     k, group = stage.replicas, stage.expert_parallel
     found: list[tuple[tuple[int, int], float]] = []
     if k > 1:
@@ -71,8 +71,8 @@ def double_binary_trees(n: int) -> tuple[list[tuple[int, int]], list[tuple[int, 
     """Return the (child, parent) edges of two binary trees over ``n`` vertices.
 
     The first is the in-order tree: a vertex's height is the number of its trailing zero bits. The second is its mirror
-    image for even ``n``, else the first shifted by one, so that (but for the roots) who has children in one tree has
-    none in the other: each carries half of the data, and every vertex sends about as much as it receives.
+    image for even ``n``, else the first shifted by one, so that (except for the roots) a vertex with children in one
+    tree has none in the other: each carries half of the data, and every vertex sends about as much as it receives.
     """
     first = [(vertex, _parent(vertex, n)) for vertex in range(1, n)]
     turned = [n - 1 - vertex if n % 2 == 0 else (vertex + 1) % n for vertex in range(n)]

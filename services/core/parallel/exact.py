@@ -1,18 +1,18 @@
 """The placement with the shortest iteration, as a mixed-integer linear programme.
 
-A binary ``y[s, m, j]`` says that server ``m`` has ``j`` replicas of stage ``s``; with it eq. 6, whose ``1/x`` is not
-linear, is a sum over ``j``, and so is "the stage is on this server at all". The rest of a server's time is linear in
-the counts ``n[c, m]`` of classes (see ``iteration``)::
+A binary ``y[s, m, j]`` says that server ``m`` has ``j`` replicas of stage ``s``; with it, eq. 6, whose ``1/x`` is not
+linear, becomes a sum over ``j``, and so does "the stage is on this server at all". The rest of a server's time is
+linear in the counts ``n[c, m]`` of classes (see ``iteration``)::
 
     minimise T
     T >= sum over j >= 1 of load[s, j] y[s, m, j] - before[s] x[s-1, m] - after[s] x[s+1, m]      for all s, m
     x[s, m] = sum over j of j y[s, m, j] = sum over c in s of n[c, m],   sum over j of y[s, m, j] = 1
     sum over m of n[c, m] = replicas of c,   sum over c of width[c] n[c, m] <= free[m]
 
-The bound needs no big constant: a stage that is not on a server has 0 >= something not above 0. With expert groups
+The bound needs no big-M constant: a stage that is not on a server has 0 >= something not above 0. With expert groups
 each class adds ``alone[c] z[c, m] - saved[c] (n[c, m] - z[c, m])`` with a binary ``z[c, m] >= n[c, m] / replicas``.
 
-Source: A-SRPT section V-B (2-e), which names the programme and does not print it.
+Source: A-SRPT section V-B (2-e), which names the programme but does not print it.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def exact(
     backend: Backend | str = Backend.HIGHS,
     time_limit_s: float | None = None,
 ) -> Exact:
-    """Return the best placement found: ``start`` where the solver found none that is faster.
+    """Return the best placement found, which is ``start`` if the solver found none that is faster.
 
     Args:
         model: Of the job.
         servers: (n_servers,) free GPUs.
         start: (n_classes, n_servers) a placement that fits; its time bounds the search.
-        backend: Who solves it.
-        time_limit_s: As of ``solve``.
+        backend: The solver to use.
+        time_limit_s: As for ``solve``.
     """
     known_s = float(model.time_s(start))
     programme, counted = _programme(model, servers, known_s)

@@ -1,7 +1,7 @@
 """A distributed training job as a graph: replicas of pipeline stages, and the bytes between them.
 
-A *replica* is the unit that is placed. It occupies as many GPUs as its stage's tensor groups are wide, all on one
-server. Replicas are numbered stage by stage; that number is the vertex.
+A *replica* is the unit of placement. It occupies as many GPUs as its stage's tensor groups are wide, all on one server.
+Replicas are numbered stage by stage; that number is the vertex.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from services.core.domain.errors import DomainError
 
 
 class AllReduce(StrEnum):
-    """How the replicas of a stage sum their gradients; the time is the same, the edges differ."""
+    """How the replicas of a stage sum their gradients; the time is the same, but the edges differ."""
 
     RING = "ring"
     TREE = "tree"
@@ -25,18 +25,18 @@ class AllReduce(StrEnum):
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive layers of a model, and their replicas. Bytes and times are per iteration, of the whole mini-batch.
+    """Consecutive layers of a model, and their replicas. Bytes and times are per iteration, for the whole mini-batch.
 
     Attributes:
         replicas: Data-parallel copies, ``k``; each takes an equal share of the mini-batch.
         forward_s, backward_s: Computation of one replica on its share, ``p^f`` and ``p^b``.
         parameter_bytes: Gradients that the replicas sum, ``h``.
         output_bytes: Activations sent on to the next stage, by all replicas together: ``k * d_out``.
-        tensor_parallel: GPUs that share each replica's layers; they never leave a server.
-        tensor_bytes: What tensor groups sum, forward and backward together, by all replicas together.
+        tensor_parallel: GPUs that share each replica's layers; they never span servers.
+        tensor_bytes: What tensor groups sum, forward and backward, over all replicas together.
         expert_parallel: Consecutive replicas that exchange tokens with one another; divides ``replicas``.
-        expert_bytes: Tokens sent to experts and back in one pass, by all replicas together; the backward pass sends as
-            many.
+        expert_bytes: Tokens sent to experts and back in one pass, by all replicas together; the backward pass sends
+            the same amount.
     """
 
     replicas: int
@@ -60,7 +60,7 @@ class Stage:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all replicas."""
+        """The number of GPUs of all replicas."""
         return self.replicas * self.tensor_parallel
 
 
@@ -68,8 +68,8 @@ class Stage:
 class JobGraph:
     """A job: a chain of stages.
 
-    Where a stage has expert groups, each group is a *class* of its own; else the stage is one class. Replicas of a
-    class are interchangeable, so that a placement is, as far as time goes, a count per class and server.
+    In a stage with expert groups, each group is a *class* of its own; otherwise the stage is one class. Replicas of a
+    class are interchangeable, so that, for timing, a placement is a count per class and server.
     """
 
     stages: tuple[Stage, ...]
@@ -84,27 +84,27 @@ class JobGraph:
 
     @cached_property
     def _hash(self) -> int:
-        """Kept, because placers look up by the graph in every round."""
+        """Cached, because placers look up by the graph in every round."""
         return hash((self.stages, self.all_reduce is AllReduce.RING))
 
     @cached_property
     def gpus(self) -> int:
-        """GPUs of the gang."""
+        """The number of GPUs of the gang."""
         return sum(stage.gpus for stage in self.stages)
 
     @cached_property
     def has_tensor_groups(self) -> bool:
-        """Whether some replica is of several GPUs, all on one server."""
+        """Whether any replica has several GPUs, which must be on one server."""
         return any(stage.tensor_parallel > 1 for stage in self.stages)
 
     @cached_property
     def first(self) -> Ints:
-        """(n_stages + 1,) the first vertex of each stage, and the number of vertices."""
+        """(n_stages + 1,) the first vertex of each stage, followed by the number of vertices."""
         return np.cumsum([0, *(stage.replicas for stage in self.stages)]).astype(np.int64)
 
     @cached_property
     def size(self) -> Ints:
-        """(n_vertices,) GPUs of each replica."""
+        """(n_vertices,) number of GPUs of each replica."""
         return np.repeat([stage.tensor_parallel for stage in self.stages], np.diff(self.first)).astype(np.int64)
 
     @cached_property
@@ -124,20 +124,20 @@ class JobGraph:
 
     @cached_property
     def class_replicas(self) -> Ints:
-        """(n_classes,) replicas of each class."""
+        """(n_classes,) number of replicas in each class."""
         return np.bincount(self.class_of).astype(np.int64)
 
     @cached_property
     def class_size(self) -> Ints:
-        """(n_classes,) GPUs of each replica of a class."""
+        """(n_classes,) number of GPUs of each replica in a class."""
         sizes = np.array([stage.tensor_parallel for stage in self.stages], dtype=np.int64)
         return sizes[self.stage_of_class]
 
     def sized(self, gpus: int) -> JobGraph:
-        """Return the job on another number of GPUs, the mini-batch of each replica kept.
+        """Return the job on a different number of GPUs, with the mini-batch of each replica kept.
 
-        A multiple of the layout's GPUs gives each stage so many times its replicas; any other number gives plain data
-        parallelism of the whole model.
+        A multiple of the layout's GPUs multiplies the replicas of each stage accordingly; any other number gives plain
+        data parallelism of the whole model.
         """
         if gpus == self.gpus:
             return self
@@ -159,5 +159,5 @@ class JobGraph:
 
 
 def data_parallel(gpus: int, parameter_bytes: float, computation_s: float = 0.0) -> JobGraph:
-    """Return pure data parallelism: one stage of ``gpus`` replicas, a third of the computation forward."""
+    """Return pure data parallelism: one stage of ``gpus`` replicas, a third of the computation being forward."""
     return JobGraph((Stage(gpus, computation_s / 3, computation_s * 2 / 3, parameter_bytes),))

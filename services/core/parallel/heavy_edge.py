@@ -1,13 +1,13 @@
 """Heavy-Edge: servers are filled one by one, each time with the replica on the heaviest edge to those already there.
 
-Servers by free GPUs, most first. One whose GPUs the rest of the job fills exactly takes the rest; one with a single GPU
-takes the replica of least total edge weight; any other begins with an end of the heaviest edge left and grows along the
-heaviest edges. Equal edges: the lowest vertex. Without an edge to go on, the paper takes a random replica and we the
-lowest, so that equal input gives equal placements.
+Servers are taken by free GPUs, most first. One whose GPUs the rest of the job fills exactly takes the rest; one with a
+single GPU takes the replica of least total edge weight; any other begins with an end of the heaviest edge left and
+grows along the heaviest edges. Ties go to the lowest vertex. Without an edge to follow, the paper takes a random
+replica and we take the lowest, so that equal input gives equal placements.
 
 Section VI: a tensor group is one vertex of several GPUs, so that it cannot be split. A server then takes only replicas
-that still fit; if the greedy way leaves some that fit nowhere, all are placed widest first, whatever their edges, which
-finds a way wherever there is one as long as each width divides the next.
+that still fit. If the greedy method leaves some that fit nowhere, all are placed widest first, whatever their edges,
+which succeeds whenever possible as long as each width divides the next.
 
 Source: A-SRPT section IV-B.
 """
@@ -22,7 +22,7 @@ from services.core.parallel.graph import JobGraph
 
 
 def heavy_edge(graph: JobGraph, edges: Edges, servers: Ints) -> Ints | None:
-    """Return the server of each replica: (n_vertices,), or None where tensor groups do not fit.
+    """Return the server of each replica: (n_vertices,), or None if tensor groups do not fit.
 
     Args:
         graph: The job.
@@ -38,7 +38,7 @@ def heavy_edge(graph: JobGraph, edges: Edges, servers: Ints) -> Ints | None:
 
 
 class _Greedy:
-    """The assignment under way. ``_reach`` is the heaviest edge of each free vertex to the server being filled."""
+    """The assignment in progress. ``_reach`` is the heaviest edge from each free vertex to the server being filled."""
 
     def __init__(self, graph: JobGraph, edges: Edges) -> None:
         self._graph = graph
@@ -60,7 +60,7 @@ class _Greedy:
         self.left = graph.gpus
 
     def fill(self, server: int, room: int) -> None:
-        """Give a server what it has room for."""
+        """Fill a server with as many replicas as it has room for."""
         free = self.server < 0
         if room == self.left:
             self.server[free] = server
@@ -101,7 +101,7 @@ class _Greedy:
         reach[vertex] = -np.inf
 
     def _end_of_heaviest(self) -> int:
-        """Return the lower end of the heaviest edge between free vertices, or -1; edges once used up stay so."""
+        """Return the lower end of the heaviest edge between free vertices, or -1; edges once used up stay used up."""
         while self._next_listed < len(self._listed):
             if all(self.server[end] < 0 for end in self._listed[self._next_listed]):
                 break

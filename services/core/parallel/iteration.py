@@ -1,17 +1,18 @@
-"""How long one iteration takes, wherever a job sits.
+"""How long one iteration takes on any placement of a job.
 
 Under asynchronous pipelining the slowest stage on any server sets the pace (eq. 7)::
 
     alpha = max over (m, s) of  comp[s] + comm[s, m] + all_reduce[s, m]        where x[s, m] > 0
 
 with ``x[s, m]`` replicas of stage ``s`` on server ``m``, each GPU having ``1/g`` of its server's NIC. Equations 5 and 6
-are damaged in the copy we have; as they must read (``k`` replicas, ``d_in``, ``d_out`` per replica, ``h`` parameters)::
+are garbled in our copy of the paper; as they must read (``k`` replicas, ``d_in``, ``d_out`` per replica, ``h``
+parameters)::
 
     comm       = (2 d_in (1 - x[s-1]/k[s-1]) + 2 d_out (1 - x[s+1]/k[s+1])) * x[s] / ((x[s]/g) B_inter)
                + (2 d_in x[s-1]/k[s-1] + 2 d_out x[s+1]/k[s+1]) / B_intra
     all_reduce = 2 (k-1) h / (k (x[s]/g) B_inter)   where the stage spans servers, 2 (k-1) h / (k B_intra) where not
 
-What we add (section VI gives no equations): a tensor group of ``t`` GPUs has ``t`` shares of the NIC and ``t`` links,
+Our additions (section VI gives no equations): a tensor group of ``t`` GPUs has ``t`` shares of the NIC and ``t`` links,
 and sums ``tensor_bytes`` within its server; a replica of an expert group sends ``2 expert_bytes/k`` per iteration
 evenly over its group, through the NIC or within the server. A server's terms depend only on what sits on that
 server, so its time is a table look-up and three products.
@@ -30,7 +31,7 @@ from services.core.parallel.graph import JobGraph
 
 @dataclass(frozen=True)
 class Network:
-    """What connects GPUs. The defaults are the paper's: 10 Gb/s NICs, NVLink of a V100, servers of eight.
+    """What connects GPUs. The defaults are the paper's: 10 Gb/s NICs, the NVLink of a V100, servers of eight GPUs.
 
     Attributes:
         inter_bytes_per_s: A server's NIC, each direction; ``B_inter``.
@@ -84,7 +85,7 @@ class IterationModel:
         self._member = (graph.stage_of_class[None, :] == np.arange(len(stages))[:, None]).astype(np.int64)
 
     def server_times(self, counts: Ints) -> Floats:
-        """Return the time of each server, seconds; -inf of one that has no replica.
+        """Return the time of each server, seconds; -inf for one that has no replica.
 
         Args:
             counts: (..., n_classes, n_servers) replicas of each class on each server.
@@ -102,31 +103,31 @@ class IterationModel:
         return time.max(axis=-2)
 
     def time_s(self, counts: Ints) -> Floats:
-        """Return the iteration time of each placement: (...,) of (..., n_classes, n_servers)."""
+        """Return the iteration time of each placement: (..., n_classes, n_servers) to (...,)."""
         return self.server_times(counts).max(axis=-1)
 
     def stage_terms(self, stage: int) -> tuple[Floats, float, float]:
-        """Return what makes up a stage's time on a server, for a linear programme.
+        """Return the terms of a stage's time on a server, for a linear programme.
 
         Returns:
-            (most,) seconds by 1, 2, ... replicas on the server, and seconds saved per replica there of the stage
-            before, and of the stage after.
+            (most,) seconds with 1, 2, ... replicas on the server, and seconds saved per replica there of the preceding
+            stage, and of the following stage.
         """
         return self._load[stage, 1:], float(self._saved_before[stage]), float(self._saved_after[stage])
 
     @property
     def expert_terms(self) -> tuple[Floats, Floats]:
-        """(n_classes,) seconds of a replica's exchange alone on a server, and (n_classes,) saved per peer there."""
+        """(n_classes,) seconds of a replica's exchange if alone on a server, and (n_classes,) saved per peer there."""
         return self._expert_alone, self._expert_saved
 
     @property
     def whole_s(self) -> float:
-        """Everything on one server, however wide."""
+        """The iteration time with everything on one server, however wide."""
         return float(self.time_s(self.graph.class_replicas[:, None]))
 
     @property
     def torn_s(self) -> float:
-        """Tensor groups across servers, which no placement by the graph allows: they then sum over the NIC as well."""
+        """The iteration time with tensor groups split across servers, which no placement by graph allows."""
         k = np.array([stage.replicas for stage in self.graph.stages])
         torn = np.array([stage.tensor_bytes if stage.tensor_parallel > 1 else 0.0 for stage in self.graph.stages]) / k
         share = self.network.inter_bytes_per_s / self.network.server_gpus
@@ -134,7 +135,7 @@ class IterationModel:
 
     @property
     def worst_s(self) -> float:
-        """``alpha_max``: every replica on a server of its own."""
+        """``alpha_max``: the iteration time with every replica on a server of its own."""
         alone = self._load[:, 1]
         return float(
             alone.max() if not self._has_experts else (alone[self.graph.stage_of_class] + self._expert_alone).max()

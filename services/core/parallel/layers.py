@@ -1,4 +1,4 @@
-"""Layers as a planner sees them: parameters, operations, and how much goes on to the next one."""
+"""Layers as a planner sees them: parameters, operations, and how much is sent on to the next layer."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Layer:
     """A layer, or a block that is never cut. Everything but the parameters is per sample.
 
     Attributes:
-        name: As the source calls it.
-        parameters: Trainable ones.
+        name: The source's name for it.
+        parameters: Number of trainable parameters.
         forward_flops: Operations of the forward pass (a multiply-add is two); backward takes twice as many.
         outputs: Values sent on.
         tensor_sums: Values that a tensor group sums, forward and backward together.
@@ -27,9 +27,9 @@ class Layer:
 def convolution(
     name: str, channels: tuple[int, int], kernel: tuple[int, int], side: int, *, normalised: bool = True
 ) -> Layer:
-    """Return a convolution from so many channels to so many, on an output of ``side`` x ``side``.
+    """Return a convolution between these numbers of channels, with an output of ``side`` x ``side``.
 
-    Normalised: batch norm (two parameters a channel) instead of a bias.
+    With ``normalised``, it has batch norm (two parameters per channel) instead of a bias.
     """
     into, out = channels
     weights = into * out * kernel[0] * kernel[1]
@@ -43,27 +43,27 @@ def dense(name: str, into: int, out: int) -> Layer:
 
 
 def block(name: str, parts: list[Layer], outputs: int) -> Layer:
-    """Return layers that are never cut as one, with so many outputs together."""
+    """Return several layers as one that is never cut, with ``outputs`` values sent on."""
     return Layer(name, sum(part.parameters for part in parts), sum(part.forward_flops for part in parts), outputs)
 
 
 def pooled(layer: Layer, outputs: int) -> Layer:
-    """Return the layer with pooling behind it."""
+    """Return the layer followed by pooling to ``outputs`` values."""
     return Layer(layer.name, layer.parameters, layer.forward_flops, outputs)
 
 
 def transformer(
     name: str, parameters: int, width: int, tokens: int, *, inner: int | None = None, attentions: int = 1, sent: int = 1
 ) -> Layer:
-    """Return a transformer layer on a sequence of so many tokens.
+    """Return a transformer layer for a sequence of this many tokens.
 
     Args:
-        name: As the source calls it.
+        name: The source's name for it.
         parameters: Of the layer; all but a few are weights that each token meets once.
         width: Of the hidden state.
         tokens: In a sample.
-        inner: Width of all attention heads together; the hidden state's unless given.
-        attentions: Attention blocks; a tensor group sums once behind each and behind the feed-forward block.
+        inner: Total width of the attention heads; the hidden state's unless given.
+        attentions: Attention blocks; a tensor group sums once after each and after the feed-forward block.
         sent: Hidden states sent on: two where a decoder passes the encoder's on.
     """
     scores = 4.0 * tokens * tokens * (width if inner is None else inner) * attentions

@@ -26,7 +26,7 @@ class Mapping:
         iteration_time_s: By eq. 7.
         cut_bytes: Weight of the edges between servers, bytes per iteration.
         proven: Whether no placement is faster.
-        note: What a reader should know of the solve.
+        note: What a reader should know about the solve.
     """
 
     server: Ints
@@ -37,7 +37,7 @@ class Mapping:
 
 
 class Mapper:
-    """Maps one job onto whatever is free; the job's graph, edges and time model are made once."""
+    """Maps one job onto whatever is free; the job's graph, edges and time model are built only once."""
 
     def __init__(self, graph: JobGraph, network: Network) -> None:
         self.graph = graph
@@ -47,9 +47,9 @@ class Mapper:
         """GPUs of its smallest replica."""
 
     def counts(self, servers: Ints, method: Method) -> Ints | None:
-        """Return replicas by class and server, (n_classes, n_servers), or None where tensor groups do not fit.
+        """Return replicas by class and server, (n_classes, n_servers), or None if tensor groups do not fit.
 
-        ``servers``: (n_servers,) free GPUs. ``Method.ILP`` is not for this: it takes seconds, not milliseconds.
+        ``servers``: (n_servers,) free GPUs. Not for ``Method.ILP``, which takes seconds rather than milliseconds.
         """
         server = heavy_edge(self.graph, self.edges, servers)
         if server is None:
@@ -65,16 +65,16 @@ class Mapper:
         backend: Backend | str = Backend.HIGHS,
         time_limit_s: float | None = None,
     ) -> Mapping:
-        """Return the placement on servers with so many free GPUs.
+        """Return the placement on servers with these numbers of free GPUs.
 
         Args:
             servers: (n_servers,) free GPUs of each, at least 0.
             method: How to find it.
-            backend: Solver of ``Method.ILP``.
-            time_limit_s: Of that solver; none for no limit.
+            backend: Solver for ``Method.ILP``.
+            time_limit_s: For that solver; None for no limit.
 
         Raises:
-            DomainError: An unknown method, too few GPUs, or a tensor group that fits on no server.
+            DomainError: an unknown method, too few GPUs, or a tensor group that fits on no server.
         """
         if method not in set(Method):
             raise DomainError(f"there is no placement method {method!r}; known: {', '.join(Method)}")
@@ -120,13 +120,13 @@ class Mapper:
 
 
 def counts_of(graph: JobGraph, server: Ints, servers: int) -> Ints:
-    """Return replicas by class and server, (n_classes, servers), of the server of each replica."""
+    """Return replicas by class and server, (n_classes, servers), from the server of each replica."""
     classes = len(graph.stage_of_class)
     flat = np.bincount(graph.class_of * servers + server, minlength=classes * servers)
     return flat.reshape(classes, servers)
 
 
 def vertices_of(counts: Ints) -> Ints:
-    """Return the server of each replica, (n_vertices,), of counts: neighbours of a class stay together."""
+    """Return the server of each replica, (n_vertices,), from counts: neighbours within a class stay together."""
     servers: Ints = np.indices(counts.shape)[1]
     return np.repeat(servers.ravel(), counts.ravel())

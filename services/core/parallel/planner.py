@@ -1,15 +1,15 @@
-"""How a common model is laid out on so many GPUs, so that a user need not say.
+"""How a common model is laid out on a number of GPUs, so that a user need not say.
 
-Models that fit a GPU are cut as PipeDream does it: of all ways to cut the layers into stages and to give each stage
-replicas, the one whose slowest stage is fastest. The planner does not know where the gang will sit, so it counts on
+Models that fit on one GPU are cut as in PipeDream: of all ways to cut the layers into stages and to give each stage
+replicas, the one whose slowest stage is fastest. The planner does not know where the gang will sit, so it assumes only
 what every GPU has anywhere: its share of a NIC. Gangs larger than ``CUT_GPUS`` are several such pipelines side by side,
-each with a mini-batch of its own.
+each with its own mini-batch.
 
 Large models take a published layout (``architectures``): tensor groups of that width or of the greatest power of two
-that divides the GPUs, at least that many stages of even length, and replicas of the whole; of the depths that divide
-the GPUs, the one that takes the least time per sample on those shares.
+that divides the number of GPUs, at least that many stages of even length, and replicas of the whole; of the depths that
+divide the number of GPUs, the one with the least time per sample on those shares.
 
-Sources: Narayanan et al., PipeDream, SOSP'19, section 3.1; A-SRPT section V-A takes the planner of Luo et al.
+Sources: Narayanan et al., PipeDream, SOSP'19, section 3.1; A-SRPT section V-A uses the planner of Luo et al.
 (INFOCOM'22), which is of that kind.
 """
 
@@ -43,15 +43,15 @@ def plan_layout(
     """Return a layout of the model on exactly ``gpus`` GPUs.
 
     Args:
-        model: By name, or a shape of your own.
-        gpus: Of the gang; 1 to ``MAX_GPUS``.
+        model: A name, or a shape of your own.
+        gpus: Size of the gang; 1 to ``MAX_GPUS``.
         batch: Mini-batch of each pipeline, samples; A-SRPT's Table I unless given.
         network: What to plan for; the paper's unless given.
         tensor_parallel: Width of tensor groups, instead of the published one.
         all_reduce: How replicas sum gradients.
 
     Raises:
-        DomainError: No such model, or numbers that do not go together.
+        DomainError: there is no such model, or the numbers do not go together.
     """
     shape = architecture(model) if isinstance(model, str) else model
     samples = shape.batch if batch is None else batch
@@ -74,7 +74,7 @@ def _tensor_width(shape: Architecture, gpus: int, asked: int | None) -> int:
 
 
 def _even(shape: Architecture, groups: int, width: int, batch: int, network: Network) -> list[Stage]:
-    """Return stages of as even a number of layers as can be: the depth that takes least time per sample at worst."""
+    """Return stages with layers split as evenly as possible, at the depth with the least worst-case time per sample."""
     embedding = int(not shape.layers[0].forward_flops)  # goes with the layer behind it
     depth = len(shape.layers) - embedding
     depths = [each for each in range(shape.pipeline, depth + 1) if groups % each == 0]
@@ -96,7 +96,7 @@ def _even(shape: Architecture, groups: int, width: int, batch: int, network: Net
 
 
 def _cut(shape: Architecture, gpus: int, batch: int, network: Network) -> list[Stage]:
-    """Return the cut with the fastest slowest stage, as many pipelines side by side as it takes."""
+    """Return the cut whose slowest stage is fastest, with as many pipelines side by side as are needed."""
     pipeline = max(each for each in range(1, min(gpus, CUT_GPUS) + 1) if gpus % each == 0)
     copies = gpus // pipeline
     return [
@@ -108,8 +108,8 @@ def _cut(shape: Architecture, gpus: int, batch: int, network: Network) -> list[S
 def _best_cut(shape: Architecture, gpus: int, batch: int, network: Network) -> list[tuple[int, int, int]]:
     """Return (first layer, end, replicas) of each stage, by dynamic programming.
 
-    ``best[g, j]`` is the slowest stage's time of the first ``j`` layers on ``g`` GPUs; a stage is ready in the time of
-    eq. 7 with each replica on a server of its own.
+    ``best[g, j]`` is the time of the slowest stage with the first ``j`` layers on ``g`` GPUs; a stage takes the time of
+    eq. 7 with each replica on its own server.
     """
     n = len(shape.layers)
     value = shape.bytes_per_value

@@ -1,11 +1,11 @@
 """A bounded local search that shortens the iteration of a placement.
 
-It begins where the placement given is, and at the best of some hundred others: servers filled in some order with the
-stages in the order of the chain, or in another. From each it descends. The iteration is as long as the slowest server
-takes, and a server's time depends on its own replicas only; so a step looks at one slowest server: exchanges of up to
-``MOST_AT_ONCE`` of its replicas of a class with as many elsewhere, or with free GPUs, are timed at once, and the one
-that leaves the two servers fastest is made if both are then below the slowest. The number of slowest servers falls
-with each step, so a descent ends. The orders are drawn from a fixed seed: equal input gives equal placements.
+It begins from the given placement, and from the best of some hundred others: servers filled in some order, with the
+stages in the order of the chain or in another. From each it descends. The iteration takes as long as the slowest
+server, and a server's time depends only on its own replicas. So a step looks at one slowest server: exchanges of up to
+``MOST_AT_ONCE`` of its replicas of a class with as many elsewhere, or with free GPUs, are timed together, and the one
+that leaves the two servers fastest is made if both are then below the slowest. The number of slowest servers falls with
+each step, so a descent ends. The orders are drawn from a fixed seed: equal input gives equal placements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_AT_ONCE = 3
 
 
 def refine(model: IterationModel, counts: Ints, servers: Ints) -> Ints:
-    """Return a placement whose iteration is no longer; (n_classes, n_servers) like ``counts``."""
+    """Return a placement, (n_classes, n_servers) like ``counts``, whose iteration takes no longer."""
     candidates = [counts]
     if counts.shape[1] > 1:
         drawn = _orders(model, servers)
@@ -35,7 +35,7 @@ def refine(model: IterationModel, counts: Ints, servers: Ints) -> Ints:
 
 
 def _orders(model: IterationModel, servers: Ints) -> Ints:
-    """Return placements that fill servers one after another: (n, n_classes, n_servers); none where widths differ."""
+    """Return placements that fill servers one after another: (n, n_classes, n_servers); none if widths differ."""
     graph = model.graph
     classes, sites = len(graph.stage_of_class), servers.size
     width = int(graph.size[0])
@@ -80,9 +80,9 @@ def _descend(model: IterationModel, counts: Ints, servers: Ints, work: int) -> I
 
 
 def _exchanges(counts: Ints, sizes: Ints, room: Ints, server: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return what may leave a server, what may come for it, from where, and how many of each: four of (n,).
+    """Return which class may leave a server, which may replace it, from which server, and how many: four of (n,).
 
-    -1 stands for free GPUs, of which there are always enough to try; what does not fit is left out.
+    -1 stands for free GPUs, which are assumed to be plentiful; exchanges that do not fit are left out.
     """
     leave = np.append(np.flatnonzero(counts[:, server]), -1)
     come_from, come = np.nonzero(counts.T)
@@ -102,7 +102,7 @@ def _exchanges(counts: Ints, sizes: Ints, room: Ints, server: int) -> tuple[Ints
 
 
 def _exchange(here: Ints, there: Ints, out: Ints, into: Ints, many: Ints) -> None:
-    """Make each exchange in its own column of both: (n_classes, n)."""
+    """Make each exchange in its own column of both arrays: (n_classes, n)."""
     column = np.arange(out.size)
     for replica, source, target in ((out, here, there), (into, there, here)):
         real = replica >= 0

@@ -1,11 +1,10 @@
 """GPUs, control values and places for given jobs within a power limit: PowerFlow's greedy, then Heavy-Edge.
 
-One round of PowerFlow without a cluster around it. GPUs go to jobs by marginal return (``powerflow.allocate``); gangs
-are placed in the order of the jobs, those that run already where they are, each by its graph
-(``cycle.graph_placing``); control values take the power that is left (``powerflow.controls``). The first step counts
-GPUs and assumes that gangs are packed. What it cannot know is settled here: a size whose tensor groups find no nodes
-whole is not given again and the GPUs are given out anew, and where free GPUs draw more than assumed, the last gangs
-wait.
+One round of PowerFlow without a cluster around it. GPUs go to jobs by marginal return (``powerflow.allocate``). Gangs
+are placed in the order of the jobs, those already running where they are, each by its graph (``cycle.graph_placing``).
+Control values use the power that is left (``powerflow.controls``). The first step only counts GPUs and assumes that
+gangs are packed, so what it cannot know is settled here: a size whose tensor groups fit whole on no nodes is ruled out
+and the GPUs are given out anew, and if free GPUs draw more than assumed, the last gangs wait.
 
 Source: PowerFlow Algorithm 1; A-SRPT section IV.
 """
@@ -37,14 +36,14 @@ Shares = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class GivenJobs:
-    """Jobs in the order of their claim.
+    """Jobs, in order of precedence.
 
     Attributes:
         choices: What each could have.
         gpu_model: (n_jobs,) index of the GPU model each runs on.
         work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown.
-        graphs: Per job its graph, which ``JobGraph.sized`` fits to its gang; None where nothing is known of it.
-        held: Per job where it runs already, empty where it does not; such a job has one size, that of its gang.
+        graphs: Each job's graph, which ``JobGraph.sized`` fits to its gang; None where nothing is known about it.
+        held: Where each job already runs, empty if it does not; such a job has one size, that of its gang.
     """
 
     choices: Choices
@@ -63,7 +62,7 @@ class GivenJobs:
 
     @property
     def keeps(self) -> Bools:
-        """(n_jobs,) which run already."""
+        """(n_jobs,) which are already running."""
         return np.array([bool(shares) for shares in self.held])
 
 
@@ -72,11 +71,11 @@ class GivenNodes:
     """Nodes, and the power that they may draw.
 
     Attributes:
-        gpus: (n_nodes,) GPUs of each, those of running jobs included.
+        gpus: (n_nodes,) GPUs of each, including those of running jobs.
         gpu_model: (n_nodes,) index of the GPU model of each.
         idle_w: (n_gpu_models,) draw of a free GPU on a node that is on, watts.
         limit_w: What jobs, free GPUs and ``other_w`` may draw together, watts; inf for no limit.
-        other_w: What else draws power below the limit, watts.
+        other_w: What else draws power under the limit, watts.
         power_down: Whether a node without a gang is off and draws nothing.
         network: What connects the GPUs.
     """
@@ -93,7 +92,7 @@ class GivenNodes:
         """Return the GPUs that running jobs hold: (n_nodes,).
 
         Raises:
-            DomainError: They hold more than there are, or GPUs of a model that is not theirs.
+            DomainError: they hold more than there are, or GPUs of the wrong model.
         """
         held = np.zeros_like(self.gpus)
         for job, shares in enumerate(jobs.held):
@@ -109,12 +108,12 @@ class GivenNodes:
         return held
 
     def idle_draw_w(self, free: Ints) -> float:
-        """Return what free GPUs (n_nodes,) draw, watts."""
+        """Return the draw of these free GPUs (n_nodes,), watts."""
         draws_w = free * self.idle_w[self.gpu_model]
         return float(draws_w[free < self.gpus].sum() if self.power_down else draws_w.sum())
 
     def room(self, held: Ints) -> Room:
-        """Return what the greedy shares out, where running jobs hold GPUs (n_nodes,)."""
+        """Return what the greedy allocation shares out, given the GPUs that running jobs hold (n_nodes,)."""
         models = self.idle_w.size
         on = held > 0 if self.power_down else np.ones(held.size, dtype=np.bool_)
         gpus = np.bincount(self.gpu_model, self.gpus, models).astype(np.int64)
@@ -124,18 +123,18 @@ class GivenNodes:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What each job gets, and what that draws.
+    """What each job gets, and how much power it draws.
 
     Attributes:
-        gpus: (n_jobs,) the size of its gang, 0 where it waits.
-        control: (n_jobs,) index of its control value in ``choices``, -1 where it waits.
+        gpus: (n_jobs,) the size of its gang, 0 if it waits.
+        control: (n_jobs,) index of its control value in ``choices``, -1 if it waits.
         speed: (n_jobs,) seconds of work done per second.
         power_w: (n_jobs,) draw of its gang, watts.
-        places: Per job where its gang sits; empty where it waits.
-        iteration_s: (n_jobs,) of an iteration by the job's graph, NaN without one.
-        waits: Per job why it gets nothing, None where it runs.
+        places: Where each job's gang sits; empty if it waits.
+        iteration_s: (n_jobs,) iteration time by the job's graph, NaN without one.
+        waits: Why each job gets nothing, None if it runs.
         idle_w: Draw of the free GPUs, watts.
-        total_w: Draw of everything below the limit, watts.
+        total_w: Draw of everything under the limit, watts.
     """
 
     gpus: Ints
@@ -149,16 +148,16 @@ class Allocation:
     total_w: float
 
     def keeps_limit(self, nodes: GivenNodes) -> bool:
-        """Return whether everything draws no more than the limit; only running jobs can exceed it."""
+        """Return whether the total draw is within the limit; only running jobs can exceed it."""
         return self.total_w <= nodes.limit_w + _W
 
     def check(self, jobs: GivenJobs, nodes: GivenNodes) -> None:
-        """Check it against the problem, by none of the numbers that led to it.
+        """Check the allocation against the problem, using none of the numbers that led to it.
 
         Raises:
-            AssertionError: A node gives more GPUs than it has or GPUs of the wrong model, a gang is not whole, a
-                running job moved, a job has a size or control value that is not among its choices, or the sums of
-                watts are wrong.
+            AssertionError: a node gives more GPUs than it has or GPUs of the wrong model, a gang is not whole, a
+                running job moved, a job has a size or control value that is not among its choices, or the sums of watts
+                are wrong.
         """
         taken = np.zeros_like(nodes.gpus)
         drawn_w = 0.0
@@ -191,17 +190,17 @@ def allocate(
     method: Method = Method.HEAVY_EDGE,
     report: Report = unreported,
 ) -> Allocation:
-    """Return GPUs, control values and places of the jobs.
+    """Return GPUs, control values and places for the jobs.
 
     Args:
         jobs: The jobs.
-        nodes: Where, and within which power limit.
+        nodes: The nodes, and the power limit to keep.
         greedy: Departures from the paper.
         method: How replicas are placed; not ``Method.ILP``.
-        report: Told of each gang that is placed.
+        report: Called for each gang that is placed.
 
     Raises:
-        DomainError: Running jobs hold GPUs that are not there, or of the wrong model.
+        DomainError: running jobs hold GPUs that do not exist, or of the wrong model.
     """
     greedy, held = greedy or Greedy(), nodes.held_by(jobs)
     choices, misfits = jobs.choices, np.zeros(jobs.choices.gpus.shape, dtype=np.bool_)
@@ -229,7 +228,7 @@ def allocate(
 
 
 def _without(choices: Choices, misfits: Bools) -> Choices:
-    """Return the choices without these sizes, (n_jobs, n_sizes); what is left of a row is packed to the left."""
+    """Return the choices without these sizes, (n_jobs, n_sizes), each row closed up to the left."""
     if not misfits.any():
         return choices
     gpus = np.where(misfits, 0, choices.gpus)
@@ -243,7 +242,7 @@ def _without(choices: Choices, misfits: Bools) -> Choices:
 def _placed(
     jobs: GivenJobs, nodes: GivenNodes, gpus: Ints, held: Ints, method: Method, report: Report
 ) -> tuple[list[Shares], list[int]]:
-    """Return where gangs of these sizes (n_jobs,) sit, and the jobs whose tensor groups find no place."""
+    """Return where gangs of these sizes (n_jobs,) sit, and the jobs whose tensor groups fit nowhere."""
     free = nodes.gpus - held
     places, failed = list(jobs.held), list[int]()
     for job, size in enumerate(gpus.tolist()):
@@ -271,7 +270,7 @@ def _within(
     greedy: Greedy,
     method: Method,
 ) -> Allocation:
-    """Return the allocation with control values that keep the limit, without the last gangs it has no power for."""
+    """Return the allocation with control values that keep the limit, less the last gangs it has no power for."""
     choices, n_jobs = jobs.choices, gpus.size
     gpus = gpus.copy()
     sits: list[Shares] = list(places)

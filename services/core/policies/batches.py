@@ -1,4 +1,4 @@
-"""The batches of gangs that start, where users let policies choose them."""
+"""The batch sizes of gangs that start, where users let policies choose them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from services.core.cycle.snapshot import Snapshot
 
 
 def with_batches(snapshot: Snapshot, plan: Plan) -> Plan:
-    """Return the plan with the batch of each gang that starts: the one its predicted goodput holds for.
+    """Return the plan with a batch for each gang that starts: the one for which its goodput is predicted.
 
-    A job whose user does not permit it, or of which nothing is predicted, keeps the user's batch. A gang keeps its
+    A job whose user does not permit it, or for which nothing is predicted, keeps the user's batch. A gang keeps its
     batch until it starts again.
     """
     batches = snapshot.goodput_batches

@@ -1,4 +1,4 @@
-"""A priority queue as a value: adding to it or taking its first makes another one, in O(log n).
+"""An immutable priority queue: adding an item or removing the first makes a new one, in O(log n).
 
 A leftist heap: of two children the left one is at least as deep along its right edge, so that merging, which walks down
 right edges only, is short. Two heaps are equal if they hold the same items, whatever their history.
@@ -35,7 +35,7 @@ class Heap(Generic[Item]):
     __hash__ = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield every item, in no order."""
+        """Yield every item, in no particular order."""
         left = [self._tree]
         while left:
             tree = left.pop()
@@ -45,7 +45,7 @@ class Heap(Generic[Item]):
 
     @property
     def first(self) -> Item:
-        """The least item; there is one."""
+        """The smallest item; the heap must not be empty."""
         assert self._tree is not None
         return self._tree[1]
 
@@ -54,7 +54,7 @@ class Heap(Generic[Item]):
         return self._of(_merged(self._tree, (1, item, None, None)), self._size + 1)
 
     def without_first(self) -> Heap[Item]:
-        """Return the heap without its least item; there is one."""
+        """Return the heap without its smallest item; it must not be empty."""
         assert self._tree is not None
         return self._of(_merged(self._tree[2], self._tree[3]), self._size - 1)
 

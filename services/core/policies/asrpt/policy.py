@@ -1,20 +1,20 @@
 """The policy: the head of the queue starts when its GPUs are free, and no job passes it.
 
-A job that begins to wait goes onto the virtual machine; when it ends there it joins the queue. A gang whose worst
-placement takes ``comm_heavy`` times its best or longer gets the fullest servers; while its iterations would still be so
-much longer than at best, it waits up to ``tau`` times its length on the virtual machine for something better than what
-it was first offered. Any other takes what the emptiest servers have left, at once. Never preempts.
+A job that begins to wait goes onto the virtual machine; when it ends there, it joins the queue. A gang whose worst
+placement takes ``comm_heavy`` times its best or longer gets the fullest servers; while its iterations would still be
+that much longer than at best, it waits up to ``tau`` times its length on the virtual machine for something better than
+what it was first offered. Any other gang takes what the emptiest servers have left, at once. Never preempts.
 
-As printed, all jobs wait behind a gang that waits for better servers. What the paper leaves open, and we fill in:
+As in the paper, all jobs wait behind a gang that waits for better servers. The paper leaves open, and we fill in:
 
 - whether the machine runs while the head of the queue is held up. Algorithm 1 moves the machine in line 2, and does not
-  come back to that line while line 25, or the loop of line 16, counts time: by that reading, our default, it stands
+  come back to that line while line 25, or the loop of line 16, counts time. By that reading, our default, it stands
   still (``machine="waits"``). A machine that runs outpaces the cluster under load, and the queue becomes first come,
-  first served. Theorem 1 is stated for one that runs and holds for one that waits too (``bounds.completion``);
+  first served. Theorem 1 is stated for one that runs and also holds for one that waits (``bounds.completion``);
 - users' priorities come before lengths, on the machine and in the queue;
-- on several GPU models, the queue is held up on those that its head may use; a tenant over its quota, and a gang that
-  could not sit on the empty cluster, hold up no other job;
-- a job that comes back, because its node failed, is a new arrival; a job without a prediction counts as length 0, as
+- with several GPU models, the queue is held up on those that its head may use; a job of a tenant over its quota, or a
+  gang that would not fit even on the empty cluster, holds up no other job;
+- a job that comes back because its node failed is a new arrival; a job without a prediction counts as length 0, as
   the paper's unseen groups do; a job without a graph is placed as pure data parallelism.
 
 Source: A-SRPT, Algorithm 1.
@@ -108,8 +108,8 @@ class Offer:
     """What a gang that waits for better servers was first offered.
 
     Attributes:
-        iteration_s: Its iteration time there, ``kappa``.
-        until_s: When it takes what there is, UTC seconds.
+        iteration_s: Its iteration time with that offer, ``kappa``.
+        until_s: When it takes whatever is available, UTC seconds.
     """
 
     iteration_s: float
@@ -122,9 +122,9 @@ class AsrptMemory:
 
     Attributes:
         machine: The virtual machine.
-        queue: Jobs that ended on it.
-        offers: Of those, the gangs that wait for better servers.
-        held_up: Rank of the job that held up the queue when the round was over, None if none did.
+        queue: Jobs that have ended on it.
+        offers: Among those, the gangs that wait for better servers.
+        held_up: Rank of the job that held up the queue at the end of the round, None if none did.
     """
 
     machine: VirtualMachine = field(default_factory=VirtualMachine)
@@ -151,7 +151,7 @@ class Asrpt:
         return self.config.placement
 
     def decide(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[Plan, AsrptMemory]:
-        """Move the virtual machine up to now, and start what the queue's order and the free GPUs allow."""
+        """Advance the virtual machine to now, and start what the queue's order and the free GPUs allow."""
         machine, queue = self._moved(snapshot, memory)
         line, behind = self._line(snapshot, queue)
         placer = _Placer(snapshot, self.config, memory.offers, {job.job_id: job.length_s for job in line})
@@ -186,7 +186,7 @@ class Asrpt:
         }
 
     def load(self, stored: dict[str, Any]) -> AsrptMemory:
-        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        """Return the memory that ``dump`` wrote; missing parts are empty."""
         running = stored.get("running")
         machine = VirtualMachine(
             float(stored.get("now_s", 0.0)),
@@ -199,7 +199,7 @@ class Asrpt:
         return AsrptMemory(machine, queue, offers, stored.get("held_up"))
 
     def _moved(self, snapshot: Snapshot, memory: AsrptMemory) -> tuple[VirtualMachine, Heap[EndedJob]]:
-        """Return machine and queue now: with the jobs that began to wait, without those that no longer do."""
+        """Return the machine and queue as of now: with the jobs that began to wait, without those that no longer do."""
         queue = memory.queue
         new, gone = queue_changes(snapshot, lambda: memory.machine.job_ids().union(job.job_id for job in queue))
         machine = memory.machine
@@ -214,7 +214,7 @@ class Asrpt:
         return machine, queue
 
     def _arrivals(self, snapshot: Snapshot, new: Sequence[int]) -> list[tuple[float, VirtualJob]]:
-        """Return the arrivals of these jobs at the machine, sorted."""
+        """Return these jobs as arrivals at the machine, sorted."""
         if not new:
             return []
         jobs, total = snapshot.jobs, max(snapshot.total_gpus, 1) * self.config.machine_speed
@@ -229,9 +229,9 @@ class Asrpt:
         return sorted(arrivals)
 
     def _line(self, snapshot: Snapshot, queue: Heap[EndedJob]) -> tuple[list[EndedJob], Heap[EndedJob]]:
-        """Return the jobs of the queue that may start in this round, in order, and the queue behind them.
+        """Return the jobs of the queue that may start in this round, in order, and the queue that remains.
 
-        Those are the first ones that fit together, unless all must be ranked (``ranks_whole_queue``).
+        They are the first that fit together, unless all must be ranked (``ranks_whole_queue``).
         """
         line: list[EndedJob] = []
         if ranks_whole_queue(snapshot):
@@ -256,7 +256,7 @@ class Asrpt:
         return int(fixed_sizes(snapshot, self.config.gang, np.array([job]))[0])
 
     def _fits_nowhere(self, snapshot: Snapshot, job: int) -> bool:
-        """Whether a gang's tensor groups would not even fit the empty cluster."""
+        """Whether a gang's tensor groups would not fit even on the empty cluster."""
         graph = snapshot.graphs.get(snapshot.jobs.ids[job])
         if graph is None or not graph.has_tensor_groups:
             return False
@@ -270,8 +270,8 @@ class Asrpt:
     def _held_up(self, snapshot: Snapshot, queue: Heap[EndedJob], started: Collection[JobId]) -> int | None:
         """Return the rank of the first job of the queue that holds up those behind it, None if none does.
 
-        A gang that could not sit on the empty cluster does not, nor a job whose tenant is at its quota with what the
-        round started, nor one that is bound to nodes: others pass it.
+        Not counted, because others pass them: a gang that would not fit on the empty cluster, a job whose tenant has
+        reached its quota with what the round started, and a job that is bound to nodes.
         """
         if not queue:
             return None
@@ -293,12 +293,12 @@ class Asrpt:
         return None
 
     def _stands_still(self, memory: AsrptMemory) -> bool:
-        """Whether the machine does nothing until the queue moves; for a job of higher priority it runs."""
+        """Whether the machine pauses until the queue moves; for a job of higher priority it runs."""
         running, held_up = memory.machine.running, memory.held_up
         return self.config.machine == "waits" and held_up is not None and (running is None or held_up <= running.rank)
 
     def _look_again_s(self, snapshot: Snapshot, memory: AsrptMemory) -> float | None:
-        """Return when something may start that now may not, though nothing else happens; UTC seconds."""
+        """Return when something that may not start now may, even if nothing else happens; UTC seconds."""
         times = [offer.until_s for offer in memory.offers.values()]
         machine, queue = memory.machine, memory.queue
         if machine.running is not None and not self._stands_still(memory):
@@ -309,11 +309,11 @@ class Asrpt:
 
 
 class _Placer:
-    """Places gangs in the order of the queue, until one waits for better servers: no job of its GPU model passes it.
+    """Places gangs in the order of the queue until one waits for better servers; no job of its GPU model passes it.
 
     Attributes:
         offers: To gangs that wait for better servers.
-        declined: Why a gang was not placed that could have been.
+        declined: Why a gang that could have been placed was not.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class _Placer:
         comm_heavy = self._config.comm_heavy
 
         def accepts(mapper: Mapper, found: Seats) -> bool:
-            """Whether a communication-heavy gang takes these seats now."""
+            """Whether a communication-heavy gang accepts these seats now."""
             return found.time_s <= comm_heavy * extremes_s(mapper)[0] or not self._waits(job_id, found.time_s)
 
         placed = place_by_graph(
@@ -353,14 +353,14 @@ class _Placer:
         return placed
 
     def explained(self, action: Action) -> Action:
-        """Return an action of the plan with the reason that only the placer knows."""
+        """Return an action of the plan, with the reason if only the placer knows it."""
         if not isinstance(action, Hold) or action.job_id not in self.declined:
             return action
         offer = self.offers.get(action.job_id)
         return Hold(action.job_id, self.declined[action.job_id], None if offer is None else offer.until_s)
 
     def _waits(self, job_id: JobId, iteration_s: float) -> bool:
-        """Return whether a gang waits for something better than this."""
+        """Return whether a gang waits for something better than this, noting its offer if so."""
         now_s = self._snapshot.now_s
         offer = self._before.get(job_id)
         if offer is None:

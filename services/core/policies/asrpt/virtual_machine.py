@@ -1,8 +1,8 @@
-"""One machine as fast as the cluster, which runs the shortest remaining job and may put it aside for a shorter one.
+"""One machine as fast as the cluster, which runs the shortest remaining job and may set it aside for a shorter one.
 
-It decides an order, nothing runs on it. Between two rounds it moves event by event, arrival by arrival and end by end,
-and it keeps when its running job ends instead of what that job has left: what it has done by an instant does not depend
-on how often it was looked at.
+It only decides an order; nothing runs on it. Between two rounds it moves event by event, through arrivals and ends. It
+keeps when its running job ends rather than what that job has left, so that what it has done by an instant does not
+depend on how often it was looked at.
 
 Source: A-SRPT section IV-C, instance A~1; SRPT is optimal there for the sum of completion times.
 """
@@ -18,14 +18,14 @@ from services.core.policies.asrpt.heap import Heap
 
 
 class VirtualJob(NamedTuple):
-    """A job that waits for the machine; the fields stand in the order in which they compare.
+    """A job that waits for the machine; the order of the fields is the order in which they are compared.
 
     Attributes:
         rank: Minus the user's priority.
-        remaining_s: What the machine has still to do of it.
+        remaining_s: What the machine still has to do for it.
         submitted_s: UTC seconds.
-        job_id: Ends all ties.
-        length_s: What the machine had to do of it, ``g/G n~ alpha~min``.
+        job_id: Breaks all ties.
+        length_s: What the machine had to do for it in all, ``g/G n~ alpha~min``.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class VirtualJob(NamedTuple):
 
 
 class EndedJob(NamedTuple):
-    """A job that has ended on the machine, and now waits for GPUs; compares in the order of the queue."""
+    """A job that has ended on the machine and now waits for GPUs; compares in the order of the queue."""
 
     rank: int
     ended_s: float
@@ -51,9 +51,9 @@ class VirtualMachine:
 
     Attributes:
         now_s: That instant, UTC seconds.
-        running: The job on it, None while it idles; ``remaining_s`` is as of when it last began.
+        running: The job on it, None while it idles; its ``remaining_s`` is as of when it last began.
         ends_s: When that job ends if nothing shorter arrives.
-        waiting: The others.
+        waiting: The other jobs.
     """
 
     now_s: float = 0.0
@@ -65,8 +65,8 @@ class VirtualMachine:
         """Return the machine at ``now_s``, and the jobs that ended on it by then, in order.
 
         Args:
-            arrivals: When each new job comes, UTC seconds, ascending. One from before this machine's instant, which
-                earlier rounds did not show, comes at that instant.
+            arrivals: When each new job arrives, UTC seconds, ascending. One from before this machine's instant, which
+                earlier rounds did not show, arrives at that instant.
             now_s: UTC seconds.
         """
         running, ends_s, waiting = self.running, self.ends_s, self.waiting
@@ -91,14 +91,14 @@ class VirtualMachine:
         return VirtualMachine(max(now_s, self.now_s), running, ends_s if running is not None else 0.0, waiting), ended
 
     def stood_still(self, now_s: float) -> VirtualMachine:
-        """Return the machine at ``now_s`` if it has done nothing since its own instant."""
+        """Return the machine at ``now_s`` as if it had paused since its own instant."""
         idle_s = max(now_s - self.now_s, 0.0)
         return replace(
             self, now_s=self.now_s + idle_s, ends_s=self.ends_s + idle_s if self.running is not None else 0.0
         )
 
     def without(self, gone: Iterable[JobId]) -> VirtualMachine:
-        """Return the machine without these jobs; where it ran one, the next begins now."""
+        """Return the machine without these jobs; if it was running one of them, the next begins now."""
         left = set(gone)
         waiting = Heap(job for job in self.waiting if job.job_id not in left)
         if self.running is None or self.running.job_id not in left:

@@ -33,7 +33,7 @@ class FifoConfig:
 
 
 class Fifo(StatelessPolicy):
-    """Jobs in order of submission; users' priorities come first. Never preempts."""
+    """Jobs in order of submission, after users' priorities. Never preempts."""
 
     name = "fifo"
 

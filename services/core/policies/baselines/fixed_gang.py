@@ -1,4 +1,4 @@
-"""One size per job for its whole life: what schedulers without scaling give it."""
+"""One size per job for its whole life, as in schedulers without scaling."""
 
 from __future__ import annotations
 

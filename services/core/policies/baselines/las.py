@@ -1,7 +1,7 @@
 """Tiresias' discretised two-dimensional LAS: jobs that have had the least GPU time go first.
 
-Attained service is GPUs x time. It is compared through a few queues instead of exactly, so that two jobs that have had
-about as much do not take turns preempting each other. Within a queue jobs keep the order in which they first started;
+Attained service is GPUs x time. It is compared by a few queues rather than exactly, so that two jobs that have had
+about the same do not keep preempting each other. Within a queue jobs keep the order in which they first started;
 those that never ran follow in order of submission.
 
 Source: Gu et al., Tiresias, NSDI'19. The default threshold and the promotion rule are those of the authors' published
@@ -66,9 +66,9 @@ class LasMemory:
 
     Attributes:
         jobs: The jobs of that round's table.
-        started_s: (n_jobs + 1,) when each of them first had GPUs, UTC seconds; inf: not yet, as for a later job, which
-            stands last, at -1.
-        promoted: For a promoted job, (service attained by then in GPU seconds, when).
+        started_s: (n_jobs + 1,) when each of them first had GPUs, UTC seconds; inf: not yet. The last entry, at -1, is
+            inf and stands for later jobs.
+        promoted: For each promoted job, (service attained by then in GPU seconds, when).
     """
 
     jobs: tuple[JobId, ...] = ()
@@ -80,7 +80,7 @@ class LasMemory:
 
     @cached_property
     def index(self) -> Mapping[JobId, int]:
-        """Index of each job in the round's table."""
+        """Index of each job in that round's table."""
         return dict(zip(self.jobs, range(len(self.jobs)), strict=True))
 
 
@@ -91,7 +91,7 @@ def _dumped(memory: LasMemory) -> dict[str, Any]:
 
 
 class Las:
-    """Least attained service first, by queue; users' priorities come before queues. Preempts in active rounds."""
+    """Least attained service first, by queue; users' priorities take precedence. Preempts in active rounds."""
 
     name = "las"
 
@@ -103,7 +103,7 @@ class Las:
         return LasMemory()
 
     def decide(self, snapshot: Snapshot, memory: LasMemory) -> tuple[Plan, LasMemory]:
-        """Return the plan of discretised LAS; jobs are promoted in active rounds only."""
+        """Return the plan of discretised LAS; jobs are promoted only in active rounds."""
         jobs = snapshot.jobs
         preemption = Preemption.at(snapshot.trigger)
         which = contenders(snapshot, preemption)
@@ -123,7 +123,7 @@ class Las:
         return _dumped(memory)
 
     def load(self, stored: dict[str, Any]) -> LasMemory:
-        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        """Return the memory that ``dump`` wrote; missing parts are empty."""
         started = {JobId(job_id): float(at) for job_id, at in stored.get("started_s", {}).items()}
         return LasMemory(
             jobs=tuple(started),
@@ -134,7 +134,7 @@ class Las:
         )
 
     def _following(self, snapshot: Snapshot, memory: LasMemory, started: Floats, sizes: Ints) -> LasMemory:
-        """Return the memory of the live jobs, which started so: (n_jobs,) UTC seconds, inf if not yet."""
+        """Return the memory of the live jobs, given when each started: (n_jobs,) UTC seconds, inf if not yet."""
         jobs = snapshot.jobs
         promoted = {job_id: entry for job_id, entry in memory.promoted.items() if job_id in jobs.index}
         if self.config.promote_knob:
@@ -143,7 +143,7 @@ class Las:
         return LasMemory(tuple(jobs.ids), np.concatenate((started, (np.inf,))), promoted)
 
     def _starving(self, snapshot: Snapshot, memory: LasMemory, started: Floats, sizes: Ints) -> Bools:
-        """Return which waiting jobs have waited ``promote_knob`` times what they ran since they were last on top."""
+        """Return which jobs have waited ``promote_knob`` times as long as they ran since they were last promoted."""
         jobs = snapshot.jobs
         served = served_since_promotion(snapshot, memory, every_job(snapshot))
         ran_s = served / sizes
@@ -167,5 +167,5 @@ def served_since_promotion(snapshot: Snapshot, memory: LasMemory, which: Ints) -
 
 
 def queue_of(served_gpu_s: Floats, thresholds_gpu_s: tuple[float, ...]) -> Ints:
-    """Return the queue of each job, 0 first: how many thresholds its service has reached. Shapes (n,) to (n,)."""
+    """Return the queue of each job, 0 first: how many thresholds its service has reached. (n,) to (n,)."""
     return np.searchsorted(np.array(thresholds_gpu_s, dtype=np.float64), served_gpu_s, side="right").astype(np.int64)

@@ -1,4 +1,4 @@
-"""A search and its best, and simulated annealing over configuration graphs as the paper prints it."""
+"""A search and its best result, and simulated annealing over configuration graphs as printed in the paper."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class AnnealingConfig:
     """The paper's schedule (§4.2).
 
     Attributes:
-        start_temperature, end_temperature, cooling: From 1 to 0.1 in steps of 0.05 per evaluation, then held.
+        start_temperature, end_temperature, cooling: From 1 to 0.1 in steps of 0.05 per evaluation, then constant.
         patience: Stop after this many evaluations in a row without a better configuration.
-        max_evaluations: Stop after this many; 5 minutes at 10 seconds each.
+        max_evaluations: Stop after this many evaluations; 5 minutes at 10 seconds each.
     """
 
     start_temperature: float = 1.0
@@ -53,10 +53,10 @@ class Search:
 
     Attributes:
         goal: What is maximised.
-        intensity_gco2_per_j: Carbon per energy now.
+        intensity_gco2_per_j: Present carbon intensity of energy.
         measure: Runs a configuration.
-        start: The incumbent: where the search begins, and what stays if nothing better is found.
-        measured: What was evaluated, in order; not ``start``, whose outcome is known.
+        start: The incumbent: where the search begins, and what is kept if nothing better is found.
+        measured: What was evaluated, in order; excludes ``start``, whose outcome is known.
     """
 
     goal: Goal
@@ -79,7 +79,7 @@ class Search:
         return annealing_energy(self.objective(outcome), outcome.p95_s, self.goal.baseline.p95_s)
 
     def consider(self, known: Iterable[Outcome]) -> None:
-        """Take the best of outcomes that are known already, at the same load, without measuring anything."""
+        """Keep the best of outcomes that are already known, at the same load, without measuring anything."""
         for outcome in known:
             if self._worth(outcome) > self._worth(self.best):
                 self.best = outcome
@@ -94,12 +94,12 @@ class Search:
         return outcome, better
 
     def leading(self, count: int) -> list[Outcome]:
-        """Return the best of what was measured and keeps the limits, at most so many, the best first."""
+        """Return up to ``count`` of the best measured outcomes that keep the limits, best first."""
         allowed = {each.graph: each for each in self.measured if self.goal.allows(each.accuracy, each.p95_s)}
         return sorted(allowed.values(), key=self.objective, reverse=True)[:count]
 
     def _worth(self, outcome: Outcome) -> tuple[bool, float]:
-        """Order outcomes: those within the limits by objective come after those that break one, by energy."""
+        """Return a sort key: outcomes within the limits, by objective, rank above those that break one, by energy."""
         if self.goal.allows(outcome.accuracy, outcome.p95_s):
             return True, self.objective(outcome)
         return False, -self.energy(outcome)
@@ -115,15 +115,15 @@ def anneal(
     first: Sequence[ConfigGraph] = (),
     may_run: Callable[[ConfigGraph], bool] | None = None,
 ) -> None:
-    """Search as the paper prints it: one random neighbour of the centre is measured per iteration (equations 6, 7).
+    """Search as printed in the paper: one random neighbour of the centre is measured per iteration (equations 6, 7).
 
     Args:
-        search: From where, and what is known so far.
+        search: Where it begins, and what is known so far.
         application, gpus: What neighbours may be.
-        rng: Where chance comes from.
-        config: Schedule and rules of stopping.
-        first: Measured before any neighbour, and accepted or not like those.
-        may_run: Whether a neighbour may be measured; the search ends where hardly any may. All may by default.
+        rng: The source of randomness.
+        config: Schedule and stopping rules.
+        first: Measured before any neighbour, and accepted or rejected like them.
+        may_run: Whether a neighbour may be measured; the search ends when hardly any may. By default all may.
     """
     ahead = iter(first)
     centre, without_gain, iteration = search.start, 0, 0
@@ -142,5 +142,5 @@ def anneal(
 
 
 def _accepts(now: float, proposed: float, temperature: float, rng: np.random.Generator) -> bool:
-    """Return whether the centre moves: to lower energy always, to higher by chance (equation 7)."""
+    """Return whether the centre moves: always to lower energy, with some probability to higher (equation 7)."""
     return proposed <= now or rng.random() < math.exp(-(proposed - now) / temperature)

@@ -18,12 +18,12 @@ class Application:
 
     Attributes:
         variants: Their names.
-        accuracy: (variants,) in per cent, above 0.
-        service_s: (variants, 5) mean service time of a request, NaN where the variant does not run: it was not
-            measured there, or the slice's memory is too small.
+        accuracy: (variants,) per cent, above 0.
+        service_s: (variants, 5) mean service time of a request, NaN where the variant does not run: it was not measured
+            there, or the slice's memory is too small.
         jitter_s: (variants, 5) standard deviation of the service time.
-        busy_w: (variants, 5) what the GPU draws above idle while the instance works.
-        idle_w: What a whole GPU draws while nothing runs on it.
+        busy_w: (variants, 5) the GPU's draw above idle while the instance works.
+        idle_w: Draw of a whole GPU while nothing runs on it.
 
     Raises:
         DomainError: a variant fits no slice, or a number is out of range; the message names the variant.
@@ -61,7 +61,7 @@ class Application:
 
     @property
     def best_variant(self) -> int:
-        """The variant of the highest accuracy."""
+        """The variant with the highest accuracy."""
         return int(np.argmax(self.accuracy))
 
     def base(self, gpus: int) -> ConfigGraph:
@@ -77,6 +77,6 @@ class Application:
         return ConfigGraph(weights)
 
     def capacity_per_s(self, weights: Ints) -> float:
-        """Return how many requests per second instances (variants, 5) can serve."""
+        """Return how many requests per second these instances (variants, 5) can serve."""
         there = weights > 0
         return float((weights[there] / self.service_s[there]).sum())

@@ -34,7 +34,7 @@ class ConfigGraph:
 
     @cached_property
     def key(self) -> bytes:
-        """What equal graphs have in common."""
+        """A key that equal graphs share."""
         return self.weights.astype(np.int64).tobytes()
 
     def __eq__(self, other: object) -> bool:
@@ -45,12 +45,12 @@ class ConfigGraph:
 
     @property
     def instances(self) -> int:
-        """How many instances run."""
+        """The number of instances that run."""
         return int(self.weights.sum())
 
     @property
     def slices(self) -> SliceCounts:
-        """How many slices of each type it needs."""
+        """The number of slices of each type it needs."""
         ones, twos, threes, fours, sevens = self.weights.sum(axis=0).tolist()
         return ones, twos, threes, fours, sevens
 
@@ -61,7 +61,7 @@ class ConfigGraph:
     def node_link(self, variants: Sequence[str]) -> dict[str, Any]:
         """Return the graph as node-link data, which ``networkx.node_link_graph(..., edges="edges")`` reads.
 
-        Nodes have ``instances``: how many run a variant, or on slices of a type.
+        Each node has ``instances``: how many run the variant, or run on slices of the type.
         """
         of_variant, of_slice = self.weights.sum(axis=1).tolist(), self.weights.sum(axis=0).tolist()
         nodes = [
@@ -78,15 +78,15 @@ class ConfigGraph:
 
 
 def random_neighbour(graph: ConfigGraph, fits: Bools, gpus: int, rng: np.random.Generator) -> ConfigGraph:
-    """Return a graph within the distance of neighbours that is not ``graph`` and can be cut from the GPUs.
+    """Return a graph at most a neighbour's distance from ``graph``, but not equal to it, that can be cut from the GPUs.
 
-    One to four unit edits: some instances are removed, by chance, and some are added where they fit.
+    One to four unit edits: some instances are removed at random, and some are added where they fit.
 
     Args:
         graph: The centre.
         fits: (variants, 5) where an edge may be.
         gpus: How many GPUs there are.
-        rng: Where chance comes from.
+        rng: The source of randomness.
 
     Raises:
         DomainError: none was found, because nothing fits.
@@ -111,12 +111,12 @@ def random_neighbour(graph: ConfigGraph, fits: Bools, gpus: int, rng: np.random.
 
 
 def random_graph(fits: Bools, gpus: int, rng: np.random.Generator) -> ConfigGraph:
-    """Return a configuration drawn in the space of layouts and variants: a layout per GPU, a variant per slice.
+    """Return a configuration drawn from the space of layouts and variants: a layout per GPU, a variant per slice.
 
     Args:
         fits: (variants, 5) where an instance may run; slices that no variant fits stay empty.
         gpus: How many GPUs there are.
-        rng: Where chance comes from.
+        rng: The source of randomness.
 
     Raises:
         DomainError: none was found in which anything runs.

@@ -1,4 +1,4 @@
-"""What a configuration does at a load: latency, accuracy and energy, by the queue model."""
+"""What a configuration does at a given load: latency, accuracy and energy, by the queue model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Outcome:
     Attributes:
         graph: The configuration.
         accuracy: Mean over requests of the accuracy of the variant that answered.
-        energy_j: Per request, idle draw included.
+        energy_j: Per request, including idle draw.
         p95_s: 95th percentile of latency.
         latency_s: (200,) quantiles of latency at ``QUANTILES``; empty where they are not known.
     """
@@ -36,7 +36,7 @@ class Outcome:
 
 @dataclass
 class QueueEvaluator:
-    """Measures configurations by serving the same requests with each; equal graphs are served once.
+    """Measures configurations by serving the same requests with each; equal graphs are served only once.
 
     Attributes:
         application: What is served.
@@ -58,7 +58,7 @@ class QueueEvaluator:
             raise DomainError("the rate of requests is a number above 0")
 
     def measure(self, graph: ConfigGraph) -> Outcome:
-        """Return what a configuration does."""
+        """Return the outcome of a configuration."""
         found = self._known.get(graph.key)
         if found is None:
             found = self._known[graph.key] = self._measure(graph)

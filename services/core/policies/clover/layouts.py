@@ -48,7 +48,7 @@ def counts_of(slices: Sequence[int]) -> SliceCounts:
     """Return how many slices of each type there are in a list of sizes in sevenths.
 
     Raises:
-        DomainError: a size is no slice type.
+        DomainError: a size is not a slice type.
     """
     found = Counter(slices)
     if unknown := sorted(set(found) - set(SLICES)):
@@ -64,9 +64,9 @@ LAYOUT_COUNTS: tuple[SliceCounts, ...] = tuple(dict.fromkeys(counts_of(layout) f
 def can_be_cut(slices: SliceCounts, gpus: int) -> bool:
     """Return whether ``gpus`` GPUs can hold these slices at once; a slice of a layout may stay empty.
 
-    Exact. A 7g takes a GPU of its own. Beside a 4g there is room for one 3g, or for three sevenths with at most one
+    Exact. A 7g takes a GPU of its own. Next to a 4g there is room for one 3g, or for three sevenths with at most one
     2g. Every other GPU holds two 3g; or one 3g and four sevenths with at most two 2g; or seven sevenths with at most
-    three 2g. What remains is a choice of two numbers: the 3g beside a 4g, and the GPUs with a single 3g.
+    three 2g. What remains is a choice of two numbers: how many 3g go next to a 4g, and how many GPUs have a single 3g.
     """
     ones, twos, threes, fours, sevens = slices
     open_gpus = gpus - sevens - fours
@@ -87,7 +87,7 @@ def can_be_cut(slices: SliceCounts, gpus: int) -> bool:
 
 @dataclass(frozen=True)
 class Realisation:
-    """How GPUs are cut so that they hold some slices.
+    """How GPUs are cut to hold a set of slices.
 
     Attributes:
         layouts: For each GPU the index of its layout in ``LAYOUTS``.
@@ -99,17 +99,17 @@ class Realisation:
 
 
 def realise(slices: SliceCounts, current: Sequence[int], recut_cost: Sequence[float] | None = None) -> Realisation:
-    """Return layouts for the GPUs that hold ``slices``, with the fewest GPUs cut anew, or those at the least cost.
+    """Return layouts for the GPUs that hold ``slices``, with the fewest GPUs cut anew, or at the least recut cost.
 
     Exact, by an integer programme over how many GPUs of each present layout stay and how many get which new one.
 
     Args:
-        slices: What must be held; slices beyond it stay empty.
+        slices: What must be held; any further slices stay empty.
         current: For each GPU the index of its layout in ``LAYOUTS``.
-        recut_cost: For each GPU what cutting it anew costs, above 0; all the same by default.
+        recut_cost: For each GPU the cost of cutting it anew, above 0; all the same by default.
 
     Raises:
-        DomainError: an index is no layout, or the GPUs cannot hold the slices.
+        DomainError: an index is not a layout's, or the GPUs cannot hold the slices.
     """
     if any(not 0 <= layout < len(LAYOUTS) for layout in current):
         raise DomainError(f"a layout is a number from 0 to {len(LAYOUTS) - 1}")

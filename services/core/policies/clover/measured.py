@@ -1,8 +1,8 @@
-"""The search where each evaluation takes real traffic: decided anew from what was measured so far, at any time.
+"""The search when each evaluation uses real traffic: it can be resumed at any time from what was measured so far.
 
-Between two evaluations minutes may pass, and whoever decides may be killed. So nothing is remembered but the outcomes:
-the annealer runs from its beginning with the same seed, is given the outcomes that are known, and is stopped where it
-asks for the first that is not.
+Between two evaluations minutes may pass, and the deciding process may be killed. So nothing is remembered but the
+outcomes: the annealer runs from its beginning with the same seed, is given the outcomes that are known, and is stopped
+where it asks for the first that is not.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class MeasuredSearch:
     Attributes:
         application, gpus: What runs, and on how many GPUs.
         rate_per_s: Mean rate of requests, for predictions.
-        goal, gco2_per_j: What is maximised, at which carbon per energy.
+        goal, gco2_per_j: What is maximised, and the carbon intensity of energy.
         first: What a model proposes: measured before any neighbour.
-        seed: Of the neighbours.
-        config: Schedule and rules of stopping.
+        seed: For the neighbours.
+        config: Schedule and stopping rules.
     """
 
     application: Application
@@ -44,14 +44,14 @@ class MeasuredSearch:
     config: AnnealingConfig
 
     def next_graph(self, start: Outcome, measured: Sequence[Outcome]) -> tuple[ConfigGraph | None, Outcome]:
-        """Return what to measure next, None once the rules of stopping end the search, and the best so far.
+        """Return what to measure next, or None once the stopping rules end the search, and the best so far.
 
         Args:
             start: The incumbent.
-            measured: What was measured since, in order.
+            measured: What has been measured since, in order.
 
         Raises:
-            DomainError: The outcomes are not those of this search.
+            DomainError: the outcomes are not from this search.
         """
         search = Search(self.goal, self.gco2_per_j, _Known(measured), start)
 
@@ -76,12 +76,12 @@ class MeasuredSearch:
         return None, search.best
 
     def may_run(self, graph: ConfigGraph) -> bool:
-        """Return whether a configuration keeps the limits by the model in closed form, so that it may be tried."""
+        """Return whether a configuration may be tried because it keeps the limits by the closed-form model."""
         found = self.predicted(graph)
         return found is not None and self.goal.allows(found.accuracy, found.p95_s)
 
     def predicted(self, graph: ConfigGraph) -> Outcome | None:
-        """Return what a configuration does by the model in closed form; None if it cannot serve the requests."""
+        """Return what a configuration does by the closed-form model; None if it cannot serve the requests."""
         found = predict(self.application, graph.weights[None], self.gpus, self.rate_per_s)
         if found.load[0] >= 1:
             return None
@@ -98,7 +98,7 @@ class _UnmeasuredError(Exception):
 
 
 class _Known:
-    """Answers from what was measured, in order."""
+    """Replays what was measured, in order."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         self._left = list(reversed(outcomes))

@@ -13,9 +13,9 @@ class Baseline:
     """What configurations are compared with.
 
     Attributes:
-        accuracy: Of the variant of the highest quality, in the profile's unit; above 0.
+        accuracy: Of the variant with the highest quality, in the profile's unit; above 0.
         carbon_gco2: Per request: that variant's energy on whole GPUs times a baseline intensity; above 0.
-        p95_s: Its 95th percentile of latency at the same load, which is the SLA.
+        p95_s: Its 95th percentile latency at the same load, which is the SLA.
     """
 
     accuracy: float
@@ -32,9 +32,9 @@ class Goal:
     """What is maximised, and within which limits.
 
     Attributes:
-        baseline: What is compared with.
+        baseline: What configurations are compared with.
         carbon_weight: Lambda of equation 3, 0 to 1.
-        max_accuracy_loss_pct: The accuracy floor, as the loss against the baseline that is allowed, per cent.
+        max_accuracy_loss_pct: The accuracy floor, as the permitted loss against the baseline, per cent.
     """
 
     baseline: Baseline
@@ -55,23 +55,23 @@ class Goal:
 
     @property
     def floor(self) -> float:
-        """The least accuracy that is allowed, in the profile's unit; minus infinity without a floor."""
+        """The lowest permitted accuracy, in the profile's unit; minus infinity without a floor."""
         if self.max_accuracy_loss_pct is None:
             return -math.inf
         return self.baseline.accuracy * (1 - self.max_accuracy_loss_pct / 100)
 
     def allows(self, accuracy: float, p95_s: float) -> bool:
-        """Return whether a configuration keeps the SLA and the accuracy floor."""
+        """Return whether a configuration with these figures keeps the SLA and the accuracy floor."""
         return p95_s <= self.baseline.p95_s and self.keeps_floor(accuracy)
 
     def keeps_floor(self, accuracy: float) -> bool:
-        """Return whether an accuracy is not below the floor."""
+        """Return whether an accuracy is at or above the floor."""
         loss_pct = -delta_accuracy_pct(accuracy, self.baseline.accuracy)
         return self.max_accuracy_loss_pct is None or loss_pct <= self.max_accuracy_loss_pct + 1e-9
 
 
 def delta_accuracy_pct(accuracy: float, baseline: float) -> float:
-    """Return the difference of accuracy to the baseline, per cent of the baseline (equation 1)."""
+    """Return the accuracy difference from the baseline, per cent of the baseline (equation 1)."""
     return (accuracy - baseline) / baseline * 100
 
 
@@ -83,7 +83,7 @@ def delta_carbon_pct(carbon_gco2: float, baseline_gco2: float) -> float:
 def annealing_energy(objective: float, p95_s: float, limit_s: float) -> float:
     """Return h, which annealing minimises (equation 6).
 
-    As printed, ``-f * min(1, L_tail / L)`` rewards a violation where f is negative. Our reading: there, multiply by
+    As printed, ``-f * min(1, L_tail / L)`` rewards a violation if f is negative. Our reading: in that case multiply by
     ``max(1, L / L_tail)``. ``test_a_violation_is_never_rewarded`` shows the effect.
     """
     return -objective * (min(1.0, limit_s / p95_s) if objective >= 0 else max(1.0, p95_s / limit_s))

@@ -1,10 +1,10 @@
-"""The best configuration by an integer programme, and a bound that no configuration exceeds.
+"""The best configuration by integer programmes, and a bound that no configuration exceeds.
 
 By ``prediction``, all servers rest equally long between two requests. For rests within an interval, the rate of an
-instance lies between two constants, and objective and constraints are linear in instances and flows: an integer
-programme per interval, whose optimum no configuration with such a rest exceeds. Latency is relaxed to service alone:
-at most 5 % of the requests may go where service alone takes longer than the SLA. Intervals that cover all rests give
-the bound; what the programmes propose is measured, best first, until one keeps the SLA.
+instance lies between two constants, and objective and constraints are linear in instances and flows: this gives an
+integer programme per interval, whose optimum no configuration with such a rest exceeds. Latency is relaxed to service
+time alone: at most 5 % of the requests may go where service alone takes longer than the SLA. Intervals that cover all
+rests give the bound; what the programmes propose is measured, best first, until one keeps the SLA.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Optimum:
 
     Attributes:
         bound: No configuration has a higher objective, as far as the closed-form model is right; per cent.
-        proposals: Configurations by what the programmes promise of them, best first.
+        proposals: Configurations in order of what the programmes promise for them, best first.
     """
 
     bound: float
@@ -61,16 +61,16 @@ def optimum(
     latency_margin: float = 1.0,
     report: Report = unreported,
 ) -> Optimum | None:
-    """Return the bound and the configurations that may reach it; None where no configuration keeps the limits.
+    """Return the bound and the configurations that may reach it; None if no configuration keeps the limits.
 
     Args:
-        application, gpus, rate_per_s: What is served, with what, at which rate of requests.
+        application, gpus, rate_per_s: What is served, on how many GPUs, at which rate of requests.
         goal: What is maximised, within which limits.
-        intensity_gco2_per_j: Carbon per energy now.
-        intervals: Of rests; more make the bound tighter.
-        latency_margin: Share of the SLA that service alone may take; below 1 it leaves room for waiting, and the
-            bound is one of the configurations that leave it.
-        report: Told of each interval.
+        intensity_gco2_per_j: Present carbon intensity of energy.
+        intervals: Number of intervals of rests; more make the bound tighter.
+        latency_margin: Share of the SLA that service alone may take. Below 1 it leaves room for waiting, and the bound
+            holds only for configurations that leave that room.
+        report: Called for each interval.
     """
     found: list[tuple[float, ConfigGraph]] = []
     bound = -np.inf
@@ -98,9 +98,9 @@ def proposals(
     *,
     intervals: int = 24,
 ) -> list[ConfigGraph]:
-    """Return the configurations of a few programmes: of those whose relaxations promise most, the best first.
+    """Return the configurations from a few programmes, those whose relaxations promise most, best first.
 
-    Other arguments as for ``optimum``, which solves them all.
+    Other arguments as for ``optimum``, which solves all of the programmes.
     """
     relaxed: list[tuple[float, int, LinearModel]] = []
     for at, rest_s in enumerate(_rests_s(application, gpus, rate_per_s, intervals)):
@@ -114,7 +114,7 @@ def proposals(
 
 
 def _rests_s(application: Application, gpus: int, rate_per_s: float, intervals: int) -> list[tuple[float, float]]:
-    """Return intervals that cover all rests, the short ones finer."""
+    """Return intervals that cover all rests, with finer ones for short rests."""
     longest_s = 7 * gpus / rate_per_s
     shortest_s = min(float(np.nanmin(application.service_s)) / 10, longest_s / 2)
     edges = [0.0, *np.geomspace(shortest_s, longest_s, intervals).tolist()]
@@ -122,7 +122,7 @@ def _rests_s(application: Application, gpus: int, rate_per_s: float, intervals: 
 
 
 def _graph(application: Application, values: Floats) -> ConfigGraph:
-    """Return the configuration of a programme's solution."""
+    """Return the configuration that a programme's solution stands for."""
     weights = np.zeros(application.service_s.shape, dtype=np.int64)
     kinds = int(application.fits.sum())
     weights[application.fits] = np.round(values[:kinds]).astype(np.int64)
@@ -138,7 +138,7 @@ def _model(
     rest_s: tuple[float, float],
     latency_margin: float,
 ) -> LinearModel:
-    """Return the programme of one interval of rests: instances by kind, flows by kind, GPUs by layout."""
+    """Return the programme for one interval of rests: instances by kind, flows by kind, GPUs by layout."""
     rows, columns = np.nonzero(application.fits)
     service_s = application.service_s[rows, columns]
     kinds, ones = rows.size, np.ones(rows.size)
@@ -179,7 +179,7 @@ def _model(
 
 
 def _gain(application: Application, goal: Goal, intensity_gco2_per_j: float) -> Floats:
-    """(variants, 5) what a request adds to the objective where it is served, without constants, per cent."""
+    """(variants, 5) what a request adds to the objective if served there, without constants, per cent."""
     busy_gco2 = application.service_s * application.busy_w * intensity_gco2_per_j
     carbon = -100 * busy_gco2 / goal.baseline.carbon_gco2
     accuracy = 100 * application.accuracy[:, None] / goal.baseline.accuracy

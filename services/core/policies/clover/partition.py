@@ -1,4 +1,4 @@
-"""One fleet for one or several applications: its GPUs split by marginal benefit, each share searched by itself."""
+"""One fleet for one or several applications: its GPUs split by marginal benefit, each share searched separately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SPLITTING, _SEARCHING = 0.3, 0.6
 
 @dataclass(frozen=True)
 class Demand:
-    """An application and what is asked of it.
+    """An application and its demand.
 
     Attributes:
         name: For messages.
@@ -57,8 +57,8 @@ class Fleet:
     Attributes:
         gpus: How many there are.
         layouts: Their present layouts, indices into ``LAYOUTS``.
-        gco2_per_j: Carbon per energy now.
-        baseline_gco2_per_j: Carbon per energy that the objective compares with.
+        gco2_per_j: Present carbon intensity of energy.
+        baseline_gco2_per_j: The carbon intensity that the objective compares with.
     """
 
     gpus: int
@@ -73,13 +73,13 @@ class Share:
 
     Attributes:
         gpus: How many GPUs it gets.
-        outcome: Its configuration and what that does, by the queue model.
+        outcome: Its configuration and what it does, by the queue model.
         goal: What was maximised.
         objective: Of the configuration, per cent.
-        bound: No configuration has a higher objective; None where none keeps the limits.
-        keeps_limits: Whether SLA and accuracy floor are kept.
+        bound: No configuration has a higher objective; None if none keeps the limits.
+        keeps_limits: Whether the SLA and the accuracy floor are kept.
         evaluations: How many configurations were measured.
-        leading: The best of these that keep the limits, the best first.
+        leading: The best of these that keep the limits, best first.
     """
 
     gpus: int
@@ -104,14 +104,14 @@ def partition(
     """Return a configuration for each application, and layouts of the GPUs that hold them all.
 
     Args:
-        demands, fleet: What is asked, and of which GPUs.
-        seed: Of requests and searches.
-        config: Of the searches.
+        demands, fleet: What is asked for, and the GPUs to serve it.
+        seed: For requests and searches.
+        config: For the searches.
         screen: Whether configurations are predicted before they are measured.
-        report: Told of GPUs shared out, evaluations and programmes.
+        report: Called as GPUs are shared out, configurations evaluated and programmes solved.
 
     Raises:
-        DomainError: As ``checked``.
+        DomainError: as for ``checked``.
     """
     checked(demands, fleet)
     arrivals = Arrivals.drawn(np.random.default_rng(seed))
@@ -133,7 +133,7 @@ def partition(
 
 
 def _of_application(report: Report, name: str, before: Sequence[float]) -> Report:
-    """Return the report of a search, with the mean over the applications searched so far as the best objective."""
+    """Return a report function for one search, which averages its best objective with those found before."""
 
     def of_application(progress: Progress) -> None:
         best = None if progress.best is None else float(np.mean([*before, progress.best]))
@@ -143,11 +143,11 @@ def _of_application(report: Report, name: str, before: Sequence[float]) -> Repor
 
 
 def checked(demands: Sequence[Demand], fleet: Fleet) -> None:
-    """Refuse what makes no sense as a whole.
+    """Raise if the demands and the fleet do not make sense together.
 
     Raises:
-        DomainError: There are fewer GPUs than applications, several applications but not an SLA for each, no SLA where
-            BASE cannot serve the requests, or running configurations that the GPUs cannot hold.
+        DomainError: there are fewer GPUs than applications, several applications but not an SLA for each, no SLA
+            although BASE cannot serve the requests, or running configurations that the GPUs cannot hold.
     """
     if len(demands) > fleet.gpus:
         raise DomainError(f"{len(demands)} applications need as many GPUs, there are {fleet.gpus}")
@@ -169,7 +169,7 @@ def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet, report
     """Return how many GPUs each application gets.
 
     Each begins with one and gets more until its limits can be kept; every further GPU goes where it raises the
-    objective most. Those that raise none go to the application with the most work per GPU, whose waits they shorten.
+    objective most. GPUs that raise none go to the application with the most work per GPU, where they shorten waits.
     Idle power does not count here: the fleet draws it whoever has the GPU.
     """
     counts = [1] * len(demands)
@@ -192,20 +192,20 @@ def split(demands: Sequence[Demand], goals: Sequence[Goal], fleet: Fleet, report
 
 
 def _gain(before: float, after: float) -> float:
-    """Return what a GPU adds to the objective; 0 where that is within the programmes' tolerance."""
+    """Return what a GPU adds to the objective; 0 if that is within the programmes' tolerance."""
     gain = after - before if np.isfinite(before) and np.isfinite(after) else 0.0
     return gain if gain > _LEAST_GAIN else 0.0
 
 
 def _worth(demand: Demand, goal: Goal, gpus: int, fleet: Fleet) -> float:
-    """Return the best objective with so many GPUs, idle power left out; minus infinity where limits cannot be kept."""
+    """Return the best objective with this many GPUs, without idle power; minus infinity if limits cannot be kept."""
     application = replace(demand.application, idle_w=0.0)
     found = optimum(application, gpus, demand.rate_per_s, goal, fleet.gco2_per_j, intervals=_SPLIT_INTERVALS)
     return -np.inf if found is None else found.bound
 
 
 def _goal(demand: Demand, fleet: Fleet, arrivals: Arrivals) -> Goal:
-    """Return the goal; where no SLA is asked, it is the p95 of BASE on all GPUs."""
+    """Return the goal; if no SLA is given, it is the p95 of BASE on all GPUs."""
     if demand.sla_p95_s is not None:
         return goal_of(demand, fleet, demand.sla_p95_s)
     application = demand.application
@@ -214,7 +214,7 @@ def _goal(demand: Demand, fleet: Fleet, arrivals: Arrivals) -> Goal:
 
 
 def goal_of(demand: Demand, fleet: Fleet, sla_p95_s: float) -> Goal:
-    """Return the goal within an SLA; its baseline is the best variant on a GPU of its own, always at work (§4.1)."""
+    """Return the goal within an SLA; its baseline is the best variant on a whole GPU that is always busy (§4.1)."""
     application = demand.application
     best = application.best_variant
     energy_j = float(application.service_s[best, -1] * (application.busy_w[best, -1] + application.idle_w))

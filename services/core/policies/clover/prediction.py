@@ -1,7 +1,7 @@
 """What many configurations would do, in closed form: a screen for the search, before anything is measured.
 
 Requests go to the server that has been free the longest. Every server therefore rests about equally long between two
-requests, so a server of service time s serves ``1 / (s + rest)`` requests per second, and the rest is what makes the
+requests, so a server with service time s serves ``1 / (s + rest)`` requests per second, and the rest is such that the
 servers together serve the arrivals. Waiting follows Sakasegawa's approximation of the probability that all servers
 are busy, and an exponential tail.
 """
@@ -23,16 +23,16 @@ _HALVINGS = 40
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of some configurations.
+    """Predictions for a number of configurations.
 
     Attributes:
         accuracy: (configurations,) per cent.
-        energy_j: (configurations,) per request, idle draw included.
+        energy_j: (configurations,) per request, including idle draw.
         load: (configurations,) requests as a share of what the servers can serve.
-        shares: (configurations, kinds) of the requests that each kind of server serves.
+        shares: (configurations, kinds) share of the requests that each kind of server serves.
         service_s: (kinds,) their service times.
         busy: (configurations,) probability that a request finds all servers busy.
-        decay_per_s: (configurations,) at which long waits become rarer.
+        decay_per_s: (configurations,) rate at which long waits become rarer.
     """
 
     accuracy: Floats
@@ -44,9 +44,9 @@ class Predictions:
     decay_per_s: Floats
 
     def late_share(self, limit_s: float | Floats) -> Floats:
-        """Return the share of requests that take longer than a limit; 1 where the servers cannot keep up.
+        """Return the share of requests that take longer than a limit; 1 if the servers cannot keep up.
 
-        Shape (configurations,); the limit is one for all, or (configurations,) too.
+        Shape (configurations,); the limit is one for all, or also (configurations,).
         """
         spare = np.reshape(limit_s, (-1, 1)) - self.service_s
         late = np.where(spare < 0, 1.0, self.busy[:, None] * np.exp(-np.maximum(spare, 0) * self.decay_per_s[:, None]))
@@ -54,7 +54,7 @@ class Predictions:
 
     @cached_property
     def p95_s(self) -> Floats:
-        """(configurations,) 95th percentile of latency; infinite where the servers cannot keep up."""
+        """(configurations,) 95th percentile latency; infinite if the servers cannot keep up."""
         low: Floats = np.zeros(len(self.load))
         high: Floats = self.service_s.max() + 10 / self.decay_per_s
         for _ in range(_HALVINGS):
@@ -65,7 +65,7 @@ class Predictions:
 
 
 def predict(application: Application, weights: Ints, gpus: int, rate_per_s: float) -> Predictions:
-    """Return what configurations (n, variants, 5), each with an instance, would do at a rate of requests."""
+    """Return what configurations (n, variants, 5), each with at least one instance, would do at a rate of requests."""
     here = application.fits.ravel()
     count = weights.reshape(len(weights), -1)[:, here].astype(np.float64)
     service_s = application.service_s.ravel()[here]

@@ -1,9 +1,9 @@
-"""A first-come-first-served queue before unequal servers, request by request, in milliseconds.
+"""A first-come-first-served queue in front of unequal servers, request by request, in milliseconds.
 
-The recursion is exact: a server that falls free takes the head of the queue, and an arrival that finds several free
-takes the one that has been free the longest. A server in the heap is one integer: the nanosecond at which it falls
-free, and in the lowest bits its kind, so that a request costs one comparison, one addition and one sift of whole
-numbers. That serves 22,000 requests on 70 servers in 6 ms, which leaves no need for compiled code.
+The recursion is exact: a server that becomes free takes the head of the queue, and an arrival that finds several free
+takes the one that has been free the longest. A server in the heap is one integer: the nanosecond at which it becomes
+free, with its kind in the lowest bits, so that a request costs one comparison, one addition and one sift of integers.
+That serves 22,000 requests on 70 servers in 6 ms, so there is no need for compiled code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Served:
 
     Attributes:
         latency_s: (requests,) from arrival to completion.
-        kinds: (requests,) which kind of server served it.
+        kinds: (requests,) which kind of server served each.
     """
 
     latency_s: Floats
@@ -36,7 +36,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Poisson arrivals at a mean rate of 1 per second, and what service times vary by; equal for all configurations.
+    """Poisson arrivals at a mean rate of 1 per second, and the variation of service times; equal for all.
 
     Attributes:
         at: (requests,) increasing; divided by a rate they are seconds.
@@ -48,20 +48,20 @@ class Arrivals:
 
     @staticmethod
     def drawn(rng: np.random.Generator, requests: int = REQUESTS) -> Arrivals:
-        """Return arrivals, with those that the queue warms up by."""
+        """Return random arrivals, including those that warm up the queue."""
         gaps = rng.exponential(1.0, requests + WARM_UP)
         return Arrivals(np.cumsum(gaps), np.clip(rng.standard_normal(_DRAWS), -3.0, 3.0))
 
 
 def serve(arrivals: Arrivals, rate_per_s: float, servers: Ints, service_s: Floats, jitter_s: Floats) -> Served:
-    """Return how requests at a rate fare.
+    """Return how requests at a given rate fare.
 
     Args:
-        arrivals: When they come, at rate 1.
+        arrivals: When they arrive, at rate 1.
         rate_per_s: The mean rate of arrivals, above 0.
         servers: (kinds,) how many servers of each kind there are, at least one in all.
         service_s: (kinds,) mean service times, above 0.
-        jitter_s: (kinds,) standard deviations of them; above a quarter of the mean they count as that.
+        jitter_s: (kinds,) their standard deviations, capped at a quarter of the mean.
     """
     bits = max(int(len(servers) - 1).bit_length(), 1)
     mask = (1 << bits) - 1

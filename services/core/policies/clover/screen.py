@@ -1,12 +1,12 @@
 """What is worth measuring: configurations by three models, each finer than the one before.
 
 Integer programmes propose where to begin (``optimum``). From there neighbours are predicted in closed form
-(``prediction``), the best known configuration's first, until those of all the best ones were. The most promising of
-these are run through the queue model, and the best that keeps the limits there is what to measure. The closed form is
-off by about a hundredth of a point of accuracy and half a per cent of the requests that are late, which matters where
-a floor is tight, so it only has to keep the limits within tolerances. On many GPUs more configurations lie within the
-tolerances than are run; where those that were run give nothing, some follow that keep the limits even with the errors
-that the closed form turned out to have.
+(``prediction``), those of the best known configuration first, until those of all the leaders are known. The most
+promising are run through the queue model, and the best that keeps the limits there is what to measure. The closed form
+is off by about a hundredth of a point of accuracy and half a per cent of late requests, which matters where a floor is
+tight, so it only has to keep the limits within tolerances. With many GPUs, more configurations lie within the
+tolerances than are run; if those that were run yield nothing, some more follow that keep the limits even with the
+errors that the closed form turned out to have.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class ScreenConfig:
     """How thoroughly to look; the defaults are ours.
 
     Attributes:
-        least_gain: What a configuration must promise beyond the best one, of the objective, per cent.
+        least_gain: What a configuration must promise beyond the best one's objective, per cent.
         programmes: How many integer programmes propose configurations.
         anew_pct: Change of intensity after which they propose again.
-        leaders: Neighbours are predicted until those of so many of the best known configurations were.
-        pairs: Random neighbours of four edits, beside all of one and two.
-        kept: How many neighbours of each are remembered, the best ones.
+        leaders: Neighbours are predicted until those of this many of the best known configurations are known.
+        pairs: Random neighbours of four edits, in addition to all of one and two.
+        kept: How many of the best neighbours of each are remembered.
         modelled: Most runs of the queue model per proposal.
-        corrected: Most further runs where those gave nothing, by predictions corrected with the errors found in them.
-        accuracy_tolerance: By how much the closed form may fall below the floor, points of accuracy.
-        late_tolerance: By how much it may exceed the share of late requests.
-        objective_tolerance: By how much its objective may be too low, per cent.
+        corrected: Most further runs if those yield nothing, by predictions corrected for the errors found in them.
+        accuracy_tolerance: How far the closed form may fall below the floor, points of accuracy.
+        late_tolerance: How far it may exceed the permitted share of late requests.
+        objective_tolerance: How far its objective may be too low, per cent.
     """
 
     least_gain: float = 0.02
@@ -64,7 +64,7 @@ class ScreenConfig:
 
 @dataclass(frozen=True)
 class _Shortfall:
-    """By how much the queue model may be worse than the closed form: points of accuracy, share of late requests."""
+    """How much worse the queue model may be than the closed form: points of accuracy, share of late requests."""
 
     accuracy: float
     late: float
@@ -76,7 +76,7 @@ class _Known:
 
     Attributes:
         graphs: The configurations; ``places`` has their indices by key.
-        accuracy, energy_j, late: What was predicted of each.
+        accuracy, energy_j, late: The predictions for each.
         expanded: The indices of those whose neighbours were predicted.
     """
 
@@ -92,7 +92,7 @@ class Screen:
     """Proposes what to measure for one application at one load, one SLA and one floor.
 
     It remembers what it predicted, and proposes nothing twice: what was measured in one search is known in the next,
-    which has to consider it (``Search.consider``).
+    which has to take it into account (``Search.consider``).
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Screen:
         rng: np.random.Generator,
         config: ScreenConfig | None = None,
     ) -> None:
-        """Create a screen; ``model`` is what runs a configuration through the queue model."""
+        """Create a screen; ``model`` runs a configuration through the queue model."""
         self._application, self._gpus, self._rate_per_s = application, gpus, rate_per_s
         self._model, self._rng, self._config = model, rng, config or ScreenConfig()
         self._known = _Known()
@@ -132,11 +132,11 @@ class Screen:
     def _best_modelled(
         self, search: Search, worths: Floats, least: float, most: int
     ) -> tuple[ConfigGraph | None, _Shortfall | None]:
-        """Run what is predicted to be worth most through the queue model, at most so many.
+        """Run the most promising configurations, at most ``most``, through the queue model.
 
         Returns:
-            The best that keeps the limits and is worth more than ``least``; None if none is. And by how much the
-            closed form was off at worst, where the runs ended before the candidates did; else None.
+            The best that keeps the limits and is worth more than ``least``; None if none is. Also the closed form's
+            largest errors, if the runs were used up before the candidates; else None.
         """
         known, goal = self._known, search.goal
         promised: ConfigGraph | None = None
@@ -159,13 +159,13 @@ class Screen:
         return promised, None
 
     def _less_broken(self, best: ConfigGraph, worths: Floats) -> ConfigGraph | None:
-        """Return what breaks the limits least, where nothing keeps them; None if that is no better than the best."""
+        """Return what breaks the limits least, if nothing keeps them; None if that is no better than the best."""
         known = self._known
         places = (place for place in _best_first(worths) if worths[place] > worths[known.places[best.key]])
         return next((known.graphs[place] for place in places if known.graphs[place].key not in self._proposed), None)
 
     def _propose(self, search: Search) -> None:
-        """Take in the incumbent, and the programmes' proposals where the intensity has changed."""
+        """Add the incumbent, and the programmes' proposals if the intensity has changed."""
         at = search.intensity_gco2_per_j
         self._take([search.start.graph, search.best.graph], search.goal)
         if abs(at / self._proposed_at - 1) * 100 <= self._config.anew_pct:
@@ -176,7 +176,7 @@ class Screen:
         self._take(found, search.goal)
 
     def _explored(self, search: Search) -> Floats:
-        """Predict neighbours until those of all the leaders are known; return what each known one is worth."""
+        """Predict neighbours until those of all the leaders are known; return the worth of each configuration."""
         known = self._known
         while True:
             worths = self._worths(search)
@@ -204,7 +204,7 @@ class Screen:
             taken += 1
 
     def _neighbours(self, centre: Ints) -> Ints:
-        """Return all neighbours of one edit or two of different sign, and some of four: (n, variants * 5)."""
+        """Return all neighbours with one edit or two of opposite sign, and some with four: (n, variants * 5)."""
         unit = np.eye(centre.size, dtype=np.int64)
         there = np.flatnonzero(centre)
         gone, more = -unit[there], unit[self._cells]
@@ -215,7 +215,7 @@ class Screen:
         return found[(found >= 0).all(axis=1) & found.any(axis=1) & edits.any(axis=1)]
 
     def _take(self, graphs: list[ConfigGraph], goal: Goal) -> None:
-        """Remember configurations."""
+        """Predict and remember configurations that are not known yet."""
         new = [graph for graph in dict.fromkeys(graphs) if graph.key not in self._known.places]
         if not new:
             return
@@ -239,9 +239,9 @@ class Screen:
     def _worth(
         self, search: Search, accuracy: Floats, energy_j: Floats, late: Floats, off: _Shortfall | None = None
     ) -> Floats:
-        """Return the predicted objective, (n,); far below it, by how much they are broken, where limits are.
+        """Return the predicted objective, (n,); where limits are broken, far below it, by how much they are broken.
 
-        Limits are broken beyond the tolerances, or with ``off`` wherever the closed form may be off by so much.
+        The tolerances apply, or, with ``off``, the closed form is assumed to be off by that much.
         """
         goal, config = search.goal, self._config
         off = off or _Shortfall(-config.accuracy_tolerance, -config.late_tolerance)
@@ -255,17 +255,17 @@ class Screen:
 
 
 def _best_first(worths: Floats) -> list[int]:
-    """Return the indices, of equal worths in their order."""
+    """Return the indices, best first; ties keep their order."""
     return np.argsort(-worths, kind="stable").tolist()
 
 
 def _late(found: Predictions, goal: Goal) -> Floats:
-    """Return the share of late requests, and the load where the servers cannot keep up: (configurations,)."""
+    """Return the share of late requests, or the load if the servers cannot keep up: (configurations,)."""
     return np.where(found.load < 1, found.late_share(goal.baseline.p95_s), found.load)
 
 
 def search_screened(search: Search, screen: Screen, config: AnnealingConfig) -> None:
-    """Measure what the screen proposes, until it promises no gain or the paper's rules of stopping end it."""
+    """Measure what the screen proposes, until it promises no gain or the paper's stopping rules end the search."""
     without_gain = 0
     while without_gain < config.patience and len(search.measured) < config.max_evaluations:
         graph = screen.promising(search)

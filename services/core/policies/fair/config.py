@@ -1,4 +1,4 @@
-"""What can be turned in ``fair+``."""
+"""The parameters of ``fair+``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.core.policies.parameters import Parameter, check_parameters
 
 @dataclass(frozen=True)
 class FairConfig:
-    """The wrapper's own parameters; those of the wrapped policy stand beside them."""
+    """The wrapper's own parameters, next to those of the wrapped policy."""
 
     share_half_life_s: Annotated[
         float,

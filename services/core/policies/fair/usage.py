@@ -21,10 +21,10 @@ def mean_life_s(half_life_s: float) -> float:
 
 @dataclass(frozen=True)
 class Usage:
-    """GPU time of tenants, as far as it counts still.
+    """GPU time of tenants that still counts.
 
     Attributes:
-        at_s: As of when, UTC seconds.
+        at_s: The time to which it applies, UTC seconds.
         used_gpu_s: By tenant, GPU seconds; each second counts half once a half-life has passed.
         gpus: What each tenant holds from then on.
     """
@@ -34,7 +34,7 @@ class Usage:
     gpus: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def at(self, now_s: float, half_life_s: float) -> Usage:
-        """Return the usage at a later time, if all kept what they hold; an earlier one changes nothing."""
+        """Return the usage at a later time, if all kept what they hold; an earlier time changes nothing."""
         passed_s = now_s - self.at_s
         if passed_s <= 0:
             return self
@@ -47,12 +47,12 @@ class Usage:
         return Usage(now_s, {tenant: gpu_s for tenant, gpu_s in used.items() if gpu_s >= FORGOTTEN_GPU_S}, self.gpus)
 
     def dump(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the usage as JSON values."""
         return {"at_s": self.at_s, "used_gpu_s": dict(self.used_gpu_s), "gpus": dict(self.gpus)}
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Usage:
-        """Return what ``dump`` wrote; what is missing is nothing."""
+        """Return the usage that ``dump`` wrote; missing parts are empty."""
         return cls(
             float(stored.get("at_s", 0.0)),
             {tenant: float(gpu_s) for tenant, gpu_s in stored.get("used_gpu_s", {}).items()},
@@ -61,7 +61,7 @@ class Usage:
 
 
 def held_after(snapshot: Snapshot, plan: Plan) -> dict[str, int]:
-    """Return the GPUs that each tenant holds once a plan's gangs have started; those that stop hold theirs as yet."""
+    """Return the GPUs that each tenant holds once a plan's gangs have started; stopping gangs still hold theirs."""
     jobs = snapshot.jobs
     held: dict[str, int] = {}
     for job in jobs.gpus.nonzero()[0].tolist():

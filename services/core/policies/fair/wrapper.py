@@ -14,10 +14,10 @@ from services.core.policies.fair.usage import Usage, held_after, mean_life_s
 
 @dataclass(frozen=True)
 class FairMemory(Generic[Memory]):
-    """The memory of the wrapper, with the wrapped policy's.
+    """The memory of the wrapper, including the wrapped policy's.
 
     Attributes:
-        inner: Of the wrapped policy.
+        inner: The wrapped policy's memory.
         usage: What tenants have used.
     """
 
@@ -26,7 +26,7 @@ class FairMemory(Generic[Memory]):
 
 
 class Fair(Generic[Memory]):
-    """A policy that shares GPUs between tenants, and decides as the wrapped one does inside each.
+    """A policy that shares GPUs between tenants, and within each decides as the wrapped one does.
 
     ``config`` has the parameters of both.
     """
@@ -38,15 +38,15 @@ class Fair(Generic[Memory]):
 
     @property
     def packs(self) -> bool:
-        """Whether the wrapped policy has jobs share GPUs."""
+        """Whether the wrapped policy lets jobs share GPUs."""
         return isinstance(self.inner, PacksJobs) and self.inner.packs
 
     def initial(self) -> FairMemory[Memory]:
-        """Return the wrapped policy's first memory, and no usage."""
+        """Return the wrapped policy's initial memory, and no usage."""
         return FairMemory(self.inner.initial())
 
     def decide(self, snapshot: Snapshot, memory: FairMemory[Memory]) -> tuple[Plan, FairMemory[Memory]]:
-        """Return the wrapped policy's plan, made in the order between tenants."""
+        """Return the wrapped policy's plan, with jobs reordered between tenants."""
         config = self.config
         usage = memory.usage.at(snapshot.now_s, config.share_half_life_s)
         if len({*snapshot.jobs.tenants}) > 1:
@@ -60,12 +60,12 @@ class Fair(Generic[Memory]):
         return {"inner": self.inner.dump(memory.inner), "usage": memory.usage.dump()}
 
     def load(self, stored: dict[str, Any]) -> FairMemory[Memory]:
-        """Return the memories that ``dump`` wrote; what is missing is empty."""
+        """Return the memories that ``dump`` wrote; missing parts are empty."""
         return FairMemory(self.inner.load(stored.get("inner", {})), Usage.load(stored.get("usage", {})))
 
 
 class PlacingFair(Fair[Memory]):
-    """Of a policy that chooses its own way of placing gangs."""
+    """The wrapper for a policy that chooses its own way of placing gangs."""
 
     inner: Any
 
@@ -76,12 +76,12 @@ class PlacingFair(Fair[Memory]):
 
 
 class LimitedFair(Fair[Memory]):
-    """Of a policy that keeps the cluster within a power limit."""
+    """The wrapper for a policy that keeps the cluster within a power limit."""
 
     inner: Any
 
     def power_limit_w(self, snapshot: Snapshot) -> float:
-        """Return what the cluster may draw by the wrapped policy, watts."""
+        """Return what the cluster may draw according to the wrapped policy, watts."""
         return self.inner.power_limit_w(snapshot)
 
     def power_error_w(self, snapshot: Snapshot) -> float:
@@ -90,7 +90,7 @@ class LimitedFair(Fair[Memory]):
 
 
 class LimitedPlacingFair(LimitedFair[Memory], PlacingFair[Memory]):
-    """Of a policy that does both."""
+    """The wrapper for a policy that does both."""
 
 
 def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:
@@ -99,7 +99,7 @@ def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:
     Args:
         name: Its own name.
         inner: The policy that it wraps.
-        config: The parameters of both.
+        config: The parameters of both policies.
     """
     kinds: dict[tuple[bool, bool], type[Fair[Any]]] = {
         (False, False): Fair,

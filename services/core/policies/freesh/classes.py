@@ -1,4 +1,4 @@
-"""The classes of requests: by input and output length, each short or long; two ways to say where long begins."""
+"""The classes of requests, by short or long input and output; two ways to say where long begins."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Thresholds:
             raise DomainError(f"a threshold is at least one token, not {self.input_tokens} and {self.output_tokens}")
 
     def class_of(self, input_tokens: ArrayLike, output_tokens: ArrayLike) -> NDArray[np.int64]:
-        """Return the classes of requests as places in ``CLASSES``; (n_requests,).
+        """Return the classes of requests as indices into ``CLASSES``; (n_requests,).
 
         Args:
             input_tokens, output_tokens: (n_requests,) lengths, >= 0.
 
         Raises:
-            DomainError: A length is negative or not finite, or there are not as many of both.
+            DomainError: a length is negative or not finite, or the arrays differ in length.
         """
         lengths = [np.asarray(each, dtype=np.float64) for each in (input_tokens, output_tokens)]
         if lengths[0].ndim != 1 or lengths[0].shape != lengths[1].shape:

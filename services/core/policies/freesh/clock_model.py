@@ -8,13 +8,13 @@ predictions fail, and while a threshold is violated, MIAD decides.
   Power: ``P = p + q * f + r * f^3``. All coefficients are >= 0, so that the models cannot bend the wrong way outside
   what was seen.
 - The energy of a token is the power times its time, which is U-shaped in the clock: slow tokens keep the GPU's floor
-  power on for long. An instance with requests all the time draws least at the lowest clock that serves them; one that
-  has often none is cheapest at the bottom of the U. ``mean_power_w`` covers both.
+  power on for long. An instance that always has requests draws least at the lowest clock that serves them; one that
+  often has none is cheapest at the bottom of the U. ``mean_power_w`` covers both.
 
 Source: the project's own. GreenLLM (per-phase clocks for LLM serving) reports up to 34 % less energy than the default
 governor at under 3.5 points more violations.
 
-Without NumPy: agents are installed without it.
+Without NumPy, because agents are installed without it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class ClockSample:
 
     Attributes:
         clock_mhz: Its clock.
-        batch: Requests that it decoded together, mean.
-        report: What they saw.
-        power_w: Of all its GPUs, mean; NaN where unknown.
+        batch: Mean number of requests that it decoded together.
+        report: The latencies that they saw.
+        power_w: Mean over the interval for all its GPUs together; NaN where unknown.
         queued_s: Mean time that requests waited before their prefill, a part of TTFT and of the end-to-end time.
         tokens_per_request: Mean length of the answers that ended; None if none did.
         tokens_per_s: Tokens produced per second.
@@ -79,7 +79,7 @@ class FittedClocks:
     error: float
 
     def ttft_s(self, clock_mhz: float) -> float:
-        """Return the predicted time of a prefill, seconds, without waiting for it."""
+        """Return the predicted time of a prefill, seconds, excluding the wait for it."""
         return _dot(self.ttft, _prefill(clock_mhz))
 
     def tbt_s(self, batch: float, clock_mhz: float) -> float:
@@ -111,8 +111,8 @@ class Unused(StrEnum):
 class ClockLearner:
     """Remembers samples of one kind of instance (mode and class) and fits the models to them.
 
-    Of more than ``MEMORY`` samples, the oldest of the clock that has the most is dropped: an instance that stays at its
-    best clock must not forget what others did.
+    Beyond ``MEMORY`` samples, the oldest one of the clock that has the most is dropped: an instance that stays at its
+    best clock must not forget the others.
     """
 
     def __init__(self, samples: Iterable[ClockSample] = ()) -> None:
@@ -126,21 +126,21 @@ class ClockLearner:
 
     @property
     def samples(self) -> list[ClockSample]:
-        """The samples that are remembered, by clock, the oldest of each first."""
+        """The remembered samples, by clock, oldest first within each."""
         return [each for _, found in sorted(self._by_clock.items()) for each in found]
 
     @property
     def known(self) -> int:
-        """How many are remembered."""
+        """The number of samples remembered."""
         return self._known
 
     @property
     def clocks(self) -> int:
-        """At how many clocks they were."""
+        """The number of distinct clocks among them."""
         return len(self._by_clock)
 
     def add(self, sample: ClockSample) -> bool:
-        """Remember a sample with tokens of one clock, and fit anew now and then; return whether it was remembered."""
+        """Remember a sample with tokens at a single clock, refitting now and then; return whether it was remembered."""
         if not self._remember(sample):
             return False
         self._since_fit += 1
@@ -149,7 +149,7 @@ class ClockLearner:
         return True
 
     def unused(self, sample: ClockSample, limits: LatencyLimits) -> Unused | None:
-        """Return why the learned model does not decide the clock after a sample; None if it does."""
+        """Return why the learned model does not decide the next clock after a sample; None if it does."""
         if self.fitted is None:
             return Unused.FEW_SAMPLES if self._known < ENOUGH_SAMPLES else Unused.FEW_CLOCKS
         if self.fitted.error > GOOD_ERROR:
@@ -198,10 +198,10 @@ def fit_clocks(samples: Sequence[ClockSample]) -> FittedClocks | None:
 
 
 def mean_power_w(fitted: FittedClocks, sample: ClockSample, clock_mhz: float, idle_w: float) -> float:
-    """Return the predicted mean power at another clock for the requests of now, watts.
+    """Return the predicted mean power at another clock for the present requests, watts.
 
-    The instance is busy for the share of time that its tokens take at that clock: the batch of now, stretched or
-    shortened with the step. ``idle_w`` is its power without requests.
+    The instance is busy for the share of time that its tokens take at that clock: the present share, stretched or
+    shortened with the step time. ``idle_w`` is its power without requests.
     """
     now_s = fitted.tbt_s(max(sample.batch, 1.0), sample.clock_mhz)
     then_s = fitted.tbt_s(max(sample.batch, 1.0), clock_mhz)
@@ -221,8 +221,8 @@ def best_clock(
         fitted: The models of this kind of instance.
         sample: What the instance did last.
         limits: Of its class.
-        clocks: That its devices support.
-        capacity: Requests that it decodes together.
+        clocks: Those that its devices support.
+        capacity: Requests that it decodes together at most.
         idle_w: Its power without requests at the lowest clock.
     """
     allowed: list[tuple[float, float]] = []
@@ -249,7 +249,7 @@ def learned_clock(
     """Return the next clock of an instance, MHz: the model's where it can be trusted, else MIAD's.
 
     Raises:
-        DomainError: The capacity is not at least 1.
+        DomainError: the capacity is below 1.
     """
     if capacity < 1:
         raise DomainError(f"an instance decodes at least one request, not {capacity}")
@@ -260,7 +260,7 @@ def learned_clock(
 
 
 def _settled(fitted: FittedClocks, sample: ClockSample, clock_mhz: float) -> tuple[float, float]:
-    """Return (batch, TBT) at a clock once as many requests leave as arrive."""
+    """Return (batch, TBT) at a clock in the steady state, where as many requests leave as arrive."""
     rate = sample.tokens_per_s
     batch = max(sample.batch, 1.0)
     for _ in range(4):
@@ -288,10 +288,10 @@ def _dot(coefficients: Sequence[float], terms: Sequence[float]) -> float:
 
 
 def _fit(points: Sequence[tuple[Sequence[float], float]]) -> tuple[float, ...]:
-    """Return the non-negative coefficients of least squares, by descent along one after the other.
+    """Return the non-negative least-squares coefficients, by coordinate descent.
 
-    Terms are scaled to a root mean square of 1. A few terms and points in one octave of clocks: ``SWEEPS`` suffice for
-    predictions within the points, which is all that is asked of them.
+    Terms are scaled to a root mean square of 1. With few terms, and points within one octave of clocks, ``SWEEPS``
+    suffice for predictions within the points, and no more is needed.
     """
     n = len(points[0][0])
     scale = [math.sqrt(sum(terms[i] ** 2 for terms, _ in points) / len(points)) or 1.0 for i in range(n)]

@@ -1,10 +1,10 @@
-"""Which instances may serve the requests of which regions, and the throughput that this asks for.
+"""Which instances may serve the requests of which regions, and the throughput that this requires.
 
-Requests of a class come from *regions*, each with its share, and a region reaches the instances whose latency, with the
-network's on top, keeps the class's limits. Demand can be divided among the instances so that every region is served if
-and only if, for every set of regions, the instances that any of them reaches have the throughput for all of them (max
-flow, min cut: Gale, 1957; Hall's condition for fractions). That says it in a row for each set, without a variable for
-each region and instance.
+Requests of a class come from *regions*, each with its share, and a region reaches the instances whose latency,
+including the network's, keeps the class's limits. Demand can be divided among the instances so that every region is
+served if and only if, for every set of regions, the instances that any of them reaches have the throughput for all of
+them (max flow, min cut: Gale, 1957; Hall's condition for fractions). That takes one row for each set, and no variable
+for each region and instance.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from services.core.policies.freesh.pools import PoolProblem
 
 @dataclass(frozen=True)
 class Coverage:
-    """Instances that together must have a throughput.
+    """Instances that together must have a given throughput.
 
     Attributes:
         request_class: Their class.
-        reached: (n_locations, n_modes) of the instances.
-        needed_qps: Requests per second with head-room, of the regions that reach no others.
+        reached: (n_locations, n_modes) which instances.
+        needed_qps: Requests per second with head-room, from the regions that reach no others.
     """
 
     request_class: int
@@ -35,7 +35,7 @@ class Coverage:
 
 
 def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[Coverage]:
-    """Return what the instances of a partition must serve together; for each class first all of its demand.
+    """Return what the instances of a partition must serve together; for each class, all of its demand comes first.
 
     Args:
         problem: The problem.
@@ -58,7 +58,7 @@ def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[
 def _of_class(
     request_class: int, wanted_qps: float, regions: dict[int, Bools], shares: Sequence[float]
 ) -> list[Coverage]:
-    """Return one row for each set of instances that some set of regions reaches: that of the most demand."""
+    """Return one row, that with the most demand, for each set of instances that some set of regions reaches."""
     alike: dict[bytes, tuple[Bools, float]] = {}
     for region, reached in regions.items():
         _, share = alike.get(reached.tobytes(), (reached, 0.0))

@@ -17,7 +17,7 @@ class InstanceLoad:
         id: Unique.
         capacity: How many requests it may hold.
         held: How many it holds.
-        weight: Its part of the requests, > 0.
+        weight: Its relative share of the requests, > 0.
     """
 
     id: str
@@ -34,8 +34,8 @@ class InstanceLoad:
 class WeightedRoundRobin:
     """Gives requests to instances in proportion to their weights, evenly spread (smooth weighted round robin).
 
-    Each instance gains its weight with every choice; the one with most is chosen and pays the sum of all weights. An
-    instance without room is passed over, keeps what it gained, and is not owed more than one round.
+    Each instance gains its weight with every choice; the one with the most is chosen and pays the sum of all weights.
+    An instance without room is passed over and keeps what it gained, but is never owed more than one round.
 
     Source: FREESH appendix D.6 ("worker selection follows a weighted round-robin strategy").
     """

@@ -3,8 +3,8 @@
 The dispatcher holds the requests of one class that no instance serves yet. It gives the next one to an instance with
 room; with preemption, a waiting request may also take the place of one that is being served.
 
-A request's laxity falls by a second in each second that it waits, like that of every other waiting request, so that
-their order does not change while time passes. Each order is therefore a key without the time in it, which a heap keeps
+A request's laxity falls by one second for each second that it waits, like that of every other waiting request, so
+their order does not change as time passes. Each order is therefore a key that does not contain the time, kept in a heap
 (``request_queue``): nothing is ranked again until predictions change. Keys are in seconds; the smallest is served
 first, ties by arrival and then by id.
 
@@ -36,7 +36,7 @@ class ServiceTimes:
     """How fast the instances of a class serve a request that does not queue.
 
     Attributes:
-        ttft_s: Time to the first token, seconds, >= 0.
+        ttft_s: Time to first token, seconds, >= 0.
         tbt_s: Time between tokens, seconds, > 0.
     """
 
@@ -61,11 +61,11 @@ class ServingRequest:
         arrival_s: When it arrived, seconds.
         output_tokens: How many tokens its answer is predicted to have.
         input_tokens: Length of its prompt.
-        tokens_done: Tokens of the answer that exist already, if it was preempted.
+        tokens_done: Tokens of the answer that already exist, if it was preempted.
         request_class: Its class, such as ``SL``.
         tenant: For fair shares between tenants.
-        excluded: Servers that it may not be given, which failed to answer it; unchanged while it waits.
-        serial: Of its entry in the queue that it waits in; a queue's own.
+        excluded: Servers that failed to answer it and may not be given it again; unchanged while it waits.
+        serial: Number of its entry in the queue; managed by the queue.
     """
 
     id: str
@@ -96,15 +96,15 @@ def deadline_s(request: ServingRequest, times: ServiceTimes) -> float:
 def remaining_s(request: ServingRequest, times: ServiceTimes, *, is_running: bool = False) -> float:
     """Return the predicted remaining service time, seconds.
 
-    One that waits needs a first token, again if it was preempted: its prompt is read anew. One that has outlived its
-    prediction is expected to end with its next token.
+    A waiting request needs a first token, even if it was preempted, because its prompt must be read again. One that has
+    outlived its prediction is expected to end with its next token.
     """
     left = max(request.output_tokens - request.tokens_done, min(request.output_tokens, 1.0))
     return left * times.tbt_s + (0.0 if is_running and request.tokens_done > 0 else times.ttft_s)
 
 
 def laxity_s(request: ServingRequest, times: ServiceTimes, now_s: float, *, is_running: bool = False) -> float:
-    """Return how long a request can still wait and end within its window, seconds; negative where it cannot.
+    """Return how long a request can still wait and end within its window, seconds; negative if it can no longer do so.
 
     Source: FREESH equation 6, ``(arrival + W) - t - remaining``.
     """
@@ -112,7 +112,7 @@ def laxity_s(request: ServingRequest, times: ServiceTimes, now_s: float, *, is_r
 
 
 def order_key_s(request: ServingRequest, order: Order, times: ServiceTimes, *, is_running: bool = False) -> float:
-    """Return what a request is ordered by, smallest first; it does not depend on the time.
+    """Return the key by which a request is ordered, smallest first; it does not depend on the time.
 
     LLF: the moment at which its laxity is 0. FCFS: its arrival. EDF: its deadline. SRTF: its remaining service time.
     """
@@ -135,18 +135,18 @@ def preempted_by(
     *,
     margin_s: float = 0.0,
 ) -> ServingRequest | None:
-    """Return the running request that a waiting one takes the place of: the last in order, if it is strictly later.
+    """Return the running request whose place a waiting one takes: the last in order, if it is strictly later.
 
-    FCFS preempts nobody, since what waits arrived later. The cost of a preemption is in the comparison: the waiting
-    request's remaining time contains its TTFT, the running one's does not.
+    FCFS preempts nobody, since whatever waits arrived later. The cost of a preemption is part of the comparison: the
+    waiting request's remaining time contains its TTFT, the running one's does not.
 
     Args:
         waiting: The head of the queue.
-        running: Requests in service, with their ``tokens_done`` of this moment.
-        order: Any; times must be those that the queue has.
+        running: Requests in service, with their present ``tokens_done``.
+        order: Any; times must be the same as the queue's.
         times: Of the class.
-        margin_s: By how much the running one must be later; the paper has none. Greater values avoid that two requests
-            of nearly equal laxity displace each other in turns.
+        margin_s: By how much the running one must be later; the paper has none. A margin keeps two requests of nearly
+            equal laxity from displacing each other in turn.
 
     Source: FREESH section 3.3 ("if a newly arrived or updated request gets a strictly smaller l than a running one, we
     may preempt the latter").

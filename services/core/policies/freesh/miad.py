@@ -1,7 +1,7 @@
 """Clocks that follow latency: multiplicative increase when a threshold is violated, additive decrease otherwise.
 
-Called every second with what an instance's requests saw in the last one. All GPUs of a tensor-parallel instance take
-the same clock: the slowest would hold up the rest.
+Called every second with what an instance's requests saw in the last one. All GPUs of a tensor-parallel instance run at
+the same clock, since the slowest would hold up the rest.
 
 Source: FREESH section 3.2, equation 5, appendix D.2 (thresholds) and D.7 (parameters).
 """
@@ -22,11 +22,11 @@ class LatencyReport:
     """What the requests of one instance saw in the last interval: means, seconds; None where there was nothing to see.
 
     Attributes:
-        ttft_s: Of requests that got their first token, from their arrival.
-        tbt_s: Of tokens that were produced.
-        e2e_s: Of requests that ended, from their arrival.
+        ttft_s: For requests that got their first token, from their arrival.
+        tbt_s: For tokens that were produced.
+        e2e_s: For requests that ended, from their arrival.
         in_service: Requests that the instance held at the end of the interval.
-        is_stale: Whether a part of it was seen before the clock was last changed.
+        is_stale: Whether part of it was seen before the clock was last changed.
     """
 
     ttft_s: float | None = None
@@ -36,10 +36,10 @@ class LatencyReport:
     is_stale: bool = False
 
     def is_blind(self, limits: LatencyLimits) -> bool:
-        """Return whether requests are in service of which nothing says that the clock is high enough.
+        """Return whether there are requests in service but no sign that the clock is high enough.
 
         TTFT or TBT must have been seen at this clock, if either has a threshold; the end-to-end time is the backstop
-        behind them, and a signal by itself only where it is the one threshold.
+        behind them, and a signal in itself only if it has the only threshold.
         """
         pairs = [(self.ttft_s, limits.ttft_s), (self.tbt_s, limits.tbt_s)]
         if limits.ttft_s is None and limits.tbt_s is None:
@@ -52,8 +52,8 @@ class LatencyReport:
 
         *Our reading*: the paper does not say whether one request or their mean must exceed a threshold. It calls the
         end-to-end one, which is a measured average, "a final backstop to detect significant overall request slowdown":
-        that is a mean. A class has requests of very different lengths, and with single requests the longest of every
-        second would hold the clock at its highest: see
+        that is a mean. A class has requests of very different lengths, and if single requests counted, the longest in
+        every second would hold the clock at its highest: see
         ``tests/unit/freesh/test_miad.py::test_one_long_request_does_not_raise_the_clock``.
         """
         pairs = ((self.ttft_s, limits.ttft_s), (self.tbt_s, limits.tbt_s), (self.e2e_s, limits.e2e_s))
@@ -91,7 +91,7 @@ class Clocks:
 
 
 def clocks_between(lowest_mhz: float, highest_mhz: float, step_mhz: float = 15.0) -> Clocks:
-    """Return clocks in even steps down from the highest, as NVIDIA's devices have them (15 MHz)."""
+    """Return clocks in even steps down from the highest, as on NVIDIA's devices (15 MHz)."""
     if not 0 < lowest_mhz <= highest_mhz or not step_mhz > 0:
         raise DomainError("clocks go in steps above 0 MHz from above 0 MHz to no less")
     steps = int((highest_mhz - lowest_mhz) / step_mhz + 1e-9)
@@ -102,7 +102,7 @@ def common_clocks(devices: Sequence[Clocks]) -> Clocks:
     """Return the clocks that all devices of a tensor-parallel instance support.
 
     Raises:
-        DomainError: There are none.
+        DomainError: there are none.
     """
     shared = set(devices[0].mhz).intersection(*(each.mhz for each in devices[1:])) if devices else set[float]()
     return Clocks(tuple(sorted(shared)))
@@ -113,18 +113,18 @@ def miad_clock(
 ) -> float:
     """Return the next clock of an instance, MHz: one that its devices support.
 
-    An instance without requests steps down too. One with requests of which nothing was seen keeps its clock: silence is
-    no sign that a lower one would do. A device that supports few clocks takes the next one above when it
-    must be faster, and the next one below otherwise, so that it never stays where it is for want of a fine step.
+    An instance without requests also steps down. One with requests of which nothing was seen keeps its clock: silence
+    is no sign that a lower one would do. A device that supports few clocks takes the next one above when it must be
+    faster, and the next one below otherwise, so that it never stays put for want of a fine step.
 
     Args:
-        clock_mhz: The clock now.
-        report: Of the last interval.
+        clock_mhz: The present clock.
+        report: For the last interval.
         limits: Of the class that the instance serves.
-        clocks: That its devices support.
+        clocks: Those that its devices support.
         config: M and delta.
 
-    Source: FREESH equation 5. That a blind instance keeps its clock is the project's own: the paper's servers see
+    Source: FREESH equation 5. Keeping the clock of a blind instance is the project's own rule: the paper's servers see
     every token.
     """
     if report.exceeds(limits):

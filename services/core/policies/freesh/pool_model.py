@@ -1,9 +1,9 @@
 """Equation 1 for one partition, as a linear model.
 
-Exactly one partition holds (equation 1f), so that its binary variables need not be in a model: the best plan is the
-best of the partitions' best plans. That is equation 1d without its product of variables.
+Exactly one partition is in use (equation 1f), so its binary variables need not be in a model: the best plan is the best
+of the partitions' best plans. That is equation 1d without its product of variables.
 
-Variables: whole numbers of instances ``x`` by location, class and mode, of those modes that may serve the class there;
+Variables: integer numbers of instances ``x`` by location, class and mode, for the modes that may serve the class there;
 ``kept`` instances without requests, where some may not be stopped or stopping costs; starts and stops where they cost.
 
     minimise    sum of rate x power x step x (x, kept) + price x (starts, stops)
@@ -15,13 +15,13 @@ Variables: whole numbers of instances ``x`` by location, class and mode, of thos
                 starts >= instances - running,  stops >= running - instances
 
 Where power follows the load, an instance costs its idle power, and each class's mean load ``y`` is divided among its
-instances, ``y <= max_qps x``, at what it draws beyond.
+instances, ``y <= max_qps x``, at the cost of what they draw beyond that.
 
-Frugal where rates are negative: with an instance of throughput ``L`` in use at a negative rate its class is served at
-less than its demand plus ``L``, so that it could not be dropped. A binary variable for each class and mode says
-"in use". The reading is ours; ``tests/unit/freesh/test_pools.py`` shows its effect. Which instances could be dropped
-is less simple where regions reach different ones: there a negative rate counts as 0, and what is needless is dropped
-afterwards.
+With negative rates, "frugal" means: while an instance of throughput ``L`` is in use at a negative rate, its class's
+throughput is less than its demand plus ``L``, so that the instance could not be dropped. A binary variable for each
+class and mode says "in use". The reading is ours; ``tests/unit/freesh/test_pools.py`` shows its effect. Which instances
+could be dropped is less simple if regions reach different ones: there a negative rate counts as 0, and whatever is
+needless is dropped afterwards.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class PoolModel:
         model: To be minimised.
         location, request_class, mode: (n_columns,) of the first variables, the instances.
         kept_location, kept_mode: (n_kept,) of the variables after those.
-        lacking_qps: (n_classes,) variables of demand that is not served, in a model of shortfall; else empty.
-        is_clipped: Whether a negative rate was counted as 0, so that its bound is none for the objective.
+        lacking_qps: (n_classes,) variables of unserved demand, in a model of shortfall; else empty.
+        is_clipped: Whether a negative rate was counted as 0, so that the model's bound does not bound the objective.
     """
 
     model: LinearModel
@@ -64,20 +64,20 @@ class PoolModel:
     is_clipped: bool = False
 
     def instances(self, values: Floats, shape: tuple[int, int, int]) -> Ints:
-        """Return the instances of a solution: ``shape`` is (n_locations, n_classes, n_modes)."""
+        """Return the numbers of instances in a solution: ``shape`` is (n_locations, n_classes, n_modes)."""
         counts = np.zeros(shape, np.int64)
         counts[self.location, self.request_class, self.mode] = np.round(values[: self.location.size])
         return counts
 
     def kept(self, values: Floats, shape: tuple[int, int]) -> Ints:
-        """Return the instances kept without requests: ``shape`` is (n_locations, n_modes)."""
+        """Return the numbers of instances kept without requests: ``shape`` is (n_locations, n_modes)."""
         counts = np.zeros(shape, np.int64)
         first = self.location.size
         counts[self.kept_location, self.kept_mode] = np.round(values[first : first + self.kept_mode.size])
         return counts
 
     def start(self, instances: Ints, kept: Ints) -> Floats:
-        """Return a plan as values to begin from; what follows from the instances is left to the solver: (n,)."""
+        """Return a plan as initial values, (n,); what follows from the instances is left to the solver."""
         values = np.zeros(self.model.variables)
         values[: self.location.size] = instances[self.location, self.request_class, self.mode]
         first = self.location.size
@@ -89,8 +89,8 @@ class PoolModel:
 def pool_model(problem: PoolProblem, partition: int, wanted_qps: Floats, *, shortfall: bool = False) -> PoolModel:
     """Return the model of ``partition`` that serves ``wanted_qps`` (n_classes,), or the model of its least shortfall.
 
-    The latter minimises the shares of each class's demand that are not served, summed, and counts nothing else: by
-    requests per second, classes that are dear to serve would get nothing.
+    The latter minimises the sum of the unserved shares of each class's demand, and counts nothing else: by requests per
+    second, classes that are expensive to serve would get nothing.
     """
     part, most = problem.partitions[partition], problem.most
     frugal = problem.negative_rates is NegativeRates.FRUGAL
@@ -155,7 +155,7 @@ def _add_needs(
 def _add_loads(
     builder: ModelBuilder, load_qps: Floats, x: Ints, request_class: Ints, qps: Floats, upper: Floats, cost: Floats
 ) -> None:
-    """Divide each class's mean load among its instances whose power follows it; the others take theirs for nothing.
+    """Divide each class's mean load among its instances whose power follows it; the others take their load at no cost.
 
     Args:
         builder: Of the model.
@@ -188,7 +188,7 @@ def _add_loads(
 
 
 def switch_price(problem: PoolProblem) -> Floats:
-    """Return the mean rate of each location, in which starts and stops are priced, never below 0: (n_locations,)."""
+    """Return each location's mean rate, never below 0, at which starts and stops are priced: (n_locations,)."""
     return np.maximum(problem.rates.mean(axis=1), 0.0)
 
 
@@ -198,7 +198,7 @@ def _may_be_kept(problem: PoolProblem) -> Bools:
 
 
 def _add_kept(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, *, free: bool) -> Ints:
-    """Add instances without requests; at a negative rate none but those that may not be stopped, unless literally."""
+    """Add instances without requests; at a negative rate only those that may not be stopped, unless literal."""
     rate = problem.rate_sums[location]
     upper = problem.running[location, mode]
     if problem.negative_rates is NegativeRates.FRUGAL:
@@ -210,10 +210,10 @@ def _add_kept(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode:
 def _add_capacity(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, columns: Ints) -> None:
     """Add equation 1c, and what it implies for whole instances.
 
-    Of ``b`` GPUs, instances of ``a`` each keep ``sum floor(a / g) x <= floor(b / g)`` for any ``g`` (Chvatal, Gomory).
-    With every size of a mode as ``g`` this says that 7 GPUs hold one instance of 4 and one of 2. Where sizes divide
-    each other, as powers of two do, nothing is left of the difference between fractions and whole numbers (Marcotte,
-    1985), so that the relaxation is nearly as good as the optimum.
+    On ``b`` GPUs, instances of ``a`` each satisfy ``sum floor(a / g) x <= floor(b / g)`` for any ``g`` (Chvatal,
+    Gomory). With every size of a mode as ``g`` this says that 7 GPUs hold one instance of 4 and one of 2. Where sizes
+    divide each other, as powers of two do, this leaves no gap between fractions and whole numbers (Marcotte, 1985), so
+    the relaxation is nearly as good as the optimum.
     """
     n_locations, n_types = problem.gpus.shape
     place: Ints = np.arange(n_locations, dtype=np.int64)
@@ -226,7 +226,7 @@ def _add_capacity(builder: ModelBuilder, problem: PoolProblem, location: Ints, m
 
 
 def _add_nodes(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, columns: Ints) -> None:
-    """Have instances fit whole on the nodes of their location: a whole number of nodes is filled in each way."""
+    """Require instances to fit whole on the nodes of their location: a whole number of nodes is filled in each way."""
     kinds = sorted({(kind.location, kind.gpu_type) for kind in problem.node_kinds})
     for place, gpu_type in kinds:
         takes = np.where(location == place, problem.mode_gpus[mode, gpu_type], 0)
@@ -273,7 +273,7 @@ def _add_totals(
     sign: float = 1.0,
     cost: Floats | None = None,
 ) -> None:
-    """Add ``sign * instances >= lower`` for places (location and mode), what lacks at a cost where there is one.
+    """Add ``sign * instances >= lower`` for places (location and mode), with slack at a cost where one is given.
 
     Args:
         builder: Of the model.
@@ -281,7 +281,7 @@ def _add_totals(
         place, columns: (n_columns,) the place of each variable that counts instances.
         lower: (n_places,).
         sign: 1 or -1.
-        cost: (n_places,) of each that lacks; none where none may.
+        cost: (n_places,) for each missing instance; None if none may be missing.
     """
     places = np.flatnonzero(which)
     row_of_place = np.full(which.size, -1)
@@ -305,7 +305,7 @@ def _add_frugality(
         builder: Of the model.
         wanted_qps: (n_classes,).
         x, pool, mode, qps, upper: (n_columns,) the variables, their class, mode, throughput and bound.
-        gains: (n_columns,) which draw at a negative rate.
+        gains: (n_columns,) which of them draw at a negative rate.
     """
     if not gains.any():
         return

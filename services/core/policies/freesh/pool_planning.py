@@ -1,10 +1,10 @@
-"""The pools of least carbon, energy or cost: equation 1 solved, with the bound beside the plan.
+"""The pools of least carbon, energy or cost: equation 1 solved, with the bound next to the plan.
 
-A partition's linear relaxation says how good its plans can be at most; partitions are then tried from the most
-promising on, and one whose relaxation is no better than a plan already found is left out. Where a model is large, whole
-numbers are first sought near the relaxation: among the few variables that it uses or nearly uses, down to an instance
-or two below what it has of each. That is within a fraction of a per cent of the bound in a small part of the time; the
-whole model follows where it is not enough.
+A partition's linear relaxation bounds how good its plans can be. Partitions are then tried from the most promising on,
+and one whose relaxation is no better than a plan already found is left out. If a model is large, integers are first
+sought near the relaxation: among the few variables that it uses or nearly uses, down to an instance or two below its
+value for each. That comes within a fraction of a per cent of the bound in a small part of the time; the whole model
+follows where it is not enough.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ EPSILON_QPS = 1e-9
 
 @dataclass
 class _Budget:
-    """The solver's remaining seconds and checks, and the requested gap: none for the optimum within patience.
+    """The solver's remaining seconds and checks, and the requested gap: None for the optimum within patience.
 
-    Whoever waits is told what share of the seconds is gone, and the least objective so far.
+    Reports go to the caller, with the share of the time limit used and the least objective so far.
     """
 
     left_s: float
@@ -88,7 +88,7 @@ class _Budget:
         self.report(Progress(min(1.0, gone_s / self._limit_s), f"{self.doing}: {progress.doing}", self.least))
 
     def solve_whole(self, model: LinearModel, backend: Backend, start: Floats | None, cutoff: float | None) -> Solution:
-        """Solve a model to the requested gap, in one call, or until nothing below ``cutoff`` can come of it."""
+        """Solve a model to the requested gap, in one call, or until it can yield nothing below ``cutoff``."""
         if self.gap is not None:
             return self.solve(model, backend, self.gap, start, cutoff=cutoff)
         if model.variables > EXACT_COLUMNS:
@@ -97,7 +97,7 @@ class _Budget:
         return self.solve(model, backend, EXACT_GAP, start, Patience(self.checks, GOOD_GAP), cutoff)
 
     def is_enough(self, gap: float) -> bool:
-        """Return whether to look no further with this gap."""
+        """Return whether this gap is small enough to stop looking."""
         if self.left_s <= 0:
             return True
         return gap <= (self.gap if self.gap is not None else GOOD_GAP if not self.checks else EXACT_GAP)
@@ -105,7 +105,7 @@ class _Budget:
 
 @dataclass
 class _Candidate:
-    """A partition under consideration: its model, the best solution so far, and what no solution is better than."""
+    """A partition under consideration: its model, the best solution so far, and a bound that no solution beats."""
 
     partition: int
     model: PoolModel
@@ -135,19 +135,19 @@ def plan_pools(
     incumbent: PoolPlan | None = None,
     report: Report = unreported,
 ) -> PoolPlan:
-    """Return the plan of least objective; where the demand cannot be served, the one of least shortfall.
+    """Return the plan with the least objective; if the demand cannot be served, the one with the least shortfall.
 
     Args:
         problem: The problem to plan.
-        backend: Who solves it; relaxations are HiGHS's.
-        time_limit_s: For all solving together, by the solvers' own clocks, > 0.
-        relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum where
+        backend: The solver to use; relaxations are always solved by HiGHS.
+        time_limit_s: For all solving together, by the solvers' own clocks; > 0.
+        relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum if
             ``PATIENCE_CHECKS`` suffice for it, else a plan within ``GOOD_GAP``.
         incumbent: A plan to begin from, such as the one in force.
-        report: Told how far it is, as a share of the time limit, where HiGHS solves.
+        report: Called with the progress, as a share of the time limit, if HiGHS solves.
 
     Raises:
-        DomainError: As ``solve``.
+        DomainError: as for ``solve``.
     """
     backend, budget = Backend(backend), _Budget(time_limit_s, relative_gap, report)
     wanted = {index: problem.wanted_qps(index) for index in range(len(problem.partitions))}
@@ -158,7 +158,7 @@ def plan_pools(
 
 
 def objective_of(problem: PoolProblem, plan: PoolPlan) -> float:
-    """Return a plan's objective: rate x power x step over steps and instances, and its starts and stops."""
+    """Return a plan's objective: rate x power x step over steps and instances, plus its starts and stops."""
     drawn_j = energy_j(problem, plan)
     return float(problem.rate_sums @ drawn_j + switch_price(problem) @ switching_j(problem, plan))
 
@@ -196,9 +196,9 @@ def _best(
 def _improve(
     candidate: _Candidate, backend: Backend, budget: _Budget, incumbent: PoolPlan | None, cutoff: float
 ) -> None:
-    """Find whole numbers for a partition, and raise its bound, as far as time allows.
+    """Find an integer solution for a partition, and raise its bound, as far as time allows.
 
-    It ends once the bound is no lower than ``cutoff``, the objective of another partition's plan.
+    It stops once the bound is no lower than ``cutoff``, the objective of another partition's plan.
     """
     model = candidate.model.model
     start = candidate.model.start(incumbent.instances, incumbent.kept) if incumbent else None
@@ -220,12 +220,12 @@ def _improve(
 
 
 def _near(model: PoolModel, relaxation: Solution, share: float, below: int) -> LinearModel:
-    """Return the model with those instances alone that its relaxation uses or nearly uses.
+    """Return the model restricted to the instances that its relaxation uses or nearly uses.
 
     Args:
         model: Of a partition.
-        relaxation: Its solution in fractions.
-        share: Of an instance's mean cost; a variable that would lose no more counts as nearly used.
+        relaxation: Its fractional solution.
+        share: Of an instance's mean cost; a variable whose use would lose no more counts as nearly used.
         below: How many instances fewer than in the relaxation are allowed.
     """
     whole, (values, losses) = model.model, (relaxation.values, relaxation.reduced_costs)
@@ -272,11 +272,11 @@ def _plan_of(
 
 
 def without_needless(problem: PoolProblem, plan: PoolPlan, wanted_qps: Floats) -> PoolPlan:
-    """Return the plan without instances whose requests the others of their class serve, the costliest first.
+    """Return the plan without instances whose requests the others of their class can serve, costliest first.
 
-    Only what a solver leaves within its tolerances is found here, and what negative rates counted as 0 leave. Where
-    power follows the load and rates are not negative, one more instance may save energy, and none is dropped. One that
-    may not be stopped is kept without requests.
+    This finds only what a solver leaves within its tolerances, and what negative rates counted as 0 leave. Where power
+    follows the load and rates are not negative, one more instance may save energy, so none is dropped. One that may not
+    be stopped is kept without requests.
     """
     assert plan.partition is not None
     part = problem.partitions[plan.partition]
@@ -303,7 +303,7 @@ def without_needless(problem: PoolProblem, plan: PoolPlan, wanted_qps: Floats) -
 
 
 def _least_shortfall(problem: PoolProblem, wanted: Mapping[int, Floats], backend: Backend, budget: _Budget) -> PoolPlan:
-    """Return the best plan that serves as much as can be served, with the partition that serves most."""
+    """Return the best plan that serves as much as possible, using the partition that serves most."""
     budget.doing = "least demand that stays unserved"
     lacking = {index: _lacking(problem, index, wanted_qps, budget) for index, wanted_qps in wanted.items()}
     partition = min(lacking, key=lambda index: (lacking[index].sum() / wanted[index].sum(), index))
@@ -329,7 +329,7 @@ def _least_shortfall(problem: PoolProblem, wanted: Mapping[int, Floats], backend
 
 
 def _lacking(problem: PoolProblem, partition: int, wanted_qps: Floats, budget: _Budget) -> Floats:
-    """Return the least demand that stays unserved: (n_classes,) requests per second."""
+    """Return the least demand that remains unserved: (n_classes,) requests per second."""
     model = pool_model(problem, partition, wanted_qps, shortfall=True)
     found = budget.solve(model.model, Backend.HIGHS, EXACT_GAP, None)
     return wanted_qps if found.values is None else found.values[model.lacking_qps]

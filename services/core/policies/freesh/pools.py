@@ -1,9 +1,9 @@
 """The pools of a serving site for the next period: the problem, and the plan.
 
 An *instance* is a running model server; a *mode* says on how many GPUs of which type it runs. A *partition* is one way
-to tell requests apart into classes (by thresholds on their input and output lengths), and each class has a pool of its
+to divide requests into classes (by thresholds on their input and output lengths), and each class has a pool of its
 own. FREESH decides every half hour how many instances of which mode each place runs for each class, and which
-partition holds.
+partition is in use.
 
 Source: FREESH section 3.1, equation 1.
 """
@@ -22,15 +22,15 @@ from services.core.domain.solving import Backend, SolveStatus
 
 @dataclass(frozen=True)
 class Partition:
-    """One way to tell requests apart, and how each mode serves each class.
+    """One way to divide requests into classes, and how each mode serves each class.
 
     Attributes:
         demand_qps: (n_classes, n_steps) requests per second, before head-room.
-        max_qps: (n_classes, n_modes) what one instance serves; 0 where it cannot.
+        max_qps: (n_classes, n_modes) what one instance serves; 0 if it cannot serve the class.
         power_w: (n_classes, n_modes) of the whole instance at that load.
-        eligible: (n_classes, n_modes) whether the class's limits on latency hold (equation 1e, a filter).
-        reach: (n_regions, n_locations, n_classes, n_modes) whether they hold for requests from a region with the
-            network on top; None where every region reaches every location.
+        eligible: (n_classes, n_modes) whether the class's latency limits hold (equation 1e, a filter).
+        reach: (n_regions, n_locations, n_classes, n_modes) whether they hold for requests from a region, including the
+            network; None where every region reaches every location.
         mean_qps: (n_classes, n_steps) mean requests per second, for power below full load; None for ``demand_qps``.
     """
 
