@@ -317,7 +317,8 @@ class Gangs:
         changed = [gang for gang in self if self._observe(gang)]
         for gang in self:
             if gang.state is RankState.STOPPING and not gang.holding and not gang.copying:
-                self._end_unstarted(gang, _SIGTERM_CODE, EndedBy.STOP, gang.detail or "stopped before it started")
+                cause = gang.folder.stop_cause() or EndedBy.STOP
+                self._end_unstarted(gang, _SIGTERM_CODE, cause, gang.detail or "stopped before it started")
             if _is_dead(gang):
                 await asyncio.to_thread(gang.folder.end_after_dead_shim)
                 changed += [gang] if self._observe(gang) else []

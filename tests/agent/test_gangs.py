@@ -185,3 +185,21 @@ async def test_the_trace_of_a_start_outlives_the_agent(tmp_path: Path, gangs: Ga
     later = Gangs(tmp_path, gangs._launcher)  # pyright: ignore[reportPrivateUsage]
     later.load()
     assert {gang.allocation_id: gang.traceparent for gang in later} == {"job_1.1": given, "job_2.1": None}
+
+
+@pytest.mark.parametrize("cause", [EndedBy.AGENT, EndedBy.STOP])
+async def test_a_gang_that_never_began_ends_for_the_reason_for_which_it_was_to_end(
+    tmp_path: Path, gangs: Gangs, cause: EndedBy
+) -> None:
+    gangs.accept(a_start("job_1", 1, [0]))
+    gang = gangs.get("job_1.1")
+    assert gang is not None
+    gang.folder.request_stop(cause, 1.0)  # and the agent is killed before it has written the end
+
+    async def ignored(*_: object) -> None:
+        pass
+
+    later = Gangs(tmp_path, gangs._launcher)  # pyright: ignore[reportPrivateUsage]
+    later.load()
+    await later.tick(ignored)
+    assert [(each.state, each.ended_by) for each in later] == [(RankState.EXITED, cause)]
