@@ -158,10 +158,10 @@ class RaplPower:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Count from earlier readings of this boot."""
-        self._now_s = 0.0
+        busy_s = float(state.get("busy_s", self._busy_s))
         known_uj: dict[str, int] = state.get("counters_uj", {})
         self._counters |= {str(name): Counter.first(int(value) / 1e6, 0.0) for name, value in known_uj.items()}
-        self._busy_s = float(state.get("busy_s", self._busy_s))
+        self._now_s, self._busy_s = 0.0, busy_s
 
     def _read(self) -> dict[str, float]:
         """Return what can be read, joules."""

@@ -500,18 +500,21 @@ class Meter:
         try:
             if state["kernel_boot"] != kernel_boot() + self._boot:
                 return False
-            for device in self._devices:
-                counter_j, power_w, at = state["devices"].get(device.info.uuid, (None, 0.0, 0.0))
-                device.opened_counter_j, device.power_w, device.at = counter_j, power_w, at
-                device.counter = None if counter_j is None else Counter.first(counter_j, at)
-            self._owners = {int(device): str(owner) for device, owner in state["owners"].items()}
-            self._guests = {int(device): str(guest) for device, guest in state.get("guests", {}).items()}
-            self._cpu_s = {str(name): float(total) for name, total in state["cpu_s"].items()}
-            self._host.restore(state["host"])
-            self._opened, self._opened_at = float(state["clock"]), datetime.fromisoformat(state["at"])
-        except (KeyError, ValueError, TypeError) as error:
+            readings = [state["devices"].get(device.info.uuid, (None, 0.0, 0.0)) for device in self._devices]
+            read = [(j if j is None else float(j), float(power_w), float(at)) for j, power_w, at in readings]
+            owners = {int(device): str(owner) for device, owner in state["owners"].items()}
+            guests = {int(device): str(guest) for device, guest in state.get("guests", {}).items()}
+            cpu_s = {str(name): float(total) for name, total in state["cpu_s"].items()}
+            opened, opened_at = float(state["clock"]), datetime.fromisoformat(state["at"])
+            self._host.restore(state["host"])  # the last that may fail: nothing is half resumed
+        except (AttributeError, KeyError, ValueError, TypeError) as error:
             log.warning("meter.state_unreadable", error=str(error))
             return False
+        for device, (counter_j, power_w, at) in zip(self._devices, read, strict=True):
+            device.opened_counter_j, device.power_w, device.at = counter_j, power_w, at
+            device.counter = None if counter_j is None else Counter.first(counter_j, at)
+        self._owners, self._guests, self._cpu_s = owners, guests, cpu_s
+        self._opened, self._opened_at = opened, opened_at
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,18 @@ def test_counters_are_taken_up_again(busy: dict[str, float], powercap: Path) -> 
     energy = again.advance(10, 1)
     assert energy.total_j == pytest.approx(90)
     assert 0 < energy.j_per_cpu_s * 3 < 90
+
+
+@pytest.mark.parametrize("damage", [{"busy_s": "long"}, {"counters_uj": {"intel-rapl:0": 0, "intel-rapl:1": "odd"}}])
+def test_counters_that_cannot_be_read_are_left_alone(
+    busy: dict[str, float], powercap: Path, damage: dict[str, Any]
+) -> None:
+    power = RaplPower(MODEL, powercap)
+    state = power.state()
+    earlier = {"counters_uj": {"intel-rapl:0": 0, "intel-rapl:1": 0}, "busy_s": 0.0}
+    with pytest.raises(ValueError, match=r"odd|long"):
+        power.restore(earlier | damage)
+    assert power.state() == state
 
 
 def test_a_counter_that_becomes_unreadable_adds_nothing(busy: dict[str, float], powercap: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -242,6 +243,47 @@ async def test_a_restart_of_the_host_is_a_new_start(
     world.now_s = 5.0
     await a_meter(world, tmp_path)
     assert len(Spool(tmp_path)) == intervals, "what happened meanwhile is not known"
+
+
+UNREADABLE = {
+    "devices": [{TWO_GPUS[1].uuid: []}, {TWO_GPUS[1].uuid: [1.0, "much", 0.0]}, [], None],
+    "owners": [{"first": "a"}, [], None],
+    "guests": [{"first": "a"}, 3],
+    "cpu_s": [{"a": "long"}, [], None],
+    "host": [[]],
+    "clock": ["noon", None],
+    "at": ["noon", None],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(key, value) for key, values in UNREADABLE.items() for value in values])
+async def test_what_cannot_be_read_of_an_earlier_agent_leaves_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: Any
+) -> None:
+    measuring = await a_meter(world, tmp_path)
+    world.pass_time(1)
+    await measuring.switch({1: "a"}, {1: "b"})
+    known = Spool(tmp_path).state
+    assert known is not None
+    monkeypatch.setattr(world, "restore", lambda state: state.get("busy_s"))
+    host: Any = world
+    made = Meter(
+        host,
+        TWO_GPUS,
+        host,
+        Spool(tmp_path),
+        static_w=40,
+        boot_id="b",
+        shim_pids=dict,
+        progress_of=lambda _: 0,
+        lock=asyncio.Lock(),
+        activity_of=lambda _: None,
+    )
+    before, fresh = made._state(), [replace(each) for each in made._devices]
+    assert not made._resume(known | {field: value})
+    assert (made._state(), made._devices) == (before, fresh)
+    assert made._resume(known)
+    assert made._owners == {1: "a"}
 
 
 @pytest.mark.parametrize("step_s", [3_600, -3_600, 0.4, -0.4])
