@@ -41,12 +41,12 @@ class _Process:
 
     Attributes:
         has_lost_any: Whether any of them has ended connections.
-        has_lost_app: Whether the application was gone for a while.
+        lost_app_s: When the application was gone last.
         had_instance_s: When its queue had an instance last, as far as tables say.
     """
 
     has_lost_any = False
-    has_lost_app = False
+    lost_app_s = -math.inf
 
     def __init__(self, name: str, token: str) -> None:
         self.assigner = Assigner(most_waiting=MOST_WAITING, patience_s=PATIENCE_S)
@@ -67,6 +67,12 @@ class _Process:
         """Whether its queue knows any instance."""
         queue = self.assigner.queues.get("app")
         return queue is not None and bool(queue.seats)
+
+    @property
+    def has_none(self) -> bool:
+        """Whether there is no instance, and was none for so long that nobody waits for one, or the queue is new."""
+        was_there = time.monotonic() - self.had_instance_s <= PATIENCE_S and self.had_instance_s > self.lost_app_s
+        return not was_there and not self.has_instances
 
     def watch_links(self, simulation: Simulation) -> None:
         """Have a connection end for no other reason than that it is ended."""
@@ -105,16 +111,22 @@ def _table(instances: dict[str, str], concurrency: int, *, has_app: bool = True)
 
 
 class _FullCrowd(Crowd):
-    """The connections of a process that has no place for another one now and then."""
+    """The connections of a process that has no place for another one now and then.
+
+    Attributes:
+        refused: Those for which it had none.
+    """
 
     def __init__(self, simulation: Simulation) -> None:
         super().__init__(1_000)
         self._simulation = simulation
-        self._often = (0.0, 0.1)[simulation.choices.below(2)]
+        self._often = (0.0, 0.3)[simulation.choices.below(2)]
+        self.refused: list[Any] = []
 
     def enter(self, guest: Guest, transport: Any, proxies: Any = ()) -> int | None:
         """As of its base."""
         if self._often and not self._simulation.is_calm and self._simulation.choices.below(2, often=self._often):
+            self.refused.append(transport)
             return None
         return super().enter(guest, transport, proxies)
 
@@ -122,7 +134,7 @@ class _FullCrowd(Crowd):
 async def play(simulation: Simulation) -> None:
     """Processes find and lose each other while requests come, wait, leave and end; then every instance is free."""
     draw = simulation.choices.below
-    _Process.has_lost_any = _Process.has_lost_app = False
+    _Process.has_lost_any, _Process.lost_app_s = False, -math.inf
     has_stranger = draw(6) == 1
     crowd = _FullCrowd(simulation)
     full = patch.object(remote, "CROWD", crowd)
@@ -142,6 +154,7 @@ async def play(simulation: Simulation) -> None:
     simulation.holds("no queue counts below nothing", lambda: _negative(processes))
     simulation.rests("no instance with room stands beside a request that may use it", lambda: _stands_idle(processes))
     simulation.holds("a stranger is not let in", lambda: _let_in(processes))
+    simulation.holds("who has no place among connections is not kept", lambda: _kept(crowd))
     judged = patch.object(AppQueue, "_give", _judged(simulation, AppQueue._give))
     judged.start()
     simulation.at_end(judged.stop)
@@ -232,7 +245,7 @@ async def _change(
                 case _:
                     instances.pop(name, None)
         has_app = not draw(2, often=0.1)
-        _Process.has_lost_app |= not has_app
+        _Process.lost_app_s = _Process.lost_app_s if has_app else time.monotonic()
         for process in processes:
             process.adopt(_table(instances, concurrency, has_app=has_app))
 
@@ -243,16 +256,18 @@ async def _ask(simulation: Simulation, process: _Process, number: int) -> None:
     ticket = process.coordinator.ticket("app", ("acme", "beta")[draw(2, often=0.3)])
     for _ in range(3):
         patience_s = (0.5, 0.05, 4.0)[draw(3)]
-        own = process.coordinator.assigned_by == process.coordinator.name
-        has_none = time.monotonic() - process.had_instance_s > PATIENCE_S and not process.has_instances
+        own_name = process.coordinator.name
+        own = process.coordinator.assigned_by == own_name
+        waited_s = time.monotonic() - process.had_instance_s
+        has_none = waited_s > PATIENCE_S and not process.has_instances
         is_hopeless = own and has_none and "app" in process.assigner.queues
         try:
             await process.coordinator.take(ticket, patience_s)
         except NotAssignedError as error:
             is_true = {
                 "queue_full": simulation.living > MOST_WAITING,
-                "unknown_app": _Process.has_lost_app,
-                "no_instance": not own or has_none or process.coordinator.assigned_by != process.coordinator.name,
+                "unknown_app": _Process.lost_app_s > -math.inf,
+                "no_instance": not own or has_none or process.has_none or process.coordinator.assigned_by != own_name,
             }.get(error.reason, True)
             simulation.check("who is refused is told a reason that is true", is_true, error.reason)
             process.coordinator.leave(ticket, Outcome.NOT_ASKED)  # once more, which changes nothing
@@ -303,6 +318,10 @@ def _stands_idle(processes: list[_Process]) -> str | None:
                 if free - ticket.excluded:
                     return f"{process.coordinator.name}: {ticket.id} waits, and {free} are free"
     return None
+
+
+def _kept(crowd: _FullCrowd) -> str | None:
+    return next((str(each.number) for each in crowd.refused if not each.is_closing()), None)
 
 
 def _let_in(processes: list[_Process]) -> str | None:

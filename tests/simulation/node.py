@@ -424,6 +424,8 @@ class _Plane:
     def _check_rank(self, known: _Allocation, rank: RankStatus) -> None:
         """A gang's progress does not go back, and its controls are as its devices have them."""
         check, name = self._simulation.check, rank.allocation_id
+        runs = self.shims is not None and name in self.shims.started
+        check("a gang is said to run when it has begun", runs or rank.state is not RankState.RUNNING, name)
         done = rank.progress_done or 0.0
         most = self.shims.posted.get(name, 0.0) if self.shims is not None else 0.0
         check("progress is what was reported", done <= most, f"{name}: {done} of {most}")
@@ -1032,7 +1034,12 @@ def _check_agent(simulation: Simulation, agent: _Agent, shims: _Shims) -> None:
     odd = [each.power_w for each in agent.meter._devices if not 0 <= each.power_w <= each.bound.most_w]
     simulation.check("no device is taken to draw what it cannot", not odd, str(odd))
     now_s, gangs = shim.clock(), agent.gangs
-    waiting = [each for each in gangs if each.state is RankState.STARTING and each.named and not each.holding]
+    before_it_ends = (RankState.STARTING, RankState.RUNNING)  # whatever it takes itself for
+    waiting = [
+        each
+        for each in gangs
+        if each.state in before_it_ends and each.named and not each.holding and each.started_at is None
+    ]
     is_leased = now_s < gangs.deadline - gangs._lease_s * 0.2
     for each in waiting if is_leased else ():
         holders = [other for other in gangs if other.holding and set(other.devices) & set(each.devices)]

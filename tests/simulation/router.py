@@ -7,7 +7,9 @@ answer. Servers answer at once or in pieces, are busy, fail, break off, keep sil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from types import SimpleNamespace
@@ -18,9 +20,8 @@ import orjson
 
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
 from services.contracts.routing import RoutedServer, RoutingTable
-from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
 from services.core.policies.freesh.laxity import Order, preempted_by
-from services.core.policies.freesh.server_choice import choose_server
+from services.core.policies.freesh.server_choice import ALIKE, ALIKE_PACE, BALANCE_REQUESTS, BALANCE_SHARE
 from services.kit.edge.limits import RateLimiter
 from services.kit.networks import read_networks
 from services.kit.problems import ProblemError
@@ -46,6 +47,7 @@ from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
 from services.router.probes import probe
 from services.router.settings import RouterSettings
+from services.router.turn import Tokens, Turn
 from services.router.upstream import CHECK_S, KEPT_S, Limits, UpstreamError
 from tests.simulation.kept import kept
 from tests.simulation.loop import EPOCH_S, SimulatedServer, Simulation
@@ -54,6 +56,8 @@ from tests.support.routers import MODEL, a_routed_pool
 LONG_WORDS = 60
 TENANTS = ("acme", "beta")
 AT_ONCE = 4
+PROFILE = {"full_power_w": 400.0, "idle_w": 100.0, "max_qps": 4.0, "latency_s": 1.0, "ttft_ms": 200.0, "tbt_ms": 30.0}
+"""Of a server that says all that there is to say of its energy."""
 REFUSALS = frozenset({429, 500, 502, 503, 504})
 """What a client may be told instead of an answer, where servers fail."""
 LIMITS = Limits(connect_s=1.0, first_byte_s=3.0, silence_s=1.5, total_s=8.0)
@@ -74,12 +78,15 @@ INSIDE, OUTSIDE = "127.0.0.0/8", "10.0.0.1"
 """Where endpoints may be, and where one is that may not."""
 BLOCK_CHARACTERS = 64
 """Prompts are told apart, and found to be alike, by so many."""
+MOST_OWED = 2.5
+"""Requests by which a server's turns may be ahead of its weight or behind it, once it was passed over for others."""
 
 
 KEPT = frozenset(
     f"{name}.{each}"
     for name, known in {
-        "RouterSettings": ("__dict__", "__pydantic_fields_set__"),
+        "RouterSettings": ("__dict__", "__pydantic_fields_set__", "network_ms"),
+        "Dispatcher": ("_network_s", "_usual_network_s"),
         "Fleet": ("servers", "pools", "_by_model"),
         "Pool": ("servers", "by_class"),
         "Server": ("lanes",),
@@ -114,9 +121,12 @@ class _Requests:
         with_key: Servers that the router has a key for.
         arrived: Requests that were counted for the planner.
         refused: By the number of each request, the servers that refused the key.
+        tokens: By request and server, those of its prompt and answer, as they are to be counted, and whether it stated
+            both; None where nobody can know.
     """
 
     def __init__(self) -> None:
+        self.tokens: dict[tuple[int, str], tuple[int | None, int | None, bool]] = {}
         self.refuse_usage: set[str] = set()
         self.with_key: set[str] = set()
         self.refused: dict[int, list[str]] = {}
@@ -196,11 +206,19 @@ class _ModelServer(asyncio.Protocol):
         if outcome in MALFORMED:
             self._send(_malformed(outcome))
             return
-        await (self._stream(number, outcome, wants_usage) if asked.get("stream") else self._whole(number, outcome))
+        if asked.get("stream"):
+            await self._stream(number, outcome, wants_usage)
+        else:
+            await self._whole(number, outcome, makes_vectors="input" in asked)
 
-    async def _whole(self, number: int, outcome: int) -> None:
+    async def _whole(self, number: int, outcome: int, *, makes_vectors: bool) -> None:
         draw = self._simulation.choices.below
-        usage = ({"prompt_tokens": 3, "completion_tokens": 4}, {"prompt_tokens": 3})[draw(2, often=0.2)]
+        usage: dict[str, Any] = {"prompt_tokens": 3}
+        if not makes_vectors:
+            usage |= ({"completion_tokens": 4}, {}, {"completion_tokens": "odd"})[draw(3, often=0.2)]
+        output = 0 if makes_vectors else cast(int | None, usage.get("completion_tokens"))
+        output = output if isinstance(output, int) else None
+        self._requests.tokens[number, self._name] = 3, output, output is not None
         padding = "x" * (2 * ANSWER_BYTES if outcome == IS_LARGE else 0)
         body = orjson.dumps({"for": number, "by": self._name, "usage": usage, "padding": padding})
         early = b"HTTP/1.1 102 Processing\r\nx-progress: 1\r\n\r\n" if outcome == TELLS_EARLY else b""
@@ -235,6 +253,7 @@ class _ModelServer(asyncio.Protocol):
         draw = self._simulation.choices.below
         self._send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         pieces = 1 + draw(3)
+        self._requests.tokens[number, self._name] = (3 if wants_usage else None), pieces, wants_usage
         for at in range(pieces):
             await asyncio.sleep((0.02, 0.2, 2.0)[draw(3, often=0.3)])
             if outcome == BREAKS_OFF and at == pieces - 1:
@@ -274,6 +293,7 @@ class _Client:
         self.number = number
         self.tenant = TENANTS[draw(2, often=0.3)]
         self.is_stream = draw(2) == 1
+        self._wants_vectors = not self.is_stream and draw(4) == 1
         self.may_repeat = draw(4) != 1
         words = "word " * (LONG_WORDS if draw(2) else 2)
         body = {"model": MODEL, "user": str(number), "messages": [{"role": "user", "content": words}]}
@@ -282,6 +302,7 @@ class _Client:
         body |= {"stream": True} if self.is_stream else {}
         body |= {"stream_options": {"include_usage": True}} if self.wants_usage else {}
         body |= {} if self.may_repeat else {"store": True}
+        body |= {"input": words} if self._wants_vectors else {}
         if draw(8, often=0.3) == 1:
             body |= {"padding": "x" * BODY_BYTES}
         self._body = orjson.dumps(body)
@@ -303,7 +324,8 @@ class _Client:
         """The request's head."""
         headers = [(b"authorization", self.tenant.encode()), (b"content-type", b"application/json")]
         headers += [(b"content-length", b"%d" % len(self._body))] if self._announces else []
-        return {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+        path = "/v1/embeddings" if self._wants_vectors else "/v1/chat/completions"
+        return {"type": "http", "method": "POST", "path": path, "headers": headers}
 
     async def receive(self) -> Any:
         """Return the body in pieces; then wait until the client leaves."""
@@ -417,6 +439,7 @@ def _router(simulation: Simulation, requests: _Requests) -> Router:
         "preemptions": (1, 0, 2)[draw(3)],
         "placement": ("carbon", "weights")[draw(2, often=0.3)],
         "max_queue": (6, 2)[draw(2)],
+        "network_ms": ({}, {"default": {"there": 300.0}})[draw(2)],
         "max_requests_per_tenant": AT_ONCE,
         "max_body_bytes": BODY_BYTES,
         "max_buffered_bytes": BODIES_BYTES,
@@ -489,13 +512,15 @@ class _Servers:
                 "tenants": list(TENANTS),
                 "url": f"http://{host}:{listening.port}",
                 "tenant_id": "acme",
-                "location": "here",
+                "location": ("here", "there")[draw(2, often=0.3)],
                 "state": "ready",
                 "request_class": (None, "S", "L")[draw(3)],
                 "capacity": 1 + draw(3),
                 "power_w": 400.0,
                 "gco2_per_kwh": (100.0, 104.0, 108.0, 200.0, None)[draw(5)],
                 "ttft_ms": (None, 4_000.0)[draw(2, often=0.2)],
+                "weight": (1.0, 2.0, 0.5)[draw(3, often=0.3)],
+                **({}, PROFILE, PROFILE | {"full_power_w": 700.0})[draw(3)],
                 "upstream_secret_set_at": (None, datetime.fromtimestamp(EPOCH_S, UTC))[draw(2)],
             }
             if is_endpoint or self._known[name]["upstream_secret_set_at"] is not None:
@@ -545,6 +570,7 @@ async def play(simulation: Simulation) -> None:
         (Lane, "choose", _chosen(simulation, Lane.choose)),
         (Lane, "_preempt", _preempting(simulation, Lane._preempt)),
         (Dispatcher, "serve", _served(requests, Dispatcher.serve)),
+        (Outcomes, "end", _counted(simulation, requests, clients, Outcomes.end)),
         (Dispatcher, "_note_failure", _noted(simulation, Dispatcher._note_failure)),
     )
     for where, name, judge in judges:
@@ -617,7 +643,7 @@ async def _probe(router: Router) -> None:
 
 
 async def _ask(simulation: Simulation, router: Router, requests: _Requests, client: _Client) -> None:
-    await asyncio.sleep(0.05 * simulation.choices.below(12))
+    await asyncio.sleep((0.05, 0.4)[simulation.choices.below(2, often=0.3)] * simulation.choices.below(12))
     client.asked_s = simulation.loop.time()
     try:
         await router.door.handle(client.scope, client.receive, client.send)
@@ -746,33 +772,142 @@ def _judged(simulation: Simulation, take: Any) -> Any:
 
 
 def _chosen(simulation: Simulation, choose: Any) -> Any:
-    """Have each request go where the rules of its lane say, as they are told here once more."""
-    turns: dict[Lane, WeightedRoundRobin] = {}
+    """Have each request go where the rules of its lane say, which are stated here in other words."""
+    turns = dict[Lane, _Turns]()
 
     def judge(self: Lane, ticket: Ticket, now_s: float) -> Server | None:
-        expected = _choice(self, ticket, now_s, turns.setdefault(self, WeightedRoundRobin()))
-        found = choose(self, ticket, now_s)
-        is_so = (found and found.id) == expected
-        simulation.check("a request goes where its lane's rules say", is_so, f"{found and found.id}, not {expected}")
+        groups = (
+            [each for each in group if each.id not in ticket.request.excluded and _may_be_asked(each, now_s)]
+            for group in (self.servers, self.others)
+        )
+        free = [each for each in next(filter(None, groups), []) if each.held < each.limit]
+        left_s = ticket.request.arrival_s + ticket.limit_s - now_s
+        outlooks = {each.id: _outlook(each, ticket, now_s, left_s) for each in free}  # before it is given
+        found, wrong = choose(self, ticket, now_s), None
+        if found is None or found not in free:
+            wrong = f"it goes to {found and found.id}, of {[*outlooks]}" if found or free else None
+        elif self._rules.placement == "weights":
+            wrong = turns.setdefault(self, _Turns()).wrong(free, found) if len(free) > 1 else None
+        else:
+            wrong = _passed_over(outlooks, found)
+        simulation.check("a request goes where its lane's rules say", wrong is None, str(wrong))
         return found
 
     return judge
 
 
-def _choice(lane: Lane, ticket: Ticket, now_s: float, turns: WeightedRoundRobin) -> str | None:
-    groups = (
-        [each for each in group if each.id not in ticket.request.excluded] for group in (lane.servers, lane.others)
+def _may_be_asked(server: Server, now_s: float) -> bool:
+    """Whether a server is not ejected, or has been for long enough and is tried by nobody else."""
+    breaker = server.breaker
+    return breaker.opened_s is None or (breaker.trial is None and now_s - breaker.opened_s >= breaker.pause_s)
+
+
+@dataclass(frozen=True)
+class _Outlook:
+    """What is predicted of a server for a request.
+
+    Attributes:
+        end_s: Until the end of its answer.
+        joules, gco2_per_kwh: What it adds, and how dirty that is; None if unknown.
+        away_s: Time to the server and back.
+        work_s: Of each of its places, in seconds of what it holds.
+        spare_s: How much of that does not count.
+    """
+
+    id: str
+    end_s: float
+    is_in_time: bool
+    joules: float | None
+    gco2_per_kwh: float | None
+    away_s: float
+    work_s: float
+    spare_s: float
+
+
+def _outlook(server: Server, ticket: Ticket, now_s: float, left_s: float) -> _Outlook:
+    costs, work = server.costs, ticket.work
+    away_s, place_s = ticket.network_s.get(server.location, 0.0), costs.token_s / server.limit
+    end_s = away_s + costs.end_s(work, now_s, costs.cached_tokens(work))
+    return _Outlook(
+        server.id,
+        end_s,
+        end_s <= left_s,
+        server.energy and server.energy.added_j(work),
+        server.gco2_per_kwh,
+        away_s,
+        (costs.held_tokens + costs.others_tokens) * place_s,
+        BALANCE_REQUESTS * work.tokens * place_s,
     )
-    passing = next(filter(None, ([each for each in group if each.breaker.passes(now_s)] for group in groups)), [])
-    free = [each for each in passing if each.room > 0]
-    if len(free) < 2:
-        return free[0].id if free else None
-    if lane._rules.placement == "weights":
-        found = turns.choose([InstanceLoad(each.id, each.limit, each.held, weight=each.spec.weight) for each in free])
-        return found and found.id
-    left_s = ticket.request.arrival_s + ticket.limit_s - now_s
-    best = choose_server(free, ticket.work, left_s, now_s, ticket.network_s)
-    return best and best.id
+
+
+def _passed_over(outlooks: Mapping[str, _Outlook], found: Server) -> str | None:
+    """Say which server was to be preferred to the one that was chosen.
+
+    Of those that are not much fuller than one no dirtier and no farther: who is in time goes before who is late, the
+    cleaner of two in time before the dirtier, and of two that are alike in this the earlier; by more than what counts
+    as alike.
+    """
+    every = [*outlooks.values()]
+    are_all_known = all(each.joules is not None for each in every if each.gco2_per_kwh is not None)
+
+    def carbon(each: _Outlook) -> float:
+        if each.gco2_per_kwh is None:
+            return math.inf
+        return each.gco2_per_kwh * ((each.joules or 0.0) if are_all_known else 1.0)
+
+    def is_much_fuller(one: _Outlook) -> bool:
+        beside = [each for each in every if carbon(each) <= carbon(one) and each.away_s <= one.away_s]
+        most_s = (1.0 + BALANCE_SHARE) * min(each.work_s for each in beside) + one.spare_s
+        return one.work_s > most_s + 1e-9
+
+    def is_earlier(one: _Outlook, other: _Outlook) -> bool:
+        return (1.0 + ALIKE_PACE) * one.end_s < other.end_s - 1e-9
+
+    def is_cleaner(one: _Outlook, other: _Outlook) -> bool:
+        return carbon(one) + (ALIKE + 1e-9) * abs(carbon(one)) < carbon(other)
+
+    chosen = outlooks[found.id]
+    if is_much_fuller(chosen):
+        return f"{found.id} is much fuller than another: {every}"
+    for each in every:
+        if is_much_fuller(each):
+            continue
+        is_better = each.is_in_time > chosen.is_in_time or (
+            each.is_in_time == chosen.is_in_time
+            and (
+                (is_cleaner(each, chosen) and each.is_in_time)
+                or (is_earlier(each, chosen) and (not chosen.is_in_time or carbon(each) <= carbon(chosen)))
+            )
+        )
+        if is_better:
+            return f"{each.id} is better than {found.id}: {every}"
+    return None
+
+
+class _Turns:
+    """How often each of some servers was chosen by its weight, since others could be."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, float] = {}
+        self._chosen: dict[str, int] = {}
+        self._most_owed = 0.0
+
+    def wrong(self, free: Sequence[Server], found: Server) -> str | None:
+        """Take in a choice; say who has had more or less than its share by more than turns explain.
+
+        What one is owed from before, at most a round, is had besides.
+        """
+        weights = {each.id: each.spec.weight for each in free}
+        if weights != self._weights:
+            self._most_owed = 1.0 if not self._weights else MOST_OWED
+            self._weights, self._chosen = weights, dict.fromkeys(weights, 0)
+        self._chosen[found.id] += 1
+        times = sum(self._chosen.values())
+        for name, weight in weights.items():
+            share = times * weight / sum(weights.values())
+            if abs(self._chosen[name] - share) > self._most_owed + 1e-9:
+                return f"{name} was chosen {self._chosen[name]} times of {times}, which is not by {weights}"
+        return None
 
 
 def _preempting(simulation: Simulation, preempt: Any) -> Any:
@@ -799,6 +934,22 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
         simulation.check("who is more urgent takes a place", found is None or done == 1, str(found and found.id))
         is_last = found is None or self.unanswered[found.id].is_preempted
         simulation.check("who is more urgent takes a place", is_last, str(found and found.id))
+
+    return judge
+
+
+def _counted(simulation: Simulation, requests: _Requests, clients: Sequence[_Client], end: Any) -> Any:
+    """Have the tokens of an answer counted as its server has stated them, and those it did not state be estimates."""
+
+    def judge(self: Outcomes, turn: Turn, server: Server, status: int, share_s: float, tokens: Tokens, _: Any) -> None:
+        number, expected = int(turn.received.asked.fields["user"]), turn.expected
+        if status == 200 and not clients[number].is_broken:
+            prompt, output, are_stated = requests.tokens[number, server.id]
+            prompt = expected.input_tokens if prompt is None else prompt
+            output = round(expected.output_tokens) if output is None else output
+            is_right = tokens == Tokens(prompt, output, are_stated)
+            simulation.check("tokens are counted as they were stated", is_right, f"{number}: {tokens}, not {output}")
+        end(self, turn, server, status, share_s, tokens, _)
 
     return judge
 

@@ -632,10 +632,12 @@ class _Service:
         self.process: Process = world.simulation.process()
         settings = SimpleNamespace(instance_look_s=LOOK_S, instance_probe_s=PROBE_S, keep_days=30)
         self._session = _Session(world.simulation, world.admission)
+        jobs: Any = ServerJobs(cast(Any, world.admission))
+        jobs.submit = world.simulation.judged(jobs.submit)  # whose failures the controller only logs
         prober = Prober(cast(Any, self._session), timeout_s=ANSWER_S, at_once=2)
         self.controller = Controller(
             cast(Any, _Repository(world, self.process)),
-            ServerJobs(cast(Any, world.admission)),
+            jobs,
             prober,
             cast(Any, settings),
             lambda instance: world.held.get(instance, 0),

@@ -11,31 +11,29 @@ import argparse
 import gc
 import importlib
 import itertools
-import json
 import logging
-import os
 import random
 import re
 import signal
 import sys
 import time
-import traceback
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import TextClause
 
 from tests.mutation.mutants import Mutant, MutatedFile
 from tests.mutation.results import wilson
 from tests.simulation import system
-from tests.simulation.faults import Outcome, judged, place, plant
+from tests.simulation.faults import Outcome, apart, is_breached_by, judged, place, plant
 from tests.simulation.loop import BreachError
 from tests.simulation.plants import PLANTS
-from tests.simulation.search import play_once
+from tests.simulation.search import pack, play_once
 from tests.support.servers import ROOT
 
 ROOMS: Mapping[str, Sequence[str]] = {
@@ -98,6 +96,8 @@ TEXTS: Sequence[tuple[str, str, str]] = (
     ),
 )
 """What is taken out of a file's text, where the syntax does not tell: its name, what it looks like, what is left."""
+
+T = TypeVar("T")
 
 
 def of_file(root: Path, path: str) -> Iterator[tuple[Mutant, str]]:
@@ -162,25 +162,25 @@ def _words(value: Any) -> Any:
 
 def look_for(mutant: Mutant, source: str, cpu_s: float) -> Outcome:
     """Plant a fault in a process of its own, and search for it for so long."""
-    here, there = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(here)
-            mine = system.server().again()
-            system.server = lambda: mine  # type: ignore[assignment]
-            plant_all(mutant, source)
-            outcome = _search(cpu_s)
-            os.write(there, json.dumps([outcome.breach, outcome.runs, outcome.steps, outcome.cpu_s]).encode())
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(0)
-    os.close(there)
-    with os.fdopen(here) as file:
-        told = file.read()
-    os.waitpid(child, 0)
-    return Outcome(*json.loads(told)) if told else Outcome("it does not run", 0, 0, 0.0)
+
+    def with_a_server(work: Callable[[], T]) -> T:
+        mine = system.server().again()
+        system.server = lambda: mine  # type: ignore[assignment]
+        return work()
+
+    def work() -> Outcome:
+        plant_all(mutant, source)
+        return _search(cpu_s)
+
+    try:
+        outcome = apart(lambda: with_a_server(work))
+    except RuntimeError:
+        return Outcome("it does not run", 0, 0, 0.0)
+    breach = (outcome.breach or "").partition(": ")[0]
+    if breach and apart(lambda: with_a_server(lambda: is_breached_by(system.play, outcome.made, breach))):
+        print(f"WITHOUT THE FAULT, TOO: system:{pack(outcome.made)} {breach}", file=sys.stderr, flush=True)
+        return replace(outcome, breach=None)
+    return outcome
 
 
 def _search(cpu_s: float) -> Outcome:
@@ -195,7 +195,8 @@ def _search(cpu_s: float) -> Outcome:
         steps += simulation.loop.steps
         took_s = time.process_time() - began_s
         if breach is not None or took_s > cpu_s:
-            return Outcome(breach and str(breach)[:160], seed + 1, steps, took_s)
+            found = breach and str(breach)[:160]
+            return Outcome(found, seed + 1, steps, took_s, simulation.choices.made if found else ())
     raise AssertionError("there are always more seeds")
 
 

@@ -8,7 +8,7 @@ all, and its answer may be lost. The sender is killed and followed by another on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -103,12 +103,23 @@ class _World:
         ]
 
 
+_MESSAGES = "messages"
+
+
 class _Connection:
     """A transaction: what it changes is kept at its end."""
 
     def __init__(self, world: _World) -> None:
         self.world = world
         self.changes: list[Callable[[], None]] = []
+        self.locked: set[str] = set()
+
+    def lock(self, name: str) -> None:
+        """Lock a webhook, or its messages after it: who locks both in another order may wait for who waits for it."""
+        if name not in self.locked:
+            is_in_order = name == _MESSAGES or _MESSAGES not in self.locked
+            self.world.simulation.check("rows are locked in one order", is_in_order, name)
+        self.locked.add(name)
 
 
 class _Engine:
@@ -192,6 +203,8 @@ class _Repository:
         check("an attempt is told as it was", reason in (error or ""), f"{attempt.id}: {error}, which is {reason}")
 
     def _note(self, attempt: Attempt, **values: Any) -> None:
+        self._connection.lock(_MESSAGES)
+
         def note() -> None:
             message = self._world.messages[attempt.id]
             if message.state == "pending" and message.attempts == attempt.attempts:
@@ -213,12 +226,14 @@ class _Repository:
 
     async def succeeded(self, webhook_id: str) -> None:
         """As of the real one."""
+        self._connection.lock(webhook_id)
         found = self._world.webhooks[webhook_id]
         self._world.simulation.check("an attempt is told as it was", self._world.has_answered(webhook_id), webhook_id)
         self._connection.changes.append(lambda: _set(found, failures=0, paused_until_s=0.0))
 
     async def failed(self, webhook_id: str, *, wait_s: float, longest_s: float, disable_after_s: float) -> bool:
         """As of the real one."""
+        self._connection.lock(webhook_id)
         found = self._world.webhooks[webhook_id]
         pause_s = max(min(longest_s, 2.0**found.failures), wait_s)
         until_s = self._world.now_s + pause_s
@@ -227,6 +242,8 @@ class _Repository:
 
     async def find(self, webhook_id: str, tenant_id: str | None, *, lock: bool = False) -> Any:
         """As of the real one."""
+        if lock:
+            self._connection.lock(webhook_id)
         found = self._world.webhooks[webhook_id]
         if found.is_deleted:
             return None
@@ -392,7 +409,7 @@ async def _begin(world: _World, number: int) -> tuple[Sender, asyncio.Task[None]
     made._random_factor = lambda: 1.0
     made._sessions = {"http": _Session(world, number)}
     made._tasks = {}
-    made.send = world.simulation.judged(sender.send, ConnectionError)
+    made.send = world.simulation.judged(_told(world, made), ConnectionError)
 
     async def look() -> None:
         while True:
@@ -401,6 +418,27 @@ async def _begin(world: _World, number: int) -> tuple[Sender, asyncio.Task[None]
             await asyncio.sleep(LOOK_S)
 
     return sender, process.start(look()), process
+
+
+def _told(world: _World, sender: Any) -> Callable[[str], Awaitable[int]]:
+    """Have whoever sends hear of what could not be stored: then nothing more is sent before the next look."""
+    attempt, send, failed = sender._attempt, sender.send, set[str]()
+
+    async def noted(each: Attempt) -> None:
+        try:
+            await attempt(each)
+        except Exception:
+            failed.add(each.webhook_id)
+            raise
+
+    async def judge(webhook_id: str) -> int:
+        failed.discard(webhook_id)
+        count = await send(webhook_id)
+        world.simulation.check("what could not be stored is told", webhook_id not in failed, webhook_id)
+        return count
+
+    sender._attempt = noted
+    return judge
 
 
 async def _nothing(*_: Any, **__: Any) -> None: ...

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
+from celery.worker.consumer import consumer as consumer_module
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from services.contracts.background import WorkFailure, WorkFailureCode, WorkState
@@ -33,6 +34,10 @@ SLACK_S = 0.5
 CALM_S = 150.0
 """Within this time all work has ended, if nothing fails any more."""
 AWAY = ConnectionError("lost")
+CONFIGURATION = SimpleNamespace(
+    broker_connection_retry_on_startup=True, broker_connection_retry=True, broker_connection_max_retries=100
+)
+"""Of Celery, as far as a worker that connects reads it."""
 
 
 @dataclass
@@ -206,13 +211,53 @@ class _Message:
             self.acknowledged = True
 
 
-class _Consumer(PatientConsumer):
-    """The consumer of a worker, as far as settling goes."""
+class _Connection:
+    """A connection to the broker, which takes a while: whoever makes it is called each second.
 
-    def __init__(self, loop: Any) -> None:
+    Attributes:
+        waited: How often somebody was.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._draw = simulation.choices.below
+        self.waited = 0
+
+    def ensure_connection(self, *_: Any, callback: Any = None, **__: Any) -> _Connection:
+        """As of kombu, which uses it itself, too, and then calls nobody."""
+        for _ in range(self._draw(4)):
+            self.waited += 1
+            if callback is not None:
+                callback()
+        return self
+
+
+class _Consumer(PatientConsumer):
+    """The consumer of a worker, as far as settling and connecting go."""
+
+    def __init__(self, simulation: Simulation, loop: Any) -> None:
+        self._simulation = simulation
+        self.app = SimpleNamespace(pulse=SimpleNamespace(beat=self._beat), conf=CONFIGURATION)
+        self.first_connection_attempt = False
+        self.broker_connection_retry_attempt = self._beats = self._asked = 0
         self.failed: list[BaseException] = []
         self.settled = asyncio.Event()
         self.hub = SimpleNamespace(call_soon=lambda work: loop.call_soon(self._run, work))
+
+    def _beat(self) -> None:
+        self._beats += 1
+
+    def _ask(self) -> None:
+        self._asked += 1
+
+    def connect(self) -> None:
+        """Connect to the broker, and once more as kombu does by itself where what it has is lost."""
+        before, connection = (self._beats, self._asked), _Connection(self._simulation)
+        with patch.object(consumer_module, "maybe_shutdown", self._ask):
+            made = self.ensure_connected(connection)
+        waited = self._beats - before[0], self._asked - before[1]
+        check = self._simulation.check
+        check("who waits for the broker has a pulse, and can be ended", waited == (connection.waited,) * 2, str(waited))
+        made.ensure_connection()
 
     def _run(self, work: Any) -> None:
         try:
@@ -309,7 +354,8 @@ def _threadsafe(work: Coroutine[Any, Any, Any], loop: Any) -> Any:
 
 async def _work(simulation: Simulation, store: _Store, broker: _Broker, process: Process) -> None:
     """Take one message after the other, each once the last one is settled or the connection is a new one."""
-    worker, consumer = _worker(simulation, store, process), _Consumer(simulation.loop)
+    worker, consumer = _worker(simulation, store, process), _Consumer(simulation, simulation.loop)
+    consumer.connect()
     held: list[_Message] = []
     simulation.at_end(held.clear)
     cast(Any, process).held = held
@@ -334,6 +380,7 @@ async def _work(simulation: Simulation, store: _Store, broker: _Broker, process:
             held.remove(message)
         if consumer.failed:  # connected anew: what it held is to be had again
             consumer.failed.clear()
+            consumer.connect()
             broker.waiting += [each.work_id for each in held]
             held.clear()
 
