@@ -154,7 +154,7 @@ def reached(wanted: Sequence[tuple[Mutant, str]], cpu_s: float) -> dict[str, Rea
     """Run schedules of each scenario for so long; return which come to which of the faults, by their numbers."""
     by_path: dict[str, dict[int, tuple[Mutant, int]]] = defaultdict(dict)
     for number, (mutant, source) in enumerate(wanted):
-        by_path[mutant.path][number] = mutant, _changed(mutant.path, source)[0]
+        by_path[mutant.path][number] = mutant, changed_lines(mutant.path, source)[0]
 
     def run_all() -> dict[str, Reached]:
         for path, faults in by_path.items():
@@ -254,7 +254,7 @@ def is_breached_by(play: Play, made: Sequence[int], breach: str) -> bool:
     return found is not None and found.name == breach
 
 
-def _changed(path: str, source: str) -> range:
+def changed_lines(path: str, source: str) -> range:
     """Return the numbers of the lines that a fault changes, as they were."""
     before, after = (ROOT / path).read_text().splitlines(), source.splitlines()
     pairs = list(zip(before, after, strict=False))
@@ -382,7 +382,7 @@ def main(arguments: Sequence[str]) -> int:
     gc.freeze()
     tallies: dict[str, list[int]] = {room: [0] * len(Verdict) for room in ROOMS}
     for number, (mutant, source) in enumerate(wanted):
-        what = (ROOT / mutant.path).read_text().splitlines()[_changed(mutant.path, source)[0] - 1].strip()
+        what = (ROOT / mutant.path).read_text().splitlines()[changed_lines(mutant.path, source)[0] - 1].strip()
         where = f"{place(mutant)} {mutant.within} [{mutant.operator}] {what}"
         shares = [(name, come[name]) for name in SCENARIOS_OF[mutant.path]]
         says = " ".join(f"{name} {len(each.places.get(number, ()))}/{each.seeds}" for name, each in shares)

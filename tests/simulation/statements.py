@@ -30,7 +30,7 @@ from sqlalchemy import TextClause
 from tests.mutation.mutants import Mutant, MutatedFile
 from tests.mutation.results import wilson
 from tests.simulation import system
-from tests.simulation.faults import Outcome, apart, is_breached_by, judged, place, plant
+from tests.simulation.faults import Outcome, Verdict, apart, changed_lines, is_breached_by, judged, place, plant
 from tests.simulation.loop import BreachError
 from tests.simulation.plants import PLANTS
 from tests.simulation.search import pack, play_once
@@ -219,10 +219,12 @@ def main(arguments: Sequence[str]) -> int:
     gc.freeze()
     tallies: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])  # found, not found, equivalent
     for room, mutant, source in wanted:
+        changed = (ROOT / mutant.path).read_text().splitlines()[changed_lines(mutant.path, source)[0] - 1].strip()
         what = f"{mutant.before} -> {mutant.after}".replace("\n", " ")[:110]
         where = f"{place(mutant)} {mutant.within} [{mutant.operator}] {what}"
-        if judged(mutant, what) is not None:
+        if (judgement := judged(mutant, changed)) is not None:
             tallies[room][2] += 1
+            print(f"{Verdict.EQUIVALENT} | {where} | {judgement['why']}", flush=True)
             continue
         outcome = look_for(mutant, source, asked.cpu)
         tallies[room][outcome.breach is None] += 1

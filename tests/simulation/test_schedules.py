@@ -12,15 +12,19 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.core.policies.freesh.dispatch import InstanceLoad, WeightedRoundRobin
+from services.core.policies.freesh.server_choice import Work, added_carbon
+from services.router import lanes
+from services.router.fleet import Server
 from services.router.lanes import Lane, Ticket
 from tests.mutation.mutants import Mutant
-from tests.simulation import faults
+from tests.simulation import faults, statements
 from tests.simulation import search as shortening
 from tests.simulation.loop import Simulation
 from tests.simulation.scenarios import SCENARIOS
@@ -113,6 +117,64 @@ def test_a_planted_fault_is_found_and_its_token_repeats_it(
     assert found.steps < 200, "shortened"
 
 
+def first(servers: Sequence[Server], *_: Any) -> Server:
+    """Choose the server that is named first."""
+    return servers[0]
+
+
+def cleanest(servers: Sequence[Server], work: Work, *_: Any) -> Server:
+    """Choose by carbon alone, whoever is late."""
+    carbon = added_carbon(servers, work)
+    return servers[carbon.index(min(carbon))]
+
+
+def earliest(servers: Sequence[Server], work: Work, _: float, now_s: float, __: Any) -> Server:
+    """Choose by time alone, whoever is dirty."""
+    return min(servers, key=lambda each: each.costs.end_s(work, now_s, each.costs.cached_tokens(work)))
+
+
+def heaviest(self: WeightedRoundRobin, instances: Sequence[InstanceLoad]) -> InstanceLoad:
+    """Choose the one with the greatest weight each time."""
+    return max(instances, key=lambda each: (each.weight, each.id))
+
+
+def whoever_passes(self: Lane, ticket: Ticket, now_s: float) -> Server | None:
+    """Choose without a look at who has room."""
+    return next(iter(self._passing(ticket, now_s)), None)
+
+
+WRONG_CHOICES: Sequence[tuple[Any, str, Any]] = (
+    (lanes, "choose_server", first),
+    (lanes, "choose_server", cleanest),
+    (lanes, "choose_server", earliest),
+    (WeightedRoundRobin, "choose", heaviest),
+    (Lane, "choose", whoever_passes),
+)
+
+
+@pytest.mark.parametrize(("where", "name", "planted"), WRONG_CHOICES, ids=lambda each: getattr(each, "__name__", each))
+def test_a_wrong_choice_of_a_server_is_found(
+    monkeypatch: pytest.MonkeyPatch, where: Any, name: str, planted: Any
+) -> None:
+    monkeypatch.setattr(where, name, planted)
+    breaches = (play_once(SCENARIOS["router"], seed)[1] for seed in range(1_000))
+    found = next(filter(None, breaches), None)
+    assert found is not None
+    assert found.name == "a request goes where its lane's rules say"
+
+
+def test_a_breach_that_needs_no_fault_is_no_find(capsys: pytest.CaptureFixture[str]) -> None:
+    async def breached(simulation: Simulation) -> None:
+        await asyncio.sleep(0)
+        simulation.check("nothing is odd", False)
+
+    mutant, source = next(faults.known(ROOT))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(SCENARIOS, "router", breached)
+        assert faults.look_for(mutant, source, 0, {}, 5.0).breach is None
+    assert "WITHOUT THE FAULT, TOO: router:" in capsys.readouterr().err
+
+
 async def forgetful(simulation: Simulation) -> None:
     """Forget an await."""
     asyncio.sleep(1.0)  # pyright: ignore[reportUnusedCoroutine]
@@ -165,4 +227,4 @@ def test_what_is_judged_equivalent_is_still_there() -> None:
     for each in faults.JUDGED:
         lines = map(str.strip, (ROOT / each["path"]).read_text().splitlines())
         assert each["what"] in lines, each
-        assert each["path"] in faults.SCENARIOS_OF
+        assert each["path"] in {*faults.SCENARIOS_OF, *(path for paths in statements.ROOMS.values() for path in paths)}
