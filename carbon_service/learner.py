@@ -8,7 +8,6 @@ made; the previous one stays in use until the next.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -19,6 +18,7 @@ from carbon_service.repository import LearnedForecast, LearnedPoint, Repository
 from carbon_service.zones import Source
 from services.core.domain.arrays import Floats
 from services.core.domain.errors import DomainError
+from services.kit.apart import Apart
 from services.kit.logging import Log
 from services.kit.repeating import repeat
 
@@ -69,25 +69,24 @@ class Learner:
         That is 0 while another replica learns.
         """
         learned = 0
-        async with self._repository.learning() as is_ours:
+        async with self._repository.learning() as is_ours, Apart() as apart:
             for source in self._sources if is_ours else ():
                 if source.feed.day_s < LEAST_INTERVAL_S:
                     continue
                 known = await self._repository.learned(source.key, self._now_s())
                 if known is None or self._now_s() - known.generated_s >= interval_s(source.feed):
                     try:
-                        learned += await self._learn(source)
+                        learned += await self._learn(source, apart)
                     except Exception:  # what is wrong with one source takes no forecast from the others
                         log.exception("forecast.not_learned", zone=source.key.zone, signal=source.key.signal)
         return learned
 
-    async def _learn(self, source: Source) -> bool:
+    async def _learn(self, source: Source, apart: Apart) -> bool:
         now_s, feed, key = self._now_s(), source.feed, source.key
         found = await self._repository.points(key, 0.0, now_s + 1e-6, limit=MOST_POINTS, begins_by_s=now_s, newest=True)
         clock = Clock(now_s, source.provider.grid_s(key.zone, now_s), feed.time_scale)
         try:
-            # Not in the event loop: it takes up to some seconds.
-            made = await asyncio.to_thread(predicted, found.points, feed, clock)
+            made = await apart.call(predicted, found.points, feed, clock)
         except DomainError as error:
             log.info("forecast.not_learned", zone=key.zone, signal=key.signal, reason=str(error))
             return False
@@ -106,7 +105,7 @@ def predicted(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForec
     Raises:
         DomainError: nothing is known, or nothing of the last week.
     """
-    # Here and not above: scikit-learn takes seconds to load, and the service is to answer before.
+    # Here and not above: scikit-learn takes seconds to load and a hundred megabytes, and the service does without.
     from services.learning.carbon import forecast
     from services.learning.carbon_history import history_of, within_hours
 

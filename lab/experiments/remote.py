@@ -28,9 +28,9 @@ from redis.exceptions import RedisError
 from lab.experiments.cell import run_cells
 from lab.experiments.plan import Cell, Choice, Trace, file_names
 from lab.experiments.runner import Ended, write_json
-from services.kit.celery import queue_key
 from services.kit.ids import new_id
 from services.kit.logging import Log
+from services.kit.queue_keys import queue_key
 
 log = Log(__name__)
 

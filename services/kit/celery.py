@@ -29,9 +29,8 @@ from celery.signals import setup_logging, worker_init, worker_process_init, work
 
 from services.kit import sentinel, traces
 from services.kit.logging import configure_logging
+from services.kit.queue_keys import KEY_PREFIX
 from services.kit.settings import SharedSettings
-
-KEY_PREFIX = "wattshift:celery:"
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,6 @@ def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> C
 def _of_sentinels(settings: SharedSettings) -> dict[str, Any]:
     found = sentinel.watched(settings.redis_url)
     return {} if found is None else found.transport_options(settings.tls.redis(settings.redis_url))
-
-
-def queue_key(queue: str) -> str:
-    """Return the Redis list in which the messages of ``queue`` wait."""
-    return KEY_PREFIX + queue
 
 
 def leave_process() -> NoReturn:

@@ -79,5 +79,5 @@ def configure_logging(process: str, *, log_format: str = "text", level: str = "I
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for chatty in ("uvicorn.access", "httpx", "httpcore"):
+    for chatty in ("uvicorn.access", "httpx", "httpcore", "sqlalchemy.pool"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -29,8 +29,11 @@ from services.kit.pulse import is_beating
 from services.standalone.process import BadInputError, StackError
 from services.standalone.watching import activity
 
-State = Literal["starting", "running", "degraded", "unresponsive", "restarting", "stopping", "stopped", "failed"]
-"""`degraded`: it answers, but lacks something that it needs; of an installation: some process is not running."""
+State = Literal[
+    "starting", "running", "degraded", "unresponsive", "restarting", "stopping", "stopped", "asleep", "failed"
+]
+"""`degraded`: it answers, but lacks something that it needs; of an installation: some process is not running. `asleep`:
+it is started when there is work for it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class StackStatus:
 
     def late(self) -> list[str]:
         """Return the names of the processes that are not ready."""
-        return [process.name for process in self.processes if process.state not in ("running", "stopped")]
+        return [process.name for process in self.processes if process.state not in ("running", "stopped", "asleep")]
 
     def runs(self) -> bool:
         """Whether the supervisor that this is of lives."""

@@ -64,7 +64,7 @@ class HttpProbe:
     async def _get(self, path: str) -> tuple[int, bytes]:
         host = "localhost" if isinstance(self._address, Path) else self._address[0]
         request = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
-        found = await _exchange(self._address, request, lambda _: False, self._context)
+        found = await exchange(self._address, request, lambda _: False, self._context)
         head, _, body = found.partition(b"\r\n\r\n")
         words = head.split(maxsplit=2)
         if len(words) < 2 or not words[1].isdigit():
@@ -86,7 +86,7 @@ class PostgresProbe:
 
     async def lacks(self) -> str:
         """Return why the server refuses sessions."""
-        answer = await _exchange(self._address, self._hello, lambda so_far: so_far[:1] == b"R")
+        answer = await exchange(self._address, self._hello, lambda so_far: so_far[:1] == b"R")
         if answer[:1] == b"R":
             return ""
         fields = {field[:1]: field[1:].decode(errors="replace") for field in answer[5:].split(b"\0") if field}
@@ -106,7 +106,7 @@ class ValkeyProbe:
 
     async def lacks(self) -> str:
         """Return why the server refuses commands."""
-        answer = await _exchange(self._address, self._hello, lambda so_far: so_far.count(b"\r\n") >= 2)
+        answer = await exchange(self._address, self._hello, lambda so_far: so_far.count(b"\r\n") >= 2)
         lines = answer.decode(errors="replace").splitlines()
         return "" if lines == ["+OK", "+PONG"] else lines[-1].lstrip("-")
 
@@ -140,10 +140,10 @@ class PulseProbe:
             return self._seen_ns
 
 
-async def _exchange(
+async def exchange(
     address: Address, request: bytes, is_enough: Callable[[bytes], bool], context: ssl.SSLContext | None = None
 ) -> bytes:
-    """Send a request and return the answer, up to where it is enough or the server closes the connection.
+    """Send a request to a process and return its answer, up to where it is enough or the connection is closed.
 
     Raises:
         OSError: nobody listens, or there was no answer at all.

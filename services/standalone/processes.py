@@ -205,6 +205,12 @@ def command_process(name: str, arguments: Sequence[str], environment: Mapping[st
     return Process(name=name, command=(*PYTHON, *arguments), environment=environment, folder=folder)
 
 
+def queues_of(worker: str) -> list[str]:
+    """Return the queues whose messages a worker takes."""
+    words = WORKERS[worker]
+    return words[words.index("-Q") + 1].split(",")
+
+
 def worker_process(name: str, environment: Mapping[str, str], folder: Path, pulses: Path) -> Process:
     """Return one of the Celery workers, which has no port: it touches a file in `pulses`."""
     pulse = pulses / name

@@ -14,6 +14,7 @@ By itself, as `wattshift up`, `status` and `down` do:
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -35,7 +36,17 @@ from services.kit.settings import EXIT_BAD_SETTINGS, PUBLIC
 from services.kit.sockets import SCHEME, SOCKETS, file_of
 from services.kit.tasks import end_tasks
 from services.kit.tls import Tls
-from services.standalone import joining, node_power, postgres, processes, remembered, root_secret, runtime, valkey
+from services.standalone import (
+    dozing,
+    joining,
+    node_power,
+    postgres,
+    processes,
+    remembered,
+    root_secret,
+    runtime,
+    valkey,
+)
 from services.standalone.data_folder import DataFolder, StackStatus, State, lives
 from services.standalone.doors import Door, Doors, holder
 from services.standalone.forks import imported_by
@@ -82,7 +93,8 @@ class Stack:
             listen: Where nodes on other hosts join, HOST:PORT; None takes what is remembered, "" is nowhere.
             services: What runs beside the servers and the agents.
             workers: Which of the Celery workers run too.
-            watches: As for `Supervisor`; a test that stops processes for a while does without.
+            watches: As for `Supervisor`; a test that stops processes for a while does without. Workers then sleep, too,
+                while there is nothing for them to do.
         """
         self.folder = DataFolder(data_dir or default_data_dir())
         self.environment: dict[str, str] = {**os.environ, **(env or {})}
@@ -92,6 +104,7 @@ class Stack:
         self._listen = listen
         self._services = services
         self._workers = workers
+        self._watches = watches
         self._state: State = "stopped"
         self._started_at_s = psutil.Process().create_time()
         self._doors = Doors()
@@ -100,6 +113,7 @@ class Stack:
         self._power: asyncio.Task[None] | None = None
         self._roots: asyncio.Task[None] | None = None
         self._reserve: asyncio.Task[None] | None = None
+        self._dozing: asyncio.Task[None] | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._supervisor = Supervisor(self.folder.log, on_change=self._write_status, watches=watches)
 
@@ -112,7 +126,7 @@ class Stack:
         """Return what runs, as `read_status` reads it elsewhere."""
         found = self._supervisor.status()
         # One that is stopped is the agent of a node that was powered down.
-        all_run = all(process.state in ("running", "stopped") for process in found)
+        all_run = all(process.state in ("running", "stopped", "asleep") for process in found)
         return StackStatus(
             state="degraded" if self._state == "running" and not all_run else self._state,
             gateway_url=self.gateway_url,
@@ -182,7 +196,10 @@ class Stack:
                 )
                 for name in self._workers
             ]
-            await self._supervisor.start(workers)  # last: nobody waits for them, and they would slow down the others
+            if password and self._watches:
+                self._doze(workers, password)
+            else:
+                await self._supervisor.start(workers)  # last: nobody waits for them
             self._roots = asyncio.create_task(
                 root_secret.follow(self.folder, identities.roots, self._roll), name="roots"
             )
@@ -196,7 +213,7 @@ class Stack:
     async def stop(self, state: State = "stopped") -> None:
         """Stop everything: agents, services, servers."""
         self._become("stopping")
-        await end_tasks([task for task in (self._power, self._roots, self._reserve) if task])
+        await end_tasks([task for task in (self._power, self._roots, self._reserve, self._dozing) if task])
         await self._supervisor.stop()
         await end_tasks([self._pulse] if self._pulse else [])
         if self._sockets:
@@ -233,10 +250,18 @@ class Stack:
             self.environment["DATABASE_URL"] = postgres.url(password, sockets)
             self.environment.setdefault("WATTSHIFT_DATABASE_DIR", str(self._database_folder()))
         if not self.environment.get("REDIS_URL"):
-            address, valkey_password = self._sockets / "valkey.sock", self.folder.secret("valkey")
+            address, valkey_password = self._sockets / runtime.VALKEY, self.folder.secret("valkey")
             servers.append(valkey.prepare(self.folder.path / "valkey", password=valkey_password, address=address))
             self.environment["REDIS_URL"] = valkey.url(valkey_password, address)
         return servers, valkey_password
+
+    def _doze(self, workers: list[Process], password: str) -> None:
+        """Have workers run while something waits for them."""
+        assert self._sockets
+        self._supervisor.lay_down(workers)
+        counts = functools.partial(dozing.counts, self._sockets / runtime.VALKEY, password)
+        follow = dozing.Dozing({name: processes.queues_of(name) for name in self._workers}, counts, self._supervisor)
+        self._dozing = asyncio.create_task(follow.follow(), name="dozing")
 
     def _find_addresses(self) -> dict[str, Door]:
         """Return where each service listens: at a port if users reach it, or if its settings ask for host or port."""

@@ -53,7 +53,12 @@ ROTATE_EVERY_S = 5.0
 LOOK_EVERY_S = 5.0
 """At what is being started, whether it works: each look reads the whole table of processes."""
 
+LAST_WORK_S = 3_600.0
+"""How long a process may take to end that is put to sleep, and has just begun something."""
+
 LOG_BYTES = 10_000_000
+
+RESTING = ("stopped", "asleep")
 
 Running = asyncio.subprocess.Process | Forked
 
@@ -135,13 +140,32 @@ class Supervisor:
         for child in (child for stage in self._stages for child in stage if child.name == name):
             if not running:
                 await child.stop()
-            elif child.status().state == "stopped":
+            elif child.status().state in RESTING:
                 child.start_again(environment or {})
 
+    def lay_down(self, processes: Sequence[Process]) -> None:
+        """Add processes that do not run until `set_running` wakes them."""
+        self._stages.append([self._child(self._watched(process)) for process in processes])
+        for child in self._stages[-1]:
+            child.fall_asleep()
+
+    async def put_to_sleep(self, name: str) -> None:
+        """Have a process end by itself, however long its last work takes; `set_running` wakes it."""
+        for child in (child for stage in self._stages for child in stage if child.name == name):
+            await child.stop(LAST_WORK_S)
+            child.fall_asleep()
+
     async def replace(self, name: str, environment: Mapping[str, str]) -> None:
-        """Stop one of the processes, start it with additional environment variables, and wait until it is ready."""
+        """Stop one of the processes, start it with additional environment variables, and wait until it is ready.
+
+        One that sleeps has them when it wakes.
+        """
+        for child in (child for stage in self._stages for child in stage if child.name == name):
+            child.add_environment(environment)
+            if child.status().state == "asleep":
+                return
         await self.set_running(name, False)
-        await self.set_running(name, True, environment)
+        await self.set_running(name, True)
         with contextlib.suppress(TimeoutError):  # it is started again and again, as any other that cannot start
             async with asyncio.timeout(self._start_within_s):
                 while any(each.name == name and each.state != "running" for each in self.status()):  # noqa: ASYNC110
@@ -236,10 +260,16 @@ class _Child:
     def start(self) -> None:
         self._running_task = asyncio.create_task(self._keep_running(), name=f"keep {self.name}")
 
-    def start_again(self, environment: Mapping[str, str]) -> None:
+    def add_environment(self, environment: Mapping[str, str]) -> None:
         self._process = replace(self._process, environment={**self._process.environment, **environment})
+
+    def start_again(self, environment: Mapping[str, str]) -> None:
+        self.add_environment(environment)
         self._become("starting")
         self.start()
+
+    def fall_asleep(self) -> None:
+        self._become("asleep")
 
     async def spawn(self) -> Running:
         if self._process.before_start:
@@ -259,7 +289,8 @@ class _Child:
         pid = self._running.pid if self._running else None
         return pid is not None and self._effort.is_made(after_s, cpu_of(pid), answers=self._answered.is_set())
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float | None = None) -> None:
+        """Stop it; if it has not ended within this time, by default its own, it is killed."""
         if self._running_task:
             await end_tasks([self._running_task])
         self._become("stopping")
@@ -267,7 +298,7 @@ class _Child:
             with contextlib.suppress(ProcessLookupError):
                 self._running.send_signal(self._process.stop_signal)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._process.stop_within_s):
+                async with asyncio.timeout(within_s or self._process.stop_within_s):
                     await self._running.wait()
         await self.end()
         if self.ready.done():

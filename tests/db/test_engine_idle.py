@@ -75,6 +75,35 @@ async def test_asyncpg_keeps_none_that_is_idle(database_url: str) -> None:
         await database.close()
 
 
+async def test_what_the_server_has_closed_is_opened_again_before_it_is_used(database_url: str) -> None:
+    engine = create_engine(database_url, pool_size=1, application_name="closed-engine")
+    looking = await connect(database_url, application_name="looks")
+    try:
+        await ask(engine)
+        ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'closed-engine'"
+        assert await looking.fetchval(ended) == 1
+        await count(database_url, "closed-engine", 0)
+        await ask(engine)
+    finally:
+        await looking.close()
+        await engine.dispose()
+
+
+async def test_a_connection_that_is_open_is_used_without_asking_the_server(database_url: str) -> None:
+    engine = create_engine(database_url, pool_size=1, application_name="asked-engine")
+    seen: list[str] = []
+    try:
+        async with engine.connect() as connection:
+            held = await connection.get_raw_connection()
+            assert held.driver_connection is not None
+            held.driver_connection.add_query_logger(lambda record: seen.append(record.query))
+        seen.clear()
+        await ask(engine)
+        assert seen == ["BEGIN;", "ROLLBACK;"], "the query itself is prepared"
+    finally:
+        await engine.dispose()
+
+
 class Record:
     """What a pool knows of a connection."""
 

@@ -72,8 +72,10 @@ class Installation:
         return next(process for process in stack.read_status(self.folder).processes if process.name == name)
 
     def kill(self, name: str) -> None:
-        """Kill a process with -9 and return once another has taken its place."""
+        """Kill a process with -9, unless it sleeps, and return once another has taken its place."""
         before = self.process(name)
+        if before.state == "asleep":
+            return
         assert before.pid
         os.kill(before.pid, signal.SIGKILL)
         wait_until(lambda: self.process(name).pid != before.pid and self.process(name).state == "running", 60)

@@ -30,6 +30,8 @@ def test_a_rolling_restart_loses_nothing(installation: Installation) -> None:
     try:
         for name in VICTIMS:
             before = installation.process(name)
+            if before.state == "asleep":
+                continue
             assert before.pid
             os.kill(before.pid, signal.SIGINT if name == "postgres" else signal.SIGTERM)
             wait_until(lambda name=name, old=before: installation.process(name).pid not in (old.pid, None), 60)

@@ -15,7 +15,8 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from services.kit import sentinel
-from services.kit.celery import TaskLimits, create_celery, queue_key
+from services.kit.celery import TaskLimits, create_celery
+from services.kit.queue_keys import queue_key
 from services.kit.redis import connect, connect_blocking
 from services.kit.redis_users import with_user
 from services.kit.settings import SharedSettings

@@ -1,5 +1,6 @@
 """The whole installation as `wattshift up` starts it: killed one by one, all at once, stopped, started again."""
 
+import json
 import os
 import random
 import signal
@@ -7,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ from services.standalone.data_folder import ProcessStatus, StackStatus
 from services.standalone.process import http_ready
 from services.standalone.processes import SERVICES, WORKERS
 from services.standalone.stack import down, new_admin_key, read_status, up
+from tests.simulator.service.test_api import GRID, JOBS
 from tests.support.servers import scratch_folder, wait_until
 
 
@@ -28,9 +31,12 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         down(folder)
 
 
+AS_THEY_ARE = ("running", "asleep")
+
+
 def all_run(folder: Path) -> bool:
     status = read_status(folder)
-    return status.state == "running" and all(process.state == "running" for process in status.processes)
+    return status.state == "running" and all(process.state in AS_THEY_ARE for process in status.processes)
 
 
 def by_name(status: StackStatus) -> dict[str, ProcessStatus]:
@@ -44,6 +50,26 @@ def works(status: StackStatus, key: str) -> bool:
             return answer.status == 200
     except urllib.error.HTTPError as error:
         return error.code != 401
+
+
+def asked(status: StackStatus, key: str, path: str, body: object = None) -> Any:
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{status.gateway_url}{path}", data, headers)) as answer:
+        return json.load(answer)
+
+
+def works_off(folder: Path, key: str) -> None:
+    """A what-if run is queued while every worker sleeps, and one wakes for it."""
+    status = read_status(folder)
+    assert {by_name(status)[name].state for name in WORKERS} == {"asleep"}
+    files = {"jobs": {"text": JOBS}, "carbon": {"text": GRID}}
+    run = asked(status, key, "/v1/simulations", {"policy": "fifo", "cluster": "2x4:A100", **files})
+    path = f"/v1/simulations/{run['id']}"
+    wait_until(lambda: asked(status, key, path)["status"] not in ("queued", "running"))
+    assert asked(status, key, path)["status"] == "succeeded"
+    states = {name: by_name(read_status(folder))[name].state for name in WORKERS}
+    assert states == dict.fromkeys(WORKERS, "asleep") | {"simulator-worker": "running"}
 
 
 def test_up_and_down_and_up(folder: Path) -> None:
@@ -60,7 +86,9 @@ def test_up_and_down_and_up(folder: Path) -> None:
             assert http_ready(Path(at.socket) if at.socket else ("127.0.0.1", at.port))
         lost = key_file.read_text().strip()
         assert works(status, lost)
-        if nodes is None:
+        if nodes is not None:
+            works_off(folder, lost)
+        else:
             key_file.unlink()
             new_admin_key(folder)
             assert works(status, key_file.read_text().strip())
@@ -74,19 +102,20 @@ def test_up_and_down_and_up(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_every_process_comes_back(folder: Path) -> None:
-    before = by_name(up(folder, nodes="2x2"))
+    before = by_name(up(folder, nodes="2x2")).keys() - set(WORKERS)  # they sleep
     for name in random.sample(sorted(before), k=len(before)):
         os.kill(by_name(read_status(folder))[name].pid, signal.SIGKILL)
         wait_until(lambda name=name: by_name(read_status(folder))[name].restarts == 1, within_s=5)
         wait_until(lambda: all_run(folder), within_s=30)
-    assert {process.restarts for process in read_status(folder).processes} == {1}, "none took another down with it"
+    restarts = {name: process.restarts for name, process in by_name(read_status(folder)).items()}
+    assert restarts == dict.fromkeys(before, 1) | dict.fromkeys(WORKERS, 0), "none took another down with it"
 
 
 @pytest.mark.slow
 def test_all_at_once_and_the_supervisor_too(folder: Path) -> None:
     status = up(folder, nodes="2x2")
-    for pid in (status.pid, *(process.pid for process in status.processes)):
+    for pid in filter(None, (status.pid, *(process.pid for process in status.processes))):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: read_status(folder).state == "stopped")
     again = up(folder, nodes="2x2")
-    assert all(process.state == "running" for process in again.processes)
+    assert all(process.state in AS_THEY_ARE for process in again.processes)

@@ -313,7 +313,7 @@ def _print_status(found: StackStatus) -> None:
     console.print(f"{found.state}" + (f" at [bold]{found.gateway_url}[/]" if found.gateway_url else ""))
     shown = output.table("process", "state", "pid", "port or socket", "restarts", "up", right=("pid", "restarts"))
     for process in found.processes:
-        age = datetime.now(UTC).timestamp() - process.started_at_s if process.started_at_s else None
+        age = datetime.now(UTC).timestamp() - process.started_at_s if process.pid and process.started_at_s else None
         shown.add_row(
             process.name,
             process.state,
@@ -324,6 +324,8 @@ def _print_status(found: StackStatus) -> None:
         )
     if found.processes:
         console.print(shown)
+    if any(process.state == "asleep" for process in found.processes):
+        console.print("asleep: it is started when there is work for it")
     if found.trusts_jobs:
         console.print(
             "jobs run as the user of the control plane, and are trusted: started by root, it keeps them apart"

@@ -9,8 +9,8 @@ from typing import cast
 from celery import Celery  # pyright: ignore[reportMissingTypeStubs]
 from redis.asyncio import Redis
 
-from services.kit.celery import queue_key
 from services.kit.logging import Log
+from services.kit.queue_keys import queue_key
 
 log = Log(__name__)
 

@@ -1,0 +1,91 @@
+"""Workers run while messages wait for them, and end when there was nothing to do for a while.
+
+At rest they would be a third of an installation's memory. One that is wanted is there in two seconds: it is forked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from services.kit.queue_keys import UNSETTLED, queue_key
+from services.kit.tasks import end_tasks
+from services.standalone.probes import exchange
+
+LOOK_EVERY_S = 0.5
+QUIET_S = 60.0
+WITHIN_S = 5.0
+
+
+class Sleepers(Protocol):
+    """Starts and ends processes by name."""
+
+    async def set_running(self, name: str, running: bool) -> None: ...
+    async def put_to_sleep(self, name: str) -> None: ...
+
+
+@dataclass
+class Dozing:
+    """Wakes workers, and puts them to sleep.
+
+    Attributes:
+        queues: Of each worker, by its name.
+        counts: Returns the lengths of Valkey's lists and hashes.
+        processes: Where the workers are.
+    """
+
+    queues: Mapping[str, Sequence[str]]
+    counts: Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[int]]]
+    processes: Sleepers
+    _busy_at_s: dict[str, float] = field(default_factory=dict[str, float])
+    _ending: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
+
+    async def follow(self) -> None:
+        """Look until cancelled. Who cannot be asked changes nothing."""
+        try:
+            while True:
+                with contextlib.suppress(OSError, TimeoutError, ValueError):
+                    async with asyncio.timeout(WITHIN_S):
+                        found = await self._busy()
+                    await self._act(found, time.monotonic())
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            await end_tasks(list(self._ending.values()))
+
+    async def _busy(self) -> set[str]:
+        """Return whose messages wait; all of them while one message is not settled, which any can restore."""
+        asked = [(worker, queue) for worker, queues in self.queues.items() for queue in queues]
+        commands = [*(("LLEN", queue_key(queue)) for _, queue in asked), ("HLEN", UNSETTLED)]
+        *waiting, unsettled = await self.counts(commands)
+        awake = set(self._busy_at_s) if unsettled else set[str]()
+        if unsettled and not awake:
+            return set(self.queues)
+        return awake | {worker for (worker, _), count in zip(asked, waiting, strict=True) if count}
+
+    async def _act(self, busy: set[str], now_s: float) -> None:
+        self._ending = {name: task for name, task in self._ending.items() if not task.done()}
+        for name in busy - self._ending.keys():
+            if name not in self._busy_at_s:
+                await self.processes.set_running(name, True)
+            self._busy_at_s[name] = now_s
+        for name in [name for name, at_s in self._busy_at_s.items() if now_s - at_s >= QUIET_S]:
+            del self._busy_at_s[name]
+            self._ending[name] = asyncio.create_task(self.processes.put_to_sleep(name), name=f"doze {name}")
+
+
+async def counts(address: Path, password: str, commands: Sequence[tuple[str, str]]) -> list[int]:
+    """Ask a Valkey for the lengths of keys.
+
+    Raises:
+        OSError: it does not listen, or closes the connection.
+        ValueError: it answers something else than numbers, such as that it is loading.
+    """
+    words = [f"AUTH {password}", *(f"{verb} {key}" for verb, key in commands)]
+    request = "".join(f"{word}\r\n" for word in words).encode()
+    answer = await exchange(address, request, lambda so_far: so_far.count(b"\r\n") >= len(words))
+    return [int(line.removeprefix(b":")) for line in answer.splitlines()[1:]]
