@@ -69,6 +69,14 @@ async def ping(connection: Connection) -> None:
     await connection.fetchval("SELECT 1")
 
 
+class _Shared(Connection):
+    """A connection of a pool: whoever has had it leaves no state of a session, so that none has to be reset."""
+
+    def get_reset_query(self) -> str:
+        """Return nothing to ask the server before the next one has it: locks and settings are of transactions."""
+        return ""
+
+
 class Database:
     """Connections that are opened when they are first needed, so that a process may start before its database."""
 
@@ -83,6 +91,7 @@ class Database:
             min_size=0,
             max_size=size,
             max_inactive_connection_lifetime=IDLE_S,
+            connection_class=_Shared,
             init=prepare,
             timeout=5,
             command_timeout=COMMAND_TIMEOUT_S,

@@ -160,7 +160,7 @@ class Router:
         self.table = TableReader(serving, path, self.name, self._adopt, self._draining)
         self.table.read_kept()
         loops: list[tuple[Callable[[], Awaitable[object]], float, str]] = [
-            (self.table.look, settings.table_poll_s, "table.not_read"),
+            (self._look, settings.table_poll_s, "table.not_read"),
             (self._renew_keys, settings.table_poll_s, "keys.not_read"),
             (self._check, CHECK_S, "connections.not_checked"),
             (self.probe_servers, settings.probe_s, "servers.not_probed"),
@@ -209,6 +209,11 @@ class Router:
 
     async def _send_observations(self) -> None:
         await self.observations.send(self.fleet.apps)
+
+    async def _look(self) -> None:
+        await self.table.look()
+        if self.table.is_empty:  # nobody can be routed, and what comes first takes longer to start
+            await asyncio.sleep(4 * self.settings.table_poll_s)
 
     async def _renew_keys(self) -> None:
         await self.upstream_keys.renew((*self.fleet.servers.values(), *self.fleet.instances.values()))

@@ -35,6 +35,7 @@ class TableReader:
         self._draining = draining
         self._kept: str | None = None
         self.is_known = False
+        self.is_empty = False
         self._is_away = False
 
     def read_kept(self) -> None:
@@ -64,7 +65,7 @@ class TableReader:
         self._is_away = False
         table = RoutingTable.model_validate_json(content)
         self._adopt(table)
-        self.is_known = True
+        self.is_known, self.is_empty = True, not (table.pools or table.servers or table.apps)
         self._keep(table)
         held = self._draining()
         if held:

@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, metavar="PORT", help="the gateway's port (default 8000, else a free one)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where nodes on other hosts join")
     parser.add_argument("--without", metavar="NAMES", default="", help="processes not to start: simulator,optimizer")
+    parser.add_argument("--checked", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     pulse = Pulse()  # for systemd, if that runs this: before the environment is handed on
     left_out = set(options.without.split(","))
@@ -31,6 +32,7 @@ def main() -> int:
         listen=options.listen,
         services=[service for service in SERVICES if service.name not in left_out],
         workers=[worker for worker in WORKERS if worker not in left_out],
+        checks=not options.checked,
     )
 
     def say_ready() -> None:

@@ -79,6 +79,7 @@ class Stack:
         services: Sequence[Service] = SERVICES,
         workers: Collection[str] = tuple(processes.WORKERS),
         watches: bool = True,
+        checks: bool = True,
     ) -> None:
         """Describe an installation; `start` starts it.
 
@@ -95,6 +96,7 @@ class Stack:
             workers: Which of the Celery workers run too.
             watches: As for `Supervisor`; a test that stops processes for a while does without. Workers then sleep, too,
                 while there is nothing for them to do.
+            checks: Whether the settings of all processes are read first, which loads what declares them; `up` has.
         """
         self.folder = DataFolder(data_dir or default_data_dir())
         self.environment: dict[str, str] = {**os.environ, **(env or {})}
@@ -105,6 +107,7 @@ class Stack:
         self._services = services
         self._workers = workers
         self._watches = watches
+        self._checks = checks
         self._state: State = "stopped"
         self._started_at_s = psutil.Process().create_time()
         self._doors = Doors()
@@ -147,7 +150,8 @@ class Stack:
             StackError: the folder is in use, a port is taken, or a process does not become ready.
         """
         _check_packages(self.environment)
-        settled = settle(self.folder, self._nodes, self._port, self.environment, self._services, self._listen)
+        given = self._nodes, self._port, self.environment, self._services, self._listen
+        settled = settle(self.folder, *given, checks=self._checks)
         nodes, self.environment = settled.nodes, settled.environment
         self.folder.open()
         try:
@@ -374,6 +378,8 @@ def settle(
     environment: Mapping[str, str],
     services: Sequence[Service] = SERVICES,
     listen: str | None = None,
+    *,
+    checks: bool = True,
 ) -> Settled:
     """Return what an installation would run with; nothing is changed.
 
@@ -389,7 +395,8 @@ def settle(
         full["GATEWAY_PORT"] = str(options.port)
     chosen = processes.parse_nodes(options.nodes, simulate=full.get("GPU_AGENT_DRIVER") == "simulated")
     full.setdefault("CARBON_ZONES", ",".join(processes.zones_of(chosen, full)))
-    check_settings([*services, *([processes.AGENT] if chosen else [])], full)
+    if checks:
+        check_settings([*services, *([processes.AGENT] if chosen else [])], full)
     return Settled(options, tuple(changes), chosen, full)
 
 
@@ -463,7 +470,7 @@ def up(
     if (holder := folder.holder()) is not None:
         where = f"{status.state} at {status.gateway_url}" if status.pid == holder else f"running as process {holder}"
         raise StackError(f"already {where} (data folder {folder.path})")
-    command = [sys.executable, "-P", "-m", "services.standalone", "--data-dir", str(folder.path)]
+    command = [sys.executable, "-P", "-m", "services.standalone", "--checked", "--data-dir", str(folder.path)]
     command += ["--nodes", nodes] if nodes is not None else []
     command += ["--port", str(port)] if port is not None else []
     command += ["--listen", listen] if listen is not None else []

@@ -104,6 +104,24 @@ async def test_a_connection_that_is_open_is_used_without_asking_the_server(datab
         await engine.dispose()
 
 
+async def test_who_gives_a_connection_back_does_not_ask_the_server_to_reset_it(database_url: str) -> None:
+    database = await Database.open(database_url, size=1, application_name="reset-database")
+    seen: list[str] = []
+    try:
+        async with database.connection() as connection:
+            connection.add_query_logger(lambda record: seen.append(record.query))  # type: ignore[attr-defined]
+        async with database.transaction() as connection:
+            await connection.execute("SELECT 1")
+        async with database.connection() as connection:
+            await connection.execute("BEGIN")
+        async with database.connection() as connection:
+            assert not connection.is_in_transaction()  # type: ignore[attr-defined]
+        words = [query.split()[0].rstrip(";") for query in seen]
+        assert words == ["BEGIN", "SELECT", "COMMIT", "BEGIN", "ROLLBACK"]
+    finally:
+        await database.close()
+
+
 class Record:
     """What a pool knows of a connection."""
 

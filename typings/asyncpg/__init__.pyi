@@ -70,6 +70,7 @@ async def create_pool(
     min_size: int = 10,
     max_size: int = 10,
     max_inactive_connection_lifetime: float = 300,
+    connection_class: type[Connection] = ...,
     init: Callable[[Connection], Awaitable[None]] | None = None,
     timeout: float = 60,
     command_timeout: float | None = None,
