@@ -2,9 +2,9 @@
 
 The agent may be killed at any moment: ranks run on under their shims, and the next agent finds them again.
 
-shim         the process between the agent and one rank; kills the rank when its lease or time limit runs out, agent or
-             not; notes the order of both output streams
-ranks        the folder of one rank: files shared with its shim, start, stop, adoption, what a dead shim leaves behind
+shim         the process between the agent and one rank; kills the rank when its lease or time limit runs out, with or
+             without an agent; notes the order of both output streams
+ranks        the folder of one rank: the files shared with its shim; start, stop, adoption, what a dead shim leaves
 gangs        which gangs this node runs: commands, generations, leases, states
 environment  the variables that a job's process gets
 launch       from a start command to what a shim runs: one process on the node, or one for each device
@@ -18,7 +18,7 @@ meter        energy of devices and host, split by owner into intervals
 spool        intervals on disk until the control plane has them
 control      the control plane as this node sees it: registration, heartbeats, energy reports
 inbox        commands from Redis
-reporting    what every agent does: devices and their energy, reported
-measuring    the agent that does nothing else: the host's jobs are those of an engine
+reporting    what every agent does: report its devices and their energy
+measuring    the agent that does nothing else, on a host whose jobs an engine runs
 agent        the loops that tie these together
 """

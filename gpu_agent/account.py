@@ -1,4 +1,4 @@
-"""The accounts that jobs run as: a tenant's own, that of a job's user, or, for the owner's jobs alone, the agent's."""
+"""The accounts that jobs run as: the tenant's, that of the job's user or, for the owner's jobs alone, the agent's."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SHELL = "/bin/sh"
 
 
 class NoAccountError(DomainError):
-    """There is no account of this node that a job may run as; the message is a sentence for the job's owner."""
+    """This node has no account that the job may run as; the message is a sentence for the job's owner."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """A user that jobs run as, one of this host or a tenant's own.
+    """A user that jobs run as: an existing user of this host, or one that belongs to a tenant.
 
     Attributes:
-        is_tenants: Whether it is a tenant's own, which the host's list of users does not have.
+        is_tenants: Whether it belongs to a tenant; the host's list of users does not contain such accounts.
     """
 
     name: str
@@ -49,15 +49,15 @@ class Account:
 
     @property
     def entry(self) -> str:
-        """Return its line in a list of users."""
+        """Return the account's line in a list of users."""
         return f"{self.name}:x:{self.user_id}:{self.group_id}::{self.home}:{self.shell}"
 
     def can_enter(self, folder: Path) -> bool:
-        """Return whether the account may enter a folder, by trying: access lists and remote file systems count too."""
+        """Return whether the account may enter a folder, by trying it: access lists and remote file systems count."""
         return self._does('cd -P -- "$0"', folder)
 
     def make(self, folder: Path) -> bool:
-        """Make a folder as the account would, with those above it; return whether it is there and can be entered."""
+        """Make a folder and its parents as the account; return whether the folder exists and can be entered."""
         return self._does('mkdir -p -- "$0" && cd -P -- "$0"', folder)
 
     def _does(self, words: str, folder: Path) -> bool:
@@ -83,14 +83,14 @@ class Account:
 class TenantAccounts:
     """Gives each tenant a user id of its own, the same on all nodes.
 
-    The id follows from the tenant's. Where two tenants would have the same one, whoever comes second takes the next;
-    which tenant has which is written down in ``folder``, one file for each id.
+    The id is derived from the tenant's. Where two tenants would get the same one, the second takes the next free id;
+    ``folder`` records which tenant has which, in one file for each id.
 
     Args:
         first: The lowest id.
-        last: The highest one.
-        folder: Where ids that were given are written down; best one that all nodes share.
-        homes: Where their home folders are, on this node.
+        last: The highest id.
+        folder: Where assigned ids are recorded; preferably a folder that all nodes share.
+        homes: Where the tenants' home folders are on this node.
     """
 
     def __init__(self, first: int, last: int, folder: Path, homes: Path) -> None:
@@ -104,7 +104,7 @@ class TenantAccounts:
 
         Raises:
             DomainError: All ids are taken.
-            OSError: It cannot be written down.
+            OSError: The id cannot be recorded.
         """
         user_id = self._number(tenant_id)
         name = "tenant-" + (re.sub(r"[^a-z0-9_-]+", "-", tenant_id.lower()).strip("-")[:24] or str(user_id))
@@ -144,9 +144,9 @@ class Identities:
     """Decides which account a job runs as.
 
     Args:
-        tenants: The accounts of tenants; None where this agent cannot become another user.
-        chosen: The account that jobs of the owner's tenants run as; None for their tenant's, or the agent's own.
-        owners: Tenants of whoever runs this agent: where it cannot become another user, it runs their jobs alone.
+        tenants: The tenants' accounts; None where this agent cannot become another user.
+        chosen: The account that jobs of the owner's tenants run as; None for their tenant's account or the agent's own.
+        owners: The tenants of whoever runs this agent; an agent that cannot become another user runs only their jobs.
         reserved: User ids that processes of the control plane run as; no job gets one of them.
     """
 
@@ -166,8 +166,8 @@ class Identities:
         """Return the account of a job; None for the agent's own.
 
         Raises:
-            NoAccountError: This node cannot run the job as any account that may be.
-            DomainError: The account cannot be made now; a sentence for the job's owner.
+            NoAccountError: This node has no account that the job may run as.
+            DomainError: The account cannot be made now; the message is a sentence for the job's owner.
         """
         is_owners = start.tenant_id in self._owners
         if start.account is not None and start.account != SUPERUSER:
@@ -196,7 +196,7 @@ class Identities:
         return account
 
     def of_owners(self) -> dict[str, Account]:
-        """Return the accounts of the owner's tenants, unless it is the agent's own or cannot be made now."""
+        """Return the accounts of the owner's tenants, without the agent's own and those that cannot be made now."""
         found: dict[str, Account] = {}
         for tenant_id in self._owners:
             with suppress(DomainError, OSError):
@@ -210,10 +210,10 @@ class Identities:
 
 
 def find_account(name: str) -> Account | None:
-    """Return the account of that name; None for the empty name: no account was chosen.
+    """Return the account with that name; None for the empty name, which means that no account was chosen.
 
     Raises:
-        DomainError: There is no such user, or this process is not root and cannot become another.
+        DomainError: There is no such user, or this process is not root and cannot become another user.
     """
     if not name:
         return None
@@ -228,7 +228,7 @@ def find_account(name: str) -> Account | None:
 
 
 def account_of_job(name: str) -> Account | None:
-    """Return the account that a job's user asks for; None if it is the agent's own.
+    """Return the account that a job's user asks for; None if that is the agent's own.
 
     Raises:
         NoAccountError: This node cannot run jobs as that account.

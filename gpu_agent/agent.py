@@ -173,7 +173,7 @@ class Agent(ReportingAgent):
         self._latency = LatencyInbox(streams, settings.node_id, self._take_latency, settings.retry_s)
 
     async def start(self) -> None:
-        """Take over what an earlier agent left, then begin."""
+        """Take over what an earlier agent left, then start the loops."""
         secrets.prepare_memory()
         remove_keys(self.gangs.folder)
         self.gangs.load()
@@ -252,12 +252,12 @@ class Agent(ReportingAgent):
 
     @property
     def gangs_running(self) -> int:
-        """How many gangs have processes here."""
+        """The number of gangs with processes here."""
         return sum(gang.holding for gang in self.gangs)
 
     @property
     def lease_left_s(self) -> float | None:
-        """For how long gangs may still run without contact; None before the first heartbeat."""
+        """How long gangs may still run without contact, in seconds; None before the first heartbeat."""
         return self.gangs.deadline - shim.clock() if self.gangs.deadline > 0 else None
 
     def _running_ranks(self) -> set[str]:
@@ -268,7 +268,7 @@ class Agent(ReportingAgent):
         return [problem for problem in known if problem]
 
     def rank_folder(self, allocation_id: str) -> RankFolder | None:
-        """Return the folder of an allocation that runs, or whose logs are still kept."""
+        """Return the folder of an allocation that is running, or whose logs are still kept."""
         folder = RankFolder(self.gangs.folder / allocation_id)
         # Of the two ways to ask, this one takes a name that no file can have for one that is not there.
         return folder if not allocation_id.startswith(".") and os.path.isdir(folder.path) else None
@@ -280,9 +280,9 @@ class Agent(ReportingAgent):
         await loop()
 
     async def _look_after_failures(self) -> None:
-        """Look at the GPUs before it is said that a rank has failed: a sick GPU may be why, and then it is no failure.
+        """Check the GPUs before a rank's failure is reported: if a sick GPU is the cause, it is not counted as one.
 
-        A GPU that is lost may hold up the driver, but not the heartbeat.
+        A lost GPU may block the driver, but not the heartbeat.
         """
         failed = {gang.allocation_id for gang in self.gangs if gang.is_over and gang.exit_code}
         if self.settings.health == "on" and failed - self._failed:
@@ -323,7 +323,7 @@ class Agent(ReportingAgent):
         self._tick_due.set()
 
     async def _watch_listeners(self) -> None:
-        """Look who listens on the ports of servers; what is news is reported at once."""
+        """Watch who listens on the ports of servers; report changes at once."""
         while True:
             gangs = {gang.allocation_id: gang for gang in self.gangs}
             found = await asyncio.to_thread(self._ports.who_listens, list(gangs.values()))
@@ -376,7 +376,7 @@ class Agent(ReportingAgent):
     async def _set_devices(self) -> bool:
         """Set devices as their gangs require; set all to the defaults once the control plane is out of reach.
 
-        An agent that has just started has no lease yet; the gangs that it found run under theirs.
+        An agent that has just started has no lease yet; the gangs that it found run under their own.
         """
         is_lost = float("-inf") < self.gangs.deadline < shim.clock()
         return await self.controls.enforce([] if is_lost else self.clocks.orders(self.gangs))
@@ -422,7 +422,7 @@ class Agent(ReportingAgent):
         ]
 
     async def _take_devices(self) -> None:
-        """Take the devices as they are after a GPU was cut, and register the node with them."""
+        """Adopt the devices as they are after a GPU was cut, and register the node with them."""
         devices = self.driver.devices()
         if devices != self.devices:
             await self.meter.recut(devices)

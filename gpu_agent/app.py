@@ -27,16 +27,16 @@ _MOST_BODY_BYTES = 512 * 1024
 
 
 class Callers:
-    """Knows who may ask this agent, from when it has begun to run."""
+    """Knows who may call this agent, once the agent has started."""
 
     enrolment: Enrolment
 
     def caller(self, authorization: str, method: str, path: str) -> Caller:
-        """Return the service that asks; errors are those of ``Enrolment.caller``."""
+        """Return the service that makes the call; errors are those of ``Enrolment.caller``."""
         return self.enrolment.caller(authorization, method, path)
 
     async def has_learned(self) -> bool:
-        """Return whether services are known by other secrets now."""
+        """Return whether the secrets that identify services have changed."""
         return await self.enrolment.has_learned()
 
 

@@ -1,4 +1,4 @@
-"""Unpack an archive that a stranger made: nothing of it lands outside its folder, and it cannot fill the disk."""
+"""Unpack an archive from an untrusted source: nothing lands outside its folder, and it cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _COPY_BYTES = 2**20
 
 
 def unpack(archive: Path, into: Path, most_bytes: int, account: Account | None = None) -> None:
-    """Unpack a tar file, compressed by gzip, into a new folder. It may hold folders, files and links inside itself.
+    """Unpack a gzip-compressed tar file into a new folder. It may hold folders, files, and links that stay inside it.
 
-    Files are written before links, and never through one. Of their modes, only that of execution is kept.
+    Files are written before links, and never through one. Of a file's mode, only the execute permission is kept.
 
     Args:
         archive: The file.
         into: The folder, which is made. Nobody else may be able to write there.
-        most_bytes: How large all of it may be.
+        most_bytes: The largest total size, unpacked.
         account: Who owns what is unpacked; None for this process's user.
 
     Raises:
-        InputError: It is no such archive, is too large, or has an entry that must not be; some of it may be there.
+        InputError: It is not such an archive, is too large, or has a forbidden entry; parts may already be unpacked.
         OSError: It cannot be written.
     """
     into.mkdir(mode=0o700)
@@ -57,7 +57,7 @@ def _unpack(archive: Path, into: Path, most_bytes: int, account: Account | None)
 
 
 def _unpack_files(tar: tarfile.TarFile, into: Path, account: Account | None) -> list[tuple[str, str]]:
-    """Write folders and files; return the links, which are still to be made, and their targets."""
+    """Write folders and files; return the links still to be made, with their targets."""
     links: list[tuple[str, str]] = []
     for count, member in enumerate(tar, start=1):
         if count > MOST_ENTRIES:
@@ -97,7 +97,7 @@ def _inside(name: str) -> PurePosixPath:
 
 
 def _make_folders(into: Path, folder: Path, account: Account | None) -> None:
-    """Make a folder and those above it; one that is there must be a folder and no link."""
+    """Make a folder and its parents; one that already exists must be a folder and not a link."""
     for parent in [*reversed(folder.relative_to(into).parents), folder.relative_to(into)]:
         path = into / parent
         if path == into:
@@ -116,7 +116,7 @@ def _give(path: Path, account: Account | None) -> None:
 
 
 class _Bounded(io.RawIOBase):
-    """What is unzipped, up to a limit; no single read, such as of a header, may take much memory."""
+    """The decompressed data, up to a limit; no single read, such as of a header, may take much memory."""
 
     def __init__(self, unzipped: gzip.GzipFile, most_bytes: int) -> None:
         self._unzipped = unzipped

@@ -1,4 +1,4 @@
-"""Programs that the kernel runs for the processes of a control group, as bytecode: no compiler is needed."""
+"""BPF programs that the kernel runs for the processes of a control group, as bytecode: no compiler is needed."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ YES_OR_NO: tuple[Instruction, ...] = (
 
 
 def load_map(target: int, descriptor: int) -> list[Instruction]:
-    """Return what puts a map into a register: an instruction of double length."""
+    """Return the instruction that loads a map into a register; it has double length."""
     return [op(_LOAD_MAP, target, 1, 0, descriptor), op(0)]
 
 
 def assembled(program: Sequence[Instruction]) -> bytes:
-    """Return the bytes of a program, with its labels resolved."""
+    """Return the bytes of a program with its labels resolved."""
     labels: dict[str, int] = {}
     code: list[tuple[int, int, int, int | str, int]] = []
     for each in program:
@@ -71,7 +71,7 @@ def load(kind: int, attach_type: int, program: bytes) -> int:
 
 
 def attach(group: Path, attach_type: int, program: int) -> None:
-    """Have the kernel run a program for a group, beside others; it lives as long as the group. Again changes nothing.
+    """Have the kernel run a program for a group, beside others; it lives as long as the group. Repeating it is a no-op.
 
     Raises:
         OSError: It cannot be attached.
@@ -87,9 +87,9 @@ def attach(group: Path, attach_type: int, program: int) -> None:
 
 
 def socket_map(name: str) -> int:
-    """Return the descriptor of the host's map with this name, from sockets to numbers of 32 bits; make it if need be.
+    """Return the descriptor of the host's map with this name, from sockets to 32-bit numbers; make it if need be.
 
-    One is made each time, so that there is one; everybody takes the oldest.
+    Each call makes one, so that at least one exists; then every caller uses the oldest.
 
     Raises:
         OSError: The kernel has no such maps, or this process may not use them.
@@ -125,7 +125,7 @@ def _oldest_map(name: str) -> int:
 
 
 def _call(command: int, attributes: bytes, answer_at: int | None = None) -> int:
-    """Return what ``bpf`` returns, or what it writes into its attributes; descriptors are closed on exec."""
+    """Return the result of ``bpf``, or what it writes into its attributes; descriptors are closed on exec."""
     number = _SYSTEM_CALL.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

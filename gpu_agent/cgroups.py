@@ -1,7 +1,7 @@
-"""Control groups for jobs: memory, number of processes, weights, which GPUs they can open. Version 2, else version 1.
+"""Control groups for jobs: memory, number of processes, weights, accessible GPUs. Version 2, else version 1.
 
-All ranks of this node share a parent group, whose name follows from the node's state folder; each rank has a group of
-its own in it. What is left of ranks that are over, and of agents that were killed, is killed and removed by ``sweep``.
+All ranks of this node share a parent group, whose name is derived from the node's state folder; each rank has its own
+group in it. ``sweep`` kills and removes what finished ranks and killed agents leave behind.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Limits:
     """What one job may use on this node.
 
     Attributes:
-        memory_bytes: Of it alone.
-        all_memory_bytes: Of all jobs together, so that some is left for the system and the agent.
-        processes: Processes and threads.
+        memory_bytes: The memory of this job alone.
+        all_memory_bytes: The memory of all jobs together, so that some is left for the system and the agent.
+        processes: The number of processes and threads.
     """
 
     memory_bytes: int
@@ -49,8 +49,8 @@ class Cgroups:
     """The groups of one node's jobs.
 
     Args:
-        state_folder: Of the node; no two nodes have the same.
-        limits: Of each rank.
+        state_folder: The node's state folder; no two nodes have the same.
+        limits: The limits of each rank.
         root: Where the host's hierarchies are mounted.
     """
 
@@ -65,7 +65,7 @@ class Cgroups:
         """Why there is none, by controller."""
 
     def prepare(self) -> None:
-        """Make the parent groups, where this process may."""
+        """Make the parent groups where this process may."""
         for controller in _WANTED:
             try:
                 if controller == "io" and (why := self._why_no_io()):
@@ -83,11 +83,11 @@ class Cgroups:
             del self._parents["devices"]
 
     def prepare_network(self, rules: network.Rules, user_id: int) -> None:
-        """Make the parent of the groups by which connections of jobs are judged.
+        """Make the parent of the groups whose connections are filtered.
 
         Args:
-            rules: What holds for jobs.
-            user_id: Of a job, to try them.
+            rules: The rules for all jobs.
+            user_id: A job's user id, for testing the rules.
         """
         try:
             parent = (self._root if self._is_unified else network.hierarchy(self._root)) / self._name
@@ -102,7 +102,7 @@ class Cgroups:
 
     @property
     def version(self) -> str:
-        """What kind of groups these are, for people."""
+        """A description of the groups' version, for people."""
         return "cgroup v2" if self._is_unified else "cgroup v1"
 
     def has(self, controller: str) -> bool:
@@ -110,16 +110,16 @@ class Cgroups:
         return controller in self._parents
 
     def make(self, rank: str, denied: Sequence[tuple[int, int]], gpus: float = 1.0, port: int = 0) -> list[Path]:
-        """Make the group of a rank and return the files to which its processes write themselves.
+        """Make the group of a rank and return the files that its processes must write themselves into.
 
         Args:
-            rank: Its name.
+            rank: The rank's name.
             denied: Major and minor numbers of character devices that it must not open.
-            gpus: By which it is weighed against other ranks where all want more CPU or I/O than there is.
-            port: The one that was given to its gang.
+            gpus: Its number of GPUs, which weighs it against other ranks when CPU or I/O is short.
+            port: The port that was given to its gang.
 
         Raises:
-            OSError: It cannot be made, or a limit cannot be set.
+            OSError: The group cannot be made, or a limit cannot be set.
         """
         groups = {controller: parent / rank for controller, parent in self._parents.items()}
         for group in groups.values():
@@ -148,7 +148,7 @@ class Cgroups:
         return next((file for file in files if file.exists()), None)
 
     def sweep(self, running: Collection[str]) -> int:
-        """Kill what is left of ranks that do not run, and remove their groups; return how many there were."""
+        """Kill the remains of ranks that are not running and remove their groups; return the number of groups."""
         removed = 0
         for parent in dict.fromkeys(self._parents.values()):
             for group in _folders(parent):
@@ -157,13 +157,13 @@ class Cgroups:
         return removed
 
     def close(self) -> None:
-        """Remove the parent groups, if no rank runs."""
+        """Remove the parent groups if no rank is running."""
         for parent in dict.fromkeys(self._parents.values()):
             with suppress(OSError):
                 parent.rmdir()
 
     def sweep_everywhere(self, running: Collection[str]) -> None:
-        """Do the same wherever an earlier agent, started in another place, may have made them."""
+        """Sweep also the groups of an earlier agent that was started elsewhere in the hierarchy."""
         for parent in (*_found(self._root, self._name, depth=6), network.MOUNT / self._name):
             for group in _folders(parent):
                 if group.name not in running:
@@ -193,13 +193,13 @@ class Cgroups:
             log.warning("cgroup.not_limited", controller=controller, error=str(error))
 
     def _why_no_io(self) -> str:
-        """Return why no disk of this host takes weights into account; empty if one does."""
+        """Return why no disk of this host honours I/O weights; empty if one does."""
         schedulers = [_read(path) for path in _DISKS.glob("*/queue/scheduler")]
         by_cost = self._is_unified and "enable=1" in _read(self._root / "io.cost.qos")
         return "" if by_cost or any("[bfq]" in each for each in schedulers) else "no disk's scheduler weighs jobs (bfq)"
 
     def _prepare_unified(self, controller: str) -> Path:
-        """Make the parent below the root of the hierarchy, with a controller switched on for ranks."""
+        """Make the parent below the root of the hierarchy, with a controller enabled for ranks."""
         wanted = {"memory", "pids", controller} - {"devices"}  # for those there is none, but a program
         control = self._root / "cgroup.subtree_control"
         if not wanted <= set(_read(control).split()):
@@ -210,7 +210,7 @@ class Cgroups:
         return parent
 
     def _prepare_v1(self, controller: str) -> Path:
-        """Make the parent below this process's own group, so that limits of that hold for jobs too."""
+        """Make the parent below this process's own group, so that this group's limits hold for jobs too."""
         controller = _V1_NAMES.get(controller, controller)
         hierarchy = self._root / controller
         if not hierarchy.is_dir():
@@ -226,7 +226,7 @@ def _shares(processes: float) -> str:
 
 
 def _own_group(controller: str) -> str:
-    """Return the group of version 1 that this process is in, without a group of ours at its end."""
+    """Return this process's version 1 group, without a trailing group of ours."""
     for line in _read(Path("/proc/self/cgroup")).splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):
@@ -258,7 +258,7 @@ def _found(folder: Path, name: str, depth: int) -> Iterable[Path]:
 
 
 def _remove(group: Path) -> bool:
-    """Kill all processes of a group and remove it; False while some of them are still ending."""
+    """Kill all processes of a group and remove it; return False while some of them are still exiting."""
     for inner in _folders(group):  # a job cannot make one, but a container engine could
         _remove(inner)
     with suppress(OSError):
@@ -277,7 +277,7 @@ def _remove(group: Path) -> bool:
 
 
 def device_program(denied: Iterable[tuple[int, int]]) -> bytes:
-    """Return the BPF program that refuses character devices by their numbers and allows all others."""
+    """Return the BPF program that denies the character devices with these numbers and allows all others."""
     # r2: type in the low half, 2 is a character device; r3: major; r4: minor
     code = [op(bpf.LOAD, 2, 1, 0), op(bpf.AND_VALUE, 2, value=0xFFFF), op(bpf.IF_NOT, 2, 0, "yes", 2)]
     code += [op(bpf.LOAD, 3, 1, 4), op(bpf.LOAD, 4, 1, 8)]
@@ -287,7 +287,7 @@ def device_program(denied: Iterable[tuple[int, int]]) -> bytes:
 
 
 def attach_device_program(group: Path, denied: Sequence[tuple[int, int]]) -> None:
-    """Let a program decide which devices a group may open; it lives as long as the group."""
+    """Let a BPF program decide which devices a group may open; it lives as long as the group."""
     loaded = bpf.load(15, 6, device_program(denied))  # BPF_PROG_TYPE_CGROUP_DEVICE, BPF_CGROUP_DEVICE
     try:
         bpf.attach(group, 6, loaded)
@@ -296,7 +296,7 @@ def attach_device_program(group: Path, denied: Sequence[tuple[int, int]]) -> Non
 
 
 def _try_device_program(parent: Path) -> str:
-    """Return why no program can be attached here, empty if one can."""
+    """Return why no program can be attached here; empty if one can."""
     group = parent / "probe"
     try:
         group.mkdir(exist_ok=True)

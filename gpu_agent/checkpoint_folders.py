@@ -1,4 +1,4 @@
-"""What is in a job's checkpoint folder, read and written without ever leaving it: jobs may change it meanwhile."""
+"""A job's checkpoint folder, read and written without ever leaving it: jobs may change it meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_LEVELS = 200
 
 
 class UnfitError(Exception):
-    """A folder cannot be copied as it is; the message says why, as a part of a sentence."""
+    """A folder cannot be copied as it is; the message is a clause that says why."""
 
 
 class ChangedError(Exception):
@@ -33,7 +33,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Seen:
-    """One entry of a folder; two that are equal have the same content, unless somebody set the clock back."""
+    """One entry of a folder; two equal entries have the same content, unless somebody set the clock back."""
 
     kind: str
     mode: int
@@ -43,24 +43,24 @@ class Seen:
     target: str = ""
 
     def leads_inside(self, path: str) -> bool:
-        """Whether it, a link at ``path``, stays in the folder that ``path`` begins in."""
+        """Return whether this entry, a link at ``path``, stays in the folder that ``path`` begins in."""
         return leads_inside(path, self.target)
 
     def entry(self) -> Entry:
-        """Return it for a manifest."""
+        """Return the entry for a manifest."""
         return Entry.model_validate(
             {"kind": self.kind, "mode": self.mode, "size_bytes": self.size_bytes, "target": self.target}
         )
 
 
 def walk(folder: Path, owner: int | None) -> Iterator[tuple[str, Seen, int]]:
-    """Yield what is in a folder: the relative path, what is there, and a descriptor of the folder around it.
+    """Yield the entries of a folder: the relative path, the entry, and a descriptor of its parent folder.
 
-    Links are never followed. What belongs to others than ``owner``, and what is neither file, folder nor link, is left
-    out.
+    Links are never followed. Entries that belong to anybody but ``owner``, and those that are neither file, folder nor
+    link, are left out.
 
     Raises:
-        UnfitError: It has too many entries, folders that are nested too deep, or a name that is not UTF-8.
+        UnfitError: It has too many entries, folders nested too deep, or a name that is not UTF-8.
     """
     count = 0
     for above, folders, names, descriptor in os.fwalk(folder, follow_symlinks=False):
@@ -82,15 +82,15 @@ def walk(folder: Path, owner: int | None) -> Iterator[tuple[str, Seen, int]]:
 
 
 def listed(folder: Path, owner: int | None) -> dict[str, Seen]:
-    """Return what ``walk`` yields, by path; nothing where there is no folder."""
+    """Return what ``walk`` yields, by path; empty if there is no folder."""
     return {path: seen for path, seen, _ in walk(folder, owner)}
 
 
 def pieces(name: str, folder: int, seen: Seen, note: Callable[[str], None]) -> Iterator[bytes]:
-    """Yield the content of a file in a folder that is open, and pass its hash to ``note``.
+    """Yield the content of a file in an open folder, and pass its hash to ``note``.
 
     Raises:
-        ChangedError: It is not what was seen there.
+        ChangedError: The file has changed since it was seen.
     """
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -116,12 +116,12 @@ def restore(
     account: Account | None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Make a folder with what a copy has; its parent is the agent's own.
+    """Make a folder with the content of a copy; its parent is the agent's own.
 
     Raises:
-        DamagedError: The copy lacks something; nothing is there.
-        StoreError: The store does not answer; nothing is there.
-        OSError: It cannot be written; nothing is there.
+        DamagedError: The copy lacks something; no folder is left.
+        StoreError: The store does not answer; no folder is left.
+        OSError: It cannot be written; no folder is left.
     """
     folder.mkdir(mode=0o700)
     try:

@@ -1,9 +1,9 @@
 """Copies of jobs' checkpoints in a store that all nodes reach: an S3 API, or a folder.
 
-A copy by node 0 of generation 7 is its files, ``JOB/7/0/KEY`` each, and then a manifest, ``JOB/7/0/manifest.json``,
-that names them with their sizes and hashes. What has no manifest, or not all the files that it names, is no copy. Each
-allocation writes beneath its own generation alone, so that a node that was given up cannot overwrite what a later gang
-has kept.
+A copy by node 0 of generation 7 consists of its files, each under ``JOB/7/0/KEY``, followed by a manifest,
+``JOB/7/0/manifest.json``, that lists them with their sizes and hashes. Without a manifest and all the files that it
+lists, it is not a copy. Each allocation writes only beneath its own generation, so that a node that was given up cannot
+overwrite what a later gang has stored.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _AT_ONCE = 4
 
 
 class StoreError(Exception):
-    """The store did not do what it was asked to; the message contains no secret."""
+    """The store did not do what it was asked to do; the message contains no secret."""
 
 
 class Entry(BaseModel):
     """A file, folder or link of a checkpoint.
 
     Attributes:
-        kind: What it is.
-        key: Name of a file's content in the folder of its copy; empty where another node of the gang keeps it.
+        kind: Which of the three it is.
+        key: Name of a file's content in the folder of its copy; empty if another node of the gang stores it.
         target: Where a link leads, relative to its own folder.
-        changed: Whether it was written by this gang, and not by those before.
+        changed: Whether it was written by this gang, not by an earlier one.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -48,11 +48,11 @@ class Entry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What one node of a gang has kept.
+    """What one node of a gang has stored.
 
     Attributes:
-        nodes: How many nodes the gang has; its copy is whole once each has a manifest.
-        entries: By path, relative to the checkpoint's folder.
+        nodes: The number of nodes of the gang; its copy is complete once each has a manifest.
+        entries: The entries by path, relative to the checkpoint's folder.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -71,7 +71,7 @@ class Manifest(BaseModel):
 
 
 class Copy(BaseModel):
-    """The whole copy of one gang: the manifests of its nodes, by their rank."""
+    """The complete copy of one gang: the manifests of its nodes, by their rank."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -79,9 +79,9 @@ class Copy(BaseModel):
     manifests: tuple[Manifest, ...]
 
     def merged(self) -> dict[str, tuple[int, Entry]]:
-        """Return what the gang's nodes had together, as one folder would: by path, the node's rank and the entry.
+        """Return the content of the gang's nodes merged into one folder: by path, the node's rank and the entry.
 
-        What a node has written counts before what it only found; a path that any node has removed is gone.
+        What a node has written takes precedence over what it only found; a path that any node has removed is gone.
         """
         found: dict[str, tuple[int, Entry]] = {}
         for path in sorted({path for each in self.manifests for path in each.entries}):
@@ -101,7 +101,7 @@ class Store:
     """A store of checkpoints; its calls block, and each may be repeated."""
 
     def __init__(self, objects: Any) -> None:
-        """Use an object store of the package obstore."""
+        """Use an object store of the ``obstore`` package."""
         self._objects = objects
 
     @classmethod
@@ -109,7 +109,7 @@ class Store:
         """Open the store at ``s3://BUCKET/PREFIX`` or in a folder.
 
         Raises:
-            ModuleNotFoundError: The package obstore is not installed.
+            ModuleNotFoundError: The ``obstore`` package is not installed.
             StoreError: The address or a setting is not accepted.
         """
         from obstore.exceptions import BaseError
@@ -139,7 +139,7 @@ class Store:
         self._names("wattshift-asks-whether-this-answers")
 
     def newest(self, job: str, before: int) -> Copy | None:
-        """Return the newest whole copy of a job, of a generation before ``before``.
+        """Return the newest complete copy of a job from a generation before ``before``.
 
         Raises:
             StoreError: The store does not answer.
@@ -157,7 +157,7 @@ class Store:
         return None
 
     def manifest(self, job: str, generation: int, rank: int) -> Manifest | None:
-        """Return the manifest of one node of a gang; None if there is none that can be read.
+        """Return the manifest of one node of a gang; None if it is missing or cannot be read.
 
         Raises:
             StoreError: The store does not answer.
@@ -168,7 +168,7 @@ class Store:
             return None
 
     def keep(self, job: str, generation: int, rank: int, manifest: Manifest) -> None:
-        """Make what was written a copy: from now on it counts.
+        """Write the manifest, which turns the written files into a copy.
 
         Raises:
             StoreError: The store did not take it.
@@ -176,7 +176,7 @@ class Store:
         self.write(job, generation, rank, MANIFEST, [manifest.model_dump_json().encode()])
 
     def write(self, job: str, generation: int, rank: int, key: str, content: Sequence[bytes] | Iterator[bytes]) -> None:
-        """Write one file's content, which is there as a whole or not at all.
+        """Write one file's content, completely or not at all.
 
         Raises:
             StoreError: The store did not take it.
@@ -214,7 +214,7 @@ class Store:
             raise StoreError(_first_line(error)) from None
 
     def fetch(self, job: str, generation: int, rank: int, entry: Entry, file: IO[bytes]) -> bool:
-        """Write a file's content into ``file``; False if it is not there, or not what the manifest says.
+        """Write a file's content into ``file``; return False if it is missing, or differs from the manifest.
 
         Raises:
             StoreError: The store does not answer.
@@ -232,7 +232,7 @@ class Store:
         return size == entry.size_bytes and digest.hexdigest() == entry.sha256
 
     def forget(self, job: str, generation: int, rank: int, kept: Manifest) -> None:
-        """Remove what a node's own earlier copies of this gang had, and, once the gang's is whole, those before it.
+        """Remove a node's earlier copies of this gang and, once the gang's copy is complete, all older generations.
 
         Raises:
             StoreError: The store does not answer.
@@ -269,13 +269,13 @@ class Store:
 
 
 def is_inside(path: str) -> bool:
-    """Whether a relative path stays inside the folder that it begins in."""
+    """Return whether a relative path stays inside the folder that it begins in."""
     found = PurePosixPath(path)
     return bool(path) and not found.is_absolute() and ".." not in found.parts and "\0" not in path and path != "."
 
 
 def leads_inside(path: str, target: str) -> bool:
-    """Whether a link at ``path`` that leads to ``target`` stays in the folder that ``path`` begins in."""
+    """Return whether a link at ``path`` to ``target`` stays in the folder that ``path`` begins in."""
     if not target or target.startswith("/") or "\0" in target:
         return False
     depth = len(PurePosixPath(path).parts) - 1

@@ -1,8 +1,8 @@
-"""Checkpoints of jobs on nodes that share no file system: copied to a store, and back before a gang starts elsewhere.
+"""Checkpoints of jobs on nodes with no shared file system: copied to a store, and back before a gang starts elsewhere.
 
-A gang's folder is copied while it runs and when it has ended, and the node says that it ended only then, or when the
-time for that is over. Beside each folder is written which gang used it last, and from what, so that a later gang knows
-whether what is here, or what is in the store, is the newest.
+A gang's folder is copied while it runs and after it has ended; the node reports the end only once that last copy is
+made, or its time is up. A note beside each folder says which gang used it last and what it started from, so that a
+later gang knows whether the newest checkpoint is here or in the store.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class CopyRules:
     """How checkpoints are copied.
 
     Attributes:
-        interval_s: How often that of a gang that runs is.
-        wait_s: How long the end of a gang waits for its copy at least; where it was stopped, its grace period counts.
-        max_bytes: The largest that is copied.
+        interval_s: The interval between copies while a gang runs.
+        wait_s: How long the end of a gang waits for its copy; after a stop, at least until the grace period is over.
+        max_bytes: The largest checkpoint that is copied.
     """
 
     interval_s: float
@@ -56,7 +56,7 @@ class CopyRules:
 
 @dataclass
 class _Known:
-    """What this agent has copied of a gang: by path, how the file was then and its entry in the manifest."""
+    """What this agent has copied of a gang: by path, the file's state at the time and its entry in the manifest."""
 
     files: dict[str, tuple[Seen, Entry]] = field(default_factory=dict[str, tuple[Seen, Entry]])
     copied: dict[str, Seen] | None = None
@@ -68,12 +68,12 @@ class Checkpoints:
 
     Args:
         folder: Where they are on this node.
-        node_id: How this node is called in messages.
-        store: Where they are copied; None on nodes without one.
+        node_id: The node's name in messages.
+        store: Where they are copied to; None on nodes without a store.
         is_shared: Whether all nodes share ``folder``; nothing has to be copied then.
-        account_of: Who runs a gang's job, and owns its files.
-        on_change: Called when a gang's end may be told.
-        retry_s: Pause after the store did not answer.
+        account_of: Returns the account that runs a gang's job and owns its files.
+        on_change: Called when a gang's end may be reported.
+        retry_s: The pause after the store did not answer.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Checkpoints:
     # --- before a gang starts
 
     async def prepare(self, start: StartGang) -> None:
-        """Make the newest checkpoint that is known anywhere the one in the job's folder; return when it is there.
+        """Put the newest known checkpoint into the job's folder; return when it is there.
 
         Raises:
             OSError: It cannot be written.
@@ -142,7 +142,7 @@ class Checkpoints:
         self._write_note(start, written)
 
     def _fetch(self, start: StartGang, store: Store, newest: Copy) -> Copy | None:
-        """Put a copy into the place of what is here; an older one where a file of it is missing or damaged."""
+        """Replace the local checkpoint by a copy; by an older copy if one of its files is missing or damaged."""
         folder = self._folder / start.job_id
         draft = self._folder / f".{start.job_id}.{secrets.token_hex(4)}.draft"
         found: Copy | None = newest
@@ -169,9 +169,9 @@ class Checkpoints:
     # --- while gangs run
 
     async def copy_running(self, gangs: Callable[[], Iterable[tuple[StartGang, RankFolder]]]) -> None:
-        """Copy the checkpoints of gangs of one node that run, now and then, for ever.
+        """Copy the checkpoints of running single-node gangs from time to time, for ever.
 
-        Of wider gangs each node has a part, and parts of different moments would not fit together.
+        In a wider gang each node has a part, and parts from different moments would not fit together.
         """
         while self._store is not None:
             try:
@@ -195,7 +195,7 @@ class Checkpoints:
     # --- when a gang has ended
 
     def outcome(self, start: StartGang | None, rank: RankFolder, ended: Exit) -> str | None:
-        """Return what is to be said of the checkpoint of a gang that has ended; None while that has to wait."""
+        """Return what to report of an ended gang's checkpoint; None while that has to wait."""
         if start is None or start.spec.checkpoint_dir is not None or self._is_shared or rank.started() is None:
             return ""
         matters = ended.code != 0 or rank.stop_requested()
@@ -213,9 +213,9 @@ class Checkpoints:
         return f"{NOT_COPIED} in time: elsewhere it continues from an earlier one, or from its start."
 
     def is_held_here(self, start: StartGang | None) -> bool | None:
-        """Whether there is anything in the folder of a gang's job that this node alone has; None where others have it.
+        """Return whether a gang's job has a checkpoint that only this node has; None if other nodes can reach it.
 
-        What cannot be listed counts as a checkpoint.
+        A folder that cannot be listed counts as a checkpoint.
         """
         if start is None or start.spec.checkpoint_dir is not None or self._is_shared or self._store is not None:
             return None
@@ -228,7 +228,7 @@ class Checkpoints:
             return True
 
     def is_settled(self, start: StartGang | None, rank: RankFolder) -> bool:
-        """Whether nothing is still to be done for the checkpoint of a gang that has ended."""
+        """Return whether nothing is left to do for the checkpoint of an ended gang."""
         return start is None or start.allocation_id not in self._last or _read_outcome(rank) is not None
 
     def forget(self, allocation_id: str) -> None:
@@ -237,7 +237,7 @@ class Checkpoints:
         self._last.pop(allocation_id, None)
 
     async def close(self) -> None:
-        """End what goes on; the next agent continues."""
+        """Cancel running copies; the next agent continues."""
         self._stopped.set()
         await end_tasks(list(self._last.values()))
 
@@ -261,7 +261,7 @@ class Checkpoints:
         """Copy the folder of a gang's job; the copy counts if nothing in it changed meanwhile.
 
         Raises:
-            UnfitError: It is too large, or has what cannot be copied.
+            UnfitError: It is too large, or contains something that cannot be copied.
             ChangedError: It changed.
             StoreError: The store did not take it.
         """
@@ -312,7 +312,7 @@ class Checkpoints:
     # --- what they share
 
     def clean(self, in_use: Iterable[str], older_than_s: float) -> None:
-        """Remove the folders of jobs that have not run here for long, and are in the store."""
+        """Remove the folders of jobs that have not run here for long and are in the store."""
         used = set(in_use)
         for note in self._folder.glob(".*.json") if self._store is not None else ():
             job = note.name[1 : -len(".json")]
@@ -333,7 +333,7 @@ class Checkpoints:
         files.replace(self._note(start.job_id), orjson.dumps(facts))
 
     def _used_last(self, job: str) -> tuple[int, int, dict[str, list[int]]]:
-        """Return which gang used a job's folder here last, of how many nodes, and what it found there; -1 for none."""
+        """Return the generation that used a job's folder last (-1 for none), its number of nodes, and what it found."""
         try:
             found = orjson.loads(self._note(job).read_bytes())
             return int(found["generation"]), int(found["nodes"]), dict(found["base"])

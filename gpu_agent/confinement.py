@@ -1,4 +1,4 @@
-"""Where it is decided who a job's processes are and what confines them; the shim then does it (``enclosure``).
+"""Decides who a job's processes are and what confines them; the shim then does it (``enclosure``).
 
 What this host permits is found out once, when the agent starts, by trying it in a child. What it does not permit is
 left out and reported: ``wattshift nodes`` says which protections hold on a node, and which do not, with the reason.
@@ -43,10 +43,10 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Permitted:
-    """What this host lets the agent do, as ``enclosure`` found out; why not, where it does not.
+    """What this host lets the agent do, as ``enclosure`` found out, and why it refuses the rest.
 
     Attributes:
-        refused: Reasons by what is refused: ``mounts``, ``proc``, ``space``, ``seal``, ``filter``, ``users``.
+        refused: The reasons, by what is refused: ``mounts``, ``proc``, ``space``, ``seal``, ``filter``, ``users``.
     """
 
     refused: Mapping[str, str]
@@ -60,7 +60,7 @@ def probe(user_id: int) -> Permitted:
     """Find out what is permitted here, by trying it in a child of this process.
 
     Args:
-        user_id: A user id that jobs would get.
+        user_id: A user id such as jobs get.
     """
     wanted = ("mounts", "proc", "space", "seal", "filter", "users")
     if sys.platform != "linux":
@@ -93,7 +93,7 @@ class Confinement:
         """Find out what is permitted, and make what all jobs share.
 
         Args:
-            settings: The agent's.
+            settings: The agent's settings.
             device_nodes: Major and minor numbers of the GPUs, by their indices.
 
         Raises:
@@ -127,7 +127,7 @@ class Confinement:
             self.cgroups.prepare_network(rules_of(settings), first)
 
     def begin(self, running: Collection[str]) -> None:
-        """Clear up what an agent that was killed left of ranks that do not run."""
+        """Clear up what a killed agent left of ranks that are not running."""
         if self._can_become:
             self.cgroups.sweep_everywhere(running)
         self._say_who_jobs_are()
@@ -136,7 +136,7 @@ class Confinement:
             log.warning("confinement.incomplete", lacking=lacking)
 
     def _say_who_jobs_are(self) -> None:
-        """Write down, for whoever submits on this host, as which accounts jobs run and what these can reach."""
+        """Write down, for whoever submits on this host, which accounts jobs run as and what those can reach."""
         runners = {
             tenant_id: {
                 "name": account.name,
@@ -171,11 +171,11 @@ class Confinement:
         Args:
             start: The gang.
             rank: The folder of its rank.
-            account: Who its processes are; None for the agent's own user.
-            gpus: How many it has here, by which its processes are weighed against others.
-            kept: Folders that the agent made for it, and which it sees although they are beneath a covered one.
-            asked: Folders that it asked for, of which the same is true, as far as its account reaches them or their
-                owner has opened them to it.
+            account: Who its processes run as; None for the agent's own user.
+            gpus: How many GPUs it has here, which weighs its processes against others.
+            kept: Folders that the agent made for it; it sees them even beneath a covered folder.
+            asked: Folders that it asked for; it sees them likewise, as far as its account can reach them or their owner
+                has opened them to it.
 
         Raises:
             OSError: A limit cannot be set.
@@ -203,7 +203,7 @@ class Confinement:
         """Return the options that limit a container as control groups limit other jobs.
 
         Args:
-            is_alone: Whether it is the only one of its rank: several share memory, and find each other in the host's.
+            is_alone: Whether it is the only one of its rank: several share the host's memory to find each other.
         """
         limits = self.cgroups.limits
         ipc = ["--ipc", "private", "--shm-size", str(self.space_bytes)] if is_alone else ["--ipc", "host"]
@@ -214,25 +214,25 @@ class Confinement:
         ]
 
     def shows(self, folder: Path) -> bool:
-        """Whether a folder that jobs' accounts cannot enter is shown to them, or leads to something that is."""
+        """Return whether a folder that jobs' accounts cannot enter is shown to them, or leads to one that is."""
         return self.permitted.has("mounts") and any(
             each.is_relative_to(folder) or folder.is_relative_to(each) for each in self._shown()
         )
 
     def sees(self, account: Account, folder: Path) -> bool:
-        """Whether an account's jobs can be in a folder: it can enter it, or it was opened to it by an access list."""
+        """Return whether an account's jobs can use a folder: it can enter it, or an access list opens it."""
         return (self.can_mount() and _is_opened(account, folder)) or account.can_enter(folder)
 
     def can_mount(self) -> bool:
-        """Whether a job sees its own folders wherever they are."""
+        """Return whether a job sees its own folders wherever they are."""
         return self._can_become and self.permitted.has("mounts")
 
     def has_space(self) -> bool:
-        """Whether each job has temporary folders of its own."""
+        """Return whether each job has temporary folders of its own."""
         return self.can_mount() and self.permitted.has("space")
 
     def protections(self) -> list[Protection]:
-        """Return what holds for jobs on this node, and what does not."""
+        """Return which protections hold for jobs on this node, and which do not."""
 
         def of(name: ProtectionName, why_not: str | None, how: str) -> Protection:
             return Protection(name=name, holds=not why_not, how=(why_not or how)[:200])
@@ -261,14 +261,14 @@ class Confinement:
         ]
 
     def _shown(self) -> list[Path]:
-        """Return what every job may read: this Python, and what the installation says."""
+        """Return what every job may read: this Python, and the paths in the installation's settings."""
         paths = [Path(sys.prefix), Path(sys.base_prefix), *self._settings.shown_folders]
         return list(dict.fromkeys(path.absolute() for path in paths))
 
     def _mount_words(
         self, start: StartGang, rank: Path, account: Account, kept: Sequence[Path], asked: Sequence[Path]
     ) -> list[str]:
-        """Return the mounts of a rank: the node's folders are covered, and what it may see is shown again."""
+        """Return the mounts of a rank: the node's folders are covered, and what the rank may see is shown again."""
         words = ["proc"] if self.permitted.has("proc") else []
         if not self.permitted.has("mounts"):
             return words
@@ -298,7 +298,7 @@ class Confinement:
         return words
 
     def _foreign_devices(self, start: StartGang) -> list[tuple[int, int]]:
-        """Return the GPUs that a gang must not open; a slice's own GPU stays, for the slice is reached through it."""
+        """Return the GPUs that a gang must not open; a slice's own GPU may be opened, as the slice needs it."""
         own = {node for index, node in self.device_nodes.items() if index in start.devices}
         return sorted(set(self.device_nodes.values()) - own)
 
@@ -308,9 +308,9 @@ def _is_opened(account: Account, folder: Path) -> bool:
 
 
 def _named(start: StartGang, account: Account) -> set[str]:
-    """Return what is in temporary folders and has a name in a job's command, variables, repository or home folder.
+    """Return the entries of temporary folders that a job's command, variables, repository or home folder names.
 
-    The whole of it, not what is named in it alone: a program finds its libraries, and a script its modules, beside it.
+    The whole top-level entry, not only the path named: programs find their libraries, and scripts their modules, there.
     """
     spec = start.spec
     git = spec.source.git.url if spec.source and spec.source.git else ""
@@ -319,19 +319,19 @@ def _named(start: StartGang, account: Account) -> set[str]:
 
 
 def _mps(start: StartGang) -> list[str]:
-    """Return the folder of MPS' pipes for a job that may share its GPU."""
+    """Return the folder of MPS's pipes for a job that may share its GPU."""
     return [start.spec.environment.get(_MPS_VARIABLE, _MPS_PIPES)] if start.spec.may_share_gpu else []
 
 
 def _has_mps(start: StartGang) -> bool:
-    """Whether root runs MPS on this node for a job: its server and the job then meet in the host's shared memory."""
+    """Return whether root runs MPS on this node for a job: its server and the job then meet in host shared memory."""
     with suppress(OSError):
         return any(os.stat(os.path.join(pipes, "control")).st_uid == 0 for pipes in _mps(start))
     return False
 
 
 def rules_of(settings: AgentSettings) -> Rules:
-    """Return what jobs of the node may connect to, and bind; beside them come resolvers and proxies of this host."""
+    """Return what jobs of the node may connect to and bind, including this host's DNS port and proxies."""
     proxies = [urlsplit(value) for name, value in os.environ.items() if name.lower().endswith("_proxy")]
     used = [each.port for each in proxies if each.port and each.hostname in ("localhost", "127.0.0.1", "::1")]
     reachable = (*settings.jobs_may_reach, *used, settings.progress_port)
@@ -348,8 +348,8 @@ def _find(name: str) -> Account | None:
 def _first_closed(path: Path, account: Account) -> Path | None:
     """Return the first folder on the way to a path that an account cannot enter; None if it can reach the path.
 
-    By owners and modes, which is much faster than trying; an access list may let the account in all the same, and then
-    more is covered than has to be.
+    Owners and modes decide, which is much faster than trying; if an access list lets the account in after all, more is
+    covered than necessary.
     """
     real = Path(os.path.realpath(path))
     for folder in reversed(real.parents):

@@ -1,4 +1,4 @@
-"""Jobs with a container image: the available engine, and the command line that runs the image."""
+"""Jobs with a container image: the container engine of the host, and the command line that runs the image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Engine:
 
 
 def find_engine(*, with_gpus: bool) -> Engine | None:
-    """Return an engine that answers, None if there is none; asked once, when the agent starts."""
+    """Return an engine that answers, None if there is none; called once, when the agent starts."""
     for name in _ENGINES:
         program = shutil.which(name)
         if program is None:
@@ -50,7 +50,7 @@ def refusal(spec: JobSpec, images: Iterable[str]) -> str:
     """Return why this site does not run a job's image; empty if it does.
 
     Args:
-        spec: The job's.
+        spec: The job's spec.
         images: Patterns of the images that may be run.
     """
     image = spec.image or ""
@@ -69,7 +69,7 @@ def container_name(start: StartGang, local_rank: int | None = None) -> str:
 
     Args:
         start: The gang.
-        local_rank: Of the process, where each device has a process, and so a container, of its own.
+        local_rank: The local rank of the process, where each device has its own process and so its own container.
     """
     name = f"wattshift-{start.allocation_id}-{start.node_rank}"
     return name if local_rank is None else f"{name}-{local_rank}"
@@ -89,20 +89,20 @@ def run_argv(
 ) -> list[str]:
     """Return the command that runs the job's image in the foreground.
 
-    The container shares the host's network, as gangs that span nodes need. The job's variables enter it from
-    ``env_file`` and not by way of the engine's client, which reads some of its own from its environment (DOCKER_HOST,
+    The container shares the host's network, as gangs that span nodes need. The job's variables are passed in
+    ``env_file`` and not through the engine's client, which reads some of its own from its environment (DOCKER_HOST,
     PATH). Values with line breaks do not fit into that file and are given as arguments.
 
     Args:
-        devices: The gang's on this node, by number, or by UUID if they are MIG slices.
-        variables: What goes into the container.
+        devices: The gang's devices on this node, by number, or by UUID if they are MIG slices.
+        variables: The variables of the container.
         env_file: Where ``env_file_text(variables)`` was written.
-        mounts: Folders and files that are at the same path inside.
-        account: The user of the command in the container; None is this process's own, for root in a container could
+        mounts: Folders and files that have the same path inside.
+        account: The user of the command in the container; None is this process's own, because root in a container could
             change whatever is mounted into it.
-        local_rank: Of the process, where each device has a container of its own.
+        local_rank: The local rank of the process, where each device has its own container.
         limits: Options that limit what it may use.
-        secret_file: Of the same form as ``env_file``, with the job's secrets; the variables of ``env_file`` win.
+        secret_file: A file in the format of ``env_file`` with the job's secrets; the variables of ``env_file`` win.
     """
     argv = [
         engine.program,
@@ -147,8 +147,8 @@ def exec_argv(
 
     Args:
         command: Program and arguments.
-        local_rank: As for ``run_argv``.
-        mark: ``NAME=value`` for its environment, by which the process can be found: it is no child of the engine's
+        local_rank: As in ``run_argv``.
+        mark: ``NAME=value`` for its environment, by which the process can be found: it is not a child of the engine's
             client, and does not end with it.
         stdin: Whether it reads standard input.
         terminal: Whether it gets a terminal.

@@ -1,8 +1,8 @@
 """Clocks and power limits of gangs on their devices, remembered so that they can be restored to the defaults.
 
 Every tick sets the devices of running gangs as ordered and all others to the defaults. A value is on disk before it is
-set on the device, and is forgotten only once the device is back at its default; from there an agent that restarts knows
-what an earlier one may have left.
+set on the device, and is forgotten only once the device is back at its default; a restarted agent reads there what an
+earlier one may have left.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Order:
 
     @property
     def values(self) -> dict[ControlKind, float]:
-        """The values to set, by kind; kinds that are to be at their default are left out."""
+        """The values to set, by kind; kinds that should be at their default are left out."""
         asked = {LIMIT: self.settings.power_limit_w, CLOCK: self.settings.clock_mhz}
         return {kind: value for kind, value in asked.items() if value is not None}
 
 
 class Controls:
-    """Sets what a device allows, and restores only what it has set: an operator's own limits are left alone.
+    """Sets the controls that a device allows and restores only what it has set: operators' own limits are left alone.
 
     Args:
         lock: Held while the driver is used.
@@ -69,15 +69,15 @@ class Controls:
 
     @property
     def in_force(self) -> bool:
-        """Whether anything other than the default is, or may be, set."""
+        """Whether any device has, or may have, a value other than the default."""
         return bool(self._put)
 
     def value(self, kind: ControlKind, index: int) -> float | None:
-        """Return the value of a device; None at its default, or if only an earlier agent knew it."""
+        """Return the value set on a device; None if it is at its default, or if only an earlier agent knew it."""
         return self._put.get((kind, index))
 
     def is_clean(self, devices: Iterable[int]) -> bool:
-        """Whether none of these devices still has controls of an earlier gang."""
+        """Return whether none of these devices still has controls of an earlier gang."""
         return not any((kind, index) in self._put for kind in ControlKind for index in devices)
 
     def status(self, order: Order) -> ControlsStatus:
@@ -99,7 +99,7 @@ class Controls:
         )
 
     def has_reached(self, order: Order) -> bool:
-        """Whether an order is in force on all its devices, with nothing refused."""
+        """Return whether an order is in force on all its devices, with nothing refused."""
         status, wanted = self.status(order), order.settings
         return (status.power_limit_w, status.clock_mhz) == (wanted.power_limit_w, wanted.clock_mhz)
 
@@ -126,7 +126,7 @@ class Controls:
         return self._put != before or bool(self._refused)
 
     async def _look_back(self, orders: Sequence[Order]) -> None:
-        """Note when the devices came to have what their gangs' orders say, and nothing else, and what they say then."""
+        """Record when the devices came to match their gangs' orders exactly, and the power limits they report then."""
         wanted, found = self._wanted(orders), dict(self._found)
         self._found = {}
         for order in orders:
@@ -136,11 +136,11 @@ class Controls:
 
     @staticmethod
     async def _ask(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Have the driver do something, in a thread that nobody leaves to itself."""
+        """Have the driver do something, in a thread that is always awaited to its end."""
         return await to_the_end(asyncio.to_thread(work, *arguments, **options))
 
     def _limits_w(self, devices: Iterable[int]) -> list[float]:
-        """Return the limits of the devices that report one."""
+        """Return the power limits of the devices that report one."""
         told: list[float | None] = []
         for index in devices:
             with suppress(DeviceError):

@@ -1,7 +1,7 @@
-"""Run one program as a job's account, confined as its job is: for what the agent does on a job's behalf.
+"""Run one program as a job's account, confined like its job: for what the agent does on a job's behalf.
 
-Run as ``python -I -S enclosed.py FOLDER PROGRAM ...``. What confines it comes through standard input, as entries that
-end in NUL: ``user=`` with the user id, the group id and further groups, and ``confine=`` as in the shim's ``spec``. The
+Run as ``python -I -S enclosed.py FOLDER PROGRAM ...``. The confinement is read from standard input, as entries that end
+in NUL: ``user=`` with the user id, the group id and further groups, and ``confine=`` as in the shim's ``spec``. The
 program gets this process's environment and output, an empty standard input, and FOLDER as its working directory.
 """
 
@@ -17,7 +17,7 @@ NOT_CONFINED = 126
 
 
 def main(folder: str, argv: list[str]) -> int:
-    """Become the program; return only if that cannot be done, having said why as git would."""
+    """Become the program; return only if that fails, after printing the reason in git's style."""
     try:
         enclosure, user = Enclosure(), []
         for entry in sys.stdin.buffer.read().split(b"\0"):

@@ -1,23 +1,23 @@
-"""The shim's side of confinement: what is done to a rank's process between fork and exec. Standard library only.
+"""The shim's side of confinement: what happens to a rank's process between fork and exec. Standard library only.
 
-The agent decides (``confinement``) and writes what it decided into the rank's spec as entries ``confine=KIND VALUE``:
+The agent decides (``confinement``) and writes its decisions into the rank's spec as entries ``confine=KIND VALUE``:
 
 ``cgroup``   a file to which each process writes itself
-``limit``    a resource limit: its name, and the value of both its ends
-``cover``    a folder that is replaced by an empty one in memory
-``show``     a path beneath a covered folder that is there all the same, for reading
+``limit``    a resource limit: its name, and the value of both its soft and its hard limit
+``cover``    a folder that is hidden by an empty one in memory
+``show``     a path beneath a covered folder that stays visible, for reading
 ``keep``     the same, for writing
-``asked``    the same as far as the job's user reaches it; as a link where a path beneath ``/tmp`` leads elsewhere
+``asked``    the same, as far as the job's user can reach it; as a link where a path beneath ``/tmp`` leads elsewhere
 ``named``    the same, but not beneath a covered folder
-``opened``   the same as ``asked``, wherever it is: its access list must name the job's user
-``space``    IPC, ``/tmp``, ``/var/tmp`` and ``/dev/shm`` of its own; the three folders together hold that many bytes
-``replace``  a file, a space, and a file that is seen in its place
-``proc``     other accounts' processes are not in ``/proc``
+``opened``   the same as ``asked``, wherever the path is: its access list must name the job's user
+``space``    its own IPC, ``/tmp``, ``/var/tmp`` and ``/dev/shm``; the value is the size of all three in bytes
+``replace``  a file, a space, and the file that is seen in its place
+``proc``     hides other accounts' processes in ``/proc``
 ``seal``     no new privileges, ever
 ``filter``   a seccomp program, in hexadecimal digits
 
-Mounts and IPC are made once for each rank, in namespaces of its own that a short-lived child makes and of which the
-shim keeps descriptors. The kernel removes them, and what is in them, with the rank's last process, whoever was killed:
+Mounts and IPC are made once for each rank, in its own namespaces, which a short-lived child makes and to which the
+shim keeps descriptors. The kernel removes them and their content with the rank's last process, whoever was killed:
 nothing is left over.
 """
 
@@ -64,7 +64,7 @@ class Enclosure:
         self._namespaces: list[int] = []
 
     def add(self, entry: bytes) -> None:
-        """Add an entry of the spec; one that is not known fails, for it would confine.
+        """Add an entry of the spec; an unknown one raises an error, because it was meant to confine.
 
         Raises:
             ValueError: There is no such kind.
@@ -96,7 +96,7 @@ class Enclosure:
             raise ValueError(f"an unknown way to confine a job: {kind.decode(errors='replace')}")
 
     def make(self, user: list[int]) -> None:
-        """Make the namespaces that the processes are to be in.
+        """Make the namespaces for the processes.
 
         Args:
             user: Whose processes they will be: user id, group id and further groups; empty for this process's own user.
@@ -134,7 +134,7 @@ class Enclosure:
             os.waitpid(pid, 0)
 
     def enter(self) -> None:
-        """Confine this process, which still has all rights: what takes them.
+        """Apply the confinement that needs privileges, which this process still has.
 
         Raises:
             OSError: It cannot be confined.
@@ -154,10 +154,10 @@ class Enclosure:
             _call("setns", namespace, 0)
 
     def memory_kill(self) -> dict[str, int]:
-        """Return what is known of a kill for memory in the control group; nothing if the kernel killed no process.
+        """Return what is known of an out-of-memory kill in the control group; empty if the kernel killed no process.
 
-        ``memory_peak`` is the most that was used, and ``memory_limit`` the group's limit, in bytes. There is a limit
-        only if it was reached: the kernel also kills for the limit of all jobs and when the host is out of memory.
+        ``memory_peak`` is the peak use, and ``memory_limit`` the group's limit, in bytes. The limit is given only if it
+        was reached: the kernel also kills at the limit of all jobs, and when the host is out of memory.
         """
         for group in map(os.path.dirname, self._cgroups):
             events = _numbers(group, b"memory.events")
@@ -184,7 +184,7 @@ class Enclosure:
             install_filter(self._filter)
 
     def _build(self, user: list[int]) -> None:
-        """Make the mounts, in a namespace of this process's own."""
+        """Make the mounts, in this process's own namespace."""
         os.umask(0o022)
         _call("unshare", _CLONE_NEWNS | (_CLONE_NEWIPC if self._space_bytes else 0))
         _mount(None, b"/", None, _MS_REC | _MS_SLAVE)
@@ -214,7 +214,7 @@ class Enclosure:
             _mount(b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, b"hidepid=2")
 
     def _open_as(self, user: list[int]) -> dict[bytes, int]:
-        """Open what the job asked for and named with the rights of its user; of the named, nothing that is covered."""
+        """Open the asked and named paths with the rights of the job's user; of the named ones, none that is covered."""
         if user and (self._asked or self._named):
             os.setgroups(user[2:])
             os.setegid(user[1])
@@ -252,7 +252,7 @@ class Enclosure:
 
 
 def _numbers(group: bytes, name: bytes) -> dict[str, int]:
-    """Return the numbers in a file of a control group by their names; a number alone has none."""
+    """Return the numbers in a file of a control group by name; a lone number has the empty name."""
     try:
         with open(os.path.join(group, name), encoding="ascii") as file:
             lines = [line.rpartition(" ") for line in file.read().splitlines()]
@@ -274,7 +274,7 @@ def install_filter(program: bytes) -> None:
 
 
 def is_opened_to(user_id: int, path: bytes) -> bool:
-    """Return whether the access list of what is at a path names a user, and lets it read and enter."""
+    """Return whether a path's access list names a user and lets it read and enter."""
     try:
         rows = os.getxattr(path, "system.posix_acl_access")[4:]
     except OSError:
@@ -284,7 +284,7 @@ def is_opened_to(user_id: int, path: bytes) -> bool:
 
 
 def _at(descriptor: int) -> bytes:
-    """Return a path of what a descriptor stands for."""
+    """Return a path to what a descriptor refers to."""
     return b"/proc/self/fd/%d" % descriptor
 
 
@@ -293,7 +293,7 @@ def _is_below(path: bytes, folder: bytes) -> bool:
 
 
 def _open(path: bytes) -> int:
-    """Return a descriptor of what is at a path now; -1 where there is nothing."""
+    """Return a descriptor of what is at a path now; -1 if there is nothing."""
     try:
         return os.open(path, _O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -301,21 +301,21 @@ def _open(path: bytes) -> int:
 
 
 def _leads_out(descriptor: int, path: bytes) -> bool:
-    """Whether a path beneath a folder that each job has its own of leads elsewhere on the host, such as to /proc."""
+    """Return whether a path beneath a private folder of the job leads elsewhere on the host, such as to /proc."""
     real, spaces = os.readlink(_at(descriptor)), list(map(os.fsencode, SPACES))
     inside = any(_is_below(real, space) and real != space for space in map(os.path.realpath, spaces))
     return any(_is_below(path, space) for space in spaces) and not inside
 
 
 def _link(target: bytes, path: bytes) -> None:
-    """Make a link, in the job's own view, unless what is above it has it already."""
+    """Make a link in the job's own view, unless the path already exists through a parent."""
     if not os.path.lexists(path):
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
         os.symlink(target, path)
 
 
 def _bind(descriptor: int, path: bytes, writable: bool) -> None:
-    """Make what a descriptor stands for appear at a path, which is made if need be."""
+    """Mount what a descriptor refers to at a path, which is made if need be."""
     source = _at(descriptor)
     if os.path.isdir(source):
         os.makedirs(path, 0o755, exist_ok=True)
@@ -359,7 +359,7 @@ def main(filter_hex: str, user_id: int) -> int:
 
 
 def _outcome(name: str, attempt: object) -> str:
-    """Return what is printed for an attempt, which is made in a child."""
+    """Return the text to print for an attempt, which is made in a child."""
     told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -22,9 +22,9 @@ _MOST_LOG_BYTES = 1 << 20
 
 
 class ProgressDoor:
-    """Serves nothing but progress at the port that jobs reach.
+    """Serves only progress reports at the port that jobs reach.
 
-    At the agent's other port progress is taken too: jobs that run on from an earlier release were told that one.
+    The agent's other port takes progress too: jobs that an earlier release started were given that one.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
@@ -87,7 +87,7 @@ async def read_logs(
 
 @router.post(PROGRESS_PREFIX + "{token}", status_code=204)
 async def post_progress(agent: TheAgent, token: str, request: Request) -> Response:
-    """Store a job's report of its progress; the token in the path is the job's own."""
+    """Store a job's progress report; the token in the path is the job's own."""
     report = parse_report(await request.body())
     if report is None or report.done is None:
         raise ProblemError(

@@ -1,4 +1,4 @@
-"""The environment of a job's process. It starts empty, so that nothing else of the agent's reaches a job."""
+"""The environment of a job's process. It starts empty, so that nothing of the agent's own leaks into a job."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class RankPaths:
 
 
 def is_per_gpu(start: StartGang) -> bool:
-    """Whether each device of this node gets a process of its own.
+    """Return whether each device of this node gets its own process.
 
-    Jobs that were accepted before they could say so, and gangs of one GPU, have one process on each node.
+    Jobs that were accepted before they could choose, and gangs of one GPU, have one process on each node.
     """
     return start.spec.processes is Processes.PER_GPU
 
@@ -63,7 +63,7 @@ def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) ->
 
     Args:
         start: The gang.
-        paths: Of this node's part of it.
+        paths: The paths of this node's part of it.
         devices: Its devices on this node as CUDA names them: numbers, or the UUIDs of MIG slices.
     """
     serves_at = {} if start.spec.service is None else {"WATTSHIFT_PORT": str(start.master_port)}
@@ -104,7 +104,7 @@ def rank_variables(start: StartGang, local_rank: int) -> dict[str, str]:
 
 
 def launcher_variables(start: StartGang) -> dict[str, str]:
-    """Return what ``torchrun`` takes as the defaults of its options; a job can replace them.
+    """Return the variables that ``torchrun`` takes as defaults of its options; a job can replace them.
 
     The static rendezvous keeps the order of the nodes, so that ``RANK`` counts through the gang's devices. A job that
     prefers another needs to set only ``PET_RDZV_BACKEND=c10d``: endpoint and id are the same.
@@ -122,9 +122,9 @@ def launcher_variables(start: StartGang) -> dict[str, str]:
 
 
 def path_of_users(own: str) -> str:
-    """Return the ``PATH`` of a job whose account is not the agent's: the folders that users have, in the agent's order.
+    """Return the ``PATH`` of a job whose account is not the agent's: ordinary users' folders, in the agent's order.
 
-    Where the agent's own has this Python, as in images, the job's has it, too, in the same place.
+    If this Python is in the agent's own ``PATH``, as in images, it is in the job's too, in the same place.
     """
     kept = [each for each in own.split(":") if each in _USERS_FOLDERS or Path(each).is_relative_to(sys.prefix)]
     return ":".join(dict.fromkeys((*kept, *_USERS_FOLDERS)))
@@ -134,7 +134,7 @@ def passed_environment(also_passed: Iterable[str] = (), own: Mapping[str, str] =
     """Return the part of the agent's own environment that its children get.
 
     Args:
-        also_passed: Names of further variables that they get on this site.
+        also_passed: Names of further variables to pass on this site.
         own: The agent's environment.
     """
     names = PASSED | set(also_passed)

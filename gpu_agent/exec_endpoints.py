@@ -1,4 +1,4 @@
-"""Exec sessions over HTTP: asked by admission alone."""
+"""Exec sessions over HTTP; only admission calls these endpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.kit.identity import read_identity
 
 
 def read_owner(request: Request) -> str:
-    """Return the API key on whose behalf admission asks."""
+    """Return the API key on whose behalf admission calls."""
     return read_identity(request).key_id
 
 
@@ -25,12 +25,12 @@ router = APIRouter()
 async def run_command(
     agent: TheAgent, allocation_id: str, session_id: str, request: ExecRequest, owner: Owner
 ) -> StreamingResponse:
-    """Run a command beside a rank; the answer is its events, and its end is the command's."""
+    """Run a command beside a rank; the response streams its events and ends with the command."""
     session = await agent.exec_sessions.open(allocation_id, session_id, request, owner)
     return StreamingResponse(session.messages(), media_type="text/event-stream")
 
 
 @router.put("/v1/exec/{session_id}")
 async def send_input(agent: TheAgent, session_id: str, given: ExecInput, owner: Owner) -> ExecInputAnswer:
-    """Send input, a size or a signal to a command."""
+    """Send a command its input, a new terminal size or a signal."""
     return await agent.exec_sessions.get(session_id, owner).feed(given)

@@ -1,8 +1,8 @@
 """The agent's side of exec sessions: it passes bytes between a client and a command beside a rank.
 
 The command is a child of the rank's shim (``exec_shim``), so that it ends with the rank, its lease and its time limit.
-The agent has the other ends of its standard streams. Nothing is read from a command faster than its client takes it,
-and what the client sends waits in the command's pipe alone. A session ends when its client goes or is silent.
+The agent holds the other ends of its standard streams. A command's output is read no faster than its client takes it,
+and input from the client is buffered only in the command's pipe. A session ends when its client leaves or is silent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ExecLimits:
 
     Attributes:
         sessions: How many there may be at once.
-        idle_s: How long nothing may be typed and nothing be printed.
+        idle_s: How long a session may go without input and output.
         longest_s: How long one may last.
     """
 
@@ -83,7 +83,7 @@ class _Streams:
     Attributes:
         command: The command's ends, closed once the shim has them.
         stdin: Where input is written; -1 for none.
-        outputs: Descriptors to read, with the stream that each is.
+        outputs: Descriptors to read, with the stream that each belongs to.
     """
 
     command: list[int]
@@ -136,7 +136,7 @@ class ExecSession:
 
     Attributes:
         owner: The API key of its client; nobody else may send input.
-        mark: What its processes in a container are found by; empty without a container.
+        mark: What identifies its processes in a container; empty without a container.
     """
 
     id: str
@@ -216,10 +216,10 @@ class ExecSession:
             self._left.set()
 
     async def feed(self, given: ExecInput) -> ExecInputAnswer:
-        """Pass on input, a new size, a signal; return how much of the input the command's pipe has taken.
+        """Pass on input, a new size or a signal; return how much of the input the command's pipe has taken.
 
         Raises:
-            ProblemError: 409 if bytes are missing before this input.
+            ProblemError: 409 if bytes before this input are missing.
         """
         self.heard_at = time.monotonic()
         if given.size is not None:
@@ -279,7 +279,7 @@ class ExecSession:
             self._waking.discard(future)
 
     async def _watch(self) -> None:
-        """Note how the command ends, as the shim says it."""
+        """Record how the command ends, as the shim reports it."""
         loop = asyncio.get_running_loop()
         while not self._exited.is_set():
             try:
@@ -303,7 +303,7 @@ class ExecSession:
         await self._pieces.put(None)
 
     def _shell_code(self) -> int:
-        """Return the exit status as shells count it."""
+        """Return the exit status as shells number it."""
         code = -signal.SIGHUP if self.code is None else self.code
         return 128 - code if code < 0 else code
 
@@ -338,7 +338,7 @@ class ExecSession:
     # --- limits
 
     def _why_over(self) -> str:
-        """Return why the session has to end now; empty while it may go on."""
+        """Return why the session has to end now; empty while it may continue."""
         now = time.monotonic()
         if now - self.heard_at > SILENCE_S:
             return f"Its client was silent for {SILENCE_S:g} s."
@@ -355,7 +355,7 @@ class ExecSession:
         wake_shim(self.gang)
 
     def _notice(self) -> str:
-        """Return what the user should know now and was not told; empty for nothing."""
+        """Return what the user should know now and has not been told yet; empty for nothing."""
         spec = self.gang.start.spec if self.gang.start else None
         if spec is None or self.gang.started_at is None:
             return ""
@@ -468,7 +468,7 @@ class ExecSessions:
 
 
 def wake_shim(gang: Gang) -> None:
-    """Make a rank's shim look at once. By SIGCHLD, which does nothing else to it, whatever release it is of."""
+    """Make a rank's shim look at once. SIGCHLD has no other effect on it, whichever release started it."""
     started = gang.folder.started()
     if started is not None and gang.folder.is_held():
         with suppress(ProcessLookupError, PermissionError):
@@ -479,7 +479,7 @@ async def _shim_connection(gang: Gang) -> socket.socket:
     """Return a connection that a rank's shim has made.
 
     Raises:
-        ProblemError: 503 if it makes none: it is of an earlier release, or stopped.
+        ProblemError: 503 if it makes none: an earlier release started it, or it is stopped.
     """
     folder = os.open(gang.folder.path, os.O_RDONLY | os.O_DIRECTORY)
     door = gang.folder.path / exec_shim.DOOR

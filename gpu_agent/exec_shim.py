@@ -1,10 +1,11 @@
 """The shim's side of exec sessions: further processes in a rank's environment, children of the shim as the rank's are.
 
-The shim imports this once the agent knocks for the first time, by making a socket named ``exec.sock`` in the rank's
+The shim imports this when the agent first asks for a session, by making a socket named ``exec.sock`` in the rank's
 folder. For each session the shim connects to it; the agent sends one request with the descriptors of the command's
 standard streams (``request_bytes``), and later ``signal=NUMBER``. The shim sends ``exit CODE`` at the end; before that,
-the child itself may send ``ERRNO WHAT`` if the command cannot be run. A session ends with its connection, so also when
-the agent is killed: SIGHUP, and SIGKILL after ``HANGUP_GRACE_S``. What a command leaves behind in it is killed.
+the child itself may send ``ERRNO WHAT`` if the command cannot be run. A session ends with its connection, and thus also
+when the agent is killed: SIGHUP, then SIGKILL after ``HANGUP_GRACE_S``. Processes that a command leaves behind are
+killed.
 """
 
 # ruff: noqa: SIM105  as in the shim
@@ -28,10 +29,10 @@ class Request:
     """A command to run.
 
     Attributes:
-        process: Which of the rank's processes it shares the environment of.
+        process: Which of the rank's processes it shares its environment with.
         variables: Further variables.
         attends: Whether it is what an interactive rank waits for.
-        streams: Descriptors of its standard streams; one alone is a terminal.
+        streams: Descriptors of its standard streams; a single one is a terminal.
     """
 
     def __init__(self, data: bytes, streams: list[int]) -> None:
@@ -53,7 +54,7 @@ class Request:
                 self.attends = True
 
     def connect(self) -> None:
-        """Make the streams those of this process, which leads a session of its own."""
+        """Make the streams this process's own; it leads a new session."""
         terminal = len(self.streams) == 1
         for target, source in enumerate(self.streams * 3 if terminal else self.streams):
             os.dup2(source, target)
@@ -87,7 +88,7 @@ class Sessions:
     """The exec sessions of one rank.
 
     Args:
-        start: Starts a command, given the request and the descriptor to which it writes why it cannot be run.
+        start: Starts a command, given the request and the descriptor for the reason if it cannot be run.
     """
 
     def __init__(self, start: Callable[[Request, int], int]) -> None:
@@ -102,7 +103,7 @@ class Sessions:
         return list(self._sessions)
 
     def look(self, now: float) -> None:
-        """Accept new sessions, and do what the agent asks of the running ones."""
+        """Accept new sessions, and carry out the agent's requests for running ones."""
         self._knock()
         for connection in self._waiting[:]:
             self._receive(connection)
@@ -112,13 +113,13 @@ class Sessions:
                 _signal_all(session.pid, signal.SIGKILL)
 
     def hang_up(self, now: float) -> None:
-        """End all sessions, and accept no others: the rank itself is over."""
+        """End all sessions and accept no more: the rank itself is over."""
         self._is_closed = True
         for session in self._sessions.values():
             _hang_up(session, now)
 
     def exited(self, pid: int, code: int) -> Ended | None:
-        """Note the end of a process; None if it was no session's command."""
+        """Record the end of a process; return None if it was no session's command."""
         session = self._sessions.pop(pid, None)
         if session is None:
             return None
@@ -192,7 +193,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _signal_all(leader: int, number: int) -> None:
-    """Signal every process of a session, in whichever group a shell has put it."""
+    """Signal every process of a session, whichever group a shell has put it in."""
     _signal_group(leader, number)
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]

@@ -1,6 +1,6 @@
-"""What an agent shows at ``/metrics``: how far it is with its work, and what only it knows of its GPUs.
+"""The agent's ``/metrics``: the progress of its own work, and what only the agent knows of its GPUs.
 
-What it sends with every heartbeat, such as the power of its GPUs, is shown by telemetry for all nodes.
+What it sends with every heartbeat, such as the power of its GPUs, telemetry shows for all nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.kit.metrics import Metrics, gauge, single
 
 
 def show_figures(metrics: Metrics, agent: Agent | MeasuringAgent) -> None:
-    """Have everything shown that the agent owns."""
+    """Register all metrics of the agent."""
 
     async def read_agent() -> Iterable[Metric]:
         state = agent.describe()

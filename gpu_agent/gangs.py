@@ -1,4 +1,4 @@
-"""Which gangs this node runs. One gang here is one rank: the node's part of it, one command under one shim.
+"""The gangs that this node runs. One gang here is one rank: the node's part of it, one command under one shim.
 
 A gang runs at most once. A command only says that a gang is wanted; the gang starts when a heartbeat's answer names it,
 and runs while answers continue to name it and the lease lasts. What a restarted agent must know is in the gang's
@@ -56,17 +56,17 @@ class Gang:
     """This node's part of a gang.
 
     Attributes:
-        start: Its command; None if only its end was ever requested.
-        named: Whether the last answer to a heartbeat that reported it named it; None before any did.
+        start: Its start command; None if only its end was ever requested.
+        named: Whether it was named by the last answer to a heartbeat that reported it; None before the first.
         end_known: Whether the control plane has answered a heartbeat that reported its end.
         holding: Whether it holds its devices: from just before it starts until nothing of it is left.
         copying: Whether it has ended, and its checkpoint is still being copied.
         launching: The start in progress.
         shim: The shim, if this agent started it.
         settings: Controls for its devices; None if there are none.
-        traceparent: The span of which its start is a child, where traces are on.
-        holds_checkpoint: Whether this node alone has a checkpoint of its job, once it has ended.
-        listener: Who listens on its port, if it is a server; nobody until that was looked at.
+        traceparent: The parent span of its start, where traces are on.
+        holds_checkpoint: Whether only this node has a checkpoint of its job, once it has ended.
+        listener: Who listens on its port, if it is a server; nobody until that has been checked.
     """
 
     allocation_id: str
@@ -100,7 +100,7 @@ class Gang:
 
     @property
     def is_due(self) -> bool:
-        """Whether it has been given its devices, and nothing was done yet to start it or to end it."""
+        """Whether it has been given its devices, and nothing has been done yet to start or end it."""
         return self.holding and self.launching is None and self.started_at is None
 
     def status(self) -> RankStatus:
@@ -142,9 +142,9 @@ class Gangs:
         Args:
             folder: Where gangs are stored.
             on_change: Called when something should be reported to the control plane at once.
-            is_billed: Whether the control plane has all energy of an allocation that has ended.
+            is_billed: Whether the control plane has all energy of an ended allocation.
             is_clean: Whether devices are free of an earlier gang's controls; until then no gang starts there.
-            fetch: Fetches what a gang needs before it starts. It may take a while: a gang that is to stop meanwhile
+            fetch: Fetches what a gang needs before it starts. It may take a while: a gang that is stopped meanwhile
                 never starts.
             checkpoints: Say what became of a gang's checkpoint before its end is reported.
         """
@@ -170,7 +170,7 @@ class Gangs:
         return self._gangs.get(allocation_id)
 
     def load(self) -> None:
-        """Load what an earlier agent of this node left: gangs that run, or are to be started or reported."""
+        """Load what an earlier agent of this node left: gangs that are running, to be started or to be reported."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._generations.mkdir(mode=0o700, exist_ok=True)
         for path in sorted(self.folder.iterdir()):
@@ -188,7 +188,7 @@ class Gangs:
     # --- commands: what they say is on disk when these return
 
     def accept(self, start: StartGang) -> None:
-        """Store a gang that is to start once an answer names it.
+        """Store a gang that should start once an answer names it.
 
         Raises:
             OSError: It cannot be written down; the command must not be acknowledged.
@@ -260,7 +260,7 @@ class Gangs:
         ]
 
     def refuse(self, allocation_id: str, ended_by: EndedBy, code: int, detail: str) -> None:
-        """Store that an allocation unknown to this node must not start here, and report it as ended."""
+        """Record that an allocation unknown to this node must not start here, and report it as ended."""
         if not _SAFE_ID.fullmatch(allocation_id) or (self.folder / allocation_id).exists():
             return
         folder = RankFolder(self.folder / allocation_id)
@@ -311,8 +311,8 @@ class Gangs:
         """Check every rank, start what may start, forget what is settled.
 
         Args:
-            on_owners: Called with the owners and guests of devices when they are others than it was last called with,
-                before anything new is started. Gangs also end between two ticks: a start may fail, or be given up.
+            on_owners: Called with the owners and guests of devices when they differ from those of the last call, and
+                before anything new is started. Gangs also end between two ticks: a start may fail, or be abandoned.
         """
         changed = [gang for gang in self if self._observe(gang)]
         for gang in self:
@@ -333,7 +333,7 @@ class Gangs:
         self._forget()
 
     async def _tell(self, on_owners: OnOwners) -> None:
-        """Tell who holds which device, if that is not what was told last, whenever and however it has changed."""
+        """Call ``on_owners`` if the holders of devices differ from those of the last call, for whatever reason."""
         holders = self.owners(), self.guests()
         if holders != self._told:
             await on_owners(*holders)
@@ -344,7 +344,7 @@ class Gangs:
         return {gang.allocation_id: gang.shim_pid for gang in self if gang.holding and gang.shim_pid}
 
     def owners(self) -> dict[int, str]:
-        """Return which allocation holds which device; of two that share one, the one whose id comes first."""
+        """Return which allocation holds which device; of two that share one, the one with the lower id."""
         return {device: holders[0] for device, holders in self._holders().items()}
 
     def guests(self) -> dict[int, str]:
@@ -368,7 +368,7 @@ class Gangs:
         ]
 
     def contained_devices(self) -> set[int]:
-        """Return the GPUs that gangs in containers hold, or slices of which they hold."""
+        """Return the GPUs that gangs in containers hold, wholly or in slices."""
         return {
             device if parent_of(device) is None else parent_of(device) or 0
             for gang in self
@@ -377,22 +377,22 @@ class Gangs:
         }
 
     def load_of(self, device: int) -> float:
-        """Return the load of a simulated device: of two gangs that share it, both, as far as that is possible."""
+        """Return the load of a simulated device; two gangs that share it add up, as far as possible."""
         loads = [load_of(gang) for gang in self if gang.holding and device in gang.devices]
         return min(sum(loads) * pace_beside(*loads) if len(loads) == 2 else sum(loads), 1.0)
 
     def pace_on(self, device: int) -> float:
-        """Return the speed of gangs on a simulated device over that alone on it."""
+        """Return the speed of gangs on a simulated device, relative to running alone on it."""
         loads = [load_of(gang) for gang in self if gang.holding and device in gang.devices]
         return pace_beside(*loads) if len(loads) == 2 else 1.0
 
     def activity_of(self, allocation_id: str) -> float | None:
-        """Return how busy a gang keeps simulated devices."""
+        """Return how busy a gang keeps its simulated devices."""
         gang = self.get(allocation_id)
         return None if gang is None else load_of(gang)
 
     def post_progress(self, token: str, report: Report) -> bool:
-        """Store a report of the job with this token; False if no job reports in this way."""
+        """Store a report of the job with this token; return False if no job reports in this way."""
         for gang in self:
             if gang.holding and gang.progress and secrets.compare_digest(gang.token.encode(), token.encode()):
                 first = gang.progress.last is None
@@ -404,7 +404,7 @@ class Gangs:
         return False
 
     async def stop_all(self, grace_s: float, on_owners: OnOwners) -> None:
-        """End every rank because the agent ends; return when they are gone, or a little after the grace period.
+        """End every rank because the agent ends; return when they are gone, or shortly after the grace period.
 
         Args:
             grace_s: How long they may take.
@@ -423,7 +423,7 @@ class Gangs:
             await asyncio.sleep(0.05)
 
     def _observe(self, gang: Gang) -> bool:
-        """Update a gang from its folder; True if that should be reported to the control plane now."""
+        """Update a gang from its folder; return True if the control plane should be informed now."""
         if gang.is_over:
             return False
         if gang.shim is not None and gang.shim.poll() is not None:
@@ -501,10 +501,10 @@ class Gangs:
             self._on_change()
 
     async def _fetched(self, gang: Gang, start: StartGang) -> Inputs | None:
-        """Return what a gang needs; None if it was to stop before all of it was there, and is over now.
+        """Return what a gang needs; None if it was stopped before everything was there, and is now over.
 
         Raises:
-            InputError: It cannot be had.
+            InputError: It cannot be obtained.
         """
         fetching = asyncio.ensure_future(self._fetch(start, gang.folder.path))
         try:
@@ -519,7 +519,7 @@ class Gangs:
             fetching.cancel()
 
     def _reason_to_give_up(self, gang: Gang) -> EndedBy | None:
-        """Return why a gang that is being prepared must not start any more, if there is a reason."""
+        """Return why a gang in preparation must not start any more; None if it may."""
         if (stop := gang.folder.stop_cause()) is not None:
             return stop
         return EndedBy.LEASE if shim.clock() > self.deadline else None
@@ -591,13 +591,13 @@ def _read_settings(folder: RankFolder) -> DeviceControls | None:
 
 
 def load_of(gang: Gang) -> float:
-    """Return how busy a gang keeps a simulated device that it has for itself, 0 to 1."""
+    """Return how busy a gang keeps a simulated device that it has to itself, 0 to 1."""
     load = gang.progress.gpu_load if gang.progress else None
     return DEFAULT_LOAD if load is None else load
 
 
 def _is_dead(gang: Gang) -> bool:
-    """Whether a rank's shim is gone without having written an end."""
+    """Return whether a rank's shim is gone without having recorded an end."""
     if gang.is_over or not gang.holding or (gang.launching is not None and not gang.launching.done()):
         return False
     if gang.folder.started() is not None:

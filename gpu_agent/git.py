@@ -1,7 +1,7 @@
-"""Fetch one commit of a git repository, as the user that the job runs as, and confined as the job is.
+"""Fetch one commit of a git repository, as the user that the job runs as, and confined like the job.
 
-What git does is up to the job's owner: the server that it talks to, and the files of the account that it and ``ssh``
-read, such as ``~/.ssh/config``, which can name programs to run.
+What git does is up to the job's owner: it depends on the server that it talks to and on files of the account that it
+and ``ssh`` read, such as ``~/.ssh/config``, which can name programs to run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class GitRules:
     """What nodes of this site may do.
 
     Attributes:
-        timeout_s: For everything together.
+        timeout_s: The time limit for everything together.
         local: Whether repositories on the node's own disk may be used.
     """
 
@@ -54,18 +54,18 @@ async def fetch_commit(
 ) -> None:
     """Make a folder with the files of a commit, without its history where the server allows that.
 
-    Neither submodules nor files of Git LFS are fetched.
+    Neither submodules nor Git LFS files are fetched.
 
     Args:
         source: The repository and the commit.
         credential: A token, ``USER:TOKEN`` or a private key for SSH.
         into: The folder.
-        rules: Of this site.
+        rules: The rules of this site.
         account: Who runs git and owns the files; None for this process's user.
-        confinement: What confines the job's processes, and so git, as entries of the spec of its shim.
+        confinement: What confines the job's processes, and so git, as entries of its shim's spec.
 
     Raises:
-        InputError: It cannot be had; the message has git's own words, without the credential.
+        InputError: It cannot be fetched; the message has git's own words, without the credential.
     """
     if source.url.startswith("file:") and not rules.local:
         raise InputError("This site does not allow repositories on a node's own disk (GPU_AGENT_GIT_LOCAL).")
@@ -85,10 +85,10 @@ async def fetch_commit(
 
 
 def remove_keys(allocations: Path) -> None:
-    """Remove the keys that an agent which was killed left in memory.
+    """Remove the keys that a killed agent left in memory.
 
     Args:
-        allocations: The folder with the folders of its ranks; no fetch may be going on there.
+        allocations: The folder with the folders of its ranks; no fetch may be in progress there.
     """
     for path in memory_folder(allocations).glob(f"{_key_prefix(allocations)}*"):
         path.unlink(missing_ok=True)
@@ -164,7 +164,7 @@ class _Git:
 def _access(
     source: GitSource, credential: str | None, into: Path, account: Account | None, *, local: bool
 ) -> Iterator[tuple[dict[str, str], Path | None]]:
-    """Yield the environment of git, and its key if that is a file: it asks nobody, and has it for this server alone."""
+    """Yield git's environment, and its key if that is a file: git prompts nobody; the credential is for this server."""
     login = account.environment if account else {}
     environment = passed_environment((), os.environ | login) | {
         "GIT_TERMINAL_PROMPT": "0",

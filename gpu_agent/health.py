@@ -1,9 +1,9 @@
-"""Sick GPUs: which of a node's GPUs are not to be computed on, and why.
+"""Sick GPUs: which of a node's GPUs must not be used for computing, and why.
 
-A fault is a state (the GPU is lost, too hot, or used by a process that is no job's) or an event (an Xid, an ECC error).
-A state has to last before it counts, but for a lost GPU, and a GPU recovers from it by itself once it has been over for
-a while. An event stays until an operator returns the GPU, or until the host has booted again. With a probe, a GPU
-recovers, from either, when the probe passes, and not before.
+A fault is a state (the GPU is lost, too hot, or used by a process of no job) or an event (an Xid, an ECC error). A
+state counts only once it has lasted, except for a lost GPU, and a GPU recovers from it by itself once it has been over
+for a while. An event stays until an operator returns the GPU to service, or until the host has booted again. With a
+probe, a GPU recovers from either only when the probe passes.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class HealthRules:
     """What counts as a fault.
 
     Attributes:
-        xids: Those that say that a GPU is broken, and not a program.
-        uncorrected_errors: ECC errors that are accepted.
-        temperature_c: From which on a GPU is too hot; None: from where its board slows itself down.
-        foreign: Whether processes count that belong to no job.
-        allowed_processes: Names of those that never count.
+        xids: The Xids that mean that a GPU, not a program, is broken.
+        uncorrected_errors: The number of ECC errors that is accepted.
+        temperature_c: The temperature from which a GPU is too hot; None: the one at which its board slows itself down.
+        foreign: Whether processes that belong to no job count.
+        allowed_processes: Names of processes that never count.
         lasts_s: How long a state must last.
-        return_s: For how long it must be over before the GPU is used again.
+        return_s: How long it must be over before the GPU is used again.
         probe: A command that finds out whether a GPU is well, with ``{gpu}`` and ``{uuid}`` in it; empty: none.
         probe_timeout_s: How long it may take.
     """
@@ -68,10 +68,10 @@ class GpuHealth:
 
     Args:
         driver: The devices. Whoever calls ``look`` holds its lock.
-        path: Keeps what must survive the agent.
-        rules: What counts.
+        path: The file for what must survive the agent.
+        rules: What counts as a fault.
         shims: The root processes of all ranks here.
-        contained: The GPUs that ranks in containers hold: whose their processes are, cannot be told.
+        contained: The GPUs that ranks in containers hold: their processes cannot be attributed.
     """
 
     def __init__(
@@ -99,18 +99,18 @@ class GpuHealth:
         self._load()
 
     def faults(self) -> list[GpuFault]:
-        """Return what is the matter, the worst of each GPU."""
+        """Return the faults, only the worst of each GPU."""
         worst: dict[int, GpuFault] = {}
         for fault in sorted(self._faults.values(), key=lambda fault: _WORST_FIRST.index(fault.cause)):
             worst.setdefault(fault.gpu, fault)
         return [worst[gpu] for gpu in sorted(worst)]
 
     def has_lost(self) -> bool:
-        """Whether a GPU is lost, so that CUDA may number the others differently."""
+        """Return whether a GPU is lost, so that CUDA may number the others differently."""
         return any(cause is GpuFaultCause.LOST for _, cause in self._faults)
 
     def look(self, now_s: float) -> bool:
-        """Look at every GPU, as of a steady clock; return whether anything has changed. Blocks for milliseconds."""
+        """Check every GPU at a monotonic time; return whether anything has changed. Blocks for milliseconds."""
         before = self.faults()
         gpus = {each.index: each.uuid for each in self._driver.devices() if is_gpu(each.index)}
         self._uuids |= gpus
@@ -130,13 +130,13 @@ class GpuHealth:
         return self.faults() != before
 
     def returned(self, fault_ids: Collection[str]) -> None:
-        """Forget faults after which an operator has returned the GPU to service."""
+        """Forget these faults, because an operator has returned their GPUs to service."""
         for key, fault in list(self._faults.items()):
             if fault.id in fault_ids:
                 self._forget(key)
 
     def due_probes(self, now_s: float) -> list[GpuFault]:
-        """Return the faults that may be over, which the probe is to find out."""
+        """Return the faults that may be over, for the probe to decide."""
         found = [key for key, fault in sorted(self._faults.items()) if self._rules.probe and not fault.lasts]
         return_s = self._rules.return_s
         return [self._faults[key] for key in found if now_s - self._over_s.setdefault(key, now_s) >= return_s]
@@ -211,7 +211,7 @@ class GpuHealth:
         return ""
 
     def _state(self, gpu: int, cause: GpuFaultCause, detail: str, now_s: float, *, at_once: bool = False) -> None:
-        """Note that a state holds, for the reason ``detail``, or, without one, that it does not."""
+        """Record that a state holds, for the reason ``detail``, or that it does not if there is none."""
         key = gpu, cause
         if detail:
             self._over_s.pop(key, None)

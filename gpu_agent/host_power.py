@@ -1,7 +1,7 @@
 """The energy of the host's CPUs: measured by RAPL where the host lets us, else modelled from their utilisation.
 
-In both cases a part of it is due to activity and belongs to the ranks that used the CPUs; the rest is drawn anyway and
-belongs to none. A counter is believed within what its package can draw (``services.core.accounting.meters``).
+Either way, the part that is due to activity belongs to the ranks that used the CPUs; the idle rest belongs to none. A
+counter is trusted only within what its package can draw (``services.core.accounting.meters``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LIMITS = ("_max_power_uw", "_power_limit_uw")
 
 @dataclass(frozen=True, slots=True)
 class HostEnergy:
-    """CPU energy of a period, and how many joules of it each used CPU second counts for.
+    """CPU energy of a period, and how many joules of it are charged per used CPU second.
 
-    ``faults`` are those of the counters of which the energy was modelled instead.
+    ``faults`` are those of the counters whose energy was modelled instead.
     """
 
     total_j: float
@@ -43,7 +43,7 @@ class HostEnergy:
 class HostPower(Protocol):
     """A source of CPU energy. Its counters continue while the agent is away, and are resumed from ``state``.
 
-    ``most_w`` is what it can say that the CPUs draw.
+    ``most_w`` is the highest CPU power that it can report.
     """
 
     source: EnergySource
@@ -71,8 +71,9 @@ class ModelledPower:
     """CPU power from utilisation.
 
     Args:
-        model: Watts of all CPUs by utilisation. ranks_only: Count only the node's ranks: simulated nodes share one
-        machine, and each would otherwise count everything on it.
+        model: Watts of all CPUs by utilisation.
+        ranks_only: Count only the node's ranks: simulated nodes share one machine, and each would otherwise count
+            everything on it.
     """
 
     source = EnergySource.MODELLED
@@ -106,9 +107,9 @@ class RaplPower:
     """CPU packages' own energy counters.
 
     Args:
-        model: Watts of all CPUs by utilisation: what is booked where a counter is not believed.
+        model: Watts of all CPUs by utilisation: what is booked where a counter is not trusted.
         root: Where the kernel shows them.
-        is_stated: Whether the model is this host's own. Its peak then bounds packages that do not say their limits.
+        is_stated: Whether the model is this host's own. Its peak then bounds packages that do not report their limits.
 
     Raises:
         OSError: The host has none, or this process may not read them.
@@ -134,7 +135,7 @@ class RaplPower:
         self._busy_s = _busy_cpu_s()
 
     def advance(self, elapsed_s: float, ranks_cpu_s: float) -> HostEnergy:
-        """Return the energy since the last call; of a package that cannot be read, it comes when it can be again."""
+        """Return the energy since the last call; an unreadable package's is added once it can be read again."""
         self._now_s += elapsed_s
         busy_s = _busy_cpu_s()
         used_s = max(busy_s - self._busy_s, ranks_cpu_s, 0.0)
@@ -164,7 +165,7 @@ class RaplPower:
         self._now_s, self._busy_s = 0.0, busy_s
 
     def _read(self) -> dict[str, float]:
-        """Return what can be read, joules."""
+        """Return the counters that can be read, in joules."""
         found: dict[str, float] = {}
         for zone in self._packages:
             try:
@@ -175,7 +176,7 @@ class RaplPower:
 
 
 def _bound(zone: Path, otherwise_w: float) -> Bound:
-    """Return what a package can draw, by the limits that it enforces itself, and at which its counter wraps."""
+    """Return the most that a package can draw, from the limits that it enforces, and where its counter wraps."""
     limits_w = [_number(path) / 1e6 for path in zone.glob("constraint_*_uw") if path.name.endswith(_LIMITS)]
     known_w = max((limit_w for limit_w in limits_w if limit_w <= _MOST_LIMIT_W), default=0.0)
     wraps_at_j = _number(zone / "max_energy_range_uj") / 1e6
@@ -193,7 +194,7 @@ def _number(path: Path) -> float:
 def host_power(kind: str, model: CpuPowerModel, *, simulated: bool, is_stated: bool = True) -> HostPower:
     """Return the best source; ``auto`` measures where possible, on hosts that are not simulated.
 
-    ``is_stated``: whether the model is this host's own, and not what is assumed of any.
+    ``is_stated``: whether the model is this host's own, not a default assumed for any host.
     """
     if kind == "rapl" or (kind == "auto" and not simulated):
         try:
@@ -206,7 +207,7 @@ def host_power(kind: str, model: CpuPowerModel, *, simulated: bool, is_stated: b
 
 
 def _per_cpu_s(model: CpuPowerModel, total_j: float, utilisation: float, used_s: float) -> float:
-    """Share out what activity adds to the idle draw; the model says how much of the total that is, measured or not."""
+    """Return the energy above idle per used CPU second; the model gives its share of the total, measured or not."""
     power_w = model.at(utilisation)
     if used_s <= 0 or power_w <= 0:
         return 0.0

@@ -1,4 +1,4 @@
-"""Commands of this node: delivered at least once, removed from its stream when they are on disk."""
+"""Commands of this node: delivered at least once, and removed from its stream once they are on disk."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Inbox(CommandStream):
             self._gangs.accept(command)
 
     def _refuse_unreadable(self, text: str, error: Exception) -> None:
-        """Report a gang whose start this agent cannot read, if it is named; commands of unknown types are ignored."""
+        """Report a gang whose start this agent cannot read, if it is named; ignore commands of unknown types."""
         log.error("command.unreadable", error=str(error), command=text[:500])
         try:
             document: Any = orjson.loads(text)

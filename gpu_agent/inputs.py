@@ -1,4 +1,4 @@
-"""What a gang needs before it starts, beside the command: fetched once the control plane has named the gang."""
+"""What a gang needs before it starts, besides the command: fetched once the control plane has named the gang."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Inputs:
     Attributes:
         secrets: Values by the names of the secrets.
         source: The folder with the job's files; None if it has no source.
-        instance_key: What an instance of a pool is to ask of those who send it requests.
+        instance_key: The key that an instance of a pool must demand with each request.
     """
 
     secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -57,9 +57,9 @@ class Fetcher:
     Args:
         plane: Answers only for gangs that this node may run.
         sources: Makes the folders with jobs' files.
-        retry_s: Pause between two attempts while the control plane does not answer.
-        account_of: Who runs a gang's job, and owns its files.
-        confinement_of: What confines its processes, and those that fetch its files, as entries of a shim's spec.
+        retry_s: The pause between two attempts while the control plane does not answer.
+        account_of: Returns the account that runs a gang's job and owns its files.
+        confinement_of: Returns what confines its processes, and those that fetch its files, as entries of a spec.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Fetcher:
         self._retry_s = retry_s
 
     async def fetch(self, start: StartGang, rank: Path) -> Inputs:
-        """Return the inputs of a gang; its files are in the folder of its rank then.
+        """Return the inputs of a gang; by then its files are in the folder of its rank.
 
         Raises:
-            InputError: They cannot be had.
+            InputError: They cannot be obtained.
             OSError: They cannot be written.
         """
         source = start.spec.source
@@ -108,7 +108,7 @@ class Fetcher:
         return Inputs(values, made, key)
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer of the control plane, however long it is away: who waits too long is told to stop."""
+        """Return the answer of the control plane, however long it is away: a gang that waits too long is stopped."""
         for pause_s in pauses(self._retry_s):
             try:
                 return await ask()

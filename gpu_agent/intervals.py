@@ -1,6 +1,6 @@
-"""Work and energy of gangs under controls that are being measured, between two reports of progress.
+"""Work and energy of gangs under controls that are being measured, between two progress reports.
 
-An interval begins and ends with a report of progress, so that it consists of whole iterations under the controls; the
+An interval begins and ends with a progress report, so that it consists of whole iterations under the controls; the
 iteration during which the controls took effect is left out. It ends with the first report after its minimum length. It
 is kept in memory only: an agent that restarts begins it again.
 """
@@ -54,10 +54,10 @@ class Intervals:
 
         Args:
             order: The gang's controls.
-            report: The job's last report of progress.
-            reported_at: Time of that report in seconds, on any steady clock.
+            report: The job's last progress report.
+            reported_at: Time of that report in seconds, on any monotonic clock.
             now: The current time on the same clock.
-            energy_at: Energy of the gang's devices on this node up to a time, from any origin.
+            energy_at: Returns the energy of the gang's devices on this node up to a time, from any origin.
         """
         done = report.done if report else None
         piece = self._intervals.get(_key(order))

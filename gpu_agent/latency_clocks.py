@@ -1,9 +1,9 @@
 """Clocks of model servers that follow the latency of their requests, which routers report every second.
 
-Each report of a server moves the clock of all its devices once, by MIAD or by the learned model, among the clocks that
+Each report on a server moves the clock of all its devices once, by MIAD or by the learned model, among the clocks that
 all of them support. A server that no router has reported for ``stale_s`` returns to the default clock. What is decided
 here is an order like the scheduler's: ``controls`` sets it, remembers it on disk and restores the default. A clock that
-the scheduler orders comes first.
+the scheduler orders takes precedence.
 
 Source: FREESH section 3.2, equation 5; ``services.core.policies.freesh.clock_model`` for the learned clock.
 """
@@ -48,7 +48,7 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True)
 class Measured:
-    """The last readings of the devices of a server: power of all, the lowest clock; NaN and None where unknown."""
+    """The last readings of a server's devices: their total power and lowest clock; NaN and None where unknown."""
 
     power_w: float
     clock_mhz: float | None = None
@@ -56,7 +56,7 @@ class Measured:
 
 @dataclass
 class Seen:
-    """What the routers saw of one server since its clock was last decided, as sums."""
+    """What the routers have seen of one server since its clock was last decided, as sums."""
 
     clocks: ServerClocks
     first_tokens: int = 0
@@ -87,11 +87,11 @@ class Seen:
 
     @property
     def window_s(self) -> float:
-        """The time that the reports are of, seconds: one for each of a router."""
+        """The time that the reports cover, in seconds: each router reports once a second."""
         return float(max(self.reports.values()))
 
     def report(self, clock_since_s: float) -> miad.LatencyReport:
-        """Return the means; the clock has been the one of now for so many seconds."""
+        """Return the means; the present clock has been set for ``clock_since_s``."""
         return miad.LatencyReport(
             ttft_s=self.ttft_s / self.first_tokens if self.first_tokens else None,
             tbt_s=self.tbt_s / self.tokens if self.tokens else None,
@@ -101,11 +101,12 @@ class Seen:
         )
 
     def sample(self, clock_mhz: float, clock_since_s: float, power_w: float) -> ClockSample:
-        """Return what the server did at a clock that it has had for so many seconds.
+        """Return what the server did at a clock that has been set for ``clock_since_s``.
 
-        *Approximation*: requests that were decoded together, on average, are the time between all tokens over the
-        window (Little's law). An average below 1 is one request for that share of the time. Tokens of whole answers
-        were not all made in the window: there they are the requests held at its end, and these make the tokens.
+        *Approximation*: the mean number of requests decoded together is the sum of all times between tokens divided by
+        the window (Little's law). A mean below 1 is one request for that fraction of the time. The tokens of answers
+        that are returned whole were not all made in the window: then the batch is the requests held at its end, each at
+        the mean token rate.
         """
         mean_batch, tokens_per_s = self.tbt_s / self.window_s, self.tokens / self.window_s
         if self.oldest_s:
@@ -129,13 +130,13 @@ class Decision:
     """The clock of one server.
 
     Attributes:
-        devices: Its devices, all of them with this clock.
-        clock_mhz: What its devices are to have. In a dry run: what they would get next after their default.
-        dry_run: Whether it is only said.
+        devices: Its devices, which all get this clock.
+        clock_mhz: The clock for its devices. In a dry run: the one they would get next after their default.
+        dry_run: Whether the clock is only reported, not set.
         at_s: When it was decided.
         since_s: When its devices were first given this clock.
-        exceeded: Whether the reports that it came from exceeded a limit.
-        unobserved: Whether the clock was kept, because requests were in service and nothing was seen of them.
+        exceeded: Whether the reports behind it exceeded a limit.
+        unobserved: Whether the clock was kept because requests were in service but nothing was seen of them.
         model: What is known of servers of this kind; None with another policy.
     """
 
@@ -158,7 +159,7 @@ class Minute:
     decided: list[Decision] = field(default_factory=list["Decision"])
 
     def message(self) -> ClockMinute:
-        """Return what the control plane keeps of it."""
+        """Return the record for the control plane."""
         clocks, last = [each.clock_mhz for each in self.decided], self.decided[-1]
         return ClockMinute(
             start_at=datetime.fromtimestamp(self.start_s, UTC),
@@ -181,8 +182,8 @@ class ModelState:
     """What is known of servers of one kind.
 
     Attributes:
-        samples: Seconds with requests that are remembered.
-        clocks: At how many clocks they were.
+        samples: The number of remembered seconds with requests.
+        clocks: The number of different clocks among them.
         error: Mean relative error of predicted times between tokens; None while there is no model.
         unused: Why MIAD decided this time; None if the model did.
     """
@@ -194,14 +195,14 @@ class ModelState:
 
 
 class LatencyClocks:
-    """Decides the clocks of this node's model servers. Times are seconds on any clock that does not go back.
+    """Decides the clocks of this node's model servers. Times are seconds on any monotonic clock.
 
     Args:
-        devices: Of this node.
-        driver: Their driver's name.
+        devices: This node's devices.
+        driver: The name of their driver.
         learned: What is known of kinds of servers.
-        following: Whether this node's clocks follow latency at all, or only say so.
-        stale_s: Without a report for so long, a server's devices return to their default.
+        following: Whether this node's clocks follow latency, do not, or only report what they would do.
+        stale_s: After this time without a report, a server's devices return to their default.
     """
 
     def __init__(
@@ -219,13 +220,13 @@ class LatencyClocks:
         self._unable: set[str] = set()
 
     def recut(self, devices: Sequence[DeviceInfo]) -> None:
-        """Take other devices, because a GPU was cut."""
+        """Replace the devices, because a GPU was cut."""
         self._devices = {device.index: device for device in devices}
 
     def take(self, report: LatencyReport, now_s: float) -> bool:
         """Take in what one router saw; return whether a clock may be decided now.
 
-        A server whose clocks do not follow latency any more is dropped.
+        A server whose clocks no longer follow latency is dropped.
         """
         may_decide = False
         for row in report.servers:
@@ -250,7 +251,7 @@ class LatencyClocks:
         """Decide the clocks of servers that were reported since their last decision.
 
         Args:
-            gangs: Those of this node.
+            gangs: This node's gangs.
             measured: Returns the last readings of devices.
             now_s: The time.
             utc_s: The same in UTC, for the record.
@@ -278,7 +279,7 @@ class LatencyClocks:
                 self._record(job_id, decision, utc_s)
 
     def orders(self, gangs: Iterable[Gang]) -> list[Order]:
-        """Return what the devices of gangs are to be set to: as the scheduler ordered, and else as decided here."""
+        """Return the settings for the devices of gangs: as the scheduler ordered, else as decided here."""
         found: list[Order] = []
         for gang in gangs:
             decision = self._decisions.get(gang.start.job_id) if gang.start else None
@@ -291,14 +292,14 @@ class LatencyClocks:
         return found
 
     def wanted_mhz(self, index: int) -> int | None:
-        """Return the clock that latency asks for on a device; None if it asks for none."""
+        """Return the clock that latency requires of a device; None if it requires none."""
         for decision in self._decisions.values():
             if index in decision.devices:
                 return round(decision.clock_mhz)
         return None
 
     def minutes(self, job_id: str, utc_s: float) -> list[ClockMinute]:
-        """Return the clocks of a server in the minute of now and the one before, as far as there were decisions."""
+        """Return the clocks of a server in the current minute and the one before, where there were decisions."""
         kept = self._minutes.get(job_id, ())
         return [minute.message() for minute in kept if minute.start_s > utc_s - 2 * MINUTE_S]
 
@@ -352,7 +353,7 @@ class LatencyClocks:
     def _learned_clock(
         self, gang: Gang, terms: ServerClocks, sample: ClockSample, clocks: Clocks, *, teaches: bool
     ) -> tuple[float, ModelState]:
-        """Return the next clock and what it comes from; learn from the sample if it teaches anything."""
+        """Return the next clock and the model behind it; learn from the sample if it is usable."""
         kind = self._kind(gang, terms)
         learner = self._learned.add(kind, sample) if teaches else self._learned.learner(kind)
         idle_w, capacity = terms.idle_w, terms.capacity
@@ -404,7 +405,7 @@ class LatencyClocks:
 
 
 class LatencyInbox:
-    """This node's stream of latency reports. It is read from its end on: what was missed is of no use any more."""
+    """This node's stream of latency reports. It is read from its end on: missed reports are of no use any more."""
 
     def __init__(
         self, redis: StreamSource, node_id: str, take: Callable[[LatencyReport], None], retry_s: float

@@ -36,11 +36,11 @@ class Launcher:
     """Makes the command line, the environment and the folders of a rank.
 
     Args:
-        checkpoint_folders: Where jobs that name no checkpoint folder get one; the first that can be written. For gangs
-            that span hosts, and for jobs that move, all nodes must share it.
+        checkpoint_folders: Where jobs that name no checkpoint folder get one; the first writable one. For gangs that
+            span hosts, and for jobs that move, all nodes must share it.
         agent_url: How a process on this host reaches the agent; empty if it does not.
         pass_environment: Names of further variables of the agent's own that jobs get.
-        devices: Of this node; ``devices`` may be replaced when GPUs are cut.
+        devices: This node's devices; ``devices`` may be replaced when GPUs are cut.
         confinement: Decides who a job's processes are, and what confines them.
         images: Patterns of the images that may be run.
         names_by_uuid: Whether CUDA may number the GPUs differently, because one is lost.
@@ -68,11 +68,11 @@ class Launcher:
         self._names_by_uuid = names_by_uuid
 
     def check(self, start: StartGang) -> None:
-        """Do nothing if this node can run its part of the gang.
+        """Return if this node can run its part of the gang.
 
         Raises:
             CannotStartError: It never can: the image may not be run, or there is no account to run it as.
-            InputError: It cannot, as things are.
+            InputError: It cannot at present.
         """
         if lack := self._lack_of_devices(start):
             raise InputError(lack)
@@ -83,7 +83,7 @@ class Launcher:
         self._account_to_start_as(start)
 
     def _lack_of_devices(self, start: StartGang) -> str:
-        """Return why this node does not have a gang's devices, empty if it does."""
+        """Return why this node does not have a gang's devices; empty if it does."""
         known = {device.index: device for device in self.devices if not device.mig_enabled}
         expected = dict(zip(start.devices, start.uuids, strict=False))
         for index in start.devices:
@@ -95,14 +95,14 @@ class Launcher:
         return "" if start.devices else "this node has no devices for it"
 
     def _gpus(self, start: StartGang) -> float:
-        """Return how many GPUs a gang has here, a slice as the part of one that it is."""
+        """Return the number of GPUs that a gang has here, counting a slice as a fraction."""
         sevenths = {device.index: device.sevenths for device in self.devices}
         return sum(sevenths.get(index, WHOLE) for index in start.devices) / WHOLE
 
     def _names_of_devices(self, start: StartGang) -> list[str]:
         """Return the devices as CUDA and container engines name them: GPUs by number, slices by UUID.
 
-        GPUs too while one of the node is lost: CUDA leaves it out, and numbers those after it anew.
+        While a GPU of the node is lost, GPUs too go by UUID: CUDA leaves the lost one out and renumbers those after it.
         """
         uuids = {device.index: device.uuid for device in self.devices}
         by_number = not self._names_by_uuid()
@@ -125,14 +125,14 @@ class Launcher:
         return self._confinement.identities.account_of(start)
 
     def home_of(self, start: StartGang) -> Path | None:
-        """Return the home folder that a job's tenant has on this node alone, if it has one."""
+        """Return the home folder that a job's tenant has on this node, if it has one of its own."""
         with suppress(DomainError, OSError):
             if (account := self.account_of(start)) is not None and account.is_tenants:
                 return Path(account.home)
         return None
 
     def confinement_of(self, start: StartGang, rank: Path) -> list[tuple[str, str]]:
-        """Return what confines a job's processes before it has folders beside that of its rank.
+        """Return what confines a job's processes while it has no folders other than its rank's.
 
         Raises:
             DomainError: This node cannot run jobs as its account.
@@ -144,8 +144,8 @@ class Launcher:
         """Return what to run, and make the job's folders.
 
         Raises:
-            CannotStartError: Its account is not there any more, or cannot enter its folder.
-            InputError: A device is not there any more, or the inputs do not fit the way in which the job is started.
+            CannotStartError: Its account no longer exists, or cannot enter its folder.
+            InputError: A device no longer exists, or the inputs do not fit the way in which the job is started.
             OSError: A folder cannot be made.
         """
         if lack := self._lack_of_devices(start):  # a GPU may have been cut since the command came
@@ -224,7 +224,7 @@ class Launcher:
         )
 
     def _command(self, start: StartGang, folder: RankFolder, devices: Sequence[int]) -> list[str]:
-        """Return the job's command, as its launcher needs it."""
+        """Return the job's command in the form that its launcher needs."""
         hostfile = folder.path / HOSTFILE
         command = with_options(start, str(hostfile), devices)
         if str(hostfile) in command:
@@ -257,9 +257,9 @@ class Launcher:
     def _folders(
         self, start: StartGang, paths: RankPaths, account: Account | None, rank: Path
     ) -> tuple[list[Path], list[Path]]:
-        """Return the job's folders that it sees wherever they are: its own, and those that its account can enter.
+        """Return the folders that the job sees wherever they are: its own, and those that its account can enter.
 
-        The folders of other ranks are not among them, though accounts have to pass through these.
+        The folders of other ranks are not among them, although accounts have to pass through their parent.
         """
         if account is None:
             return [], []
@@ -276,7 +276,7 @@ class Launcher:
         ]
 
     def _check_reach(self, account: Account, working_dir: str | None, gangs_folder: Path) -> None:
-        """Raise CannotStartError if an account cannot enter the folder of its job; one that is missing, the shim names.
+        """Raise CannotStartError if an account cannot enter its job's folder; the shim reports one that is missing.
 
         A job without a folder runs in one of its own, beneath ``gangs_folder``.
         """
@@ -296,7 +296,7 @@ class Launcher:
             )
 
     def _own_checkpoint_dir(self, start: StartGang, account: Account | None) -> Path:
-        """Make the folder of a job that names none; one that it names is made by its own process."""
+        """Make the folder of a job that names none; one that is named is made by the job's own process."""
         *better, last = (folder / start.job_id for folder in self._checkpoint_folders)
         for path in better:
             with suppress(OSError):
@@ -308,13 +308,13 @@ class Launcher:
 
 
 def _is_beside(path: Path, rank: Path) -> bool:
-    """Whether a path leads to where ranks have their folders, and not into that of this rank."""
+    """Return whether a path leads to the ranks' folders, but not into this rank's own."""
     real, own = Path(os.path.realpath(path)), Path(os.path.realpath(rank))
     return real.is_relative_to(own.parent) and not real.is_relative_to(own)
 
 
 def _is_space(path: Path) -> bool:
-    """Whether a path is one of the folders that each job has its own of."""
+    """Return whether a path is one of the folders that are private to each job."""
     return os.path.realpath(path) in map(os.path.realpath, enclosure.SPACES)
 
 

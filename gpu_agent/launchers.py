@@ -1,8 +1,8 @@
-"""Options for launchers that take their place in the gang from the command line only.
+"""Options for launchers that take their place in the gang only from the command line.
 
 ``torchrun`` reads everything from ``PET_...`` variables. ``accelerate launch`` and ``deepspeed`` do not: without
-options, each node of a gang would train by itself, and two jobs on one host would meet at the same port. What the job's
-own command says about nodes and addresses is never changed.
+options, each node of a gang would train by itself, and two jobs on one host would collide on the same port. What the
+job's own command says about nodes and addresses is never changed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ACCELERATE_KINDS = frozenset(
 
 
 def with_options(start: StartGang, hostfile: str, devices: Sequence[int]) -> list[str]:
-    """Return the job's command, with the options that tell its launcher about the gang where it has any.
+    """Return the job's command with the options that tell its launcher, if it uses one, about the gang.
 
     Args:
         start: The gang.
-        hostfile: Where ``hostfile_text`` is; in the command only if it is needed.
+        hostfile: Where ``hostfile_text`` is; part of the command only if it is needed.
         devices: Numbers of this node's devices, as the command sees them.
     """
     command = start.spec.command
@@ -50,7 +50,7 @@ def with_options(start: StartGang, hostfile: str, devices: Sequence[int]) -> lis
 
 
 def hostfile_text(start: StartGang, devices: Sequence[int]) -> str:
-    """Return the gang's nodes in DeepSpeed's format: their names only tell them apart, for it does not use ssh."""
+    """Return the gang's nodes in DeepSpeed's format: their names serve only to tell them apart, as ssh is not used."""
     slots = start.gpus_per_node or [start.world_size // start.nnodes] * start.nnodes
     own = max(devices) + 1  # its devices are chosen from these
     return "".join(
@@ -59,7 +59,7 @@ def hostfile_text(start: StartGang, devices: Sequence[int]) -> str:
 
 
 def _given(arguments: Sequence[str]) -> frozenset[str]:
-    """Return the names of the options in front of the script; both spellings are one."""
+    """Return the names of the options before the script; both spellings count as one."""
     names: set[str] = set()
     for word in arguments:
         if word.endswith(".py"):

@@ -1,7 +1,7 @@
-"""What this node has learned of its kinds of model servers, on disk, so that a restart does not begin anew.
+"""What this node has learned of its kinds of model servers, on disk, so that a restart does not begin from scratch.
 
-A file for each kind, written whole every ``SAVE_EVERY`` samples and when the agent ends: an agent that is killed loses
-the samples since. Models are fitted to the samples when they are read. At most ``MOST_KINDS`` are kept, those that were
+One file per kind, written whole every ``SAVE_EVERY`` samples and when the agent ends: an agent that is killed loses the
+samples since. Models are fitted to the samples when they are read. At most ``MOST_KINDS`` are kept, those that were
 written last. A file that is broken, or of another version, is ignored and overwritten.
 """
 
@@ -34,13 +34,13 @@ SAVE_EVERY = 30
 
 @dataclass(frozen=True)
 class ServerKind:
-    """Servers that are taken to follow their clock alike.
+    """Servers that are assumed to respond to their clock alike.
 
     Attributes:
-        command, image, environment: Of their process.
+        command, image, environment: The process's own.
         gpus, gpu_model: What it runs on.
-        driver: Of the devices: simulated ones teach nothing about real ones.
-        limits: Of the class that they serve, whose requests are of a length of their own.
+        driver: The devices' driver: simulated devices teach nothing about real ones.
+        limits: The limits of the class that they serve, whose requests have a typical length.
     """
 
     command: tuple[str, ...]
@@ -53,7 +53,7 @@ class ServerKind:
 
     @property
     def digest(self) -> str:
-        """The name of its file; what the process is told, which may be secret, cannot be read from it."""
+        """The name of its file, which does not reveal the process's arguments and variables: they may be secret."""
         return hashlib.sha256(orjson.dumps(asdict(self))).hexdigest()[:32]
 
 
@@ -86,7 +86,7 @@ class LearnedClocks:
         return known.learner
 
     async def save(self, *, everything: bool = False) -> None:
-        """Write the kinds of which enough is new, or, with ``everything``, anything."""
+        """Write the kinds with enough new samples or, with ``everything``, with any."""
         enough = 1 if everything else SAVE_EVERY
         for kind, known in list(self._known.items()):
             if known.unsaved < enough:
@@ -148,7 +148,7 @@ def _samples(content: bytes) -> list[ClockSample]:
     """Return the samples of a file.
 
     Raises:
-        ValueError, KeyError, TypeError: It is not one, or not of this version.
+        ValueError, KeyError, TypeError: It is not such a file, or of another version.
     """
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES} bytes")

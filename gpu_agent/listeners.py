@@ -1,9 +1,9 @@
-"""Whose process listens on the port of a server: that of its rank, or somebody else's. Linux only.
+"""Whose process listens on a server's port: one of its rank, or somebody else's. Linux only.
 
 The kernel lists the sockets that listen, each with its inode; a process holds a socket if one of its file descriptors
 leads to that inode. A rank's processes are those of its control group or, where it has none, the descendants of its
-shim, which takes in those whose parents end; and those of its container. Who holds a socket is remembered: as long as
-it is so, a look costs no walk through the processes of the node.
+shim, which adopts orphans, and those of its container. Who holds a socket is remembered: while that is still true, a
+look costs no walk through the node's processes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Known = dict[str, dict[int, Path]]
 
 @dataclass(frozen=True)
 class Port:
-    """A port that is a rank's.
+    """A port that belongs to a rank.
 
     Attributes:
         number: The port.
-        roots: Processes from which all of the rank's descend that are not in its group.
+        roots: Processes from which all the rank's processes outside its group descend.
         group: The file that lists the processes of the rank's control group; None if it has none.
     """
 
@@ -48,18 +48,18 @@ class Ports:
     """Finds the ports of the servers that run on this node."""
 
     def __init__(self, engine: Engine | None, group_of: Callable[[str], Path | None]) -> None:
-        """Take what returns the file with the processes of a rank's control group."""
+        """Take a function that returns the file with the processes of a rank's control group."""
         self._engine = engine
         self._group_of = group_of
         self._containers: dict[str, int] = {}
         self._known: Known = {}
 
     def who_listens(self, gangs: Iterable[Gang]) -> dict[str, Listener]:
-        """Return who listens on their ports, by allocation."""
+        """Return who listens on the servers' ports, by allocation."""
         return who_listens(self.of(gangs), known=self._known)
 
     def of(self, gangs: Iterable[Gang]) -> dict[str, Port]:
-        """Return them by allocation; the engine is asked once about each container."""
+        """Return the ports by allocation; the engine is asked once about each container."""
         found: dict[str, Port] = {}
         for gang in gangs:
             start = gang.start
@@ -80,12 +80,12 @@ class Ports:
 
 
 def who_listens(ports: Mapping[str, Port], proc: Path = PROC, known: Known | None = None) -> dict[str, Listener]:
-    """Return who listens on each port. What looks foreign is looked at twice: processes come and go meanwhile.
+    """Return who listens on each port. What looks foreign is checked twice, since processes come and go meanwhile.
 
     Args:
-        ports: By name.
+        ports: The ports, by name.
         proc: Where the kernel shows processes.
-        known: Who was found to hold which socket the last time; it is brought up to date.
+        known: Who was found to hold which socket the last time; it is updated.
     """
     known = {} if known is None else known
     found = _look(ports, proc, known) if ports else {}
@@ -119,7 +119,7 @@ def _look(ports: Mapping[str, Port], proc: Path, known: Known) -> dict[str, List
 
 
 def _is_held(inode: int, holder: Path | None, port: Port) -> bool:
-    """Return whether a process that was found to hold a socket still does, and is of the rank."""
+    """Return whether the known holder of a socket still holds it and belongs to the rank."""
     try:
         if holder is None or os.readlink(holder) != f"socket:[{inode}]":
             return False
@@ -131,7 +131,7 @@ def _is_held(inode: int, holder: Path | None, port: Port) -> bool:
 def _who(
     port: Port, inodes: set[int], children: Mapping[int, list[int]], proc: Path, holders: dict[int, Path]
 ) -> Listener:
-    """Return whose the sockets of a port are, and put who holds them among ``holders``."""
+    """Return whose the sockets of a port are, and add their holders to ``holders``."""
     is_hidden = False
     waiting = [*port.roots, *(() if port.group is None else _members(port.group))]
     while waiting and inodes - holders.keys():
@@ -187,7 +187,7 @@ def _children(proc: Path) -> dict[int, list[int]]:
 
 
 def _sockets(folder: Path) -> dict[int, Path]:
-    """Return the files that a process's sockets are, by inode.
+    """Return the file descriptors of a process's sockets, by inode.
 
     Raises:
         OSError: They cannot be read.

@@ -20,7 +20,7 @@ _KEEP_SIZE_AND_PUNCH_HOLE = 0x01 | 0x02
 
 @dataclass(frozen=True)
 class LogPiece:
-    """Some of a stream: ``data`` begins at ``offset``; ``size`` is that of the whole stream so far."""
+    """A piece of a stream: ``data`` begins at ``offset``; ``size`` is that of the whole stream so far."""
 
     data: bytes
     offset: int
@@ -50,7 +50,7 @@ def open_regular(path: Path) -> int | None:
 def read_piece(path: Path, offset: int, limit: int) -> LogPiece:
     """Return up to ``limit`` bytes from ``offset``; a negative offset counts from the end.
 
-    If older output was discarded, the piece begins at what is left.
+    If older output was discarded, the piece begins at what remains.
     """
     descriptor = open_regular(path)
     if descriptor is None:
@@ -67,8 +67,8 @@ def read_piece(path: Path, offset: int, limit: int) -> LogPiece:
 def read_both(folder: Path, offset: int, limit: int, *, is_over: bool) -> LogPiece:
     """Return up to ``limit`` bytes of both streams together, in the order in which they were written.
 
-    Offsets count the bytes of both streams; a negative one counts from the end. What the shim has not put in order yet
-    is not shown; of a rank that is over it comes last, standard output first.
+    Offsets count the bytes of both streams; a negative one counts from the end. Output that the shim has not put in
+    order yet is not shown; once the rank is over it comes last, standard output first.
 
     Args:
         folder: The rank's folder.
@@ -107,9 +107,9 @@ def read_both(folder: Path, offset: int, limit: int, *, is_over: bool) -> LogPie
 
 
 class _Order:
-    """The order of the streams as the shim wrote it down; the format is that of ``shim.Order``.
+    """The order of the streams as the shim recorded it; the format is that of ``shim.Order``.
 
-    A rank whose shim wrote none, because it was started by an earlier release, shows standard output first.
+    A rank whose shim recorded none, because an earlier release started it, shows standard output first.
     """
 
     def __init__(self, descriptor: int | None, streams: Sequence[int | None], *, is_over: bool) -> None:
@@ -140,7 +140,7 @@ class _Order:
             before += length
 
     def _record(self, number: int) -> tuple[int, int]:
-        """Return a record; (0, 0) before the first. The last one may grow meanwhile: it counts as it was first read."""
+        """Return a record; (0, 0) before the first. The last one may grow meanwhile: its first reading counts."""
         if number < 0 or self._descriptor is None:
             return 0, 0
         if number == self._count - 1:
@@ -149,7 +149,7 @@ class _Order:
         return end, place
 
     def _read_last(self) -> tuple[int, int]:
-        """Return the last record, read until it is the same twice, for it may be changing."""
+        """Return the last record, read until two readings agree, because it may be changing."""
         if self._descriptor is None or not self._count:
             return 0, 0
         data = b""
@@ -159,7 +159,7 @@ class _Order:
         return end, place
 
     def _known(self, stream: int) -> int:
-        """Return how much of a stream is in order."""
+        """Return how many bytes of a stream are in order."""
         for number in reversed(range(self._count)):
             _, place = self._record(number)
             if place % 2 == stream:
@@ -168,7 +168,7 @@ class _Order:
 
 
 def trim(path: Path, keep_bytes: int) -> bool:
-    """Discard the older half of a stream that has more than ``keep_bytes``; offsets stay as they are."""
+    """Discard older output of a stream of more than ``keep_bytes``, down to half of that; offsets stay as they are."""
     if sys.platform != "linux":
         return False
     try:

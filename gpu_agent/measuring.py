@@ -3,12 +3,12 @@
 It reports devices, their health, power and energy. It starts no jobs, sets no clocks or limits, and needs neither root
 nor folders for jobs. Its node is registered as one that only measures; the control plane places nothing on it.
 
-**Whose energy it is.** Where an engine runs the host's jobs, ``GPU_AGENT_ENGINE_NODE=ENGINE.NODE`` says by which name
+**Whose energy it is.** Where an engine runs the host's jobs, ``GPU_AGENT_ENGINE_NODE=ENGINE.NODE`` is the name by which
 its bridge reports the host: ``slurm.gpu-17`` for node ``gpu-17`` of the bridge ``slurm``. The last part has to be this
-node's own id, as a credential speaks for one host alone. The agent delivers energy by device, and
-``GPU_AGENT_ENGINE_DELAY_S`` later, when the bridge has told who ran; telemetry then books each device to the engine's
+node's own id, as a credential speaks for one host only. The agent delivers energy by device, after
+``GPU_AGENT_ENGINE_DELAY_S``, when the bridge has reported who ran; telemetry then books each device to the engine's
 job that held it (``services/telemetry/measured.py``), and the rest as idle. What a bridge models for a node that is
-measured so is not booked. Without an engine's node all of it is idle.
+measured in this way is not booked. Without an engine's node all energy is idle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HEARTBEAT_TIMEOUT_S = 5.0
 
 
 class MeasuringAgent(ReportingAgent):
-    """One node's agent that runs nothing."""
+    """The agent of a node on which it runs no jobs."""
 
     def __init__(self, settings: AgentSettings, client: ServiceClient, enrolment: Enrolment) -> None:
         super().__init__(settings, enrolment)
@@ -71,7 +71,7 @@ class MeasuringAgent(ReportingAgent):
         )
 
     async def start(self) -> None:
-        """Go on where an earlier agent stopped measuring."""
+        """Continue where an earlier agent stopped measuring."""
         await self.meter.begin({}, lambda _: None)
         self._begin(
             {
@@ -83,7 +83,7 @@ class MeasuringAgent(ReportingAgent):
         )
 
     async def stop(self) -> None:
-        """End the agent; what it has not delivered yet, the next one does."""
+        """End the agent; the next one delivers what is still undelivered."""
         await self._cancel(*self._tasks)
         await self.meter.close()
         self.driver.close()
@@ -129,6 +129,6 @@ class MeasuringAgent(ReportingAgent):
 
 
 def _untouched(devices: list[DeviceInfo]) -> list[DeviceInfo]:
-    """Return devices as those of an agent that changes nothing of them."""
+    """Return the devices without the capabilities that this agent never uses."""
     changes = {"can_set_clock": False, "can_set_power_limit": False, "can_partition": False}
     return [each.model_copy(update=changes) for each in devices]

@@ -1,9 +1,9 @@
 """Energy of devices and host, split by owner into intervals.
 
 The joules of each sample go to the gang that holds the device at that moment. An interval ends by the clock and
-whenever a device gets another owner, so it never mixes owners. The readings of the devices' counters over an interval
-are stored apart from the split. The joules of a GPU that is cut are first split among its slices, by estimate, and so
-are those of a GPU that two gangs share between the two.
+whenever a device changes owner, so it never mixes owners. The readings of the devices' counters over an interval are
+stored apart from the split. The joules of a cut GPU are first split among its slices, by estimate; those of a GPU that
+two gangs share are split between the two in the same way.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class _Slice:
 
 @dataclass
 class _Device:
-    """A GPU between samples. ``counter`` is None for one without an energy counter; ``slices`` are by their index.
+    """A GPU between samples. ``counter`` is None for one without an energy counter; ``slices`` are by index.
 
-    ``power_w`` is the last that can be. ``exact``: whether all of the interval was measured by the counter. ``faults``:
-    how often a reading was none.
+    ``power_w`` is the last plausible reading. ``exact``: whether the counter measured all of the interval. ``faults``:
+    how often a reading was implausible.
     """
 
     info: DeviceInfo
@@ -85,11 +85,11 @@ class _Device:
 
     @property
     def bound(self) -> Bound:
-        """What the board can draw."""
+        """The most that the board can draw."""
         return Bound(board_most_w(self.info.model, (self.info.power_limit_w, self.info.highest_limit_w)))
 
     def metered_j(self) -> float:
-        """Energy since the interval began, by the counter where all of it was."""
+        """Return the energy since the interval began, by the counter if it covers all of it."""
         if self.counter is None or self.opened_counter_j is None or not self.exact:
             return self.integrated_j
         return self.counter.reading_j - self.opened_counter_j
@@ -113,14 +113,14 @@ class Meter:
     """Measures one node.
 
     Args:
-        static_w: Watts of what is neither GPU nor CPU; owners pay by their share of the devices.
+        static_w: Watts of everything but GPU and CPU; owners are charged by their share of the devices.
         boot_id: Identifies this run of the agent.
-        shim_pids: The root process of each allocation, for CPU time.
-        progress_of: Progress of an allocation; None if it reports none.
+        shim_pids: Returns the root process of each allocation, for CPU time.
+        progress_of: Returns the progress of an allocation; None if it reports none.
         lock: Held while the driver is used.
-        activity_of: How busy an allocation keeps its devices, 0 to 1; None where that is not known.
+        activity_of: Returns how busy an allocation keeps its devices, 0 to 1; None where that is not known.
         boot: Identifies a boot of the simulated host.
-        apart: Whether what no gang used is told by device, for somebody else to say who did.
+        apart: Whether energy that no gang used is reported by device, so that others can attribute it.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Meter:
         return [each for device in self._devices if device.last is not None for each in self._readings(device)]
 
     def describe(self) -> dict[str, dict[str, int]]:
-        """Return how many readings were no measurements since this agent began, by meter and by why not."""
+        """Return how many readings were rejected since this agent began, by meter and by reason."""
         found: dict[str, dict[str, int]] = {}
         for (meter, fault), count in sorted(self._faults.items()):
             found.setdefault(meter, {})[fault] = count
@@ -202,7 +202,7 @@ class Meter:
     def energy_j(self, devices: Collection[int], at: float) -> float:
         """Return the energy of these devices since this agent began, up to a moment near the last sample.
 
-        Between the two, their power is assumed to be that of the sample.
+        Between the sample and that moment, their power is assumed to be that of the sample.
         """
         return sum(
             each.total_j + (each.power_w * (at - device.at) if device.at else 0.0)
@@ -221,8 +221,8 @@ class Meter:
 
         Args:
             owners: Who holds which device now.
-            ended_at: When an allocation ended, None if it has not: the energy of its devices in the gap is split by
-                time between it and idle, and marked as modelled.
+            ended_at: Returns when an allocation ended, None if it has not: the energy of its devices in the gap is
+                split by time between it and idle, and marked as modelled.
             guests: Who shares which device with its owner.
         """
         async with self._lock:
@@ -234,7 +234,7 @@ class Meter:
             self._ended_at.clear()
 
     async def sample(self) -> None:
-        """Read every device and give the energy since the last sample to its owner."""
+        """Read every device and book the energy since the last sample to its owner."""
         async with self._lock:
             await self._sample()
 
@@ -245,16 +245,16 @@ class Meter:
             await self._close(self._owners, self._guests)
 
     async def switch(self, owners: dict[int, str], guests: Mapping[int, str] | None = None) -> None:
-        """End the interval because devices get other owners, or ``guests`` that share them."""
+        """End the interval because devices get other owners, or other ``guests`` that share them."""
         async with self._lock:
             await self._sample()
             await self._close(owners, guests or {})
 
     async def recut(self, devices: Sequence[DeviceInfo]) -> None:
-        """End the interval because GPUs have other slices.
+        """End the interval because the GPUs' slices have changed.
 
         Args:
-            devices: What the node has now.
+            devices: The node's devices now.
         """
         async with self._lock:
             await self._sample()
@@ -268,7 +268,7 @@ class Meter:
                 self._advance(device, *sample)
 
     def _read_all(self) -> list[tuple[Sample, float] | None]:
-        """Return what each device shows, and when it was read."""
+        """Return the reading of each device, and the time of the readings."""
         samples: list[tuple[Sample, float] | None] = []
         for device in self._devices:
             try:
@@ -284,7 +284,7 @@ class Meter:
         return samples
 
     def _read_slice(self, index: int) -> SliceSample:
-        """Return a slice's readings; one that cannot be read has no measure, and its GPU's energy is split by size."""
+        """Return a slice's readings; if it cannot be read they are None, and its GPU's energy is split by size."""
         try:
             return self._driver.read_slice(index)
         except DeviceError:
@@ -346,7 +346,7 @@ class Meter:
     def _split_between(
         self, pair: tuple[str, str], device: _Device, energy_j: float, elapsed_s: float
     ) -> dict[str, float]:
-        """Return the energy of two gangs that share a GPU: idle draw in halves, the rest by how busy each is."""
+        """Return the energy of two gangs that share a GPU: half of the idle draw each, the rest by how busy each is."""
         uses = {name: SliceUse(1, in_use=True, activity=self._activity_of(name)) for name in pair}
         return split_slice_energy(energy_j, _idle_w(device) * elapsed_s, uses)
 
@@ -361,7 +361,7 @@ class Meter:
         self, owner: str | None, index: int, energy_j: float, source: EnergySource, device_share: float,
         basis: Basis | None,
     ) -> None:  # fmt: skip
-        """Give energy of a device to an owner; over a gap in which the owner ended, only until then."""
+        """Book a device's energy to an owner; over a gap in which the owner ended, only until then."""
         alive = self._alive_share(owner)
         if alive < 1.0:
             source = EnergySource.MODELLED
@@ -369,7 +369,7 @@ class Meter:
         self._add(owner, index, energy_j * alive, source, device_share * alive, basis)
 
     def _alive_share(self, owner: str | None) -> float:
-        """Return for which part of the time since the interval began an owner was there."""
+        """Return the fraction of the time since the interval began during which an owner was alive."""
         if (ended_at := self._ended_at.get(owner or "")) is None:
             return 1.0
         gap_s = max((self._sampled_at - self._opened_at).total_seconds(), 1e-6)
@@ -457,7 +457,7 @@ class Meter:
         )
 
     def _by_device(self, rest: Usage) -> list[Usage]:
-        """Return what nobody used by GPU, with the host's energy in equal parts."""
+        """Return the unused energy by GPU, with the host's energy in equal parts."""
         part = 1 / len(self._devices)
         return [
             Usage(
@@ -473,7 +473,7 @@ class Meter:
         ]
 
     def _bounds(self, elapsed_s: float) -> tuple[datetime, datetime]:
-        """Return when the interval began and ended by the calendar clock, which may have been set in between."""
+        """Return the interval's start and end on the calendar clock, which may have been set in between."""
         end_at, length = self._sampled_at, timedelta(seconds=elapsed_s)
         start_at = self._opened_at
         if abs((end_at - start_at - length).total_seconds()) > _CLOCK_STEP_S:
@@ -519,7 +519,7 @@ class Meter:
 
 
 def _with_slices(known: Mapping[int, _Device], devices: Sequence[DeviceInfo]) -> list[_Device]:
-    """Return the GPUs among some devices, those that are known with what was read of them, and the slices of each."""
+    """Return the GPUs among some devices, keeping the known ones with their readings, and the slices of each."""
     gpus: list[_Device] = []
     for info in (each for each in devices if each.parent is None):
         gpu = known.get(info.index) or _Device(info)
@@ -531,7 +531,7 @@ def _with_slices(known: Mapping[int, _Device], devices: Sequence[DeviceInfo]) ->
 
 
 def _idle_w(device: _Device) -> float:
-    """Return what a GPU draws idle, by what is known of its board; 0 if nothing is."""
+    """Return a GPU's idle draw, from what is known of its board; 0 if unknown."""
     board = likeliest_gpu_model(device.info.model)
     return board.idle_w if board else 0.0
 

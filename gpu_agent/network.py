@@ -1,10 +1,10 @@
-"""What a job may connect to on this host, and which ports it may bind: programs on its control group of version 2.
+"""What a job may connect to on this host, and which ports it may bind: BPF programs on its version 2 control group.
 
-Jobs are on the host's network, as gangs that span nodes, NCCL and RDMA need; what leaves the host is not looked at. Of
-what stays on it (the kernel has routed it to the loopback device), a job's packet begins a connection, or is a datagram
-or of another protocol, only to a socket of a job of the same account, or to a port that jobs may reach. Each socket of
-a job is marked with its account when it is made, in a map that all agents of the host share; it is there as long as a
-job runs whose programs use it, also while no agent does.
+Jobs are on the host's network, as gangs that span nodes, NCCL and RDMA need; traffic that leaves the host is not
+filtered. Of the traffic that stays on it (routed to the loopback device by the kernel), a job may open connections and
+send datagrams or other packets only to sockets of jobs of the same account, and to ports that jobs may reach. Each
+socket of a job is marked with its account when it is made, in a map that all agents of the host share; the map lasts as
+long as any job runs whose programs use it, even while no agent does.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ sys.exit("connections of jobs are not stopped")
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for all jobs of a node.
+    """The rules for all jobs of a node.
 
     Attributes:
         reachable: Ports of this host that jobs may reach, whoever listens there.
         kept: Ports that no job may bind.
-        of_gangs: First and last of the ports of which each gang gets one, that it alone may bind.
+        of_gangs: First and last of the gangs' ports; each gang gets one, which only it may bind.
     """
 
     reachable: tuple[int, ...]
@@ -73,7 +73,7 @@ class Network:
         """Load what is the same for all jobs.
 
         Raises:
-            OSError: The kernel has no such programs, or this process may not load them.
+            OSError: The kernel does not support such programs, or this process may not load them.
         """
         self._rules = rules
         marks = bpf.socket_map(MARKS)
@@ -88,14 +88,14 @@ class Network:
         os.close(marks)  # the programs have it
 
     def attach(self, group: Path, own: int) -> None:
-        """Make the rules hold for a group.
+        """Enforce the rules for a group.
 
         Args:
-            group: Of a rank.
+            group: The control group of a rank.
             own: The port that was given to its gang.
 
         Raises:
-            OSError: They cannot be made to hold.
+            OSError: They cannot be enforced.
         """
         for kind, program in self._programs:
             bpf.attach(group, kind, program)
@@ -109,10 +109,10 @@ class Network:
 
 
 def hierarchy(root: Path, mount: Path = MOUNT) -> Path:
-    """Return where control groups of version 2 are, on a host that has version 1; they are mounted there if need be.
+    """Return the version 2 hierarchy of control groups on a host with version 1, mounting it if need be.
 
     Raises:
-        OSError: They cannot be mounted.
+        OSError: It cannot be mounted.
     """
     if os.access(root / "unified" / "cgroup.procs", os.W_OK):
         return root / "unified"
@@ -128,7 +128,7 @@ def hierarchy(root: Path, mount: Path = MOUNT) -> Path:
 
 
 def lack(network: Network, group: Path, user_id: int) -> str:
-    """Return why the rules do not hold on this host although they were loaded, empty if they do; by trying them."""
+    """Return why the rules, although loaded, do not hold on this host, found out by trying; empty if they do."""
     group.mkdir(exist_ok=True)
     try:
         network.attach(group, 0)
@@ -147,7 +147,7 @@ def lack(network: Network, group: Path, user_id: int) -> str:
 def mark_program(marks: int) -> list[Instruction]:
     """Return the program that marks a new socket with the account that makes it.
 
-    A socket of MPTCP listens and connects through others, which the kernel makes and which would have no mark.
+    It refuses MPTCP sockets: those listen and connect through others, which the kernel makes without a mark.
     """
     return [
         op(bpf.LOAD, 2, 1, 12),  # protocol
@@ -166,7 +166,7 @@ def mark_program(marks: int) -> list[Instruction]:
 
 
 def egress_program(marks: int, reachable: Iterable[int]) -> list[Instruction]:
-    """Return the program that decides about each packet that a socket of a job sends."""
+    """Return the program that decides on each packet that a job's socket sends."""
     ports = list(reachable)
     return [
         op(bpf.LOAD, 2, 1, 40),  # ifindex
@@ -184,9 +184,9 @@ def egress_program(marks: int, reachable: Iterable[int]) -> list[Instruction]:
 
 
 def connect_program(marks: int, reachable: Iterable[int], version: int) -> list[Instruction]:
-    """Return the program that refuses a connection at once that the other one would only keep from coming about.
+    """Return the program that refuses forbidden connections at once, which the egress program would merely stall.
 
-    It knows the loopback addresses alone.
+    It knows only the loopback addresses.
     """
     code = [op(bpf.MOVE, 6, 1), op(bpf.LOAD, 2, 6, 36), op(bpf.IF_NOT, 2, 0, "yes", _TCP)]
     words = _tuple_bytes(version) // 4
@@ -218,7 +218,7 @@ def connect_program(marks: int, reachable: Iterable[int], version: int) -> list[
 
 
 def bind_program(kept: Collection[int], own: int, others: tuple[int, int]) -> list[Instruction]:
-    """Return the program that refuses to bind ports: those that are kept, and those of gangs but its own."""
+    """Return the program that refuses to bind reserved ports, and gangs' ports other than the gang's own."""
     first, last = others
     return [
         op(bpf.LOAD, 2, 1, 24),
@@ -237,9 +237,9 @@ def _tuple_bytes(version: int) -> int:
 
 
 def _packet(marks: int, ports: list[int], version: int) -> list[Instruction]:
-    """Return what decides about a packet of one version of IP that stays on this host.
+    """Return the instructions that decide on a packet of one IP version that stays on this host.
 
-    Addresses and ports lie side by side in it, as the kernel's lookup wants them.
+    Addresses and ports are placed side by side, as the kernel's lookup expects them.
     """
     header, addresses_at, protocol_at = (20, 12, 9) if version == 4 else (40, 8, 6)
     return [
@@ -263,7 +263,7 @@ def _packet(marks: int, ports: list[int], version: int) -> list[Instruction]:
 
 
 def _destination(marks: int, ports: list[int], version: int, protocol: str, sender_at: int) -> list[Instruction]:
-    """Return what decides about the socket at the far end of a tuple: it is nobody's, or of the sender's account."""
+    """Return the instructions that allow a destination socket if there is none, or if the sender's account owns it."""
     mark = f"mark{version}{protocol}"
     return [
         op(bpf.LOAD_HALF, 2, _STACK, _TUPLE + _tuple_bytes(version) - 2),

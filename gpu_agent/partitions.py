@@ -1,8 +1,8 @@
 """Cuts this node's GPUs into the slices that the control plane wants, one GPU at a time and never under a job.
 
-What is to be done, and how the GPU was cut before, is on disk before the driver is asked; a cut that was interrupted by
-the agent's end is finished or undone by the next agent. If the driver refuses, the GPU is cut as it was before. A
-driver that says that the GPU is in use, by a process that is none of ours, is asked again later.
+The plan, and how the GPU was cut before, is on disk before the driver is asked; a cut that was interrupted by the
+agent's end is finished or undone by the next agent. If the driver refuses, the GPU is cut as it was before. If the
+driver says that the GPU is in use, by a process that is none of ours, it is asked again later.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Record:
     """What is known of a GPU's wanted partition.
 
     Attributes:
-        is_open: Whether the driver was asked, and neither the wanted cut nor the one before is known to be reached.
-        before: How the GPU was cut before; counts while it is open.
-        confirmed: Whether a control plane has named it since this agent started. Only what is open is touched without.
-        retry_at: Not before then, on the clock of leases.
+        is_open: Whether the driver was asked, and the GPU is not known to have either the wanted cut or the former one.
+        before: How the GPU was cut before; meaningful while it is open.
+        confirmed: Whether a control plane has named it since this agent started. Otherwise only open ones are touched.
+        retry_at: The earliest next attempt, on the clock of leases.
     """
 
     revision: int
@@ -51,21 +51,21 @@ class _Record:
         """The cut that is wanted.
 
         Raises:
-            DomainError: There is none with these slices.
+            DomainError: No cut has these slices.
         """
         return placed(self.sizes) if self.sizes else None
 
 
 class Partitions:
-    """Reconciles the GPUs of one node with what is wanted of them.
+    """Reconciles the GPUs of one node with the wanted cuts.
 
     Args:
-        driver: Asked only by one thread at a time.
-        state_file: What is wanted and how far it is, for the next agent.
+        driver: Used by only one thread at a time.
+        state_file: The wanted cuts and their progress, for the next agent.
         lock: Held while the driver is used.
-        held_by: Names the allocations that hold a GPU, or slices of it.
-        on_cut: Called when a GPU may have other slices, before that is reported as done.
-        retry_s: Pause before a driver that said busy, or that failed to restore a cut, is asked again.
+        held_by: Returns the allocations that hold a GPU, or slices of it.
+        on_cut: Called when a GPU may have other slices, before the cut is reported as done.
+        retry_s: The pause before a driver that said busy, or that failed to restore a cut, is asked again.
     """
 
     def __init__(
@@ -113,17 +113,17 @@ class Partitions:
             self._save()
 
     def statuses(self) -> list[PartitionStatus] | None:
-        """Return how GPUs are cut that can be, or are to be, and how far that is; None if there are none."""
+        """Return the cuts, and their progress, of GPUs that can or should be cut; None if there are none."""
         known = sorted(self._can_be_cut | self._records.keys())
         return [self._status(gpu) for gpu in known] if known else None
 
     def is_open(self, devices: Iterable[int]) -> bool:
-        """Whether a device is, or is a slice of, a GPU that is being cut: nothing may start on it."""
+        """Return whether a device is, or is a slice of, a GPU that is being cut: nothing may start on it."""
         gpus = {index if (parent := parent_of(index)) is None else parent for index in devices}
         return any(gpu == self._cutting or (gpu in self._records and self._records[gpu].is_open) for gpu in gpus)
 
     def step(self) -> None:
-        """Begin the next cut that can be made now, if none is under way."""
+        """Begin the next cut that can be made now, if none is in progress."""
         if self._cutting is not None:
             return
         for gpu, record in sorted(self._records.items()):
@@ -133,7 +133,7 @@ class Partitions:
                 return
 
     async def finish(self, within_s: float) -> None:
-        """Wait for the cut that is under way, because the agent ends."""
+        """Wait for the cut in progress, because the agent ends."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=within_s)
 
@@ -161,7 +161,7 @@ class Partitions:
         return True
 
     async def _settle(self, gpu: int, record: _Record) -> None:
-        """Bring a GPU to the wanted cut, or back to the one before."""
+        """Bring a GPU to the wanted cut, or back to the former one."""
         async with self._lock:
             if self._is_reached(gpu, record):
                 state, detail = PartitionState.APPLIED, ""
@@ -181,7 +181,7 @@ class Partitions:
         log.info("partition.settled", gpu=gpu, revision=record.revision, state=state.value, detail=detail)
 
     def _open(self, gpu: int, record: _Record) -> bool:
-        """Write down how the GPU is cut before the driver is asked; False if that is not possible."""
+        """Record how the GPU is cut before the driver is asked; return False if that is not possible."""
         if record.is_open:
             return True
         record.is_open, record.before = True, self._cuts.get(gpu)
@@ -192,7 +192,7 @@ class Partitions:
         return False
 
     async def _cut(self, gpu: int, record: _Record) -> tuple[PartitionState, str]:
-        """Ask the driver; after an error restore what was before."""
+        """Ask the driver; after an error, restore the former cut."""
         try:
             await self._ask(gpu, record.wanted)
             return PartitionState.APPLIED, ""
@@ -222,7 +222,7 @@ class Partitions:
         return True
 
     async def _ask(self, gpu: int, cut: Cut) -> None:
-        """Ask the driver, and look at what there is then."""
+        """Ask the driver, and read what the GPU has then."""
         try:
             await asyncio.to_thread(self._driver.cut, gpu, cut)
         finally:
@@ -234,7 +234,7 @@ class Partitions:
         self._can_be_cut = frozenset(each.index for each in devices if each.can_partition)
 
     def _is_reached(self, gpu: int, record: _Record) -> bool:
-        """Whether the GPU has the wanted slices, wherever they are on it."""
+        """Return whether the GPU has the wanted slices, wherever they are on it."""
         cut = self._cuts.get(gpu)
         if not record.sizes or cut is None:
             return not record.sizes and cut is None

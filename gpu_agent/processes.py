@@ -31,10 +31,10 @@ def kill_marked(mark: str) -> int:
 
 
 def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
-    """Return the CPU time that each root process and all its descendants have used, those that have ended included.
+    """Return the CPU time that each root process and all its descendants have used, including ended ones.
 
     Args:
-        roots: Process ids by name; the answer has the same names, less those whose process is gone.
+        roots: Process ids by name; the answer has the same names, without those whose process is gone.
     """
     if not roots:
         return {}
@@ -60,18 +60,18 @@ def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
 
 
 class ProcessTable:
-    """Names and parents of processes, read when they are asked for, each once."""
+    """Names and parents of processes, each read once, on demand."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[str, int] | None] = {}
 
     def name_of(self, pid: int) -> str | None:
-        """Return the name of a process; None if there is none of that id here."""
+        """Return the name of a process; None if there is none with that id here."""
         found = self._read(pid)
         return found[0] if found else None
 
     def descends(self, pid: int, roots: Collection[int]) -> bool:
-        """Whether a process is one of these, or descends from one."""
+        """Return whether a process is one of these, or descends from one."""
         while pid > 1:
             if pid in roots:
                 return True

@@ -35,7 +35,7 @@ LARGEST_NOISE = 1e15
 class Report:
     """A job's last report.
 
-    ``gpu_load`` is the load of its devices where they are simulated, ``local_batch`` its samples per GPU and step,
+    ``gpu_load`` is the load of its devices where they are simulated, ``local_batch`` its samples per GPU and step, and
     ``noise_scale`` its gradient noise scale in samples.
     """
 
@@ -51,7 +51,7 @@ class Report:
 
 
 def parse_report(line: bytes) -> Report | None:
-    """Return the report in one JSON line; None if nothing in it can be used."""
+    """Return the report in one JSON line; None if nothing in it is usable."""
     try:
         parsed: object = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -79,7 +79,7 @@ def _number(value: object) -> float | None:
 
 
 class FileReader:
-    """Reads the last usable line of a progress file that grows, is replaced, or is nonsense."""
+    """Reads the last usable line of a progress file that may grow, be replaced, or be nonsense."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,7 +113,7 @@ class FileReader:
 
 
 class LogReader:
-    """Searches new output for the job's pattern, with bounds on bytes per second, on a line, and on CPU time."""
+    """Searches new output for the job's pattern, with limits on bytes per second, line length and CPU time."""
 
     def __init__(self, path: Path, pattern: str) -> None:
         self._path = path
@@ -131,7 +131,7 @@ class LogReader:
             self._give_up(f"the progress pattern is not a regular expression: {error}")
 
     def read(self) -> Report | None:
-        """Return the newest match in the output since the last call, as far as the time for it goes."""
+        """Return the newest match in the output since the last call, within the time for the search."""
         if self.problem:
             return None
         end_s = thread_time() + _SEARCH_S
@@ -182,13 +182,13 @@ class LogReader:
 
 
 def search_within(pattern: re.Pattern[str], line: str, seconds: float) -> re.Match[str] | None:
-    """Search a line, but give up after some seconds of CPU time: a pattern may take longer than the universe.
+    """Search a line, but give up after some seconds of CPU time: some patterns would take longer than anybody can wait.
 
     The search runs Python's signal handlers, so a timer interrupts it. Timers count the time of all threads, such as
-    those that copy checkpoints, so it is set again until this thread has had its own. Main thread only.
+    those that copy checkpoints, so it is set again until this thread has used up its own. Main thread only.
 
     Raises:
-        TimeoutError: The search did not end in time, or there was hardly any: a timer of 0 never goes off.
+        TimeoutError: The search did not end in time, or had hardly any: a timer of 0 never goes off.
     """
     if seconds < _LEAST_SEARCH_S:
         raise TimeoutError
@@ -229,7 +229,7 @@ class ProgressReader:
         return self._log.problem if self._log else ""
 
     def poll(self) -> bool:
-        """Read file and log; True if the job has made progress."""
+        """Read file and log; return True if the job has made progress."""
         written = self._file.read()
         if written is not None and written.gpu_load is not None:
             self.gpu_load = written.gpu_load
@@ -242,7 +242,7 @@ class ProgressReader:
         return took
 
     def post(self, report: Report) -> bool:
-        """Store what the job has posted; True if the job reports in this way."""
+        """Store what the job has posted; return True if the job reports in this way."""
         if report.gpu_load is not None:
             self.gpu_load = report.gpu_load
         if self._source != "http":

@@ -39,9 +39,9 @@ class Process:
     """One of several processes of a rank.
 
     Attributes:
-        name: How messages name it.
+        name: Its name in messages.
         environment: Variables that only this process has.
-        argv: Its command; empty for the command of all.
+        argv: Its command; empty for the command that all share.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Launch:
     """What a shim is to run.
 
     Attributes:
-        time_limit_s: How long it may run; None for as long as it likes.
+        time_limit_s: How long it may run; None for no limit.
         processes: Several processes instead of one. The first that fails ends the others.
-        cleanup: A command to run afterwards, which ends what does not end with the processes.
-        make_dir: A folder to make first, as the user of the command.
-        account: The user of the command; None for the agent's own user.
+        cleanup: A command to run afterwards, for what does not end with the processes.
+        make_dir: A folder to make first, as the command's user.
+        account: The command's user; None for the agent's own.
         confinement: What confines its processes, as entries of its spec.
-        secrets_dir: Where the shim puts the secrets that are files.
-        secrets: What the shim gets through a pipe and not from the disk, as entries of its spec.
+        secrets_dir: Where the shim puts secrets that are files.
+        secrets: What the shim reads from a pipe instead of the disk, as entries of its spec.
     """
 
     argv: list[str]
@@ -78,7 +78,7 @@ class Launch:
     secrets: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]], repr=False)
 
     def spec(self) -> bytes:
-        """Return it in the format that the shim reads."""
+        """Return the spec in the format that the shim reads."""
         entries = [("working_dir", self.working_dir), ("grace_s", str(self.grace_s)), ("make_dir", self.make_dir)]
         entries.append(("time_limit_s", str(self.time_limit_s or 0.0)))
         if self.secrets:
@@ -124,7 +124,7 @@ class RankFolder:
 
     @property
     def stop_at_file(self) -> Path:
-        """The file in which the job finds when it will be killed, once that is known."""
+        """The file that tells the job when it will be killed, once that is known."""
         return self.path / shim.STOP_AT
 
     def stream(self, name: str) -> Path:
@@ -132,7 +132,7 @@ class RankFolder:
         return self.path / name
 
     def create(self, command: bytes) -> None:
-        """Make the folder with the command in it; on disk when this returns, completely or not at all."""
+        """Make the folder with the command in it, completely or not at all; it is on disk when this returns."""
         draft = self.path.with_name(f".{self.path.name}")
         draft.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.replace(draft / COMMAND, command)
@@ -140,7 +140,7 @@ class RankFolder:
         shim.sync_folder(str(self.path.parent))
 
     def launch(self, launch: Launch, deadline: float, lease_s: float) -> subprocess.Popen[bytes]:
-        """Start a shim, in a session of its own and with nothing of this process's environment."""
+        """Start a shim in its own session, with nothing of this process's environment."""
         scratch = self.path / SCRATCH
         scratch.mkdir(mode=0o700, exist_ok=True)
         if launch.account is not None:
@@ -173,7 +173,7 @@ class RankFolder:
     def request_stop(self, cause: EndedBy, grace_s: float, detail: str = "") -> None:
         """Ask the shim durably to end the rank; a repeated request may shorten the grace period.
 
-        With a ``detail``, the rank is to blame itself, and has failed, whatever its processes make of it.
+        With a ``detail``, the rank itself is to blame and counts as failed, however its processes end.
 
         Raises:
             OSError: The request cannot be stored. The shim is still signalled, with the grace period of its spec.
@@ -189,16 +189,16 @@ class RankFolder:
                     os.kill(int(started["shim"]), signal.SIGTERM)
 
     def stop_requested(self) -> bool:
-        """Whether the end was requested."""
+        """Return whether the rank's end was requested."""
         return (self.path / shim.STOP).exists()
 
     def stop_cause(self) -> EndedBy | None:
-        """Return for whom the end was requested; None if it was not."""
+        """Return on whose behalf the end was requested; None if it was not."""
         facts = shim.read_facts(str(self.path / shim.STOP))
         return None if facts is None else EndedBy(facts.get("cause", EndedBy.STOP))
 
     def grace_over_at(self) -> float | None:
-        """Return when the grace period of a requested end is over, UTC seconds; None if none was requested."""
+        """Return when the grace period of a requested end is over, UTC seconds; None if no end was requested."""
         path = self.path / shim.STOP
         facts = shim.read_facts(str(path))
         return None if facts is None else path.stat().st_mtime + float(facts.get("grace_s", 0.0))
@@ -208,7 +208,7 @@ class RankFolder:
         return shim.read_facts(str(self.path / shim.STARTED))
 
     def exit(self) -> Exit | None:
-        """Return how the rank ended; None while anything of it runs, or before it has run."""
+        """Return how the rank ended; None while anything of it is running, or before it has run."""
         facts = shim.read_facts(str(self.path / shim.EXITED))
         if facts is None:
             return None
@@ -221,7 +221,7 @@ class RankFolder:
         )
 
     def is_held(self) -> bool:
-        """Whether a shim runs here. Only for started ranks, because checking takes the lock for a moment."""
+        """Return whether a shim runs here. Only for started ranks, because checking takes the lock for a moment."""
         descriptor = self._take_lock()
         if descriptor is None:
             return True
@@ -229,7 +229,7 @@ class RankFolder:
         return False
 
     def end_unstarted(self, code: int, ended_by: EndedBy, detail: str) -> bool:
-        """Write an end for a rank that has not started, so that it never will; False if a shim already runs it."""
+        """Write an end for a rank that has not started, so that it never will; return False if a shim runs it."""
         descriptor = self._take_lock()
         if descriptor is None:
             return False
@@ -242,7 +242,7 @@ class RankFolder:
             os.close(descriptor)
 
     def end_after_dead_shim(self) -> None:
-        """Kill what a dead shim has left running, remove its secret files, and write an end for it."""
+        """Kill what a dead shim has left running, remove its secret files, and write the end in its place."""
         descriptor = self._take_lock()
         if descriptor is None or self.exit() is not None:
             return
@@ -267,14 +267,14 @@ class RankFolder:
             files.replace(self.path / POSTED, report, durable=False)
 
     def posted(self) -> bytes:
-        """Return what the job posted last, empty if it has posted nothing."""
+        """Return what the job posted last; empty if it has posted nothing."""
         try:
             return (self.path / POSTED).read_bytes()
         except OSError:
             return b""
 
     def keep_settings(self, settings: bytes) -> None:
-        """Store the controls for the gang's devices; on disk when this returns."""
+        """Store the controls for the gang's devices; they are on disk when this returns."""
         files.replace(self.path / SETTINGS, settings)
 
     def settings(self) -> bytes:
@@ -305,7 +305,7 @@ class RankFolder:
         return descriptor
 
     def _shim_words(self) -> str:
-        """Return the end of the shim's output; it prints only when it fails."""
+        """Return the end of the shim's output; the shim prints only when it fails."""
         try:
             return (self.path / SHIM_LOG).read_text(errors="replace").strip()[-500:]
         except OSError:
@@ -322,7 +322,7 @@ def _pass_on(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _memory_words(facts: Mapping[str, str], code: int) -> str:
-    """Return that processes were killed for memory, and for whose; empty if none was."""
+    """Return a sentence on processes killed for lack of memory, and whose limit was the cause; empty if none was."""
     if "memory_peak" not in facts:
         return ""
     is_alone = code == -signal.SIGKILL and not facts.get("detail")

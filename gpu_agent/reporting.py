@@ -1,4 +1,4 @@
-"""What every agent does: it reads its GPUs, and tells the control plane of them and of what they use."""
+"""What every agent does: it reads its GPUs and reports them, and the energy they use, to the control plane."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ Loops = Mapping[str, Callable[[], Awaitable[None]]]
 
 
 class StateFolderTakenError(Exception):
-    """Another agent runs on the same state folder."""
+    """Another agent is running on the same state folder."""
 
 
 class ReportingAgent:
-    """The GPUs of one node, and the loops that report them; what it is beside that, others say."""
+    """The GPUs of one node, and the loops that report them; subclasses add the rest."""
 
     plane: ControlPlane
     meter: Meter
@@ -71,18 +71,18 @@ class ReportingAgent:
     # --- what others say
 
     async def start(self) -> None:
-        """Begin."""
+        """Start the loops."""
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """End."""
+        """Stop the loops."""
         raise NotImplementedError
 
     async def _send_heartbeat(self) -> None:
         raise NotImplementedError
 
     async def _take_devices(self) -> None:
-        """Take the devices as they are now."""
+        """Adopt the devices as they are now."""
         raise NotImplementedError
 
     def _load_of(self, device: int) -> float:
@@ -94,19 +94,19 @@ class ReportingAgent:
         return False
 
     def _delivered(self) -> None:
-        """Take note that the control plane has taken intervals."""
+        """Record that the control plane has taken intervals."""
 
     def _problems(self) -> list[str]:
         return [self.spool.problem] if self.spool.problem else []
 
     @property
     def gangs_running(self) -> int:
-        """How many gangs have processes here."""
+        """The number of gangs with processes here."""
         return 0
 
     @property
     def lease_left_s(self) -> float | None:
-        """For how long gangs may still run without contact; None before the first heartbeat."""
+        """How long gangs may still run without contact, in seconds; None before the first heartbeat."""
         return None
 
     # --- what all have
@@ -123,11 +123,11 @@ class ReportingAgent:
             raise RuntimeError(problem)
 
     def disk_space(self) -> DiskSpace | None:
-        """Return how full the disk of the agent's state is; None where it cannot be asked."""
+        """Return how full the disk with the agent's state is; None where that cannot be determined."""
         return self._disk.space()
 
     def _closed(self) -> str | None:
-        """Return why this node takes no new work; None while it does."""
+        """Return why this node takes no new work; None if it does."""
         if isinstance(self.driver, AbsentDriver):
             return self.driver.why
         problem = self._disk.problem()
@@ -281,7 +281,7 @@ class ReportingAgent:
         return True
 
     def _due(self, batch: list[EnergyInterval]) -> list[EnergyInterval]:
-        """Return those of the oldest intervals that may be delivered: the first of them, by their age."""
+        """Return the leading intervals of the batch that are old enough to be delivered."""
         if not self.settings.engine_node:
             return batch
         now, delay_s = utc_now(), self.settings.engine_delay_s
@@ -293,7 +293,7 @@ class ReportingAgent:
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Return when something happens, or after some seconds."""
+    """Return when an event is set, or after some seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -19,23 +19,23 @@ GENERATIONS_KEPT_S = 30 * 86_400
 
 @dataclass(frozen=True)
 class Limits:
-    """How long, and how much of, the folders of ended ranks are kept."""
+    """How long, and how much of, the folders of ended ranks is kept."""
 
     age_s: float
     total_bytes: int
 
 
 def clean(allocations: Path, generations: Path, limits: Limits, lacking_bytes: int = 0) -> int:
-    """Remove folders of ended and settled ranks: the old ones, then the oldest until the rest fits.
+    """Remove folders of ended and settled ranks: the expired ones, then the oldest until the rest fits.
 
     Args:
         allocations: Where the folders are.
         generations: Where the newest generation of each job is.
         limits: What is kept.
-        lacking_bytes: What the disk lacks of its reserve: so much is removed in any case.
+        lacking_bytes: What the disk lacks of its reserve: this much is removed in any case.
 
     Returns:
-        How many were removed.
+        The number of folders removed.
     """
     settled = sorted(_settled(allocations))
     now = time.time()
@@ -58,7 +58,7 @@ def clean(allocations: Path, generations: Path, limits: Limits, lacking_bytes: i
 
 
 def _settled(allocations: Path) -> list[tuple[float, int, Path]]:
-    """Return when each settled rank ended, its size on disk, and its folder."""
+    """Return, for each settled rank, when it ended, its size on disk, and its folder."""
     found: list[tuple[float, int, Path]] = []
     with suppress(OSError):
         for path in allocations.iterdir():

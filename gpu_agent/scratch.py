@@ -1,8 +1,8 @@
-"""What jobs that run take of the node's disk for files of their own: it is measured, and who takes too much is ended.
+"""How much of the node's disk running jobs use for their own files: it is measured, and whoever uses too much is ended.
 
-A job's are those in its working folder on the node and those that it was submitted with; a tenant's are its jobs' and
-those in its home folder here. Where the file system has no quotas that a job's account runs into, looking is all that
-can be done. ``du`` looks, in a process of its own: a job can make more files than the agent has time for.
+A job's files are those in its working folder on the node and those that it was submitted with; a tenant's are its jobs'
+files and those in its home folder here. Where the file system has no quotas that a job's account runs into, measuring
+is all that can be done. ``du`` does it, in its own process: a job can make more files than the agent has time for.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Holding:
 def to_end(
     holdings: Mapping[str, Holding], taken_bytes: Mapping[Path, int], job_bytes: int, tenant_bytes: int
 ) -> dict[str, str]:
-    """Return which jobs are to end, and why: each that takes too much, and the largest of a tenant that does.
+    """Return which jobs should end, and why: each that uses too much, and the largest of a tenant that does.
 
     Args:
         holdings: The jobs, by allocation.
-        taken_bytes: What folders take; nothing is known of those that are missing.
-        job_bytes: What one may take.
-        tenant_bytes: What all of one tenant, and its home folder, may take together.
+        taken_bytes: The disk use of folders; nothing is known of those that are missing.
+        job_bytes: What one job may use.
+        tenant_bytes: What all jobs of one tenant, and its home folder, may use together.
     """
 
     def size(folders: Iterable[Path]) -> int:
@@ -79,10 +79,10 @@ class Scratch:
     """Watches the disk of one node.
 
     Args:
-        gangs: Those of the node.
+        gangs: The node's gangs.
         home_of: Returns the home folder that a job's tenant has here, if it has one.
-        job_bytes: What one job may take.
-        tenant_bytes: What the jobs of a tenant may take together.
+        job_bytes: What one job may use.
+        tenant_bytes: What the jobs of a tenant may use together.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class Scratch:
         self._is_blind = False
 
     async def watch(self) -> None:
-        """Look again and again, with pauses that grow with how long it takes."""
+        """Measure again and again, with pauses that grow with how long it takes."""
         while True:
             began_s = clock()
             await self.look()
             await asyncio.sleep(max(_LOOK_S, (clock() - began_s) * (1 / _SHARE - 1)))
 
     async def look(self) -> None:
-        """Measure once, and end who takes too much."""
+        """Measure once, and end jobs that use too much."""
         running = [(gang, gang.start) for gang in self._gangs if gang.holding and gang.start]
         holdings, folders = await asyncio.to_thread(self._find, running)
         taken = await measured(folders) if folders else {}
@@ -120,7 +120,7 @@ class Scratch:
                     gang.folder.request_stop(EndedBy.ITSELF, start.spec.grace_s, why)
 
     def _find(self, running: Iterable[tuple[Gang, StartGang]]) -> tuple[dict[str, Holding], set[Path]]:
-        """Return what counts for whom, and the folders that there are; accounts may be those of a directory service."""
+        """Return what counts for whom, and the existing folders; looking up accounts may query a directory service."""
         holdings = {
             gang.allocation_id: Holding(
                 start.tenant_id,
@@ -133,7 +133,7 @@ class Scratch:
 
 
 async def measured(folders: Iterable[Path]) -> dict[Path, int]:
-    """Return what folders take of the disk, in bytes, without what cannot be read; nothing where ``du`` is another."""
+    """Return the disk use of folders in bytes, without what cannot be read; empty if there is no suitable ``du``."""
     try:
         process = await asyncio.create_subprocess_exec(
             *(*_MEASURE, *map(str, folders)),

@@ -1,9 +1,9 @@
-"""The system calls that jobs do not need, and which have let programs out of their confinement: a seccomp program.
+"""A seccomp program against system calls that jobs do not need and that have let programs escape their confinement.
 
 The list is what container engines refuse by default to processes without capabilities, so that a program that runs in
-a container runs here too. ``ptrace`` stays, for debuggers: the kernel lets a process trace its own user's alone. A job
-cannot make a user namespace, in which it would have the rights to mount and thereby reach code of the kernel that is
-otherwise root's alone.
+a container runs here too. ``ptrace`` is allowed, for debuggers: the kernel lets a process trace only those of its own
+user. A job cannot make a user namespace, in which it could mount and thereby reach kernel code that is otherwise only
+root's.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Secrets of a rank: from the control plane to its processes, without a stop on a disk.
+"""Secrets of a rank: from the control plane to its processes without touching a disk.
 
-The agent fetches the values when the rank is to start and passes them to the shim through a pipe. The shim puts those
-that are variables into the environment of the processes and writes those that are files into a folder in memory, which
-it removes when nothing of the rank is left. If the shim was killed, the agent removes the folder: its name follows from
-the rank's own folder, so that the next agent finds it too. After a restart of the host there is none.
+The agent fetches the values when the rank is about to start and passes them to the shim through a pipe. The shim puts
+those that are variables into the environment of the processes and writes those that are files into a folder in memory,
+which it removes when nothing of the rank is left. If the shim was killed, the agent removes the folder: its name is
+derived from the rank's own folder, so that the next agent finds it too. After a restart of the host it is gone.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ CONTAINER_VARIABLES = ".env"
 
 
 class InputError(Exception):
-    """A gang cannot start for lack of what its job names; the message is a sentence for the job's owner."""
+    """A gang cannot start because something its job names is missing; the message is a sentence for the job's owner."""
 
 
 class CannotStartError(InputError):
-    """It could not start however often it was tried."""
+    """The gang could not start however often it was tried."""
 
 
 def secrets_folder(rank: Path) -> Path:
-    """Return where the secret files of a rank are: in memory, or in its own folder on hosts without that."""
+    """Return where the secret files of a rank are: in memory, or in its own folder on hosts where they cannot be."""
     return memory_folder(rank) / hashlib.sha256(os.fsencode(rank.absolute())).hexdigest()[:32]
 
 
 def memory_folder(rank: Path) -> Path:
-    """Return the folder in memory that all agents of this user have, or else one in the rank's folder."""
+    """Return the folder in memory that all agents of this user share, or else one in the rank's folder."""
     if not MEMORY.is_mount() or not os.access(MEMORY, os.W_OK) or not _may_be_used(_ours()):
         return rank / "secrets"
     return _ours()
@@ -52,7 +52,7 @@ def memory_folder(rank: Path) -> Path:
 def prepare_memory() -> None:
     """Make the folder in memory before any job runs that could make it first.
 
-    Where somebody did, secrets that are files are on the disk while their rank runs, and the log says so.
+    If somebody else has made it, secrets that are files are on the disk while their rank runs, and the log says so.
     """
     if MEMORY.is_mount() and os.access(MEMORY, os.W_OK):
         try:
@@ -62,7 +62,7 @@ def prepare_memory() -> None:
 
 
 def remove_secrets(rank: Path) -> None:
-    """Remove what a shim left of a rank's secret files; without any, this does nothing."""
+    """Remove what a shim left of a rank's secret files, if anything."""
     shim.remove_secrets(str(secrets_folder(rank)))
 
 
@@ -72,14 +72,14 @@ def variables_for(spec: JobSpec, rank: Path) -> dict[str, str]:
 
 
 def has_files(spec: JobSpec) -> bool:
-    """Whether a job gets secrets as files."""
+    """Return whether a job gets secrets as files."""
     return any(use.file for use in spec.secrets or ())
 
 
 def with_instance_key(spec: JobSpec, values: Mapping[str, str], key: str | None) -> tuple[JobSpec, dict[str, str]]:
-    """Return a spec and its secrets with the key of an instance among them, as the variables that servers look for.
+    """Return a spec and its secrets with the key of an instance added, as the variables that servers look for.
 
-    No secret of a user has its name, and it comes last: it is what the routers send.
+    It has a name that no user's secret can have, and comes last so that it wins: it is what the routers send.
     """
     if key is None:
         return spec, dict(values)
@@ -93,13 +93,13 @@ def shim_entries(
     """Return what the shim reads from its pipe, as entries of ``shim.spec_bytes``.
 
     Args:
-        spec: The job's.
+        spec: The job's spec.
         values: Values of secrets by their names.
         taken: Variables that describe the gang; a job cannot replace them.
         in_container: Whether the processes are clients of a container engine, which reads variables from a file.
 
     Raises:
-        InputError: A container cannot have a value as a variable.
+        InputError: A value cannot be passed to a container as a variable.
     """
     uses = spec.secrets or ()
     variables = {use.env: values[use.name] for use in uses if use.env is not None and use.env not in taken}
@@ -117,7 +117,7 @@ def _ours() -> Path:
 
 
 def _may_be_used(folder: Path) -> bool:
-    """Whether a folder in memory is this user's own, or can become so: everybody may make folders there."""
+    """Return whether a folder in memory is, or can become, this user's own: everybody may make folders there."""
     try:
         found = folder.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The agent's settings: `GPU_AGENT_...`, and what the whole installation shares."""
+"""The agent's settings: `GPU_AGENT_...`, and those that the whole installation shares."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class AgentSettings(SharedSettings):
 
     @model_validator(mode="after")
     def _has_a_credential(self) -> Self:
-        """Need none of the services' secrets: the agent's own is in its state folder, once it has enrolled."""
+        """Require none of the services' secrets: the agent's own is in its state folder, once it has enrolled."""
         return self
 
     @model_validator(mode="after")
@@ -328,7 +328,7 @@ class AgentSettings(SharedSettings):
 
     @property
     def tls(self) -> Tls:
-        """How this agent shows who it is, and knows telemetry."""
+        """How this agent identifies itself, and verifies telemetry."""
         return replace(super().tls, pin=self.tls_pin)
 
     @property

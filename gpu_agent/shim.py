@@ -1,4 +1,4 @@
-"""The small process between the agent and one rank: it starts the command, watches its lease, keeps its exit code.
+"""The small process between the agent and one rank: it starts the command, watches its lease and keeps its exit code.
 
 A rank is what a gang runs on one node: one process, or one for each of the node's GPUs. With several, the first that
 fails ends the others, and its exit code is the rank's.
@@ -6,7 +6,7 @@ fails ends the others, and its exit code is the rank's.
 Run as ``python -I -S shim.py FOLDER``, in a session of its own, so that the agent may be killed, upgraded or restarted
 while ranks run. It imports the standard library only and speaks to the agent through small files in FOLDER:
 
-``spec``     written by the agent: what to run (entries end in NUL)
+``spec``     written by the agent: what to run (each entry ends in NUL)
 ``lease``    written by the agent at every renewal: deadline and length, seconds on ``clock()``
 ``stop``     written by the agent: ``grace_s`` and ``cause``, and ``detail`` if it is the rank's own fault; then SIGTERM
              to the shim, which looks at once
@@ -18,7 +18,7 @@ while ranks run. It imports the standard library only and speaks to the agent th
 ``order``    written by the shim: in which order ``stdout`` and ``stderr`` grew (see ``Order``)
 ``exec.sock`` made by the agent for a moment, to run another command beside the rank's (see ``exec_shim``)
 
-Secrets come through standard input instead, and those that are files go into a folder in memory, which the shim removes
+Secrets come through standard input instead; those that are files go into a folder in memory, which the shim removes
 when nothing of the rank is left.
 
 A gang whose lease runs out dies even if the agent is dead: SIGTERM when the last third of the lease (or the grace, if
@@ -86,12 +86,12 @@ _INOTIFY_EVENT = struct.Struct("iIII")
 
 
 def clock() -> float:
-    """Return seconds on the clock of leases: it runs while the host sleeps, and cannot be set."""
+    """Return seconds on the clock of leases, which keeps running while the host sleeps and cannot be set."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def read_facts(path: str) -> dict[str, str] | None:
-    """Return the ``name=value`` lines of a file, None where there is no such file."""
+    """Return the ``name=value`` lines of a file; None if there is no such file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return dict(line.rstrip("\n").split("=", 1) for line in file if "=" in line)
@@ -100,7 +100,7 @@ def read_facts(path: str) -> dict[str, str] | None:
 
 
 def write_facts(path: str, facts: dict[str, object], *, durable: bool = True) -> None:
-    """Replace a file by ``name=value`` lines, all or nothing; on disk when this returns, if ``durable``."""
+    """Replace a file by ``name=value`` lines, all or nothing; if ``durable``, they are on disk when this returns."""
     text = "".join(f"{name}={' '.join(str(value).split())}\n" for name, value in facts.items() if value is not None)
     descriptor = os.open(path + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -125,7 +125,7 @@ def sync_folder(folder: str) -> None:
 
 
 def kernel_boot() -> str:
-    """Return an id of this boot of the host; empty if there is none. No process of an earlier boot is left."""
+    """Return an id of this boot of the host; empty if there is none. No process of an earlier boot is alive."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -215,16 +215,17 @@ def spec_bytes(entries: list[tuple[str, str]]) -> bytes:
 
     Entries: ``argv``, ``cleanup`` and ``env`` (``NAME=value``), each repeated; ``working_dir``, ``grace_s``,
     ``time_limit_s``, ``make_dir`` (made if it is missing), ``secrets_dir`` (for the secret files among the entries that
-    come through standard input), ``user`` (user id, group id and further groups to run as, with spaces), ``confine``
-    (repeated: see ``enclosure``), ``output_bytes`` (what both streams may take on the disk), ``reserve_bytes`` (what
-    they leave free of it). ``process`` begins a process and names it; ``env`` after it is for this process alone, and
-    so is ``argv``, which replaces the common one. Without any ``process`` there is one process.
+    come through standard input), ``user`` (the user id, group id and further groups to run as, separated by spaces),
+    ``confine`` (repeated: see ``enclosure``), ``output_bytes`` (what both streams may use of the disk),
+    ``reserve_bytes`` (what they must leave free on it). ``process`` begins a process and names it; ``env`` after it is
+    for this process alone, and so is ``argv``, which replaces the common one. Without any ``process`` there is one
+    process.
     """
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in entries)
 
 
 def write_lease(path: str, deadline: float, length_s: float) -> None:
-    """Renew a lease. In place and with constant length, because the disk may be full."""
+    """Renew a lease in place and with constant length, because the disk may be full."""
     line = f"{deadline:020.3f} {length_s:012.3f} "
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -234,7 +235,7 @@ def write_lease(path: str, deadline: float, length_s: float) -> None:
 
 
 class _Lease:
-    """The newest lease read; one that cannot be read leaves the last in force."""
+    """The newest lease that was read; one that cannot be read leaves the previous one in force."""
 
     def __init__(self) -> None:
         self.deadline = float("-inf")
@@ -275,16 +276,16 @@ class _Stop:
 
 
 class Order:
-    """Writes down in which order the two streams of a rank grow, so that they can be shown together.
+    """Records the order in which the two streams of a rank grow, so that they can be shown together.
 
     Both streams are files that the job writes itself: nothing is copied, and a job is never slowed down. The kernel
     queues one event for each change from one stream to the other (inotify merges only equal neighbours), and the sizes
-    say how much was written. Both together give the order; where the shim finds several changes at once, whole lines
+    say how much was written. Together they give the order; where the shim finds several changes at once, whole lines
     are distributed over them.
 
     The file has records of 16 bytes, ``combined_end`` and ``2 * stream_end + stream``: the bytes of the combined output
-    up to ``combined_end`` that the record before does not have are those of ``stream`` (0 is stdout) up to
-    ``stream_end``. Only the last record changes, while its stream grows.
+    from the previous record up to ``combined_end`` are those of ``stream`` (0 is stdout) up to ``stream_end``. Only the
+    last record changes, while its stream grows.
     """
 
     def __init__(self) -> None:
@@ -300,7 +301,7 @@ class Order:
         self._events = self._watch()
 
     def _watch(self) -> int:
-        """Return a descriptor for events; -1 if there are none, and only the sizes tell the order."""
+        """Return a descriptor for events; -1 if there are none, and only the sizes give the order."""
         if sys.platform != "linux":
             return -1
         library = ctypes.CDLL(None)
@@ -311,7 +312,7 @@ class Order:
         return events
 
     def wait(self, wake: int, until: float, is_enough: Callable[[], bool] = lambda: False) -> None:
-        """Write down the order until ``wake`` can be read, ``until`` is over, or there is enough output."""
+        """Record the order until ``wake`` can be read, ``until`` has passed, or there is enough output."""
         while (now := clock()) < until and not is_enough():
             pausing, looks_anyway = now < self._next_look, self._events < 0 or self._is_behind
             watched = [wake] if pausing or self._events < 0 else [wake, self._events]
@@ -323,7 +324,7 @@ class Order:
                 return
 
     def look(self) -> None:
-        """Write down what was written since the last call."""
+        """Record what was written since the last call."""
         began = clock()
         sizes = self._sizes()
         runs = self._runs()
@@ -350,11 +351,11 @@ class Order:
         self._next_look = clock() + pause_s
 
     def disk_bytes(self) -> int:
-        """Return what both streams take on the disk; what the agent has discarded does not count."""
+        """Return what both streams use of the disk, without what the agent has discarded."""
         return sum(os.fstat(file).st_blocks for file in self._files) * 512
 
     def _sizes(self) -> list[int]:
-        """Return the sizes as they were at one moment: with the other stream's from before or after, order is lost."""
+        """Return both sizes at one moment: if one is from before or after the other, the order is lost."""
         sizes = [os.fstat(file).st_size for file in self._files]
         for _ in range(_ORDER_SNAPSHOTS):
             if (first := os.fstat(self._files[0]).st_size) == sizes[0]:
@@ -363,7 +364,7 @@ class Order:
         return sizes
 
     def _runs(self) -> list[int]:
-        """Return the streams in the order in which they were written, one entry for each change."""
+        """Return the order in which the streams were written, one entry for each change."""
         runs = self._pending
         while self._events >= 0:
             try:
@@ -377,7 +378,7 @@ class Order:
         return runs
 
     def _pieces(self, stream: int, grown: range, runs: int) -> list[range]:
-        """Distribute what was written over the times at which it was written: whole lines, evenly."""
+        """Distribute new output over the times at which it was written: whole lines, evenly."""
         if not grown:
             return []
         if runs <= 1 or len(grown) > _ORDER_LINES_BYTES:
@@ -402,7 +403,7 @@ class Order:
             self._records.append((combined_end + len(piece), 2 * piece.stop + stream))
 
     def _write(self) -> None:
-        """Bring the records to disk; if it is full, they wait for the next time."""
+        """Write the records to disk; if it is full, they wait for the next time."""
         data = b"".join(ORDER_RECORD.pack(*record) for record in self._records)
         try:
             written = os.pwrite(self._file, data, self._first * ORDER_RECORD.size)
@@ -415,11 +416,11 @@ class Order:
 
 
 class _OutputLimit:
-    """What both streams of a rank may take on the disk, looked at whenever they have grown.
+    """What both streams of a rank may use of the disk, checked whenever they have grown.
 
-    Beside the limit there is a share of the disk: half of what there is beyond the reserve, so that no job fills a disk
-    that is small, or fuller than usual. A rank that takes more than its share because others have filled the disk may
-    go on, as long as it hardly writes.
+    Besides the limit there is a share of the disk: half of what is free beyond the reserve, so that no job fills a disk
+    that is small, or fuller than usual. A rank over its share because others have filled the disk may continue, as long
+    as it hardly writes.
     """
 
     def __init__(self, output_bytes: int, reserve_bytes: int, taken: Callable[[], int]) -> None:
@@ -431,7 +432,7 @@ class _OutputLimit:
         self.is_near = False
 
     def excess(self) -> str:
-        """Return why the rank is to end; empty while its output is within the limit."""
+        """Return why the rank must end; empty while its output is within the limit."""
         taken = self._taken()
         if self._output_bytes and taken > self._output_bytes:
             return f"Its output took more than {self._output_bytes / 2**20:,.0f} MiB of the disk at once."
@@ -453,11 +454,11 @@ class _OutputLimit:
         )
 
     def ends(self) -> None:
-        """Note that the rank was told to end for its output."""
+        """Record that the rank was told to end because of its output."""
         self._end_bytes = self._taken() + _MORE_OUTPUT_BYTES
 
     def goes_on(self) -> bool:
-        """Return whether a rank that was told so writes as before."""
+        """Return whether a rank that was told to end keeps on writing."""
         return self._taken() > self._end_bytes
 
 
@@ -533,7 +534,7 @@ class _Shim:
         self._write_exit()
 
     def _enclosed(self) -> bool:
-        """Make what confines the processes; False if it cannot be made, and nothing is run."""
+        """Make what confines the processes; return False if it cannot be made, and nothing is run."""
         try:
             if self._spec.enclosure is not None:
                 self._spec.enclosure.make(self._spec.user)
@@ -570,7 +571,7 @@ class _Shim:
         self._look_at_sessions(now)
 
     def _look_at_sessions(self, now: float) -> None:
-        """Start what the agent asks for beside the rank, and end what nobody listens to any more."""
+        """Start what the agent asks for beside the rank, and end sessions that nobody is connected to any more."""
         if self._sessions is None:
             if not os.path.exists(EXEC_DOOR):
                 return
@@ -600,7 +601,7 @@ class _Shim:
             self._signal(signal.SIGTERM)
 
     def _say_stop_at(self, kill_at: float) -> None:
-        """Tell the job by when it has to have saved its work."""
+        """Tell the job by when it must have saved its work."""
         try:
             with open(STOP_AT + ".tmp", "w", encoding="ascii") as file:
                 file.write(f"{time.time() + kill_at - clock():.3f}\n")
@@ -629,7 +630,7 @@ class _Shim:
                     pass
 
     def _is_empty(self) -> bool:
-        """Collect what has exited; True once nothing of the rank is left."""
+        """Collect exited processes; return True once nothing of the rank is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -646,7 +647,7 @@ class _Shim:
             return pid < 0 and not self._groups
 
     def _process_exited(self, name: str, code: int) -> None:
-        """Note how a process ended: the first that fails ends the others, and decides how the rank ended."""
+        """Record how a process ended: the first that fails ends the others, and decides how the rank ended."""
         if code and not self._code:
             self._code, self._ended_by = code, self._ending or "itself"
             could_run = self._read_exec_error()
@@ -668,7 +669,7 @@ class _Shim:
         self._signal(signal.SIGTERM)
 
     def _read_exec_error(self) -> bool:
-        """Return True unless the command could not be run: then code and detail say why."""
+        """Return True unless the command could not be run; then code and detail say why."""
         try:
             failure = os.read(self._exec_error, 4096).decode(errors="replace").partition("\n")[0]
         except BlockingIOError:
@@ -684,7 +685,7 @@ class _Shim:
         return False
 
     def _sleep(self) -> None:
-        """Wait for a signal, or until something is due; meanwhile write down the order of the output."""
+        """Wait for a signal, or until something is due; meanwhile record the order of the output."""
         due = min(self._lease.warn_at(self._spec.grace_s), self._kill_at, self._lease.deadline, self._limit_at)
         if self._ending:
             due = min(self._kill_at, self._lease.deadline)
@@ -699,11 +700,11 @@ class _Shim:
             pass
 
     def _is_too_much(self) -> bool:
-        """Whether the next look ends or kills the rank for its output."""
+        """Return whether the next look ends or kills the rank because of its output."""
         return self._output.goes_on() if self._ending else bool(self._output.excess())
 
     def _write_exit(self) -> None:
-        """Bring the end to disk, however long it takes: nobody else knows it, and without it the job runs again."""
+        """Write the end to disk, however long it takes: nobody else knows it, and without it the job runs again."""
         detail = self._detail[:_LONGEST_DETAIL] or None  # what is reserved on the disk has room for that
         facts: dict[str, object] = {"code": self._code, "ended_by": self._ended_by, "detail": detail}
         facts |= self._memory_kill
@@ -773,7 +774,7 @@ def _become(
 
 
 def _execute(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
-    """Replace this process, looking for the program as a shell would; raises if it cannot be run.
+    """Replace this process by the program, looked up as a shell would; raise an error if it cannot be run.
 
     Not ``os.execvpe``: that imports a module, which another user may not be able to read.
     """
@@ -789,7 +790,7 @@ def _execute(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
 
 
 def _change_user(user: list[int]) -> None:
-    """Become the user that the agent wants jobs to run as; the output is theirs as well."""
+    """Become the user that jobs run as; the output becomes theirs too."""
     if not user or user[0] == os.geteuid():
         return
     os.fchown(1, user[0], user[1])
@@ -800,7 +801,7 @@ def _change_user(user: list[int]) -> None:
 
 
 def _be_killable() -> None:
-    """If memory runs out, jobs are killed before the agent and the shims, whatever protects these."""
+    """Let the kernel kill jobs before the agent and the shims if memory runs out, whatever protects these."""
     try:
         with open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
             if int(file.read()) < 0:
@@ -815,7 +816,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _children() -> list[int]:
-    """This process's children, including inherited ones."""
+    """Return this process's children, including adopted ones."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
@@ -845,7 +846,7 @@ def _run_for(argv: list[bytes], seconds: float) -> None:
 
 
 def main(folder: str) -> int:
-    """Run the rank whose folder this is; return 75 if another shim runs or ran it."""
+    """Run the rank in this folder; return 75 if another shim is running it, or ran it."""
     os.chdir(folder)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -902,11 +903,11 @@ def _write_secrets(spec: _Spec) -> None:
 def open_own_folder(folder: bytes | str) -> int:
     """Return a descriptor of a folder that nobody else can change, which is made if it is missing.
 
-    In memory, where everybody may make folders, somebody else may have been first since it was last looked at.
+    In memory, where everybody may make folders, somebody else may have made it since the last check.
 
     Raises:
         PermissionError: It belongs to another user, or others may write there.
-        OSError: It cannot be made, or is no folder.
+        OSError: It cannot be made, or is not a folder.
     """
     try:
         os.mkdir(folder, 0o711)  # it holds the folders of all ranks

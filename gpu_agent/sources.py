@@ -1,7 +1,7 @@
 """The files of jobs whose submitter shares no folder with this node: fetched, checked, and unpacked for one gang.
 
-A gang's files are in ``source`` in the folder of its rank, whole or not at all: they are made under another name, so
-that a killed agent leaves nothing that looks complete. Archives are kept by their hash for the next gang.
+A gang's files are in ``source`` in the folder of its rank, all or nothing: they are made under another name, so that a
+killed agent leaves nothing that looks complete. Archives are kept under their hash for the next gang.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _DRAFT = ".source-"
 
 @dataclass(frozen=True)
 class SourceLimits:
-    """How much this node takes.
+    """How much this node accepts.
 
     Attributes:
-        unpacked_bytes: Of one archive, unpacked.
-        cache_bytes: Of all archives that are kept.
+        unpacked_bytes: The unpacked size of one archive.
+        cache_bytes: The size of all kept archives.
     """
 
     unpacked_bytes: int
@@ -70,12 +70,12 @@ class Sources:
             start: The gang.
             rank: The folder of its rank.
             read_chunk: Reads a part of the archive from the control plane.
-            credential: For the repository.
+            credential: The credential for the repository.
             account: Who owns the files; None for this process's user.
             confinement: Returns what confines the gang's processes, and git.
 
         Raises:
-            InputError: They cannot be had.
+            InputError: They cannot be obtained.
             OSError: They cannot be written, or a limit cannot be set.
         """
         source = start.spec.source
@@ -103,7 +103,7 @@ class Sources:
         return made
 
     async def _archive(self, sha256: str, read_chunk: Callable[[int], Awaitable[OpenedChunk]]) -> Path:
-        """Return the archive with this hash, fetched unless it is here; what was fetched before is continued."""
+        """Return the archive with this hash, fetched unless it is here; an interrupted fetch is resumed."""
         async with self._fetching[sha256]:
             path = self._cache / sha256
             if path.exists():
@@ -132,7 +132,7 @@ class Sources:
             return path
 
     def _make_room(self) -> None:
-        """Remove the archives that were not used for the longest time, down to half of what may be kept."""
+        """Remove the least recently used archives, down to half of what may be kept."""
         kept = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in self._cache.iterdir())
         total = sum(size for _, size, _ in kept)
         if total <= self._limits.cache_bytes:
@@ -145,7 +145,7 @@ class Sources:
 
 
 def remove_sources(allocations: Path) -> None:
-    """Remove the files of gangs that are over and settled: only what is in checkpoint folders and logs is kept."""
+    """Remove the files of gangs that are over and settled: only checkpoint folders and logs are kept."""
     with suppress(OSError):
         for path in allocations.iterdir():
             if RankFolder(path).is_released():

@@ -63,7 +63,7 @@ class Spool:
         return self._mentions[allocation_id] > 0
 
     async def append(self, interval: EnergyInterval, state: dict[str, Any]) -> None:
-        """Store an interval. One that cannot be written waits in memory, and is not sent before it is on disk."""
+        """Store an interval. One that cannot be written waits in memory, and is not sent until it is on disk."""
         raw = orjson.dumps({"interval": interval.model_dump(mode="json"), "state": state}) + b"\n"
         self._count(interval, 1)
         self._unsaved.append(_Line(interval, raw))
@@ -163,7 +163,7 @@ class Spool:
             sync_folder(str(self._path.parent))
 
     def _acknowledged(self, lines: list[EnergyInterval]) -> int:
-        """How many of the lines in the file are acknowledged."""
+        """Return how many of the lines in the file are acknowledged."""
         try:
             boot_id, sequence = self._acknowledged_path.read_text().split()
             last = (boot_id, int(sequence))

@@ -1,7 +1,7 @@
-"""Folders that jobs have filled: removed and measured whatever is in them. A job can nest folders without end.
+"""Folders that jobs have filled, removed and measured whatever is in them: a job can nest folders without end.
 
-``shutil.rmtree`` and ``Path.rglob`` call themselves for each level, and a path has a longest length: a job that nests
-deeper would stop whoever clears up after all jobs. No link is followed.
+``shutil.rmtree`` and ``Path.rglob`` recurse once per level, and paths have a maximum length: a job that nests folders
+deeper would stop the clean-up after all jobs. No link is followed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all that is in it, or as much as can be removed."""
+    """Remove a folder with everything in it, or as much as can be removed."""
     with suppress(OSError):
         top = os.open(folder, _FLAGS)
         try:
@@ -26,7 +26,7 @@ def remove(folder: Path) -> None:
 
 
 def _empty(top: int) -> None:
-    """Empty a folder: each folder in it is moved up into it before it is emptied in turn, so that none is deep."""
+    """Empty a folder: each subfolder is moved up before it is emptied in turn, so that none is deep."""
     prefix, moved = f".{secrets.token_hex(8)}-", 0
     waiting = _remove_files(top)
     while waiting:
@@ -45,7 +45,7 @@ def _empty(top: int) -> None:
 
 
 def _remove_files(folder: int) -> list[str]:
-    """Remove what is no folder; return the names of those that are."""
+    """Remove everything but folders; return the names of the folders."""
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, is_folder in found:
@@ -56,7 +56,7 @@ def _remove_files(folder: int) -> list[str]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return what a folder takes on the disk, less what is so deep in it that no path leads there."""
+    """Return a folder's disk use, without what is nested so deeply that no path leads there."""
     total, waiting = 0, [os.fspath(folder)]
     while waiting:
         with suppress(OSError), os.scandir(waiting.pop()) as entries:

@@ -1,6 +1,6 @@
-"""A host without devices that the agent can use: there is no NVML, or it shows no GPU.
+"""A host without devices that the agent can use: NVML is missing, or shows no GPU.
 
-Such a node registers, so that operators see what is the matter, and takes no work. Nothing is simulated in its place.
+Such a node registers, so that operators see what is wrong, and takes no work. Nothing is simulated in its place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class AbsentDriver:
     """No devices.
 
     Args:
-        why: What is the matter, as a sentence for operators.
+        why: What is wrong, as a sentence for operators.
     """
 
     name: Literal["nvml", "simulated"] = "nvml"
@@ -24,11 +24,11 @@ class AbsentDriver:
         self.why = why
 
     def devices(self) -> list[DeviceInfo]:
-        """Return none."""
+        """Return no devices."""
         return []
 
     def read(self, index: int) -> Sample:
-        """Raise DeviceLostError, as does everything else that is asked of a device."""
+        """Raise DeviceLostError, as every other request to a device does."""
         self._refuse(index)
 
     def read_slice(self, index: int) -> SliceSample:
@@ -36,7 +36,7 @@ class AbsentDriver:
         self._refuse(index)
 
     def dead(self) -> list[DeadDevice]:
-        """Return none."""
+        """Return no devices."""
         return []
 
     def health(self, index: int) -> Health:
@@ -44,7 +44,7 @@ class AbsentDriver:
         self._refuse(index)
 
     def events(self) -> list[DeviceEvent]:
-        """Return none."""
+        """Return no events."""
         return []
 
     def refresh(self) -> bool:
@@ -72,7 +72,7 @@ class AbsentDriver:
         self._refuse(index)
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:
-        """Return none."""
+        """Return no device nodes."""
         return {}
 
     def relative_speed(self, index: int) -> float | None:

@@ -1,6 +1,6 @@
 """What the agent asks of devices, and the errors they answer with.
 
-Watts, joules, MHz, GiB and shares of one; a driver converts from whatever its library speaks.
+Units are watts, joules, MHz, GiB and fractions of 1; a driver converts from whatever its library uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DeviceError(WattshiftError):
 
 
 class DriverMissingError(DeviceError):
-    """There is no driver, or none that answers."""
+    """There is no driver, or it does not answer."""
 
 
 class NotSupportedError(DeviceError):
@@ -29,7 +29,7 @@ class NotSupportedError(DeviceError):
 
 
 class NotPermittedError(DeviceError):
-    """This process may not do this; usually it requires root."""
+    """This process may not do this; usually root is required."""
 
 
 class DeviceLostError(DeviceError):
@@ -37,7 +37,7 @@ class DeviceLostError(DeviceError):
 
 
 class DeviceBusyError(DeviceError):
-    """Something runs on the device, so that it cannot be cut now."""
+    """Something is running on the device, so that it cannot be cut now."""
 
 
 Cut = tuple[SlicePlace, ...] | None
@@ -47,11 +47,11 @@ a GPU that is not in MIG mode."""
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One device now.
+    """The current readings of one device.
 
     ``energy_j`` counts up from an arbitrary start; None where the device has no counter. ``power_limit_w`` is the limit
-    that the device says is in force, None where it does not say. ``estimated`` says that the power was not read,
-    because the device does not report it, but follows from its utilisation.
+    that the device reports as in force, None where it does not report one. ``estimated`` says that the power was not
+    read, because the device does not report it, but derived from its utilisation.
     """
 
     power_w: float
@@ -65,9 +65,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SliceSample:
-    """One slice now. Its power is the GPU's and has no reading of its own.
+    """The current readings of one slice. It has no power reading of its own: that is the GPU's.
 
-    ``activity`` is the share of its multiprocessors that were busy since the last sample; None where that is not
+    ``activity`` is the fraction of its multiprocessors that were busy since the last sample; None where that is not
     measured.
     """
 
@@ -77,12 +77,12 @@ class SliceSample:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a GPU says of its own state; None where it does not say.
+    """What a GPU reports of its own state; None where it does not report it.
 
     Attributes:
-        temperature_c: Of the die.
-        slowdown_c: From which temperature on the board slows itself down.
-        too_hot: Whether it slows itself down now because of its temperature.
+        temperature_c: The die's temperature.
+        slowdown_c: The temperature from which the board slows itself down.
+        too_hot: Whether it is slowing itself down now because of its temperature.
         uncorrected_errors: ECC errors that could not be corrected, since its driver was loaded.
         remapping_failed: Whether broken memory could not be replaced by spare memory.
         pids: The processes that compute on it.
@@ -98,7 +98,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """A critical error that the driver reported once: an Xid, as NVIDIA numbers them."""
+    """A critical error that the driver reported once: an Xid, in NVIDIA's numbering."""
 
     index: int
     xid: int
@@ -106,7 +106,7 @@ class DeviceEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeadDevice:
-    """A GPU that did not answer when the agent began. Its UUID is empty where not even that can be read."""
+    """A GPU that did not answer when the agent started. Its UUID is empty where not even that can be read."""
 
     index: int
     uuid: str
@@ -114,12 +114,12 @@ class DeadDevice:
 
 
 class Driver(Protocol):
-    """The devices of one host. Calls block for milliseconds and may come from any one thread at a time."""
+    """The devices of one host. Calls block for milliseconds and may come from any thread, but only one at a time."""
 
     name: Literal["nvml", "simulated"]
 
     def devices(self) -> list[DeviceInfo]:
-        """Return the GPUs, then their slices, and what can be done with them; as of the start or of the last cut."""
+        """Return the GPUs, then their slices, with their capabilities, as of the start or of the last cut."""
         ...
 
     def read(self, index: int) -> Sample:
@@ -135,7 +135,7 @@ class Driver(Protocol):
         ...
 
     def health(self, index: int) -> Health:
-        """Return what one GPU says of its state.
+        """Return what one GPU reports of its state.
 
         Raises:
             DeviceLostError: It has fallen off the bus.
@@ -148,17 +148,17 @@ class Driver(Protocol):
         ...
 
     def refresh(self) -> bool:
-        """Look whether somebody else has switched the MIG mode of a GPU; return whether ``devices`` has changed."""
+        """Check whether somebody else has switched the MIG mode of a GPU; return whether ``devices`` has changed."""
         ...
 
     def cut(self, gpu: int, places: Cut) -> None:
         """Cut a GPU anew: destroy the slices that are not wanted and create those that are missing, or make it whole.
 
-        A slice that is there already, at its place, is left alone. What was done until an error stays done; the caller
-        restores what was before.
+        A slice that already exists in its place is left alone. What was done before an error stays done; the caller
+        restores the previous cut.
 
         Raises:
-            DeviceBusyError: Something runs on it.
+            DeviceBusyError: Something is running on it.
             NotSupportedError: It cannot be cut, or not in this way.
             NotPermittedError: This process may not cut it.
             DeviceError: The driver failed otherwise.
@@ -182,11 +182,11 @@ class Driver(Protocol):
         ...
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:
-        """Return major and minor number of each GPU's character device; none where it has no device of its own."""
+        """Return the major and minor number of each GPU's character device; empty where GPUs have none."""
         ...
 
     def relative_speed(self, index: int) -> float | None:
-        """Return the speed at the present clock as a share of the highest; None for real devices."""
+        """Return the speed at the present clock as a fraction of the highest; None for real devices."""
         ...
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class Driver(Protocol):
 
 
 def check_whole(index: int) -> None:
-    """Raise NotSupportedError if a device is a slice: controls and counters are those of its GPU."""
+    """Raise NotSupportedError if a device is a slice: controls and counters belong to its GPU."""
     parent = parent_of(index)
     if parent is not None:
         raise NotSupportedError(f"it is a slice: clock, power limit and power are those of GPU {parent} as a whole")

@@ -1,12 +1,12 @@
-"""Errors of simulated devices, as files tell: for tests, and for trials of what a cluster makes of them.
+"""Faults of simulated devices, read from files: for tests, and for trials of how a cluster copes with them.
 
 The file is ``simulated_faults.json`` in the agent's state folder: a list such as
 ``[{"step": "create", "outcome": "busy", "skip": 1, "times": 2}]``. Each step of a cut (``mode``, ``destroy``,
-``create``) looks at the first entry for it: ``skip`` steps pass, then ``times`` of them end in the outcome, without
-``times`` all of them. ``hold`` is no error: the step waits for as long as the file is there.
+``create``) looks at the first entry for it: ``skip`` steps pass, then the next ``times`` steps end in the outcome; all
+of them if ``times`` is missing. ``hold`` is no error: the step waits for as long as the file is there.
 
-``simulated_health.json`` has what GPUs say of their state, by index: ``{"2": {"lost": true}}``, or the fields of
-``Health``, or ``"xid": 79``, which is reported once for as long as it stays there.
+``simulated_health.json`` holds the GPUs' states, by index: ``{"2": {"lost": true}}``, or the fields of ``Health``, or
+``"xid": 79``, which is reported once for as long as it stays there.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _SLOWDOWN_C = 90.0
 
 
 class CutFaults:
-    """What the file says; without one, nothing fails."""
+    """The content of the file of faults; without a file, nothing fails."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def check(self, step: Step) -> None:
-        """Raise what a step is to end in, or wait if it is to be held.
+        """Raise the error that a step should end in, or wait while it is held.
 
         Raises:
             DeviceError: As the file says.
@@ -84,7 +84,7 @@ class CutFaults:
 
 
 class Sickness:
-    """What the file of states says; without one, all GPUs are well."""
+    """The content of the file of states; without a file, all GPUs are well."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,7 +106,7 @@ class Sickness:
         return Health(**known, slowdown_c=_SLOWDOWN_C, pids=None if pids is None else tuple(pids))
 
     def events(self) -> list[DeviceEvent]:
-        """Return the Xids in the file that were not returned before."""
+        """Return the Xids in the file that have not been returned before."""
         there = {DeviceEvent(index, int(each["xid"])) for index, each in self._read().items() if "xid" in each}
         new = sorted(there - self._reported, key=lambda event: (event.index, event.xid))
         self._reported = there

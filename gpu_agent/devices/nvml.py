@@ -39,7 +39,7 @@ class NvmlDriver:
     """The host's NVIDIA GPUs.
 
     Args:
-        may_probe: Whether to find out what is permitted by setting each power limit to the value it has.
+        may_probe: Whether to find out what is permitted by setting each power limit to its present value.
 
     Raises:
         DriverMissingError: NVML is not installed, or the kernel driver does not answer.
@@ -123,13 +123,13 @@ class NvmlDriver:
         )
 
     def _likely_w(self, index: int, utilization_percent: int) -> float:
-        """Return what a board draws that does not report it, by what is known of its model."""
+        """Return the likely draw of a board that does not report it, from what is known of its model."""
         board = board_of(self._gpus[index].model)
         return board.idle_w + (board.peak_w - board.idle_w) * min(utilization_percent / 100, 1.0)
 
     @named
     def health(self, index: int) -> Health:
-        """Return what one GPU says of its state."""
+        """Return what one GPU reports of its state."""
         handle = self._handle(index)
         reasons = optional(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         remapped = optional(lambda: nvml.nvmlDeviceGetRemappedRows(handle))
@@ -154,7 +154,7 @@ class NvmlDriver:
         return self._events.read()
 
     def refresh(self) -> bool:
-        """Look whether somebody has switched the MIG mode of a GPU: its number then addresses nothing any more."""
+        """Check whether somebody has switched the MIG mode of a GPU and open it again: its old handle is invalid."""
         changed = False
         for index, gpu in list(self._gpus.items()):
             known = self._mig[index].enabled if index in self._mig else gpu.mig_enabled
@@ -182,7 +182,7 @@ class NvmlDriver:
         raise DeviceLostError(f"there is no slice {index}")
 
     def cut(self, gpu: int, places: Cut) -> None:
-        """Cut a GPU into instances, each with one compute instance that has all of it."""
+        """Cut a GPU into instances, each with one compute instance that takes all of it."""
         mig = self._mig.get(gpu)
         if mig is None:
             raise NotSupportedError("this GPU cannot be cut")
@@ -255,7 +255,7 @@ class NvmlDriver:
         )
 
     def _is_permitted(self, handle: Any, limit_mw: int) -> bool:
-        """Whether this process may change controls; found out by setting the value that is already set."""
+        """Return whether this process may change controls; found out by setting the value that is already set."""
         if not self._may_probe:
             return False
         try:
@@ -270,23 +270,23 @@ class NvmlDriver:
 
 
 def model_name(name: str) -> str:
-    """Return a board's name as jobs ask for it: ``NVIDIA A100-SXM4-40GB`` is ``A100-SXM4-40GB``."""
+    """Return a board's name in the form that jobs use: ``NVIDIA A100-SXM4-40GB`` is ``A100-SXM4-40GB``."""
     short = re.sub(r"^(NVIDIA|Tesla|GeForce|Quadro|\s)+", "", name)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", short or name).strip("-._")[:63] or "unknown"
 
 
 def _memory_bytes(handle: Any) -> int:
-    """Return the board's memory; that of the host for a board that shares it."""
+    """Return the board's memory; the host's for a board that shares it."""
     return optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total) or psutil.virtual_memory().total
 
 
 def _seven_sevenths(handle: Any) -> Any:
-    """The profile of a slice with seven sevenths, which GPUs have that are cut as the A100 is."""
+    """Return the profile of a slice of seven sevenths, which GPUs have that are cut like the A100."""
     nvml.nvmlDeviceGetMigMode(handle)
     return nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, nvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE)
 
 
 def _clocks_mhz(handle: Any) -> list[int]:
-    """The SM clocks at the highest memory clock, which is the one devices work at."""
+    """Return the SM clocks at the highest memory clock, at which devices do their work."""
     memory_mhz = max(nvml.nvmlDeviceGetSupportedMemoryClocks(handle))
     return list(nvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory_mhz))

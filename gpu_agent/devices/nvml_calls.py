@@ -1,4 +1,4 @@
-"""Calls of NVML's Python bindings, with the driver's errors in place of NVML's."""
+"""Calls of NVML's Python bindings that raise the driver's errors instead of NVML's."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def optional(read: Callable[[], T]) -> T | None:
 
 
 def text(value: str | bytes) -> str:
-    """Return a text, which NVML gives as bytes in some releases."""
+    """Return a text, which some NVML releases give as bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -18,10 +18,10 @@ _MOST_AT_ONCE = 1_000
 
 
 class NvmlEvents:
-    """The events of all GPUs of a host. Where a GPU, or the driver, has no events, there are none.
+    """The events of all GPUs of a host; empty for a GPU or driver without events.
 
     Args:
-        handles: By index.
+        handles: The GPUs' handles, by index.
     """
 
     def __init__(self, handles: Mapping[int, Any]) -> None:
@@ -55,7 +55,7 @@ class NvmlEvents:
         return found
 
     def close(self) -> None:
-        """Ask for no more events."""
+        """Stop listening for events."""
         if self._set is not None:
             try:
                 nvml.nvmlEventSetFree(self._set)

@@ -1,8 +1,8 @@
 """The MIG instances of one GPU, through NVML.
 
-A slice here is a GPU instance with one compute instance that has all of it. Instances that an operator created are
-slices like any other; one that holds several compute instances is left out, because its parts share what a slice has
-for itself. Nothing is created or destroyed but in ``cut``.
+A slice here is a GPU instance with one compute instance that takes all of it. Instances that an operator created are
+slices like any other; one that holds several compute instances is left out, because they share what a slice has to
+itself. Only ``cut`` creates or destroys anything.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class NvmlMig:
     """One GPU that can be cut, or is cut.
 
     Args:
-        handle: The GPU's.
+        handle: The GPU's handle.
         gpu: Its description.
     """
 
@@ -74,11 +74,11 @@ class NvmlMig:
         self._look()
 
     def slices(self) -> list[DeviceInfo]:
-        """Return the slices, by their places."""
+        """Return the slices, by place."""
         return [self._instances[index].info for index in sorted(self._instances)]
 
     def has(self, index: int) -> bool:
-        """Whether a device is a slice of this GPU."""
+        """Return whether a device is a slice of this GPU."""
         return index in self._instances
 
     @named
@@ -90,10 +90,10 @@ class NvmlMig:
         return SliceSample(activity, None if used is None else used / GIB)
 
     def cut(self, places: Cut) -> None:
-        """Destroy what is not wanted, switch MIG mode if that is needed, and create what is missing.
+        """Destroy what is not wanted, switch MIG mode if need be, and create what is missing.
 
         Raises:
-            DeviceError: As in ``Driver.cut``; ``slices`` is what there is then.
+            DeviceError: As in ``Driver.cut``; ``slices`` then reflects what exists.
         """
         try:
             self._cut(places)
@@ -118,7 +118,7 @@ class NvmlMig:
                 self._create(place)
 
     def _switch(self, *, enabled: bool) -> None:
-        """Switch MIG mode, at once or not at all: what waits for a reset would surprise a later process."""
+        """Switch MIG mode, at once or not at all: a switch that waits for a reset would surprise a later process."""
         status = nvml.nvmlDeviceSetMigMode(self._handle, int(enabled))
         if status == pynvml.NVML_SUCCESS and self._mode() == enabled:
             return
@@ -146,14 +146,14 @@ class NvmlMig:
         nvml.nvmlGpuInstanceCreateComputeInstance(instance, compute.id)
 
     def _possible_places(self, profile: Any) -> dict[int, int]:
-        """Return how many slots an instance takes, by where it may begin."""
+        """Return the number of slots that an instance takes, by where it may begin."""
         count = ctypes.c_uint(8)
         found = (pynvml.c_nvmlGpuInstancePlacement_t * 8)()
         nvml.nvmlDeviceGetGpuInstancePossiblePlacements(self._handle, profile.id, found, ctypes.byref(count))
         return {each.start: each.size for each in found[: count.value]}
 
     def _profiles(self) -> dict[int, Any]:
-        """Return the profiles that this GPU has, by the driver's id of them."""
+        """Return the profiles that this GPU has, by the driver's ids."""
         numbers = range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
         found = [optional(lambda n=n: nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, n)) for n in numbers]
         return {each.id: each for each in found if each is not None}
@@ -179,7 +179,7 @@ class NvmlMig:
             yield from found[: count.value]
 
     def _look(self) -> None:
-        """Read what slices there are; without the right to read instances there are none to give to jobs."""
+        """Read which slices exist; without permission to read instances there are none to give to jobs."""
         self.enabled, self._instances = self._mode(), {}
         try:
             if self.enabled:
@@ -228,7 +228,7 @@ class NvmlMig:
         )
 
     def _activity(self, instance: _Instance) -> float | None:
-        """Return the share of a slice's multiprocessors that were busy since the last call; None at the first."""
+        """Return the fraction of a slice's multiprocessors that were busy since the last call; None on the first."""
         sample = optional(nvml.nvmlGpmSampleAlloc)
         if sample is None:
             return None

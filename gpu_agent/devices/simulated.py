@@ -1,7 +1,7 @@
-"""Devices that exist as numbers: power from load and clock, an energy counter that outlives the agent.
+"""Simulated devices: power from load and clock, and an energy counter that outlives the agent.
 
-They are cut into MIG slices as the driver of real ones does it: in MIG mode, which is switched only while nothing runs
-on the GPU, and slice by slice, each at a place where it may begin. A cut GPU draws what its slices' loads add up to.
+They are cut into MIG slices as a real driver does it: in MIG mode, which is switched only while nothing runs on the
+GPU, and slice by slice, each at a place where it may begin. A cut GPU draws the sum of its slices' loads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Slice:
     read_at: float = 0.0
 
     def activity(self, now: float) -> float:
-        """Return the mean load since this was last asked."""
+        """Return the mean load since the last call."""
         elapsed_s = now - self.read_at
         share = (self.busy_s - self.read_busy_s) / elapsed_s if self.read_at and elapsed_s > 0 else self.load
         self.read_busy_s, self.read_at = self.busy_s, now
@@ -73,15 +73,15 @@ class SimulatedDriver:
     """GPUs of one model.
 
     Args:
-        model: Any name of a model in ``services.core.domain.gpus``.
-        load_of: The load (0..1) of a device, from what runs on it.
+        model: The name of any model in ``services.core.domain.gpus``.
+        load_of: Returns the load (0..1) of a device, from what runs on it.
         state_file: Keeps counters and settings. While the agent is away the devices go on drawing what they drew last,
             as real ones would, and the counter shows it afterwards. A restart of the host stops the counter.
         boot: Identifies a boot of the simulated host.
-        is_held: Whether something runs on a device, by its index.
+        is_held: Returns whether something is running on a device, by its index.
 
     Raises:
-        DomainError: no GPU model has that name.
+        DomainError: No GPU model has that name.
     """
 
     name: Literal["nvml", "simulated"] = "simulated"
@@ -175,15 +175,15 @@ class SimulatedDriver:
         return SliceSample(activity, resident_gib)
 
     def dead(self) -> list[DeadDevice]:
-        """Return none."""
+        """Return no devices."""
         return []
 
     def health(self, index: int) -> Health:
-        """Return that all is well, but for what the file of faults says."""
+        """Return a healthy state, except for what the file of states says."""
         return self._sickness.health(index)
 
     def events(self) -> list[DeviceEvent]:
-        """Return the Xids that were written into the file of faults since the last call."""
+        """Return the Xids that were written into the file of states since the last call."""
         return self._sickness.events()
 
     def refresh(self) -> bool:
@@ -227,7 +227,7 @@ class SimulatedDriver:
         return found
 
     def set_clock(self, index: int, clock_mhz: int) -> None:
-        """Lock the clock to one of the model's."""
+        """Lock the clock to one of the model's clocks."""
         if clock_mhz not in self._response.clocks_mhz:
             raise NotSupportedError(f"{self._model.name} has no clock of {clock_mhz} MHz")
         self._change(index, clock_mhz=clock_mhz)
@@ -247,11 +247,11 @@ class SimulatedDriver:
         self._change(index, limit_w=self._model.peak_w)
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:
-        """Return none: there is nothing that a program could open."""
+        """Return no device nodes: there is nothing that a program could open."""
         return {}
 
     def relative_speed(self, index: int) -> float | None:
-        """Return the speed at the clock that lock and limit leave the GPU."""
+        """Return the speed at the clock that results from lock and limit."""
         gpu = parent_of(index)
         return self._response.relative_speed(self._clock_mhz(index if gpu is None else gpu))
 
@@ -281,7 +281,7 @@ class SimulatedDriver:
         self._advance()
 
     def _advance(self, *, save: bool = True) -> None:
-        """Count the time since the last call at the power drawn then, and read the loads again."""
+        """Book the time since the last call at the power drawn then, and read the loads again."""
         now = clock()
         for index, device in enumerate(self._devices):
             device.energy_j += device.power_w * (now - self._at)

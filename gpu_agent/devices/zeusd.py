@@ -1,6 +1,6 @@
-"""Clocks and power limits set by Zeus' daemon, for an agent that has no right to set them; NVML reads everything.
+"""Clocks and power limits set by Zeus's daemon, for an agent that may not set them itself; NVML reads everything.
 
-``zeusd`` runs as root on the node and sets what it is asked to over HTTP, on a Unix socket or a port: see its own
+``zeusd`` runs as root on the node and takes its orders over HTTP, on a Unix socket or a port: see its own
 documentation (https://ml.energy/zeus/zeusd/). Its milliwatts are converted here.
 """
 
@@ -32,11 +32,11 @@ _ERRORS: dict[int, type[DeviceError]] = {
 
 
 class Zeusd:
-    """The daemon, by its HTTP API.
+    """The HTTP API of the daemon.
 
     Args:
         address: Its socket's path, or ``HOST:PORT``.
-        token_file: What it knows the agent by, if it wants to; read for each call, as tokens end.
+        token_file: The token that identifies the agent, if it requires one; read for each call, because tokens expire.
     """
 
     def __init__(self, address: str, token_file: Path | None = None, *, timeout_s: float = 5.0) -> None:
@@ -51,9 +51,9 @@ class Zeusd:
         )
 
     def controlled(self) -> dict[str, int]:
-        """Return the numbers by which it sets GPUs, by their PCI addresses; by ours as texts if it does not tell these.
+        """Return the daemon's numbers of the GPUs it sets, by PCI address; by its numbers as text if it reports none.
 
-        There are none if it was started without control of GPUs, or does not permit that to the agent.
+        There are none if it was started without control of GPUs, or does not permit the agent to use it.
 
         Raises:
             DeviceError: It does not answer, or not as documented.
@@ -69,10 +69,10 @@ class Zeusd:
             raise DeviceError(f"zeusd at {self.address} does not answer as documented: {error!r}") from error
 
     def set(self, what: str, gpu: int, **values: int) -> None:
-        """Have a GPU set, and wait until it is.
+        """Have a GPU set, and wait until it is done.
 
         Raises:
-            NotPermittedError: It does not permit that to the agent, or the driver not to it.
+            NotPermittedError: The daemon does not permit it to the agent, or the driver not to the daemon.
             NotSupportedError: The GPU cannot do this, or the daemon was started without it.
             DeviceError: It does not answer, or failed.
         """
@@ -103,8 +103,8 @@ class Zeusd:
 class ZeusdDriver(NvmlDriver):
     """The host's NVIDIA GPUs, with clocks and power limits set by ``zeusd``; it does not cut them into slices.
 
-    A daemon that does not answer yet is asked again at each ``refresh``. One that stops answering later is still said
-    to set the devices: its own supervisor restarts it, and until then each setting is refused with its reason.
+    A daemon that does not answer yet is asked again at each ``refresh``. One that stops answering later still counts as
+    able to set the devices: its own supervisor restarts it, and until then each setting is refused with its reason.
 
     Raises:
         DriverMissingError: NVML is not installed, or the kernel driver does not answer.
@@ -118,7 +118,7 @@ class ZeusdDriver(NvmlDriver):
         super().__init__(may_probe=False)
 
     def refresh(self) -> bool:
-        """Look for the daemon if it has not answered yet, and for MIG modes as NVML's driver does."""
+        """Look for the daemon if it has not answered yet, and check MIG modes as NVML's driver does."""
         changed = super().refresh()
         if self._controlled:
             return changed
@@ -140,7 +140,7 @@ class ZeusdDriver(NvmlDriver):
         self._set("set_power_limit", index, power_limit_mw=round(limit_w * 1_000))
 
     def close(self) -> None:
-        """Leave the daemon, and shut NVML down."""
+        """Disconnect from the daemon, and shut NVML down."""
         self._zeusd.close()
         super().close()
 
@@ -152,7 +152,7 @@ class ZeusdDriver(NvmlDriver):
         self._zeusd.set(what, number, **values)
 
     def _find(self) -> dict[str, int]:
-        """Return which GPUs the daemon sets; say once why there are none."""
+        """Return which GPUs the daemon sets; log once why there are none."""
         try:
             controlled, why = self._zeusd.controlled(), "it does not permit the agent to set GPUs"
         except DeviceError as error:
@@ -176,7 +176,7 @@ class ZeusdDriver(NvmlDriver):
 
 
 def pci_address(written: str) -> str:
-    """Return a PCI address as the kernel writes it: NVML writes the domain with eight digits, and capitals.
+    """Return a PCI address in the kernel's spelling: NVML writes the domain with eight digits, and in capitals.
 
     >>> pci_address("00000000:3B:00.0")
     '0000:3b:00.0'
