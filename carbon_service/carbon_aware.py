@@ -50,7 +50,7 @@ COORDINATES = {
 
 
 class _Route(APIRoute):
-    """Answers a request whose fields are wrong with 400, as the clients of this API expect."""
+    """Answers a request with invalid fields with 400, as the clients of this API expect."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -188,7 +188,7 @@ async def _emissions(
 
 
 def _range_s(asked: Period, now_s: float, day_s: float) -> tuple[float, float]:
-    """Return the requested range, UTC seconds; by default the last day of the grid."""
+    """Return the requested range, UTC seconds; by default the grid's last day."""
     start, end = asked.time or asked.startTime, asked.toTime or asked.endTime
     if start is None and end is not None:
         raise _bad("?time", "An end needs a start.")
@@ -261,7 +261,7 @@ def _reach_s(known: Knowledge) -> float:
 def _windows(
     known: Knowledge, location: str, start_s: float, end_s: float, window_s: float
 ) -> list[EmissionsForecastPoint]:
-    """Return the means of the windows that begin with each step and end by ``end_s``."""
+    """Return the means of the windows that begin with each step and end no later than ``end_s``."""
     steps = known.steps(known.now_s, known.now_s + _reach_s(known))
     if not steps:
         detail = f"There is no forecast for {known.source.key.zone} at that time, nor enough history to make one."

@@ -1,4 +1,4 @@
-"""One curve of contiguous steps out of measured intervals with gaps. Pure: times are UTC seconds, values gCO2/kWh."""
+"""One curve of contiguous steps from measured intervals with gaps. Pure: times are UTC seconds, values gCO2/kWh."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A value in force over ``[start_s, end_s)``; ``fetched_s`` is when it was fetched, if it was, or learned."""
+    """A value in force over ``[start_s, end_s)``; ``fetched_s`` is when it was fetched or learned, if it was."""
 
     start_s: float
     end_s: float
@@ -48,7 +48,7 @@ def clipped(steps: Iterable[Step], start_s: float, end_s: float) -> list[Step]:
 
 
 def joined(steps: Sequence[Step]) -> list[Step]:
-    """Return steps in order of time without gaps from rounding: each ends exactly where the next begins."""
+    """Return steps in chronological order without gaps from rounding: each ends exactly where the next begins."""
     ends = [following.start_s for _, following in pairwise(steps)] + [step.end_s for step in steps[-1:]]
     return [replace(step, end_s=end) for step, end in zip(steps, ends, strict=True) if end > step.start_s]
 
@@ -66,8 +66,8 @@ def filled(points: Sequence[Point], start_s: float, end_s: float, feed: Feed) ->
     point there is none, so the curve begins there.
 
     Args:
-        points: Measured, in order of time; those before ``start_s`` serve to fill gaps.
-        start_s: Where the curve is to begin.
+        points: Measured points in chronological order; those before ``start_s`` serve to fill gaps.
+        start_s: Where the curve should begin.
         end_s: Where the curve ends.
         feed: How long a step and a day of this grid last.
     """
@@ -91,7 +91,7 @@ def filled(points: Sequence[Point], start_s: float, end_s: float, feed: Feed) ->
 
 
 def _bridge(points: Sequence[Point], start_s: float, end_s: float, before: float, feed: Feed) -> list[Step]:
-    """Return steps over a gap; ``before`` is the last value ahead of it."""
+    """Return steps over a gap; ``before`` is the last value before it."""
     count = max(1, int(np.ceil((end_s - start_s) / feed.step_s - 1e-6)))
     steps: list[Step] = []
     for index in range(count):

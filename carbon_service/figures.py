@@ -1,6 +1,6 @@
-"""What the carbon service shows at ``/metrics``: intensities, how old they are, and how wrong forecasts were.
+"""The carbon service's ``/metrics``: intensities, their age, and the errors of forecasts.
 
-Intensities are in grams of CO2 equivalent per kilowatt-hour, as the field states them, and not per joule.
+Intensities are in grams of CO2 equivalent per kilowatt-hour, as is usual in the field, and not per joule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BY_SOURCE = ("zone", "signal", "provider")
 
 
 def show_figures(metrics: Metrics, zones: Zones, service: CarbonService) -> None:
-    """Have everything shown that the carbon service owns."""
+    """Register all metrics of the carbon service."""
 
     async def read_intensities() -> Iterable[Metric]:
         found: list[tuple[Labels, CurrentIntensity]] = []

@@ -11,13 +11,13 @@ from carbon_service.providers.protocol import Feed, ForecastIssue, Point
 
 
 def persistence(points: Sequence[Point], start_s: float, end_s: float, feed: Feed) -> list[Step]:
-    """Return "the same hour of the last day known" over ``[start_s, end_s)``; nothing if nothing is known.
+    """Return "the same hour of the last known day" over ``[start_s, end_s)``; nothing if nothing is known.
 
     Every day ahead repeats the last 24 measured hours of the grid. If less than a day is known, its missing hours take
     the last value.
 
     Args:
-        points: Measured, in order of time; two days of them let gaps in the last day be filled.
+        points: Measured points in chronological order; with two days of them, gaps in the last day can be filled.
         start_s: Where the forecast begins, not before the last measured interval ends.
         end_s: Where it ends.
         feed: How long a step and a day of this grid last.
@@ -63,7 +63,7 @@ def ahead(
 
 
 def _over(own: Sequence[Step], given: Sequence[Step], start_s: float, end_s: float) -> list[Step]:
-    """Return the given steps over ``[start_s, end_s)``, and our own where there are none."""
+    """Return the given steps over ``[start_s, end_s)``, with our own steps in their gaps."""
     steps: list[Step] = []
     reached_s = start_s
     for step in clipped(given, start_s, end_s):
@@ -86,8 +86,8 @@ def merged(
 ) -> list[Step]:
     """Return history, present and forecast over ``[start_s, end_s)`` as one contiguous curve.
 
-    Measured values hold until the next can be expected; after that a value is stale and the forecast is used.
-    A forecast that was made later than ``now_s`` must not be given; measured points may not begin after ``now_s``.
+    Measured values hold until the next one is due; after that a value is stale and the forecast is used. The forecast
+    must not have been made later than ``now_s``, and measured points may not begin after ``now_s``.
     """
     if not points:
         return ahead(points, issue, start_s, end_s, feed, learned)

@@ -1,9 +1,9 @@
 """Learns to forecast each source from its own stored history, and stores the forecast and its backtest.
 
 A source is learned again with every hour of its grid, but not more often than ``LEAST_INTERVAL_S``, so that its model
-is never older than its data; persistence is used for a replay whose days pass faster than that. Of several replicas the
-one that holds the lock learns, and the others read its forecast from the store. A kill loses at most the forecast being
-made; the previous one stays in use until the next.
+is never older than its data; a replay whose days pass faster than that uses persistence. Of several replicas, the one
+that holds the lock learns, and the others read its forecast from the store. A crash loses at most the forecast in
+progress; the previous one stays in use until the next.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Clock:
     time_scale: float
 
     def grid_s(self, real_s: float) -> float:
-        """Return what the grid's clock shows; to the second, since replayed instants are rounded."""
+        """Return the grid's time at the real time ``real_s``, to the second, because replayed instants are rounded."""
         return float(round(self.grid_now_s + (real_s - self.now_s) * self.time_scale))
 
     def real_s(self, grid_s: float) -> float:
-        """Return when the grid's clock shows ``grid_s``."""
+        """Return the real time at which the grid's clock shows ``grid_s``."""
         return round(float(self.now_s + (grid_s - self.grid_now_s) / self.time_scale), 6)
 
 
@@ -66,7 +66,7 @@ class Learner:
     async def turn(self) -> int:
         """Learn every source whose forecast is older than its interval; return how many were learned.
 
-        That is 0 while another replica learns.
+        The result is 0 while another replica learns.
         """
         learned = 0
         async with self._repository.learning() as is_ours, Apart() as apart:
@@ -100,10 +100,10 @@ def interval_s(feed: Feed) -> float:
 
 
 def predicted(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForecast:
-    """Return the learned forecast of a source, in steps as long as its own where those are shorter than an hour.
+    """Return the learned forecast of a source, in steps of its own length where that is shorter than an hour.
 
     Raises:
-        DomainError: nothing is known, or nothing of the last week.
+        DomainError: Nothing is known, or nothing of the last week.
     """
     # Here and not above: scikit-learn takes seconds to load and a hundred megabytes, and the service does without.
     from services.learning.carbon import forecast
@@ -140,10 +140,10 @@ def predicted(points: Sequence[Point], feed: Feed, clock: Clock) -> LearnedForec
 
 
 def _blended(times_s: Floats, values: Floats, step_s: float, clock: Clock, note: str) -> LearnedForecast:
-    """Return the forecast of a source in short steps whose past is too short for more.
+    """Return the forecast of a source with short steps whose history is too short for the other methods.
 
     Raises:
-        DomainError: it is too short for this too, or persistence was better.
+        DomainError: It is too short for this one too, or persistence was better.
     """
     from services.learning.carbon import HORIZON_H
     from services.learning.carbon_blend import learn, steps_of

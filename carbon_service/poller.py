@@ -112,7 +112,7 @@ class Poller:
     async def _save(
         self, source: Source, points: tuple[Point, ...], skipped: int, known_until_s: float | None
     ) -> list[Point]:
-        """Store the points that have a possible value and do not lie in an impossible future, and return them."""
+        """Store and return the points that have a plausible value and do not lie in an impossible future."""
         feed, now_s = source.feed, self._now_s()
         # A clock gone wrong at the provider must not make us believe that all is known until the year 9999.
         latest_start_s = now_s + feed.ahead_s + feed.step_s
@@ -145,7 +145,7 @@ class Poller:
 
 
 def possible(points: tuple[Point, ...], source: Source) -> list[Point]:
-    """Return the points whose value a grid can have."""
+    """Return the points whose value is plausible for a grid."""
     return [point for point in points if not impossible(point.gco2_per_kwh, 1.0, source.key.signal)]
 
 

@@ -14,10 +14,10 @@ LAST_S = datetime(9000, 1, 1, tzinfo=UTC).timestamp()
 class Replay:
     """At the real instant ``real_s`` the grid's clock shows ``grid_s``; it runs at ``speed`` grid seconds per second.
 
-    The grid's clock never jumps: a recording that ends begins again, which the recording itself knows.
+    The grid's clock never jumps: a recording that ends starts over, which is up to the recording itself.
 
     Attributes:
-        requested_start_s: The start that was asked for when this replay began; ``None`` for the default.
+        requested_start_s: The start that was requested when this replay began; ``None`` for the default.
     """
 
     real_s: float
@@ -37,7 +37,7 @@ class Replay:
 def next_replay(known: Replay | None, speed: float, requested_start_s: float | None, now_s: float) -> Replay:
     """Return the replay to continue with.
 
-    The known one, if it matches the settings. If only the speed is different, the grid's clock continues from its
+    It is the known one if it matches the settings. If only the speed differs, the grid's clock continues from its
     present time. Otherwise the replay starts again: at the requested start; by default in the present season and at the
     present hour at speed 1, and at ``DEFAULT_START`` at other speeds.
     """

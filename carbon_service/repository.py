@@ -38,7 +38,7 @@ class SourceKey:
 
 @dataclass(frozen=True)
 class StoredPoints:
-    """Points in order of time, and when the newest of them was fetched; ``None`` without any."""
+    """Points in chronological order, and when the newest of them was fetched; ``None`` if there are none."""
 
     points: tuple[Point, ...]
     fetched_s: float | None
@@ -46,7 +46,7 @@ class StoredPoints:
 
 @dataclass(frozen=True)
 class LearnedPoint:
-    """An intensity predicted over ``[start_s, end_s)``, and its quantiles where there are any."""
+    """An intensity predicted over ``[start_s, end_s)``, and its quantiles if it has any."""
 
     start_s: float
     end_s: float
@@ -62,7 +62,7 @@ class LearnedForecast:
     Attributes:
         method: ``ridge``, ``blend`` or ``persistence``; the last has no points of its own.
         note: Why persistence is used.
-        points: In order of time.
+        points: The predicted points in chronological order.
         backtest: ``services.learning.carbon.Backtest`` as a document; ``None`` without one.
     """
 
@@ -74,7 +74,7 @@ class LearnedForecast:
 
 
 def at(time_s: float) -> datetime:
-    """Return UTC seconds as the database and the API write them."""
+    """Return UTC seconds as the datetime that the database and the API use."""
     return datetime.fromtimestamp(time_s, UTC)
 
 
@@ -90,7 +90,7 @@ class Repository:
             await connection.execute(text("SELECT 1"))
 
     async def start_replay(self, speed: float, requested_start_s: float | None, now_s: float) -> Replay:
-        """Return the replay to continue with, after storing it.
+        """Store and return the replay to continue with.
 
         If the replay has changed, the values that the former one had published ahead are deleted.
         """
@@ -119,7 +119,7 @@ class Repository:
             return replay
 
     async def save_points(self, key: SourceKey, found: Sequence[Point], fetched_s: float) -> None:
-        """Store points; a later value of a known interval replaces it, but no estimate replaces a measurement."""
+        """Store points; a later value of a known interval replaces it, but an estimate never replaces a measurement."""
         async with self._engine.begin() as connection:
             for first in range(0, len(found), ROWS_PER_STATEMENT):
                 rows = [
@@ -151,7 +151,7 @@ class Repository:
                 )
 
     async def known_until_s(self, key: SourceKey) -> float | None:
-        """Return where the stored points end; ``None`` without any."""
+        """Return where the stored points end; ``None`` if there are none."""
         query = select(points.c.end_at).where(_of(key)).order_by(points.c.start_at.desc()).limit(1)
         async with self._engine.connect() as connection:
             end_at = (await connection.execute(query)).scalar()
@@ -160,9 +160,9 @@ class Repository:
     async def points(
         self, key: SourceKey, start_s: float, end_s: float, *, limit: int, begins_by_s: float, newest: bool = False
     ) -> StoredPoints:
-        """Return intervals that overlap ``[start_s, end_s)`` and have begun by ``begins_by_s``, in order of time.
+        """Return intervals that overlap ``[start_s, end_s)`` and have begun by ``begins_by_s``, in chronological order.
 
-        Of more than ``limit`` the oldest, or with ``newest`` the newest.
+        If there are more than ``limit``, the oldest are returned, or with ``newest`` the newest.
         """
         found = points.alias()
         first = (
@@ -234,7 +234,7 @@ class Repository:
             yield bool(free.scalar())
 
     async def save_learned(self, key: SourceKey, made: LearnedForecast) -> None:
-        """Store a learned forecast, replacing one of the same instant."""
+        """Store a learned forecast, replacing one from the same instant."""
         values = {
             "method": made.method,
             "note": made.note,

@@ -89,7 +89,7 @@ class CarbonService:
         return self._now_s()
 
     def feed(self, zone: str, signal: Signal | None = None) -> Feed:
-        """Return what the zone's provider has for a signal."""
+        """Return the feed of the zone's provider for a signal."""
         return self._zones.find(zone, signal).feed
 
     async def current(self, zone: str, signal: Signal | None) -> CurrentIntensity:
@@ -133,8 +133,8 @@ class CarbonService:
             signal: The signal; the default one if ``None``.
             start_s: Default: a day of the grid before the end.
             end_s: Default: now.
-            limit: Most intervals of a page.
-            after_s: Intervals that begin later only.
+            limit: The most intervals of a page.
+            after_s: Only intervals that begin later.
         """
         source = self._zones.find(zone, signal)
         now_s = self._now_s()
@@ -296,7 +296,7 @@ class CarbonService:
         return found.points
 
     async def mean(self, zone: str, start_s: float, end_s: float) -> float | None:
-        """Return the time-weighted mean of what was measured in ``[start_s, end_s)``, gCO2/kWh; ``None`` if nothing."""
+        """Return the time-weighted mean of what was measured in ``[start_s, end_s)``, gCO2/kWh; ``None`` if empty."""
         total_s = total = 0.0
         for point in await self.measured(zone, start_s, end_s):
             overlap_s = min(point.end_s, end_s) - max(point.start_s, start_s)
@@ -305,7 +305,7 @@ class CarbonService:
         return total / total_s if total_s else None
 
     async def known_at(self, zone: str, as_of_s: float) -> Knowledge:
-        """Return the data of the default signal as known at an instant; for a future one, as known now."""
+        """Return the data of the default signal as known at an instant; for a future instant, as known now."""
         return await self.known(self._zones.find(zone, None), min(as_of_s, self._now_s()))
 
     async def known(self, source: Source, now_s: float, since_s: float | None = None) -> Knowledge:
@@ -319,7 +319,7 @@ class CarbonService:
         return Knowledge(now_s, source, feed, found.points, found.fetched_s, issue, learned)
 
     async def _points_until(self, source: Source, since_s: float, now_s: float) -> StoredPoints:
-        """Return the points since ``since_s``; after a long outage, the last two days there are."""
+        """Return the points since ``since_s``; after a long outage, the last two days of points that exist."""
         feed, key = source.feed, source.key
         basis_s = PERSISTENCE_DAYS * feed.day_s
         limit = MOST_STEPS + math.ceil(basis_s / feed.step_s)
@@ -333,7 +333,7 @@ class CarbonService:
 
 
 def real_length_s(length_s: float | None, clock: Clock, feed: Feed) -> float:
-    """Return a length of time given in seconds of ``clock`` in real seconds; ``None`` is a day of the grid."""
+    """Return in real seconds a duration given in seconds of ``clock``; ``None`` is a day of the grid."""
     if length_s is None:
         return feed.day_s
     return length_s / feed.time_scale if clock == "grid" else length_s

@@ -17,7 +17,7 @@ from services.kit.settings import SharedSettings
 
 
 class Settings(SharedSettings):
-    """What the operator of the carbon service may choose."""
+    """The settings of the carbon service."""
 
     model_config = SettingsConfigDict(env_prefix="CARBON_", extra="ignore", frozen=True, populate_by_name=True)
 

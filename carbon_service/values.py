@@ -11,7 +11,7 @@ from services.core.domain.carbon import Signal
 
 
 def _words(value: Any) -> Any:
-    """Split a comma-separated list; an empty one has no words."""
+    """Split a comma-separated list; an empty string gives no words."""
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 

@@ -1,4 +1,4 @@
-"""The configured zones: which provider serves which signals of each, and the state of fetching them."""
+"""The configured zones: which provider serves which signals of each, and the results of fetching them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from services.kit.problems import ProblemError
 
 
 class ZoneConfigError(ValueError):
-    """The zones, providers and signals of the settings contradict each other; the message says what to change."""
+    """The zones, providers and signals in the settings contradict each other; the message says what to change."""
 
 
 @dataclass(eq=False)
 class Source:
-    """One signal of one zone from one provider, and the result of the last attempts to fetch it.
+    """One signal of one zone from one provider, and the results of the last attempts to fetch it.
 
     Attributes:
-        polled: Whether it was attempted at least once since the process started.
+        polled: Whether at least one attempt was made since the process started.
         last_success_s: When the provider last answered, UTC seconds.
-        last_error: Why it did not, if it has not since.
-        skipped_values: Values of its answers that were refused since the process started.
+        last_error: Why the last attempt failed; ``None`` after a success.
+        skipped_values: The number of values that were rejected since the process started.
     """
 
     key: SourceKey
@@ -37,7 +37,7 @@ class Source:
 
     @property
     def feed(self) -> Feed:
-        """What the provider has for the zone."""
+        """The provider's feed of the zone."""
         feed = self.provider.feed(self.key.zone)
         if feed is None:
             raise LookupError(f"{self.provider.name} has nothing for {self.key.zone}")
@@ -78,9 +78,9 @@ def build_zones(
     """Return the sources of every zone.
 
     Args:
-        providers: By name.
+        providers: The providers, by name.
         mapping: Zone to the names of its providers.
-        default_signal: The signal of requests that name none; every zone must have it, so that zones stay comparable.
+        default_signal: The signal of requests that name none; every zone must have it, so that zones are comparable.
 
     Raises:
         ZoneConfigError: A provider does not know a zone, two of them offer one zone the same signal, or a zone lacks

@@ -1,4 +1,4 @@
-"""Electricity Maps, API v3: hourly average intensity of most of the world, by life cycle or direct."""
+"""Electricity Maps, API v3: hourly average intensity of most of the world, direct or over the life cycle."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ElectricityMaps:
         self._client = ProviderClient(http, base_url, pacing, RateLimit(60, 60.0), {"auth-token": token})
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what every zone has; without forecasts once the provider has refused one to this token."""
+        """Return the feed that every zone has; without forecasts once the provider has refused one to this token."""
         return replace(FEED, zone_name=zone, forecast_interval_s=FEED.forecast_interval_s if self._forecasts else None)
 
     def grid_s(self, zone: str, time_s: float) -> float:
@@ -68,7 +68,7 @@ class ElectricityMaps:
         return _read([await self._get("latest", zone, signal, cache_s=60.0)])
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
-        """Return the hours of the range: the last 24 with any plan, up to 10 days of them with a commercial one."""
+        """Return the hours of the range: the last 24 with any plan, up to 10 days with a commercial one."""
         if start_s < self._now_s() - DAY_S - HOUR_S:
             start_s = max(start_s, end_s - LONGEST_RANGE_S)
             try:
@@ -81,7 +81,7 @@ class ElectricityMaps:
         return _read(_within(rows(recent, "history"), start_s, end_s))
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
-        """Return the forecast of up to 72 hours; none if the token's plan has none, which is then remembered."""
+        """Return the forecast of up to 72 hours; empty if the token's plan has none, which is then remembered."""
         hours = min(LONGEST_HORIZON_H, max(24, -(-int(horizon_s) // 86_400) * 24))
         try:
             answer = await self._get("forecast", zone, signal, cache_s=300.0, horizonHours=hours)

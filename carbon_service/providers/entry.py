@@ -18,8 +18,8 @@ from services.core.domain.carbon import Signal
 class ProviderSettings(BaseSettings):
     """Settings of one provider; the provider ``uk`` reads its field ``url`` from ``CARBON_UK_URL``.
 
-    A field without a default is one that the provider cannot do without, such as a key; an empty variable counts as
-    none. Secrets are ``SecretStr``, so that no log shows them.
+    A field without a default is one that the provider requires, such as a key; an empty variable counts as missing.
+    Secrets are ``SecretStr``, so that no log shows them.
     """
 
     model_config = SettingsConfigDict(extra="ignore", frozen=True, env_ignore_empty=True)
@@ -30,7 +30,7 @@ class ProviderContext:
     """What the carbon service gives to every provider.
 
     Attributes:
-        http: For all requests; ``ProviderClient`` adds retries, limits and refusals to it.
+        http: The session for all requests; ``ProviderClient`` adds retries, limits and refusals to it.
         now_s: The real clock, UTC seconds.
         pacing: Timeouts and waits of requests.
         replay: How the recordings' clock runs; only recordings use it.
@@ -51,7 +51,7 @@ class ProviderEntry(Generic[S]):
 
     Attributes:
         name: Its name in ``CARBON_PROVIDERS``, and the provider's own ``name``.
-        settings: Read from variables that begin with ``CARBON_<NAME>_`` where a zone uses the provider.
+        settings: The class of its settings, read from ``CARBON_<NAME>_...`` variables where a zone uses the provider.
         build: Makes the provider; it sends no request yet.
     """
 
@@ -68,13 +68,13 @@ class ProviderEntry(Generic[S]):
         """Return the settings from the environment, except those given.
 
         Raises:
-            ValidationError: One is missing or does not hold.
+            ValidationError: One is missing or invalid.
         """
         return self.settings(_env_prefix=self.prefix, **given)  # pyright: ignore[reportCallIssue]
 
 
 def among(offered: Iterable[Signal]) -> Callable[[tuple[Signal, ...]], tuple[Signal, ...]]:
-    """Return a check of a setting that picks at least one of the signals on offer."""
+    """Return a validator of a setting that picks at least one of the signals on offer."""
     known = tuple(offered)
 
     def check(signals: tuple[Signal, ...]) -> tuple[Signal, ...]:

@@ -1,4 +1,4 @@
-"""The client every live provider uses: time-outs, retries that honour Retry-After, rate limits, and a small cache."""
+"""The client of every live provider: timeouts, retries that honour Retry-After, rate limits and a small cache."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Pacing:
     """How a client waits.
 
     Attributes:
-        timeout_s: For each of connecting, sending and every read.
-        attempts: In all, the first included.
-        backoff_s: Before the second attempt; doubles with each further one, and a random half of it is left out.
-        longest_wait_s: No single wait is longer; if a provider asks for more, the next poll tries again.
+        timeout_s: The time limit for each of connecting, sending and every read.
+        attempts: The number of attempts in all, including the first.
+        backoff_s: The wait before the second attempt; it doubles with each further one, and a random half is left out.
+        longest_wait_s: The longest single wait; if a provider asks for more, the next poll tries again.
         monotonic_s: The clock of rate limits and the cache.
         sleep: How to wait.
     """
@@ -54,7 +54,7 @@ class RateLimit:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def wait(self, pacing: Pacing) -> None:
-        """Return once one more request may be sent, and count it."""
+        """Wait until one more request may be sent, and count it."""
         async with self._turn:
             while True:
                 now = pacing.monotonic_s()
@@ -67,7 +67,7 @@ class RateLimit:
 
 
 class ProviderClient:
-    """Asks one provider for JSON. Only safe requests: every one of them may be retried."""
+    """Requests JSON from one provider. Only safe requests: every one of them may be retried."""
 
     def __init__(
         self, http: httpx.AsyncClient, base_url: str, pacing: Pacing, limit: RateLimit, headers: Mapping[str, str] = {}
@@ -89,10 +89,10 @@ class ProviderClient:
         cache_s: float = 0.0,
         limit: RateLimit | None = None,
     ) -> Any:
-        """Return the JSON of a 200 answer; one younger than ``cache_s`` to the same question is used again.
+        """Return the JSON of a 200 response; a response to the same request that is younger than ``cache_s`` is reused.
 
         Raises:
-            ProviderError: Every attempt failed, or the answer is an error that retrying cannot fix.
+            ProviderError: Every attempt failed, or the response is an error that retrying cannot fix.
         """
         key = str(httpx.URL(self._base_url + path, params=dict(params)))
         known = self._cache.get(key)
@@ -122,7 +122,7 @@ class ProviderClient:
         raise failure
 
     async def _pause(self, attempt: int, failure: ProviderError) -> bool:
-        """Wait before another attempt; return false at once if the provider asks for a longer wait than is allowed."""
+        """Wait before another attempt; return False at once if the provider asks for a longer wait than is allowed."""
         if failure.retry_after_s > self._pacing.longest_wait_s:
             return False
         backoff_s = self._pacing.backoff_s * 2 ** (attempt - 1) * random.uniform(0.5, 1)

@@ -35,7 +35,7 @@ FEEDS: dict[str, tuple[str, float]] = {
 
 
 class Pjm:
-    """Zones mapped to pricing nodes. PJM has no forecast of them."""
+    """Zones mapped to pricing nodes. PJM has no forecast for them."""
 
     name = "pjm"
     signals = (Signal.MARGINAL,)
@@ -60,7 +60,7 @@ class Pjm:
         self._client = ProviderClient(http, base_url, pacing, limit, {"Ocp-Apim-Subscription-Key": key})
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what a zone with a known pricing node has."""
+        """Return the feed of a zone with a known pricing node."""
         node = self._pnodes.get(zone)
         if node is None:
             return None
@@ -105,7 +105,7 @@ class Pjm:
         return _read(found, self._step_s, start_s, end_s)
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
-        """Return none: PJM publishes no forecast of these rates."""
+        """Return no forecast: PJM publishes none of these rates."""
         return ()
 
 

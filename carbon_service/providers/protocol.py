@@ -24,7 +24,7 @@ class ProviderError(WattshiftError):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An intensity in force over ``[start_s, end_s)``; ``is_estimated`` by the provider rather than measured.
+    """An intensity in force over ``[start_s, end_s)``; ``is_estimated`` if the provider did not measure it.
 
     ``fetched_s`` is when it was fetched, for points from the store.
     """
@@ -38,7 +38,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points in order of time; ``skipped`` counts the values of the answer that were refused."""
+    """Points in chronological order; ``skipped`` counts the rejected values of the answer."""
 
     points: tuple[Point, ...] = ()
     skipped: int = 0
@@ -61,9 +61,9 @@ class Feed:
         zone_name: The zone's name for people.
         attribution: The attribution that the provider's licence requires.
         step_s: Usual length of an interval.
-        max_age_s: Age, since its interval began, past which the newest value is stale.
+        max_age_s: Age, since the start of its interval, past which the newest value is stale.
         poll_interval_s: How often to ask for new values.
-        history_s: How far back the provider answers; also the most that is fetched at the first start.
+        history_s: How far back the provider has data; also the most that is fetched at the first start.
         revision_s: How far back values may still change.
         ahead_s: How far ahead values are known (a recording's); 0 for a live grid.
         time_scale: Grid seconds per real second.
@@ -90,12 +90,12 @@ class Feed:
 
     @property
     def day_s(self) -> float:
-        """A day of the grid."""
+        """The length of a day of the grid."""
         return DAY_S / self.time_scale
 
     @property
     def horizon_s(self) -> float:
-        """How far ahead the provider is asked to forecast, and how far our forecast reaches: two days of the grid."""
+        """How far ahead the provider is asked to forecast, and our own forecast reaches: two days of the grid."""
         return 2 * self.day_s
 
 
@@ -104,16 +104,16 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the settings."""
+        """The provider's name in the settings."""
         ...
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """What it measures."""
+        """The signals that it measures."""
         ...
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what it has for ``zone``; ``None`` if it has nothing."""
+        """Return the feed of ``zone``; ``None`` if the provider has nothing for it."""
         ...
 
     def grid_s(self, zone: str, time_s: float) -> float:
@@ -121,7 +121,7 @@ class Provider(Protocol):
         ...
 
     async def latest(self, zone: str, signal: Signal) -> Series:
-        """Return the newest interval, estimated by the provider if need be; empty when it knows none."""
+        """Return the newest interval, estimated by the provider if need be; empty if it knows none."""
         ...
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
@@ -129,8 +129,8 @@ class Provider(Protocol):
         ...
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
-        """Return the newest forecast, reaching ``horizon_s`` ahead if it can; none where it has none.
+        """Return the newest forecast, reaching ``horizon_s`` ahead if possible; empty if there is none.
 
-        A recording, which knows its future, also returns those it will publish within ``ahead_s``.
+        A recording, which knows its future, also returns the forecasts that it will publish within ``ahead_s``.
         """
         ...

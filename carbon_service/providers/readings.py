@@ -1,4 +1,4 @@
-"""Points from a provider's answer: values that are not a finite number at a valid instant are refused and counted."""
+"""Points from a provider's answer: values that are not a finite number at a valid instant are rejected and counted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rows(answer: Any, *path: str) -> list[Any]:
 
 
 def field(row: Any, *path: str) -> Any:
-    """Return the value at ``path`` of a row; ``None`` where there is none."""
+    """Return the value at ``path`` of a row; ``None`` if there is none."""
     found = row
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None
@@ -60,7 +60,7 @@ Reading = tuple[float | None, float | None, bool]
 
 
 def series(readings: Iterable[Reading], step_s: float) -> Series:
-    """Return readings as points in order of time; of two at one instant the later in the answer holds.
+    """Return readings as points in chronological order; of two at one instant, the later in the answer counts.
 
     An interval ends where the next begins, but lasts no longer than ``step_s``: a gap stays a gap, and a step that is
     shorter than usual stays short.

@@ -1,4 +1,4 @@
-"""Recordings of real grids, replayed: the provider that needs no network and no key."""
+"""Recordings of real grids, replayed: this provider needs neither a network nor a key."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recording:
     Attributes:
         times_s: (n,) when each interval began, UTC seconds; it lasted until the next, the last one for an hour.
         measured: (n,) gCO2/kWh.
-        forecast: (n,) the day-ahead forecast, gCO2/kWh; ``None`` when there was none.
+        forecast: (n,) the day-ahead forecast, gCO2/kWh; ``None`` if there was none.
     """
 
     times_s: NDArray[np.float64]
@@ -46,7 +46,7 @@ class Recording:
 
     @property
     def length_s(self) -> float:
-        """How long the recording lasts; whole days, so that a replay that begins again keeps the hour of the day."""
+        """The length of the recording in whole days, so that a replay that starts over keeps the hour of the day."""
         return float(self.times_s[-1] - self.times_s[0]) + STEP_S
 
     def within(self, start_s: float, end_s: float) -> Iterator[tuple[float, float, int]]:
@@ -61,7 +61,7 @@ class Recording:
             lap += 1
 
     def wrapped_s(self, grid_s: float) -> float:
-        """Return the recorded instant that an instant of the endless repetition shows."""
+        """Return the recorded instant that corresponds to an instant of the endless repetition."""
         first_s = float(self.times_s[0])
         return first_s + (grid_s - first_s) % self.length_s
 
@@ -99,7 +99,7 @@ class Recorded:
         self._now_s = now_s
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what the recording of ``zone`` has; all lengths are those at the replay's speed."""
+        """Return the feed of the recording of ``zone``; all lengths are at the replay's speed."""
         if zone not in ZONES:
             return None
         name, attribution = ZONES[zone]

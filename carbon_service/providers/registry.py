@@ -1,7 +1,7 @@
 """Every provider by name: ours, and those of other packages.
 
 Each of ours is one entry of ``PROVIDERS``. A package adds a provider by a ``ProviderEntry`` in the entry-point group
-``wattshift.carbon_providers`` (``services.kit.plugins``); docs/carbon.md shows a whole one.
+``wattshift.carbon_providers`` (``services.kit.plugins``); docs/carbon.md shows a complete one.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def read_settings(sources: Mapping[str, Iterable[str]], entries: Entries) -> dic
 
     Args:
         sources: The names of the providers of every zone.
-        entries: The providers there are.
+        entries: The known providers.
 
     Raises:
-        ZoneConfigError: A zone names no provider of these, or one whose settings are missing or do not hold.
+        ZoneConfigError: A zone names an unknown provider, or one whose settings are missing or invalid.
     """
     found: dict[str, ProviderSettings] = {}
     for zone, names in sources.items():
@@ -72,7 +72,7 @@ def build_providers(
     """Return the providers that have settings, by name.
 
     Raises:
-        ZoneConfigError: A provider's own name is another.
+        ZoneConfigError: A provider's own name differs from its entry's.
     """
     built = {name: entries[name].build(own, context) for name, own in settings.items()}
     for name, provider in built.items():
@@ -82,7 +82,7 @@ def build_providers(
 
 
 def _complaint(zone: str, entry: ProviderEntry[Any], error: ValidationError) -> str:
-    """Return one line for each thing that is wrong with a provider's settings; values are not repeated."""
+    """Return one line for each problem with a provider's settings, without their values."""
     problems = error.errors(include_url=False)
     variables = ["".join((entry.prefix, *(str(part).upper() for part in each["loc"][:1]))) for each in problems]
     missing = [variable for each, variable in zip(problems, variables, strict=True) if each["type"] == "missing"]

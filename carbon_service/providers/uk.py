@@ -43,7 +43,7 @@ class UkCarbonIntensity:
         self._client = ProviderClient(http, base_url, pacing, RateLimit(60, 60.0), {"accept": "application/json"})
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what there is for ``GB``."""
+        """Return the feed of ``GB``."""
         return FEED if zone == "GB" else None
 
     def grid_s(self, zone: str, time_s: float) -> float:
@@ -51,11 +51,11 @@ class UkCarbonIntensity:
         return time_s
 
     async def latest(self, zone: str, signal: Signal) -> Series:
-        """Return the current half-hour; its forecast, marked estimated, until the measured value is out."""
+        """Return the current half-hour: its forecast, marked as estimated, until the measured value is published."""
         return _read(rows(await self._client.get("/intensity", cache_s=60.0), "data"), _best)
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
-        """Return the measured half-hours that begin in the range, of which the last 13 days at most are asked for."""
+        """Return the measured half-hours that begin in the range, at most those of the last 13 days."""
         start_s = max(start_s, end_s - LONGEST_RANGE_S)
         answer = await self._client.get(f"/intensity/{_minute(start_s)}/{_minute(end_s)}")
         past = [row for row in rows(answer, "data") if _begins(row, start_s, end_s)]  # the API returns neighbours too
@@ -64,7 +64,7 @@ class UkCarbonIntensity:
         return _read(ended, lambda row: (number(field(row, "intensity", "actual")), False))
 
     async def forecast(self, zone: str, signal: Signal, horizon_s: float) -> tuple[ForecastIssue, ...]:
-        """Return the operator's forecast of the next 48 hours; it does not say when it was made, so: now."""
+        """Return the operator's forecast of the next 48 hours, dated now because it does not say when it was made."""
         now_s = self._now_s()
         answer = await self._client.get(f"/intensity/{_minute(now_s)}/fw48h", cache_s=300.0)
         found = _read(rows(answer, "data"), lambda row: (number(field(row, "intensity", "forecast")), False))

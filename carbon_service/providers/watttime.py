@@ -30,7 +30,7 @@ LONGEST_HORIZON_H = 72
 
 
 class WattTime:
-    """Zones mapped to WattTime regions. Only CAISO_NORTH is open to accounts without a subscription."""
+    """Zones mapped to WattTime regions. Only CAISO_NORTH is available to accounts without a subscription."""
 
     name = "watttime"
 
@@ -57,7 +57,7 @@ class WattTime:
         self._token_until_s = 0.0
 
     def feed(self, zone: str) -> Feed | None:
-        """Return what a zone with a known region has."""
+        """Return the feed of a zone with a known region."""
         region = self._regions.get(zone)
         if region is None:
             return None
@@ -84,7 +84,7 @@ class WattTime:
         return Series(recent.points[-1:], recent.skipped)
 
     async def history(self, zone: str, signal: Signal, start_s: float, end_s: float) -> Series:
-        """Return the five-minute values of the range, asked for 30 days at a time."""
+        """Return the five-minute values of the range, requested 30 days at a time."""
         points: list[Point] = []
         skipped = 0
         while start_s < end_s:
@@ -168,7 +168,7 @@ def _read(found: list[Any], step_s: float) -> Series:
 
 
 def _checked_step_s(answer: Any) -> float:
-    """Return how long a value holds, having made sure that the values are in the unit we convert from."""
+    """Return how long a value holds, after checking that the values are in the unit we convert from."""
     units = field(answer, "meta", "units")
     if units != UNITS:
         raise ProviderError(f"WattTime answered in {str(units)[:40]!r}, not in {UNITS}")
