@@ -44,7 +44,7 @@ MOST_PLAN_SOLVES = 10_000
 
 
 def create_app(settings: OptimizerSettings) -> FastAPI:
-    """Return the app; while it runs, it resumes work after crashes and has job lengths learned."""
+    """Return the app; while it runs, it resumes work after crashes and has the job length model trained."""
     engine = create_engine(settings.database_url, application_name="optimizer")
     redis = connect(settings.redis_url, settings)
     repository, of_plans = solve_repository(engine, of_plans=False), solve_repository(engine, of_plans=True)

@@ -1,4 +1,4 @@
-"""Every kind of solve. A new kind is a function of its problem, and one entry here."""
+"""Every kind of solve. A new kind is a function of its problem, plus one entry here."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class SolveKind(Generic[RequestT, ProblemT, ResultT]):
     """One kind of solve: ``POST /v1/optimize/{name}``.
 
     Attributes:
-        name: In the address and in the table.
-        summary: For the API's description.
+        name: Its name in the URL and in the table.
+        summary: Its summary in the API's description.
         request: What a caller sends.
         problem: What is stored and solved; it contains everything needed.
-        result: What is answered.
-        resolve: Makes the problem of a request, reading whatever the request refers to. Raises ``ProblemError``.
-        solve: Pure: the result of a problem; it reports how far it is. Equal problems have equal results, time limits
-            aside.
+        result: What is returned.
+        resolve: Makes the problem from a request, reading whatever the request refers to. Raises ``ProblemError``.
+        solve: Pure: returns the result of a problem and reports its progress. Equal problems have equal results, time
+            limits aside.
     """
 
     name: str
@@ -55,7 +55,7 @@ class SolveKind(Generic[RequestT, ProblemT, ResultT]):
 def _whole(
     kind: type[ProblemT], check: Callable[[ProblemT], object]
 ) -> Callable[[Message, Sources], Awaitable[ProblemT]]:
-    """Return what makes a problem of a request that contains everything, and refuses one that makes no sense."""
+    """Return a ``resolve`` for requests that contain everything; it refuses those that make no sense."""
 
     async def resolve(request: Message, sources: Sources) -> ProblemT:
         problem = kind.model_validate(request.model_dump())
@@ -70,7 +70,7 @@ def _whole(
 
 @dataclass(frozen=True)
 class BoundKind:
-    """How the least carbon is computed: ``resolve`` and ``solve`` of its kind, which the package wattshift-lab adds."""
+    """How the lowest carbon is computed: ``resolve`` and ``solve`` of its kind, which the wattshift-lab package has."""
 
     resolve: Callable[[CarbonBoundRequest, Sources], Awaitable[CarbonBoundProblem]]
     solve: Callable[[CarbonBoundProblem, Report], CarbonBoundResult]

@@ -40,7 +40,7 @@ def training_worker(
     models_kept: int,
     on_lost_claim: Callable[[], None] = leave_process,
 ) -> Worker:
-    """Return a worker that trains on at most ``max_jobs`` of the newest jobs and keeps so many models."""
+    """Return a worker that trains on at most ``max_jobs`` of the newest jobs and keeps a limited number of models."""
 
     def answer(work: WorkRecord, worker: Worker) -> Any:
         if result := worker.ask(lambda: read_made(database_url, work.id)):

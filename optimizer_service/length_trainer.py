@@ -1,7 +1,7 @@
 """Have the job length model trained: every hour in which enough jobs have ended.
 
-A loop in the service and not Celery beat, for the sweeper's reasons; its state is in the database. Any number of
-services may run it: the same history is one training, and only one is pending at a time.
+A loop in the service and not Celery beat, for the same reasons as the sweeper; its state is in the database. Any number
+of services may run it: the same history gives one training, and only one is pending at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LengthTrainer:
         self._settings = settings
 
     async def run(self) -> None:
-        """Check until cancelled; a check that fails (the database does not answer) is left to the next."""
+        """Check until cancelled; a check that fails because the database does not answer is left to the next one."""
         await repeat(self.look, self._settings.train_look_s, failed="lengths.not_looked")
 
     async def look(self) -> str | None:

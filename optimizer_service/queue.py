@@ -1,6 +1,6 @@
-"""The queues: of solves and of trainings, which the same workers serve, and of the solves that plans of pools wait for.
+"""The queues: for solves and for trainings, served by the same workers, and for the solves that plans of pools await.
 
-The latter have workers of their own, so that a solve that takes minutes does not make a plan late.
+The last has its own workers, so that a solve that takes minutes does not make a plan late.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LIMITS = TaskLimits(soft_s=2 * MAX_SOLVER_TIME_S + 60, hard_s=2 * MAX_SOLVER_TIM
 
 
 def optimizer_celery(settings: OptimizerSettings, queue: str = QUEUE) -> Celery:
-    """Return the Celery app that the service publishes solves with and the workers work for."""
+    """Return the Celery app through which the service publishes solves and the workers receive them."""
     return create_celery(queue, settings, LIMITS)
 
 
 def training_celery(settings: OptimizerSettings) -> Celery:
-    """Return the Celery app that trainings are published with."""
+    """Return the Celery app through which trainings are published."""
     return create_celery(TRAINING_QUEUE, settings, TRAINING_LIMITS)

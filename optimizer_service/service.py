@@ -31,7 +31,7 @@ class OptimizerService:
     """What callers may do with solves."""
 
     def __init__(self, work_queue: WorkQueue, plan_work_queue: WorkQueue, sources: Sources) -> None:
-        """Take the queue of tenants' solves, that of the solves that plans wait for, and the sources to read from."""
+        """Take the queue of tenants' solves, that of the solves that plans await, and the sources to read from."""
         self._work_queue = work_queue
         self._plan_work_queue = plan_work_queue
         self._sources = sources
@@ -39,7 +39,7 @@ class OptimizerService:
     async def submit(
         self, kind: AnyKind, request: Message, caller: Identity, idempotency_key: str | None
     ) -> Submission:
-        """Accept a solve; the same key, or the same problem while it is kept, returns the same solve.
+        """Accept a solve; the same key, or the same problem while it is stored, returns the same solve.
 
         Raises:
             ProblemError: 422 for a request that cannot be resolved or a key used for another body, 429 with too many
@@ -61,7 +61,7 @@ class OptimizerService:
         """Return a complete solve.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see.
+            ProblemError: 404 if there is none that the caller may see.
         """
         work = await self._work_queue.find(solve_id, caller)
         kind = KINDS[work.columns["kind"]]
@@ -75,7 +75,7 @@ class OptimizerService:
         """Return one page of solves, newest first.
 
         Raises:
-            ProblemError: 422 for a cursor that is not one.
+            ProblemError: 422 for an invalid cursor.
         """
         also = {} if query.kind is None else {"kind": query.kind}
         page = {"cursor": query.cursor, "limit": query.limit, "states": query.state, "tenant": query.tenant}
@@ -86,7 +86,7 @@ class OptimizerService:
         """Cancel a solve; cancelling it again changes nothing.
 
         Raises:
-            ProblemError: 404 where there is none that the caller may see, 409 for one that has ended otherwise.
+            ProblemError: 404 if there is none that the caller may see, 409 for one that has ended otherwise.
         """
         return _summary(await self._work_queue.cancel(solve_id, caller))
 

@@ -9,7 +9,7 @@ from services.kit.background.settings import WorkSettings
 
 
 class OptimizerSettings(WorkSettings):
-    """``OPTIMIZER_*``, and what all processes share."""
+    """``OPTIMIZER_*``, and the settings that all processes share."""
 
     model_config = SettingsConfigDict(env_prefix="OPTIMIZER_")
 

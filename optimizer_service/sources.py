@@ -13,13 +13,13 @@ from services.kit.problems import ProblemError
 
 
 class Sources(Protocol):
-    """Reads for ``SolveKind.resolve``."""
+    """What ``SolveKind.resolve`` may read."""
 
     async def forecast(self, zone: str, signal: Signal | None, horizon_s: float, clock: Clock) -> IntensityForecast:
         """Return intensities from now on, ``horizon_s`` seconds of ``clock`` ahead.
 
         Raises:
-            ProblemError: 422 for a zone or signal that is not there; 503 while the carbon service does not answer.
+            ProblemError: 422 for an unknown zone or signal; 503 while the carbon service does not answer.
         """
         ...
 

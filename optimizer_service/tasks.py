@@ -44,11 +44,11 @@ def _trainer() -> Worker:
 
 @app.task(name=TASK)
 def solve(solve_id: str) -> None:
-    """Solve the solve of that id; safe to run twice."""
+    """Solve the solve with this id; safe to run twice."""
     _worker().run(solve_id)
 
 
 @app.task(name=TRAINING_TASK, soft_time_limit=TRAINING_LIMITS.soft_s, time_limit=TRAINING_LIMITS.hard_s)
 def train_lengths(training_id: str) -> None:
-    """Train the model of job lengths that has that id; safe to run twice."""
+    """Train the job length model with this id; safe to run twice."""
     _trainer().run(training_id)

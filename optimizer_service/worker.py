@@ -1,4 +1,4 @@
-"""The worker of solves: how it solves a row that it has claimed."""
+"""The worker of solves: how it solves a claimed row."""
 
 from __future__ import annotations
 

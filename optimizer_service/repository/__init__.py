@@ -1,1 +1,1 @@
-"""All SQL of the optimizer: on solves, and on the trainings of job lengths."""
+"""All SQL of the optimizer: solves, and trainings of the job length model."""

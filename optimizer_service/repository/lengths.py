@@ -1,4 +1,4 @@
-"""Queries on trainings, on the history that they learn from, and on the models that they make."""
+"""Queries on trainings, on the history that they learn from, and on the models that they produce."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class NewJobs:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model of job lengths as it is kept; its id is that of its training."""
+    """A stored job length model; its id is that of its training."""
 
     id: str
     through: datetime
@@ -98,7 +98,7 @@ class TrainingRepository(WorkRepository):
     """Queries on trainings."""
 
     async def new_jobs(self, interval_s: float) -> NewJobs:
-        """Return the jobs to train on anew; none while a training is pending or was begun within the interval."""
+        """Return the jobs that call for a new training; none while one is pending or began within the interval."""
         async with self._engine.connect() as connection:
             row = (await connection.execute(DUE, {"interval_s": interval_s})).mappings().one()
         return NewJobs(row["through"], row["jobs"])
@@ -110,9 +110,9 @@ def training_repository(engine: AsyncEngine) -> TrainingRepository:
 
 
 async def read_history(database_url: str, through: datetime, max_jobs: int) -> tuple[Runs, Floats]:
-    """Return the newest jobs that had succeeded by then, in the order of their ends, and those ends, UTC seconds.
+    """Return the newest jobs that had succeeded by then, in the order of their ends, and those ends in UTC seconds.
 
-    Jobs whose group is not known, or of another version, get theirs here.
+    Jobs whose group is unknown, or of another version, get theirs here.
     """
     connection = await connect(database_url, application_name="length-history")
     columns: tuple[list[int], list[int], list[float], list[float]] = ([], [], [], [])
@@ -141,7 +141,7 @@ async def read_history(database_url: str, through: datetime, max_jobs: int) -> t
 
 
 async def _grouped(connection: asyncpg.Connection, job_ids: list[str]) -> dict[str, tuple[int, int]]:
-    """Work out and keep the groups of these jobs."""
+    """Compute and store the groups of these jobs."""
     if not job_ids:
         return {}
     rows = await connection.fetch(SPECS, job_ids)
@@ -152,7 +152,7 @@ async def _grouped(connection: asyncpg.Connection, job_ids: list[str]) -> dict[s
 
 
 async def read_made(database_url: str, model_id: str) -> dict[str, Any] | None:
-    """Return the result of a training whose model is there already."""
+    """Return the result of a training whose model already exists."""
     connection = await connect(database_url, application_name="length-history")
     try:
         row = await connection.fetchrow(MADE, model_id)
@@ -162,7 +162,7 @@ async def read_made(database_url: str, model_id: str) -> dict[str, Any] | None:
 
 
 async def read_in_force(database_url: str) -> tuple[LengthTable | None, float]:
-    """Return the table in force, if it knows today's groups, and until when it knows the jobs, UTC seconds."""
+    """Return the table in force, if it uses today's groups, and the end of its history in UTC seconds."""
     connection = await connect(database_url, application_name="length-history")
     try:
         row = await connection.fetchrow(ACTIVE)
@@ -178,7 +178,7 @@ async def read_in_force(database_url: str) -> tuple[LengthTable | None, float]:
 
 
 async def store_model(database_url: str, model: TrainedModel, claim: str | None, models_kept: int) -> bool:
-    """Keep a model and put it in force if it is better, unless another worker has taken the training over."""
+    """Store a model, and put it in force if it is better, unless another worker has taken the training over."""
     connection = await connect(database_url, application_name="length-history")
     columns = (model.through, model.group_version, model.jobs, model.groups, model.evaluation, model.content)
     try:

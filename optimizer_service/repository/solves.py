@@ -1,4 +1,4 @@
-"""Queries on solves: those on any work that workers claim."""
+"""Queries on solves: the same as on any work that workers claim."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUMMARY = (
 
 
 def solve_repository(engine: AsyncEngine, *, of_plans: bool | None = None) -> WorkRepository:
-    """Return the queries on solves; what sweeps sees those that plans of pools wait for, all others, or all."""
+    """Return the queries on solves; sweeping covers those that plans of pools await, all others, or all."""
     is_of_plan = solves.c.key_id == PLANNER.key_id
     swept = None if of_plans is None else is_of_plan if of_plans else ~is_of_plan
     return WorkRepository(engine, solves, solve_submissions, "solve", _SUMMARY, swept=swept)
