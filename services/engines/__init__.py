@@ -1,1 +1,1 @@
-"""Bridges to engines that a site has: each is a process that looks like an agent to the rest."""
+"""Bridges to a site's existing engines: each is a process that looks like an agent to the rest."""

@@ -1,7 +1,7 @@
 """Composition root of the bridge to Kueue: ``python -m services.engines.kueue.app``.
 
 With ``--release``, it does not steer: it admits every workload once the bridge's Lease is too old. Run it beside the
-bridge, on another node, so that a dead bridge holds up nobody.
+bridge, on another node, so that a dead bridge blocks nobody.
 """
 
 from __future__ import annotations

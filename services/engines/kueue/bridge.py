@@ -1,4 +1,4 @@
-"""Watches workloads, tells the control plane what has changed, and answers Kueue's checks as is decided.
+"""Watches workloads, reports changes to the control plane, and answers Kueue's checks as decided.
 
 Nothing has to survive this process: answers are in Kueue's own objects.
 """
@@ -28,7 +28,7 @@ _AGAIN_S = 1.0
 
 
 class Bridge:
-    """One cluster and the control plane; without one, all workloads are admitted."""
+    """One cluster and the control plane; without a control plane, all workloads are admitted."""
 
     def __init__(self, settings: KueueSettings, cluster: Cluster, control_plane: ControlPlane | None) -> None:
         self._settings = settings
@@ -43,11 +43,11 @@ class Bridge:
         self._queues_at_s = -1e9
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
-        """Take decisions."""
+        """Take in decisions."""
         self._talk.take(decisions)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Repeat ``look`` until cancelled."""
         watching = asyncio.create_task(self._watch())
         try:
             await self._talk.keep_looking(self._look_or_complain)
@@ -65,7 +65,7 @@ class Bridge:
 
         Raises:
             ClusterSilentError: The API server does not answer.
-            ProblemError: The control plane does not answer, or refuses; Kueue has its answers by then.
+            ProblemError: The control plane does not answer, or refuses; by then Kueue has its answers.
         """
         async with asyncio.timeout(30):
             await self._listed.wait()
@@ -136,7 +136,7 @@ class Bridge:
         return written
 
     async def _report(self) -> None:
-        """Tell the control plane what has changed."""
+        """Report what has changed to the control plane."""
         live, sent = self._live(), self._talk.sent
         self._slots = slots_of(live, self._queues, self._slots)
         reports = {
@@ -156,7 +156,7 @@ class Bridge:
         self._talk.forget(self._workloads)
 
     def _over(self, uid: str) -> EngineJob:
-        """Return how a workload that is no more ended: as Kueue had it last, or by its deletion."""
+        """Return how a workload that no longer runs or waits ended: as Kueue last had it, or by its deletion."""
         if (workload := self._workloads.get(uid)) is not None:
             return report_of(workload, self._queues, None, (), self._settings)
         if (known := self._talk.sent.get(uid)) is not None:

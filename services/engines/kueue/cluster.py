@@ -1,4 +1,4 @@
-"""Kueue's API server, by the official client; errors of all are ``ClusterSilentError``."""
+"""Kueue's API server, through the official client; every call may raise ``ClusterSilentError``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WATCH_S = 300
 
 
 class ClusterSilentError(Exception):
-    """The API server does not answer, or not as it should."""
+    """The API server does not answer, or not as expected."""
 
 
 class Cluster:
@@ -46,7 +46,7 @@ class Cluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def connected(cls, settings: KueueSettings) -> AsyncIterator[Self]:
-        """Connect as the pod's service account, or as a kubeconfig says.
+        """Connect with the pod's service account, or with a kubeconfig.
 
         Raises:
             ClusterSilentError: There is neither.
@@ -65,7 +65,7 @@ class Cluster:
             yield cls(settings, api)
 
     async def greet(self) -> None:
-        """Find out which version of Kueue's resources is served."""
+        """Find out which version of Kueue's resources the server has."""
         if self.version:
             return
         found: Any = await _asked(
@@ -74,14 +74,14 @@ class Cluster:
         self.version = VERSIONS[0] if found is not None else VERSIONS[1]
 
     async def listed(self, plural: str) -> list[Json]:
-        """Return all objects of a kind; none of one that the server does not know."""
+        """Return all objects of a kind; empty if the server does not know the kind."""
         await self.greet()
         with contextlib.suppress(_OtherByNowError):
             return (await self._list(plural))["items"]
         return []
 
     async def watched(self, plural: str) -> AsyncIterator[tuple[str, Json | list[Json]]]:
-        """Yield ``("ALL", objects)`` first, and then what happens to each; end when it is time to list anew."""
+        """Yield ``("ALL", objects)`` first, and then each change; end when it is time to list again."""
         await self.greet()
         listing = await self._list(plural)
         yield "ALL", listing["items"]
@@ -104,7 +104,7 @@ class Cluster:
             await watching.close()
 
     async def write(self, change: Change) -> bool:
-        """Write a change, unless the workload is another one by now; return whether it was written."""
+        """Write a change, unless the workload has changed since it was read; return whether it was written."""
         workload = change.workload
         place = (GROUP, self.version, workload.namespace, "workloads", workload.name)
         seen: Json = {"resourceVersion": workload.version}
@@ -124,7 +124,7 @@ class Cluster:
         return True
 
     async def nominate(self, nomination: Nomination) -> bool:
-        """Nominate clusters for a workload, unless that is another one by now; return whether it was written."""
+        """Nominate clusters for a workload, unless it has changed since it was read; return whether it was written."""
         nominee = nomination.nominee
         place = (GROUP, self.version, nominee.namespace, "workloads", nominee.name)
         status = {"nominatedClusterNames": list(nomination.clusters)}
@@ -139,7 +139,7 @@ class Cluster:
         return True
 
     async def acknowledge(self, check: Json) -> None:
-        """Say of an AdmissionCheck that somebody answers it; without that, Kueue closes its queues."""
+        """Mark an AdmissionCheck as active; otherwise, Kueue closes its queues."""
         name = check["metadata"]["name"]
         known = [each for each in check.get("status", {}).get("conditions", []) if each.get("type") == "Active"]
         if known and known[0].get("status") == "True":
@@ -157,7 +157,7 @@ class Cluster:
             await _asked(self._patch(self._objects.patch_cluster_custom_object_status, place, body))
 
     async def renew_lease(self) -> None:
-        """Say that the bridge lives."""
+        """Renew the Lease that shows that the bridge is alive."""
         place = (*LEASES, self._settings.lease_namespace, "leases", self._settings.node_id)
         spec = {"renewTime": f"{utc_now():%Y-%m-%dT%H:%M:%S.%fZ}", "holderIdentity": self._settings.node_id}
         try:
@@ -173,7 +173,7 @@ class Cluster:
                 await _asked(self._objects.create_namespaced_custom_object(*place[:-1], body))
 
     async def lease_renewed_at(self) -> datetime | None:
-        """Return when the bridge last said so; None if it never did."""
+        """Return when the bridge last renewed its Lease; None if it never did."""
         place = (*LEASES, self._settings.lease_namespace, "leases", self._settings.node_id)
         found: Any = await _asked(self._objects.get_namespaced_custom_object(*place), None)
         try:
@@ -201,7 +201,7 @@ _RAISE: Any = object()
 
 
 async def _asked(answer: Awaitable[T], otherwise: T = _RAISE) -> T:
-    """Return an answer; ``otherwise`` if there is no such object, where that is given."""
+    """Return an answer; if there is no such object, return ``otherwise`` where it is given."""
     try:
         return await answer
     except ApiException as error:

@@ -1,6 +1,6 @@
-"""The part of the bridge that nominates MultiKueue's worker clusters, in the cluster that manages them.
+"""The part of the bridge that nominates MultiKueue's worker clusters, running in the manager cluster.
 
-Nothing is kept: after a restart, those that are nominated have their time anew.
+No state is stored: after a restart, the time of nominated clusters starts again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Dispatcher:
         self._since_s: dict[str, tuple[tuple[str, ...], float]] = {}
 
     def take_event(self, kind: str, found: Any) -> None:
-        """Take what has happened to a workload; of ``ALL``, all that there are."""
+        """Take in an event of a workload; ``ALL`` replaces all workloads."""
         if kind == "ALL":
             self._documents = {_uid(each): each for each in found}
         elif kind == "DELETED":
@@ -58,7 +58,7 @@ class Dispatcher:
             self._documents[_uid(found)] = found
 
     async def read(self, checks: Sequence[Json]) -> None:
-        """Read the clusters that there are.
+        """Read the existing clusters.
 
         Raises:
             ClusterSilentError: The API server does not answer.
@@ -68,18 +68,18 @@ class Dispatcher:
         self._clusters = worker_clusters_of(ours, *lists)
 
     def zones_to_ask(self) -> list[str]:
-        """Return the zones whose outlooks are to be asked for now; none if it is not time yet."""
+        """Return the zones whose outlooks should be requested now; none if it is too early."""
         if time.monotonic() - self._asked_at_s < self._settings.outlook_interval_s:
             return []
         return sorted({each.zone for clusters in self._clusters.values() for each in clusters if each.zone})[:100]
 
     def take_outlooks(self, outlooks: Iterable[ZoneOutlook]) -> None:
-        """Take what was answered."""
+        """Take in the outlooks that were answered."""
         self._outlooks = {each.zone: each for each in outlooks}
         self._asked_at_s = time.monotonic()
 
     async def look(self, *, heard: bool) -> int:
-        """Nominate what is to be nominated; return how many workloads were changed.
+        """Make the nominations that are due; return how many workloads were changed.
 
         Raises:
             ClusterSilentError: The API server does not answer.
@@ -116,7 +116,7 @@ class Dispatcher:
         return True
 
     def _waited_s(self, nominee: Nominee) -> float:
-        """Return for how long it has been nominated for the very clusters that it is."""
+        """Return how long a workload has been nominated for exactly its present clusters."""
         now_s = time.monotonic()
         names, since_s = self._since_s.get(nominee.uid, ((), now_s))
         if names != nominee.nominated or not nominee.waits:

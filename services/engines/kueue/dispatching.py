@@ -56,11 +56,11 @@ class Nominee:
     """A workload in a queue with a MultiKueue check.
 
     Attributes:
-        waits: Whether a cluster is still to be found: it has quota and all other checks, and no cluster.
+        waits: Whether it still needs a cluster: it has quota and has passed all other checks, but has no cluster.
         nominated: The clusters that it is nominated for.
-        cluster: The one that it runs in.
-        pods: How many it has.
-        length_s: How long it may run, by its own word.
+        cluster: The cluster that it runs in.
+        pods: Its number of pods.
+        length_s: How long it may run, according to its own spec.
     """
 
     uid: str
@@ -80,7 +80,7 @@ class Nominee:
 
 @dataclass(frozen=True, slots=True)
 class Nomination:
-    """For which clusters a workload is to be nominated, and what is written on it about that."""
+    """The clusters to nominate a workload for, and the annotations to write about it."""
 
     nominee: Nominee
     clusters: tuple[str, ...]
@@ -88,7 +88,7 @@ class Nomination:
 
 
 def nominee_of(document: Json, checks: Iterable[str], resource: str) -> Nominee | None:
-    """Return a workload that has one of these MultiKueue checks; None for any other, or one that cannot be read."""
+    """Return a workload that has one of these MultiKueue checks; None if it has none, or cannot be read."""
     meta, spec, status = (as_dict(document.get(name)) for name in ("metadata", "spec", "status"))
     states = {str(each.get("name")): each.get("state") for each in map(as_dict, as_list(status.get("admissionChecks")))}
     check = next((name for name in sorted(checks) if name in states), None)
@@ -149,19 +149,19 @@ def nomination_of(
     steers: bool,
     waited: bool,
 ) -> Nomination | None:
-    """Return for which clusters a workload is to be nominated now; None to leave it as it is.
+    """Return the clusters to nominate a workload for now; None to leave it as it is.
 
     The first is the greenest. One that did not take the workload in time stays nominated, and the next one is added.
 
     Args:
         nominee: The workload.
-        clusters: Those of its check.
-        outlooks: What zones emit from now on; a cluster in a zone without one comes after all others.
+        clusters: The clusters of its check.
+        outlooks: What zones will emit from now on; a cluster in a zone without one comes after all others.
         load: GPUs that workloads use or wait for, by cluster: among equals the least loaded is first.
-        settings: Of the bridge.
+        settings: The bridge's settings.
         now_s: UTC seconds.
         steers: Whether the choice is ours; if not, it is nominated for all.
-        waited: Whether those nominated have had their time.
+        waited: Whether the nominated clusters have had their time.
     """
     if not nominee.waits or not clusters:
         return None
@@ -184,9 +184,9 @@ def ranking(
     settings: KueueSettings,
     now_s: float,
 ) -> list[tuple[WorkerCluster, float | None]]:
-    """Return the clusters, the greenest first, with the grams expected in each; None where that cannot be told.
+    """Return the clusters, the greenest first, with the grams expected in each; None where they are unknown.
 
-    Signals are never mixed: unless all zones have the same, no grams are compared, and the least loaded is first.
+    Signals are never mixed: unless all zones have the same one, no grams are compared, and the least loaded is first.
     """
     signals = {outlooks[each.zone].signal for each in clusters if each.zone in outlooks}
     length_s = nominee.length_s or settings.dispatch_length_s
@@ -210,7 +210,7 @@ def ranking(
 
 
 def loads_of(nominees: Iterable[Nominee]) -> dict[str, int]:
-    """Return the GPUs, or pods where there are none, of workloads that run in each cluster or wait for it."""
+    """Return the GPUs, or pods if they use none, of the workloads that run in each cluster or wait for it."""
     found: dict[str, int] = {}
     for each in nominees:
         for name in (each.cluster,) if each.cluster else each.nominated:

@@ -1,7 +1,7 @@
 """Kueue's resources as the bridge needs them. Pure.
 
-Fields are those of the published schemas ``kueue.x-k8s.io/v1beta1`` and ``v1beta2``; what is missing in an object, or
-of another kind than it should be, is read as if it were not there.
+Fields are those of the published schemas ``kueue.x-k8s.io/v1beta1`` and ``v1beta2``; a field that is missing, or of the
+wrong type, is read as absent.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Workload:
         queue: The LocalQueue.
         checks: All states of admission checks, as Kueue has them.
         reserved: Whether its ClusterQueue has reserved quota for it.
-        flavors: How many GPUs of which flavor it was given.
+        flavors: The number of GPUs that it was given, by flavor.
         since_s: When it was admitted, or ended; UTC.
-        retry_at: When Kueue queues it again that was evicted.
+        retry_at: When Kueue queues it again after an eviction.
     """
 
     uid: str
@@ -88,7 +88,7 @@ class Flavored:
 
 @dataclass(frozen=True)
 class Queues:
-    """What there is beside the workloads.
+    """The cluster's objects other than workloads.
 
     Attributes:
         clusters: The ClusterQueue of each LocalQueue, by namespace and name.
@@ -142,18 +142,18 @@ def workload_of(document: Json, resource: str) -> Workload | None:
 
 
 def gpus_of(spec: Json, resource: str) -> int:
-    """Return how many GPUs a workload asks for, by its spec."""
+    """Return how many GPUs a workload asks for in its spec."""
     sets = map(as_dict, as_list(spec.get("podSets")))
     return sum(_count(each) * _gpus_of(as_dict(each.get("template")), resource) for each in sets)
 
 
 def pods_of(spec: Json) -> int:
-    """Return how many pods a workload has, by its spec."""
+    """Return how many pods a workload has according to its spec."""
     return sum(map(_count, map(as_dict, as_list(spec.get("podSets")))))
 
 
 def annotations_of(document: Json) -> dict[str, str]:
-    """Return what is written on the pods of a workload, and on itself, which counts where both say something."""
+    """Return the annotations of a workload's pods and its own; its own take precedence."""
     sets = map(as_dict, as_list(as_dict(document.get("spec")).get("podSets")))
     said = [as_dict(as_dict(as_dict(each.get("template")).get("metadata")).get("annotations")) for each in sets]
     own = as_dict(as_dict(document.get("metadata")).get("annotations"))
@@ -172,7 +172,7 @@ def queues_of(
     checks: Iterable[Json],
     settings: KueueSettings,
 ) -> Queues:
-    """Return what there is beside the workloads, of Kueue's objects."""
+    """Return the queues, checks and quotas in Kueue's objects."""
     ours = frozenset(
         name_of(each) for each in checks if as_dict(each.get("spec")).get("controllerName") == settings.controller
     )
@@ -252,7 +252,7 @@ def _quotas(spec: Json, resource: str) -> list[tuple[str, int]]:
 
 
 def _gpus_of(template: Json, resource: str) -> int:
-    """Return the GPUs of a pod: those of its containers together, which run at once."""
+    """Return the GPUs of a pod: the sum over its containers, which run at the same time."""
     total = 0
     for container in map(as_dict, as_list(as_dict(template.get("spec")).get("containers"))):
         resources = as_dict(container.get("resources"))
@@ -262,7 +262,7 @@ def _gpus_of(template: Json, resource: str) -> int:
 
 
 def quantity(value: object) -> int:
-    """Return a whole quantity as Kubernetes writes it; 0 for what is none.
+    """Return a whole quantity in Kubernetes's notation; 0 if it is not one.
 
     >>> [quantity(each) for each in ("8", 2, "1k", "500m", None)]
     [8, 2, 1000, 0, 0]
@@ -282,10 +282,10 @@ def name_of(document: Json) -> str:
 
 
 def as_dict(value: object) -> Json:
-    """Return a value that is an object; anything else as an empty one."""
+    """Return a value that is an object; an empty one for anything else."""
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def as_list(value: object) -> list[Any]:
-    """Return a value that is a list; anything else as an empty one."""
+    """Return a value that is a list; an empty one for anything else."""
     return value if isinstance(value, list) else []  # pyright: ignore[reportUnknownVariableType]

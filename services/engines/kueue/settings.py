@@ -1,4 +1,4 @@
-"""The bridge's settings: `ENGINE_KUEUE_...`, and what the whole installation shares."""
+"""The bridge's settings: `ENGINE_KUEUE_...`, and those that the whole installation shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.kit.bridges.process import BridgeSettings
 
 
 class KueueSettings(BridgeSettings):
-    """What the operator of the bridge may choose."""
+    """The settings of the bridge."""
 
     model_config = SettingsConfigDict(
         env_prefix="ENGINE_KUEUE_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True

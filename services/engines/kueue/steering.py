@@ -1,9 +1,8 @@
-"""What the states of our admission checks are to be. Pure: levels are compared, and only differences are written.
+"""The wanted states of our admission checks. Pure: states are compared, and only differences are written.
 
-A workload that is held is *Pending* and keeps its quota; if one that is released waits for quota of the same
-ClusterQueue, it gives that back by *Retry*. A running one that is to stop is evicted by *Retry* as well. Kueue knows no
-answer that expires: without a control plane all workloads are *Ready*, and without this process ``--release`` sees to
-that.
+A held workload is *Pending* and keeps its quota; if a released one waits for quota of the same ClusterQueue, the held
+one gives it back by *Retry*. A running one that should stop is also evicted by *Retry*. Kueue knows no answer that
+expires: without a control plane all workloads are *Ready*, and without this process ``--release`` sees to that.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class Change:
     """What is written to one workload.
 
     Attributes:
-        checks: All states of its checks, ours changed; None to leave them.
-        annotations: Those to set.
-        deactivate: Whether it is taken out of its queue, for good.
+        checks: All states of its checks, with ours changed; None to leave them.
+        annotations: The annotations to set.
+        deactivate: Whether it is taken out of its queue for good.
     """
 
     workload: Workload
@@ -80,15 +79,15 @@ def changes_of(
     *,
     heard: bool,
 ) -> list[Change]:
-    """Return what to change so that workloads are as decided.
+    """Return what to change so that workloads match the decisions.
 
     Args:
-        workloads: Those that are not over.
-        queues: What there is beside them.
-        decisions: What is decided, by the workloads' uids.
-        settings: Of the bridge.
+        workloads: The workloads that are not over.
+        queues: The cluster's other objects.
+        decisions: The decisions, by the workloads' uids.
+        settings: The bridge's settings.
         now: UTC.
-        heard: Whether the control plane has answered lately; if not, all are admitted.
+        heard: Whether the control plane has answered recently; if not, all are admitted.
     """
     free = settings.mode is not EngineMode.CONTROL or not heard
     hungry = {
@@ -117,7 +116,7 @@ def changes_of(
 def report_of(
     workload: Workload, queues: Queues, decision: EngineDecision | None, slots: Sequence[Slot], settings: KueueSettings
 ) -> EngineJob:
-    """Return what the control plane is told of a workload; ``slots`` is what it holds."""
+    """Return the report of a workload for the control plane; ``slots`` is what it holds."""
     reason = why_not(workload, queues)
     shares: dict[str, list[int]] = {}
     for node, device in slots:
@@ -148,7 +147,7 @@ def report_of(
 
 
 def nodes_of(queues: Queues, settings: KueueSettings) -> list[EngineNode]:
-    """Return quotas as nodes: of each ClusterQueue and flavor as many as it takes, with 1,024 GPUs at most."""
+    """Return quotas as nodes: as many as needed for each ClusterQueue and flavor, each with at most 1,024 GPUs."""
     return [
         EngineNode(
             name=name,
@@ -167,15 +166,15 @@ def nodes_of(queues: Queues, settings: KueueSettings) -> list[EngineNode]:
 def slots_of(
     workloads: Sequence[Workload], queues: Queues, held: Mapping[str, Sequence[Slot]]
 ) -> dict[str, list[Slot]]:
-    """Return which GPUs the running workloads count as holding; those of before stay with theirs.
+    """Return which GPUs the running workloads count as holding; those that held some before keep them.
 
-    Kueue counts quota and names no devices. Of quota borrowed from another ClusterQueue there is none left: that part
-    of a workload holds nothing here.
+    Kueue counts quota and names no devices. Quota that is borrowed from another ClusterQueue has no GPUs here: that
+    part of a workload holds nothing.
 
     Args:
-        workloads: All that run.
-        queues: What there is beside them.
-        held: The answer of before, by uid.
+        workloads: All that are running.
+        queues: The cluster's other objects.
+        held: The previous result, by uid.
     """
     free = {
         (each.cluster_queue, each.flavor): [
@@ -237,7 +236,7 @@ def _checks(
     left_alone: bool,
     yields: bool,
 ) -> tuple[Json, ...] | None:
-    """Return the states of all its checks with ours as they are to be; None if they are so."""
+    """Return the states of all its checks, with ours as wanted; None if they already are."""
     if not any(each.get("name") in ours for each in workload.checks):
         return None
     runs = workload.state is EngineJobState.RUNNING
@@ -262,7 +261,7 @@ def _checks(
 
 
 def _changed(check: Json, state: str | None, message: str, retry_s: int | None, now: datetime) -> Json:
-    """Return the state of a check as it is to be; the moment of its last transition changes with the state alone."""
+    """Return a check in its wanted state; the time of its last transition changes only with the state."""
     same = check.get("state") == state
     if same and (state == RETRY or check.get("message") == message):
         return check
@@ -273,7 +272,7 @@ def _changed(check: Json, state: str | None, message: str, retry_s: int | None, 
 
 
 def _wait_s(decision: EngineDecision, now: datetime) -> int:
-    """Return for how long Kueue does not try a workload again."""
+    """Return how long Kueue should wait before it tries a workload again."""
     left_s = (decision.until - now).total_seconds() if decision.until else 0.0
     return round(min(max(left_s, _SHORTEST_RETRY_S), _LONGEST_RETRY_S))
 
@@ -285,7 +284,7 @@ def _notes(decision: EngineDecision) -> dict[str, str]:
 
 
 def _deadline_of(workload: Workload) -> datetime | None:
-    """Return by when its user wants it done; annotations that cannot be read count as none."""
+    """Return the deadline that its user wants; annotations that cannot be read count as none."""
     try:
         if DEADLINE in workload.annotations:
             at = datetime.fromisoformat(workload.annotations[DEADLINE])

@@ -1,7 +1,7 @@
-"""Looks at Ray, tells the control plane what has changed, and has jobs ask what they are to do.
+"""Watches Ray, reports changes to the control plane, and tells jobs that ask what to do.
 
-Nothing has to survive this process: jobs' entry points say how they are whenever they ask, and one that nobody answers
-starts its command by itself.
+Nothing has to survive this process: jobs' entry points state their own state whenever they ask, and one that gets no
+answer starts its command by itself.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Bridge:
         self._energy = ModelledEnergy(settings.energy_interval_s)
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
-        """Take decisions."""
+        """Take in decisions."""
         self._talk.take(decisions)
 
     def told(self, submission: str, entry: Entry) -> Told:
-        """Take note of how a job's entry point is, and return what it is to do."""
+        """Record the state of a job's entry point, and return what it should do."""
         now_s = time.monotonic()
         before = self._entries.get(submission)
         self._entries[submission] = entry, now_s
@@ -61,7 +61,7 @@ class Bridge:
         return told_of(entry, decision, self._settings, zones, len(self._entries), heard=self._talk.is_heard)
 
     async def run(self) -> None:
-        """Look, and answer entry points, until cancelled."""
+        """Repeat ``look``, and answer entry points, until cancelled."""
         async with listening(self._settings.listen_address, self.told):
             await self._talk.keep_looking(self.look)
 
@@ -98,7 +98,7 @@ class Bridge:
             await self._energy.book(self._control_plane, nodes_of(self._nodes, self._settings), running, time.time())
 
     def _seen(self, now_s: float) -> list[Seen]:
-        """Return the jobs that wait or run, and those that were told to and are over."""
+        """Return the jobs that wait or run, and those reported as such that are now over."""
         wanted: dict[str, Any] = {}
         found: list[tuple[RayJob, Entry | None]] = []
         for job in self._jobs.values():
@@ -123,7 +123,7 @@ class Bridge:
         return report_of(seen, self._talk.decisions.get(name), self._settings)
 
     async def _cancel(self) -> None:
-        """Have Ray stop what is cancelled here."""
+        """Have Ray stop the jobs that were cancelled here."""
         if self._settings.mode is not EngineMode.CONTROL:
             return
         for number, job in self._jobs.items():
@@ -139,7 +139,7 @@ class Bridge:
                     log.error("ray.silent", error=str(error))
 
     async def _report(self, reports: dict[str, EngineJob], now_s: float, *, fresh: bool) -> None:
-        """Tell the control plane what has changed, in reports of limited size; what it has not taken is told again."""
+        """Report changes to the control plane, in reports of limited size; what it has not taken is repeated."""
         await self._talk.tell(reports)
         live = [name for name, report in reports.items() if not report.state.is_over]
         reply = await self._talk.tell_all(
@@ -152,7 +152,7 @@ class Bridge:
         self._talk.forget({job.external_id for job in self._jobs.values()})
 
     async def _look_for(self, unreported: Sequence[str]) -> None:
-        """Say how jobs ended of which no report speaks: as Ray remembers it, or that nobody knows."""
+        """Report how jobs ended that no report covers: as Ray remembers it, or as unknown."""
         known = {job.external_id: job for job in self._jobs.values()}
         over: list[EngineJob] = []
         for name, gone_s in self._talk.gone_for_s(unreported).items():
@@ -165,7 +165,7 @@ class Bridge:
         await self._talk.tell_ends(over)
 
     def _over(self, name: str, job: RayJob | None) -> EngineJob:
-        """Return the report of a job that neither waits nor runs any more; one that lives holds no GPUs any more."""
+        """Return the report of a job that no longer waits or runs; one that is still alive has given up its GPUs."""
         state, detail = EngineJobState.MISSING, ""
         if job is not None:
             state, detail = job.state, job.message if job.state is not EngineJobState.SUCCEEDED else ""

@@ -1,4 +1,4 @@
-"""What entry points of jobs (``wattshift.ray``) ask the bridge, and where they do."""
+"""What jobs' entry points (``wattshift.ray``) ask the bridge, and the server that answers them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Gpus = Annotated[int, Field(ge=1, le=65_536)]
 
 
 class Entry(NodeMessage):
-    """How a job's entry point is, and what its user wants of it."""
+    """The state of a job's entry point, and what its user wants for it."""
 
     state: Literal["waits", "starts", "runs", "stops"]
     run: int = Field(ge=0, description="How often its command has been started.")
@@ -36,7 +36,7 @@ class Entry(NodeMessage):
 
     @property
     def is_running(self) -> bool:
-        """Whether its command lives."""
+        """Whether its command is alive."""
         return self.state in ("runs", "stops")
 
     @model_validator(mode="after")
@@ -47,10 +47,10 @@ class Entry(NodeMessage):
 
 
 class Told(NodeMessage):
-    """What an entry point is to do.
+    """What an entry point should do.
 
     Attributes:
-        again_s: When it is to ask again.
+        again_s: When it should ask again.
         for_s: How long this holds if nobody answers then; after that it starts by itself.
     """
 
@@ -68,7 +68,7 @@ async def listening(address: str, told: Callable[[str, Entry], Told]) -> AsyncGe
     """Answer entry points until the end of the block; yield the address.
 
     Raises:
-        OSError: Something else listens there.
+        OSError: Something else is listening there.
     """
 
     async def answer(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""Ray's head by HTTP: its Job Submission API and its state API, as its dashboard serves them. Nothing imports Ray."""
+"""Ray's head over HTTP: its Job Submission API and its state API, as its dashboard serves them. Nothing imports Ray."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ALL = {"limit": "10000", "detail": "true"}
 
 
 class RaySilentError(Exception):
-    """Ray does not answer, or not what it should."""
+    """Ray does not answer, or not as expected."""
 
 
 class Head:
-    """One Ray cluster; errors of all are ``RaySilentError``."""
+    """One Ray cluster; every call may raise ``RaySilentError``."""
 
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self._client = client
@@ -37,7 +37,7 @@ class Head:
     @classmethod
     @asynccontextmanager
     async def connected(cls, settings: RaySettings) -> AsyncGenerator[Self]:
-        """Yield the cluster that the settings name."""
+        """Yield the cluster in the settings."""
         headers = {"Authorization": f"Bearer {settings.auth_token}"} if settings.auth_token else {}
         timeout = aiohttp.ClientTimeout(total=settings.timeout_s)
         async with aiohttp.ClientSession(settings.address, headers=headers, timeout=timeout) as client:
@@ -56,7 +56,7 @@ class Head:
         return self._read(read_nodes, await self._get("/api/v0/nodes", _ALL))
 
     async def holdings(self) -> Holdings:
-        """Return which drivers hold GPUs otherwise than by ``wattshift.ray``."""
+        """Return which drivers hold GPUs by other means than ``wattshift.ray``."""
         groups = await self._get("/api/v0/placement_groups", _ALL)
         actors = await self._get(
             "/api/v0/actors", _ALL | {"filter_keys": "state", "filter_predicates": "=", "filter_values": "ALIVE"}

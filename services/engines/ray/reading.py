@@ -1,6 +1,6 @@
-"""Ray's jobs, nodes and holders of GPUs, of the documents of its dashboard. Pure.
+"""Ray's jobs, nodes and holders of GPUs, read from the documents of its dashboard. Pure.
 
-A list of which one item cannot be read is not read at all: a job that is left out would count as lost.
+A list with one unreadable item is rejected as a whole: a job that is left out would count as lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_NAME = 150
 
 
 class UnreadableError(Exception):
-    """An answer that is not what Ray answers."""
+    """An answer that does not have Ray's format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class RayJob:
 
     @property
     def number(self) -> str:
-        """As Ray's users know it."""
+        """The id by which Ray's users know it."""
         return self.submission or self.driver
 
     @property
     def external_id(self) -> str:
-        """Of no other job, also once Ray has forgotten this one and uses its name again."""
+        """An id that no other job has, even once Ray has forgotten this one and reuses its name."""
         name = self.number if len(self.number) <= _MOST_NAME else sha256(self.number.encode()).hexdigest()
         return f"{name}@{int(self.submitted_at.timestamp() * 1000)}"
 
@@ -75,7 +75,7 @@ class RayNode:
 
 @dataclass(frozen=True)
 class Holdings:
-    """GPUs that drivers hold otherwise than by ``wattshift.ray``: by driver and node, in GPUs."""
+    """GPUs that drivers hold by other means than ``wattshift.ray``: by driver and node, in GPUs."""
 
     gpus: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
@@ -84,7 +84,7 @@ def read_jobs(document: Any) -> list[RayJob]:
     """Return the jobs of ``/api/jobs/``.
 
     Raises:
-        UnreadableError: One of them cannot be read, or is there twice.
+        UnreadableError: One of them cannot be read, or occurs twice.
     """
     try:
         found = [_job(each) for each in document]
@@ -96,7 +96,7 @@ def read_jobs(document: Any) -> list[RayJob]:
 
 
 def read_nodes(document: Any) -> list[RayNode]:
-    """Return the nodes of ``/api/v0/nodes`` that are alive and have GPUs; a name that two have is made their own.
+    """Return the nodes of ``/api/v0/nodes`` that are alive and have GPUs; names that occur twice are made unique.
 
     Raises:
         UnreadableError: One of them cannot be read.
@@ -111,7 +111,7 @@ def read_nodes(document: Any) -> list[RayNode]:
 
 
 def read_holdings(groups: Any, actors: Any) -> Holdings:
-    """Return what drivers hold by placement groups and by actors outside of any.
+    """Return what drivers hold through placement groups and through actors outside of any.
 
     Raises:
         UnreadableError: One of them cannot be read.
@@ -136,7 +136,7 @@ def _listed(document: Any) -> Iterable[Any]:
     """Return the items of an answer of Ray's state API.
 
     Raises:
-        UnreadableError: It is not all there is.
+        UnreadableError: It is incomplete.
     """
     found = document["data"]["result"]
     if found["partial_failure_warning"] or found["total"] > found["num_after_truncation"]:
@@ -173,7 +173,7 @@ def _node(document: Mapping[str, Any], names: Mapping[str, int]) -> RayNode:
 
 
 def _name(value: object) -> str:
-    """Return a name of ours that is most like Ray's."""
+    """Return the valid name that is closest to Ray's."""
     name = "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-" for letter in str(value)
     )

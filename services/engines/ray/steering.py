@@ -1,7 +1,7 @@
 """What jobs are told, and what is reported of them. Pure.
 
 Ray places: the plan says when a job starts, its size and its grid zone, and Ray puts the bundles of its placement group
-on nodes of that zone. Which of a node's GPUs a job holds, Ray does not say before it is used: they are counted.
+on nodes of that zone. Ray does not say which of a node's GPUs a job holds before it uses them: they are only counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Seen:
     """A job, and what is known of it.
 
     Attributes:
-        entry: How its entry point was last heard; None for a job that has none.
+        entry: The last known state of its entry point; None for a job without one.
         devices: The GPUs that it counts as holding, by our names of nodes.
     """
 
@@ -56,15 +56,15 @@ def told_of(
     *,
     heard: bool,
 ) -> Told:
-    """Return what an entry point is to do.
+    """Return what an entry point should do.
 
     Args:
-        entry: How it is.
-        decision: What is decided of its job.
-        settings: Of the bridge.
-        zones: Those that nodes of Ray are in by a resource: only by these can a placement group be bound to one.
-        entries: How many ask.
-        heard: Whether the control plane has answered lately; if not, all start.
+        entry: Its state.
+        decision: The decision on its job.
+        settings: The bridge's settings.
+        zones: The zones that Ray's nodes declare as a resource: a placement group can be bound only to these.
+        entries: How many entry points ask.
+        heard: Whether the control plane has answered recently; if not, all start.
     """
     again_s = max(_AGAIN_S, entries / _ASKS_PER_S)
     free = settings.mode is not EngineMode.CONTROL or not heard or not entry.steer
@@ -86,7 +86,7 @@ def told_of(
 
 
 def report_of(seen: Seen, decision: EngineDecision | None, settings: RaySettings) -> EngineJob | None:
-    """Return what the control plane is told of a job; None if it has no GPUs and asks for none."""
+    """Return the report of a job for the control plane; None if it has no GPUs and asks for none."""
     job, entry = seen.job, seen.entry
     devices = seen.devices or {}
     held = sum(map(len, devices.values()))
@@ -126,7 +126,7 @@ def report_of(seen: Seen, decision: EngineDecision | None, settings: RaySettings
 
 
 def state_of(job: RayJob, entry: Entry | None) -> EngineJobState:
-    """Return how a job is: one whose entry point waits, waits, although Ray runs that."""
+    """Return the state of a job; while its entry point waits, the job waits too, although Ray calls it running."""
     if job.state.is_over:
         overdue = entry is not None and entry.time_limit_s is not None and job.exit_code == OVERDUE
         return EngineJobState.TIMEOUT if overdue else job.state
@@ -135,7 +135,7 @@ def state_of(job: RayJob, entry: Entry | None) -> EngineJobState:
 
 
 def is_followed(job: RayJob, entry: Entry | None, decision: EngineDecision) -> bool:
-    """Return whether a job is as decided."""
+    """Return whether a job matches the decision."""
     if job.state.is_over or entry is None:
         return job.state.is_over
     match decision.action:
@@ -150,7 +150,7 @@ def is_followed(job: RayJob, entry: Entry | None, decision: EngineDecision) -> b
 
 
 def nodes_of(nodes: Sequence[RayNode], settings: RaySettings) -> list[EngineNode]:
-    """Return the nodes as the control plane knows them."""
+    """Return the nodes in the control plane's form."""
     return [
         EngineNode(
             name=node.name,
@@ -169,12 +169,12 @@ def devices_of(
     nodes: Sequence[RayNode],
     held: Mapping[str, Mapping[str, Sequence[int]]],
 ) -> dict[str, dict[str, list[int]]]:
-    """Return which GPUs jobs count as holding, by job and our names of nodes; those of before stay with theirs.
+    """Return which GPUs jobs count as holding, by job and our names of nodes; those that held some before keep them.
 
     Args:
-        wanted: GPUs by job and Ray's ids of nodes; a part of a GPU counts as one.
-        nodes: Those there are.
-        held: The answer of before.
+        wanted: GPUs by job and Ray's ids of nodes; a fraction of a GPU counts as one.
+        nodes: The existing nodes.
+        held: The previous result.
     """
     known = {node.id: node for node in nodes}
     free = {node.name: list(range(node.gpus)) for node in nodes}
@@ -199,7 +199,7 @@ def _size(entry: Entry, gpus: int | None) -> int:
 
 
 def _requeues(entry: Entry) -> int:
-    """Return how often it has begun to wait again: after each run but the present one."""
+    """Return how often it has started to wait again: after each run but the present one."""
     return entry.run - 1 if entry.is_running else entry.run
 
 

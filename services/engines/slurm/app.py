@@ -14,7 +14,7 @@ from services.kit.settings import settings_or_exit
 
 
 def slurm_of(settings: SlurmSettings) -> Slurm:
-    """Return Slurm as it is reached by these settings."""
+    """Return the interface to Slurm that these settings choose."""
     commands = Commands(settings.command_timeout_s)
     if not settings.rest:
         return commands

@@ -1,4 +1,4 @@
-"""Looks at Slurm, tells the control plane what has changed, and changes in Slurm what is otherwise than decided.
+"""Watches Slurm, reports changes to the control plane, and changes what differs from the decisions.
 
 Nothing has to survive this process. What Slurm must know of us is in the jobs' admin comments, and a hold that nobody
 renews ends by itself.
@@ -30,7 +30,7 @@ UNREAD = "Slurm's row of it cannot be read"
 
 
 class Slurm(Protocol):
-    """Slurm, by its commands; errors of all are ``SlurmSilentError``."""
+    """Slurm, through its commands; every call may raise ``SlurmSilentError``."""
 
     async def jobs(self) -> tuple[Rows[SlurmJob], str]:
         """Return all jobs that ask for GPUs, and Slurm's version."""
@@ -41,16 +41,16 @@ class Slurm(Protocol):
         ...
 
     async def change(self, changes: Changes) -> dict[int, str]:
-        """Do what is to be done; return what was refused, by number."""
+        """Carry out the changes; return what was refused, by number."""
         ...
 
     async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
-        """Return how jobs ended, by number and submission, as accounting has it."""
+        """Return how jobs ended according to accounting, by number and submission."""
         ...
 
 
 class Bridge:
-    """One Slurm and the control plane."""
+    """One Slurm cluster and the control plane."""
 
     def __init__(self, settings: SlurmSettings, slurm: Slurm, control_plane: ControlPlane) -> None:
         self._settings = settings
@@ -68,18 +68,18 @@ class Bridge:
         self._energy = ModelledEnergy(settings.energy_interval_s)
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
-        """Take decisions."""
+        """Take in decisions."""
         self._talk.take(decisions)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Repeat ``look`` until cancelled."""
         await self._talk.keep_looking(self.look)
 
     async def look(self) -> Changes:
         """Look once; return what was changed.
 
         Raises:
-            ProblemError: The control plane does not answer, or refuses; what Slurm needs was done before.
+            ProblemError: The control plane does not answer, or refuses; by then Slurm's changes are made.
         """
         now_s = time.time()
         try:
@@ -155,7 +155,7 @@ class Bridge:
         unread: Mapping[str, str],
         now_s: float,
     ) -> None:
-        """Tell the control plane what has changed; rows of jobs that cannot be are named once."""
+        """Report what has changed to the control plane; jobs that cannot be reported are named once."""
         reports: dict[str, EngineJob] = {}
         unread = {**unread}
         for job, name in named:
@@ -182,7 +182,7 @@ class Bridge:
         self._older |= {name: (sent[name], EngineAction.REQUEUE) for name in reply.stopped}
 
     async def _look_for(self, unreported: Sequence[str], seen: set[str], unread: Collection[str]) -> None:
-        """Say how jobs ended that Slurm does not show any more: as its accounting has it, or that nobody knows."""
+        """Report how jobs ended that Slurm no longer shows: as its accounting has it, or as unknown."""
         missing = [name for name in unreported if name not in seen and name.partition("@")[0] not in unread]
         gone_s = self._talk.gone_for_s(missing)
         if not missing:

@@ -21,11 +21,11 @@ _LISTED = 200
 
 
 class SlurmSilentError(Exception):
-    """A command of Slurm's failed, hung or answered what cannot be read; the message says which and how."""
+    """A Slurm command failed, hung or gave an unreadable answer; the message says which and how."""
 
 
 class Commands:
-    """Slurm by its commands, run as the user of this process, who must be an operator or administrator of Slurm."""
+    """Slurm through its commands, run as this process's user, who must be an operator or administrator of Slurm."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -35,7 +35,7 @@ class Commands:
         """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
 
         Raises:
-            SlurmSilentError: It does not say.
+            SlurmSilentError: It does not answer.
         """
         document = await self._json("squeue", "--json", "--states=all")
         return _read(read_jobs, document), version_of(document)
@@ -44,15 +44,15 @@ class Commands:
         """Return the nodes with GPUs.
 
         Raises:
-            SlurmSilentError: It does not say.
+            SlurmSilentError: It does not answer.
         """
         return _read(read_nodes, await self._json("sinfo", "--json"))
 
     async def change(self, changes: Changes) -> dict[int, str]:
-        """Do what is to be done; return what Slurm refused, by number.
+        """Carry out the changes; return what Slurm refused, by number.
 
         Raises:
-            SlurmSilentError: It does not answer; what was done then shows at the next look.
+            SlurmSilentError: It does not answer; what was done by then shows at the next look.
         """
         said = ""
         lines: list[str] = []
@@ -77,13 +77,13 @@ class Commands:
         return {int(found["number"]): found["words"][-300:] for found in _FOR_JOB.finditer(said)}
 
     async def _shrink(self, number: int, nodes: int) -> str:
-        """Leave a running job its first nodes; return what Slurm says against it, naming the job."""
+        """Shrink a running job to its first nodes; return Slurm's objection, naming the job."""
         with tempfile.TemporaryDirectory() as folder:  # scontrol writes scripts for the job's shell where it runs
             words = ["scontrol", "update", f"jobid={number}", f"numnodes={nodes}"]
             return (await self._run(*words, may_fail=True, folder=folder))[2]
 
     async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
-        """Return how jobs ended, by number and submission, as accounting has it; nothing where there is none."""
+        """Return how jobs ended according to accounting, by number and submission; empty if there is no accounting."""
         listed = ",".join(map(str, numbers))
         options = ("--duplicates", "--noheader", "--parsable2", "--format=JobIDRaw,Submit,State,ExitCode")
         code, out, _ = await self._run("sacct", "-X", "-j", listed, *options, may_fail=True)
@@ -108,7 +108,7 @@ class Commands:
     async def _run(
         self, *command: str, given: str = "", may_fail: bool = False, folder: str | None = None
     ) -> tuple[int, str, str]:
-        """Return a command's exit status and what it prints.
+        """Return a command's exit status and output.
 
         Raises:
             SlurmSilentError: It cannot be run, does not end in time, or fails although it may not.
@@ -155,5 +155,5 @@ def _read(reader: Any, document: Any) -> Any:
 
 
 def _fields(wanted: Sequence[tuple[str, str]]) -> list[str]:
-    """Return fields as scontrol reads them; quotes and ends of lines cannot be written."""
+    """Return fields in scontrol's format; quotes and line breaks, which cannot be written, become spaces."""
     return [f"{name}={_UNWRITABLE.sub(' ', value)}" for name, value in wanted]

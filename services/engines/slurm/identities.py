@@ -1,7 +1,7 @@
-"""Which job of Slurm is which: slurmctld may lose one it had accepted, and give its number to another.
+"""Which Slurm job is which: slurmctld may lose a job that it had accepted, and give its number to another.
 
 A job's name is ``NUMBER@SUBMITTED``, from when it was first seen; it is written into the job's admin comment, which
-survives a requeue, while the submission time does not. In a dry run nothing is written, and memory has to do.
+survives a requeue, while the submission time does not. In a dry run nothing is written, and memory has to suffice.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class _Known:
 
 
 class Identities:
-    """Names of jobs, with what is remembered to recognise those without one."""
+    """Names of jobs, and what is remembered to recognise jobs without one."""
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
     def named(self, jobs: Iterable[SlurmJob]) -> list[tuple[SlurmJob, str]]:
-        """Return jobs with their names; no two have the same."""
+        """Return jobs with their names, which are unique."""
         found: dict[str, SlurmJob] = {}
         known: dict[int, _Known] = {}
         for job in jobs:
@@ -56,7 +56,7 @@ class Identities:
 
     @staticmethod
     def key_of(name: str) -> tuple[int, int] | None:
-        """Return the number and the submission that a name was made of."""
+        """Return the number and the submission time that a name was made of."""
         found = _NAME.fullmatch(name)
         return (int(found[1]), int(found[2])) if found else None
 

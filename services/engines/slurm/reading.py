@@ -1,7 +1,7 @@
-"""Slurm's JSON, of ``squeue --json`` and of slurmrestd alike, as jobs and nodes.
+"""Slurm's JSON, from ``squeue --json`` and slurmrestd alike, as jobs and nodes.
 
-The fields are those of the data parsers v0.0.36 to v0.0.38, by which this was tested for real, and of the later ones
-(v0.0.39 to v0.0.41), which write numbers as ``{"set", "infinite", "number"}`` and states as lists.
+The fields are those of the data parsers v0.0.36 to v0.0.38, with which this was tested on a real Slurm, and of the
+later ones (v0.0.39 to v0.0.41), which write numbers as ``{"set", "infinite", "number"}`` and states as lists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
 
 
 class UnreadableError(Exception):
-    """Slurm's answer is not what any known version answers."""
+    """Slurm's answer does not have the format of any known version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class SlurmJob:
     """A job as Slurm has it; times are UTC seconds, 0 for none.
 
     Attributes:
-        number: Its id, which Slurm may use again.
+        number: Its id, which Slurm may reuse.
         tag: Our name for it, in its admin comment; empty before it has one.
-        admin_comment, comment: As they are.
-        hold_s, own_begin_s: The begin time that we set last, and the one before which the job must not start even so.
+        admin_comment, comment: The comments, unchanged.
+        hold_s, own_begin_s: The begin time that we set last, and the job's own one, which holds even without ours.
         state: One of ``contracts.engines.EngineJobState``.
         reason: Why it waits.
         gpus, gpu_type, per_node, nodes_wanted: What it asks for; ``per_node`` is 0 if it names a total.
         shares: The GPUs that it holds, by node.
-        eligible_s: Before this moment it does not start.
-        special: Why it is not one that we could steer: part of an array or of a heterogeneous job, and so on.
+        eligible_s: The earliest moment at which it may start.
+        special: Why we could not steer it: it is part of an array or of a heterogeneous job, and so on.
     """
 
     number: int
@@ -102,12 +102,12 @@ class SlurmJob:
 
     @property
     def is_held(self) -> bool:
-        """Whether its begin time is one that we have set, and nobody else since."""
+        """Whether its begin time is one that we have set, and that nobody has changed since."""
         return self.waits and self.hold_s > 0 and self.eligible_s == self.hold_s
 
     @property
     def others_begin_s(self) -> int:
-        """Before this moment it must not start, whatever we do; its user or Slurm has said so."""
+        """The moment before which it must not start whatever we do, because its user or Slurm has set it."""
         return self.own_begin_s if self.is_held else self.eligible_s
 
     @property
@@ -117,20 +117,20 @@ class SlurmJob:
 
     @property
     def options(self) -> Mapping[str, str]:
-        """What its user asks of us in the comment: ``wattshift:off`` or ``wattshift:gpus=2-8,grace=60``."""
+        """The options for us in its user's comment: ``wattshift:off`` or ``wattshift:gpus=2-8,grace=60``."""
         found = _OPTION.search(self.own_comment)
         pairs = found["options"].split(",") if found else []
         return {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
 
     @property
     def by_node(self) -> bool:
-        """Whether its user lets it have fewer nodes, and lets it lose some while it runs."""
+        """Whether its user lets it run on fewer nodes, and lose some while it runs."""
         return "shrink" in self.options and self.per_node > 0
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """A node with GPUs; ``closed``: why it takes no work."""
+    """A node with GPUs; ``closed`` says why it takes no work."""
 
     name: str
     gpus: int
@@ -140,7 +140,7 @@ class SlurmNode:
 
 
 class Rows(list[T]):
-    """The rows of an answer that could be read. ``unread`` says why others could not, by their number or name."""
+    """The readable rows of an answer. ``unread`` says why others could not be read, by their number or name."""
 
     def __init__(self, read: Iterable[T], unread: Mapping[str, str]) -> None:
         super().__init__(read)
@@ -151,7 +151,7 @@ def read_jobs(document: Any) -> Rows[SlurmJob]:
     """Return the jobs of an answer that ask for GPUs.
 
     Raises:
-        UnreadableError: It is no such answer, says that it is incomplete, or none of it can be read.
+        UnreadableError: It is not such an answer, says that it is incomplete, or is entirely unreadable.
     """
     jobs, unread = _read(document, "jobs", "job_id", _job)
     return Rows((job for job in jobs if job.gpus), unread)
@@ -161,7 +161,7 @@ def read_nodes(document: Any) -> Rows[SlurmNode]:
     """Return the nodes of an answer that have GPUs.
 
     Raises:
-        UnreadableError: It is no such answer, says that it is incomplete, or none of it can be read.
+        UnreadableError: It is not such an answer, says that it is incomplete, or is entirely unreadable.
     """
     nodes, unread = _read(document, "nodes", "name", _node)
     return Rows((node for node in nodes if node.gpus), unread)
@@ -185,7 +185,7 @@ def _read(document: Any, name: str, key: str, read: Callable[[Any], T]) -> tuple
 
 
 def number_of(value: Any) -> float | None:
-    """Return a number as any version writes it, None where it is not set; infinite ones as infinity."""
+    """Return a number in any version's notation; None if it is not set, infinity for infinite ones."""
     if isinstance(value, dict):
         if value.get("infinite"):
             return math.inf
@@ -280,7 +280,7 @@ def _exit_code(value: Any) -> int | None:
 
 
 def _asked(row: Mapping[str, Any]) -> tuple[int, str, int]:
-    """Return how many GPUs a job asks for, of which type, and how many on each node if it says so."""
+    """Return how many GPUs a job asks for, of which type, and how many per node if it says so."""
     nodes, tasks = max(_int(row.get("node_count")), 1), max(_int(row.get("tasks")), 1)
     for name, times in (("tres_per_job", 1), ("tres_per_node", nodes), ("tres_per_task", tasks)):
         if found := _GPUS.search(str(row.get(name) or "")):

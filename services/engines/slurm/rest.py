@@ -1,8 +1,8 @@
-"""slurmrestd, where a site has it: jobs and nodes are read by it, and changed by it as far as it can.
+"""slurmrestd, where a site has it: it reads jobs and nodes, and makes the changes that it can.
 
-It speaks the newest version that this module knows and slurmrestd has. v0.0.36 to v0.0.38 cannot set admin comments,
-no version requeues, signals a batch script or shrinks: that, and changes of very many jobs, which scontrol takes
-together, is done by Slurm's commands. So is everything for a while if slurmrestd does not answer, or not in full.
+It speaks the newest version that both this module and slurmrestd know. v0.0.36 to v0.0.38 cannot set admin comments,
+and no version can requeue, signal a batch script or shrink: Slurm's commands do that, and also changes of very many
+jobs, which scontrol can combine. They also do everything for a while if slurmrestd does not answer, or not fully.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AT_ONCE = 8
 
 
 class RestSilentError(Exception):
-    """slurmrestd does not answer, or answers what cannot be used; the message says how."""
+    """slurmrestd does not answer, or its answer is unusable; the message says how."""
 
 
 class RestRefusedError(Exception):
@@ -45,12 +45,12 @@ class RestRefusedError(Exception):
 
 
 class Rest:
-    """Slurm by slurmrestd, and by its commands where that falls short."""
+    """Slurm through slurmrestd, and through its commands where that falls short."""
 
     def __init__(
         self, address: str, commands: Commands, *, user: str, token_file: Path | None, timeout_s: float
     ) -> None:
-        """Speak to ``http://HOST:PORT``, or to a Unix socket as ``unix:/PATH``, which needs no token."""
+        """Connect to ``http://HOST:PORT``, or to a Unix socket as ``unix:/PATH``, which needs no token."""
         self._socket = address.removeprefix("unix:") if address.startswith("unix:") else None
         self._base = "http://slurmrestd" if self._socket else address.rstrip("/")
         self._commands = commands
@@ -62,7 +62,7 @@ class Rest:
         """Return all jobs that Slurm remembers and that ask for GPUs, and its version.
 
         Raises:
-            SlurmSilentError: Neither slurmrestd nor Slurm's command says.
+            SlurmSilentError: Neither slurmrestd nor Slurm's command answers.
         """
         found = await self._read("jobs", lambda document: (read_jobs(document), version_of(document)))
         return await self._commands.jobs() if found is None else found
@@ -71,7 +71,7 @@ class Rest:
         """Return the nodes with GPUs.
 
         Raises:
-            SlurmSilentError: Neither slurmrestd nor Slurm's command says.
+            SlurmSilentError: Neither slurmrestd nor Slurm's command answers.
         """
         found = await self._read("nodes", read_nodes)
         if found is None or not all(node.partitions for node in found):  # v0.0.36 does not name partitions
@@ -79,10 +79,10 @@ class Rest:
         return found
 
     async def change(self, changes: Changes) -> dict[int, str]:
-        """Do what is to be done; return what Slurm refused, by number.
+        """Carry out the changes; return what Slurm refused, by number.
 
         Raises:
-            SlurmSilentError: Slurm's commands do not answer; what was done then shows at the next look.
+            SlurmSilentError: Slurm's commands do not answer; what was done by then shows at the next look.
         """
         jobs = sum(len(numbers) for numbers, _ in changes.updates) + len(changes.cancels)
         if self._is_away() or jobs > MOST_BY_REST:
@@ -119,14 +119,14 @@ class Rest:
         return refused | (await self._commands.change(rest) if rest.size else {})
 
     async def ended(self, numbers: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None]]:
-        """Return how jobs ended, by number and submission, as accounting has it; nothing where there is none."""
+        """Return how jobs ended according to accounting, by number and submission; empty if there is no accounting."""
         return await self._commands.ended(numbers)
 
     def _is_away(self) -> bool:
         return time.monotonic() < self._away_until_s
 
     async def _read(self, what: str, read: Callable[[Any], T]) -> T | None:
-        """Return what slurmrestd says, None if it does not."""
+        """Return slurmrestd's answer; None if there is none."""
         if self._is_away():
             return None
         try:
@@ -138,10 +138,10 @@ class Rest:
             return None
 
     async def _ask(self, method: str, what: str, body: Any) -> Any:
-        """Return the answer to a request in the version that is spoken.
+        """Return the answer to a request in the negotiated version.
 
         Raises:
-            RestSilentError: There is none that can be used.
+            RestSilentError: There is no usable answer.
             RestRefusedError: Slurm refuses it.
         """
         self._version = self._version or await self._newest()
@@ -192,7 +192,7 @@ class Rest:
             raise RestSilentError(f"slurmrestd does not answer: {error or type(error).__name__}") from error
 
     def _body(self, fields: Sequence[tuple[str, str]]) -> dict[str, Any] | None:
-        """Return fields of scontrol's as this version has them, None if it cannot set one of them."""
+        """Return scontrol's fields in the form of this version; None if it cannot set one of them."""
         later, body = self._version >= 39, dict[str, Any]()
         for name, value in fields:
             match name:

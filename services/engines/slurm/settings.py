@@ -1,4 +1,4 @@
-"""The bridge's settings: `ENGINE_SLURM_...`, and what the whole installation shares."""
+"""The bridge's settings: `ENGINE_SLURM_...`, and those that the whole installation shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.kit.bridges.process import BridgeSettings
 
 
 class SlurmSettings(BridgeSettings):
-    """What the operator of the bridge may choose."""
+    """The settings of the bridge."""
 
     model_config = SettingsConfigDict(
         env_prefix="ENGINE_SLURM_", extra="ignore", frozen=True, populate_by_name=True, env_ignore_empty=True

@@ -1,4 +1,4 @@
-"""What to change in Slurm so that its jobs are as decided. Pure: levels are compared, and only differences are changed.
+"""What to change in Slurm so that its jobs match the decisions. Pure: only differences between states are changed.
 
 A hold is a begin time ``hold_s`` ahead, renewed when half of it is gone: without us, Slurm starts the job by itself. It
 is written into the job's admin comment, so that a begin time which its user or Slurm has set is never taken for ours,
@@ -27,12 +27,12 @@ _MOST_COMMENT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is to be done in Slurm.
+    """The changes to make in Slurm.
 
     Attributes:
-        updates: Fields to set, by the numbers of jobs; jobs with the same ones are together.
+        updates: Fields to set, by the numbers of jobs; jobs with the same fields are grouped.
         signals: Jobs to be sent a signal, and which.
-        shrinks: Jobs to leave so many nodes.
+        shrinks: Jobs to shrink, and the number of nodes that each keeps.
         requeues, cancels: Numbers of jobs.
     """
 
@@ -44,19 +44,19 @@ class Changes:
 
     @property
     def size(self) -> int:
-        """How many jobs are changed."""
+        """The number of jobs that are changed."""
         updated = sum(len(numbers) for numbers, _ in self.updates)
         return updated + len(self.signals) + len(self.shrinks) + len(self.requeues) + len(self.cancels)
 
 
 @dataclass
 class Memory:
-    """What the bridge remembers of a job while it lives; all of it can be forgotten.
+    """What the bridge remembers of a job while it is alive; all of it can be forgotten.
 
     Attributes:
-        signalled_s: When it was sent its signal, by the revision of the decision.
+        signalled_s: When it was sent its signal, for the decision's revision.
         signalled: That revision.
-        refusals: How often Slurm refused a revision, and its words.
+        refusals, refused: How often Slurm refused each revision, and its words.
     """
 
     signalled_s: float = 0.0
@@ -87,7 +87,7 @@ def why_not(job: SlurmJob, settings: SlurmSettings, now_s: float) -> str:
 
 
 def blocked_by(job: SlurmJob, reason: str) -> str:
-    """Return what else than GPUs a job waits for, in our words or Slurm's; ``reason``: why it is left alone."""
+    """Return what a job waits for other than GPUs, in our words or Slurm's; ``reason``: why it is left alone."""
     if not job.waits:
         return ""
     return reason or ("" if job.reason in GPUS_ALONE else job.reason)
@@ -101,7 +101,7 @@ def report_of(
     settings: SlurmSettings,
     now_s: float,
 ) -> EngineJob:
-    """Return what the control plane is told of a job."""
+    """Return the report of a job for the control plane."""
     reason = why_not(job, settings, now_s)
     low, high, step = sizes_of(job)
     revision = decision.revision if decision and is_followed(job, decision, now_s) else 0
@@ -159,7 +159,7 @@ def sizes_of(job: SlurmJob) -> tuple[int, int, int]:
 
 
 def deadline_of(job: SlurmJob, external_id: str) -> datetime | None:
-    """Return by when a job is to be done: by Slurm's own deadline, or by how long its user lets it be delayed."""
+    """Return the deadline of a job: Slurm's own, or the one that follows from the delay that its user allows."""
     flexible = job.options.get("flexible", "")
     if flexible.isdecimal() and job.time_limit_s:
         submitted = external_id.partition("@")[2]  # its submission time is another one after a requeue
@@ -169,7 +169,7 @@ def deadline_of(job: SlurmJob, external_id: str) -> datetime | None:
 
 
 def is_followed(job: SlurmJob, decision: EngineDecision, now_s: float) -> bool:
-    """Return whether a job is as decided."""
+    """Return whether a job matches the decision."""
     match decision.action:
         case EngineAction.RELEASE:
             return not job.is_held or job.eligible_s <= now_s
@@ -184,7 +184,7 @@ def is_followed(job: SlurmJob, decision: EngineDecision, now_s: float) -> bool:
 
 
 def is_same_run(job: SlurmJob, report: EngineJob | None) -> bool:
-    """Return whether a job waits or runs as it was reported, and not once more since."""
+    """Return whether a job still waits or runs as it was reported, without a new run since."""
     if report is None or (job.state, job.restarts) != (report.state, report.requeues):
         return False
     return job.waits or report.started_at == _instant(job.start_s)
@@ -200,16 +200,16 @@ def changes_of(
     heard: bool,
     older: Mapping[str, EngineAction] = {},
 ) -> Changes:
-    """Return what to change so that jobs are as decided.
+    """Return what to change so that jobs match the decisions.
 
     Args:
-        jobs: Those that wait or run, with our names for them.
-        decisions: What is decided, by those names; a job without a decision is left as it is.
+        jobs: The jobs that wait or run, with our names for them.
+        decisions: The decisions, by those names; a job without a decision is left as it is.
         memories: What is remembered of each of them.
-        settings: Of the bridge.
+        settings: The bridge's settings.
         now_s: UTC seconds.
-        heard: Whether the control plane has answered lately; if not, no hold is begun or renewed.
-        older: Of these jobs the very run is over that Slurm shows, as it came back with an older state; what to do.
+        heard: Whether the control plane has answered recently; if not, no hold is begun or renewed.
+        older: What to do with jobs whose run, as Slurm shows it, is over already: Slurm has restored an older state.
     """
     if settings.mode is not EngineMode.CONTROL:
         return Changes()
@@ -261,7 +261,7 @@ def changes_of(
 def _waiting(
     job: SlurmJob, name: str, decision: EngineDecision | None, settings: SlurmSettings, now_s: float, *, heard: bool
 ) -> dict[str, str]:
-    """Return the fields to set of a job that waits."""
+    """Return the fields to set for a waiting job."""
     mark = _mark(job.hold_s, job.own_begin_s) if job.is_held else ""
     wanted = {} if job.tag == name else _tagged(job, name, mark)
     if decision is None:
@@ -288,13 +288,13 @@ def _waiting(
 
 
 def _released(job: SlurmJob, now_s: float, name: str = "") -> dict[str, str]:
-    """Return the fields that end a hold of ours: the begin time is again what it was before, or now."""
+    """Return the fields that end our hold: the begin time is again what it was before, or now."""
     own_s = job.own_begin_s
     return _tagged(job, name or job.tag) | {"starttime": begin_time(own_s) if own_s > now_s else "now"}
 
 
 def _tagged(job: SlurmJob, name: str, mark: str = "") -> dict[str, str]:
-    """Return the admin comment with our name and the mark of a hold, if any, before what others wrote there."""
+    """Return the admin comment with our name, and the mark of a hold if any, before what others wrote there."""
     theirs = TAG.sub("", HOLD.sub("", job.admin_comment)).strip()
     ours = f"wattshift:{name}" if name else ""
     return {"admincomment": " ".join(filter(None, (ours, mark, theirs)))}
@@ -307,7 +307,7 @@ def _mark(until_s: int, own_s: int) -> str:
 def _has_had_grace(
     job: SlurmJob, decision: EngineDecision, memory: Memory, now_s: float, signals: list[tuple[int, str]]
 ) -> bool:
-    """Return whether a running job may lose GPUs now: where its user asks for it, first a signal, and then a grace."""
+    """Return whether a running job may lose GPUs now: if its user asks for it, after a signal and a grace period."""
     signal = job.options.get("signal", "")
     if signal and memory.signalled != decision.revision:
         signals.append((job.number, signal))
@@ -318,15 +318,15 @@ def _has_had_grace(
 
 
 def hold_until_s(at_s: float) -> int:
-    """Return until when jobs are held whose hold is to last until about then: at no full minute, as users' times are.
+    """Return when holds that should last until about then end: never on a full minute, unlike users' times.
 
-    Jobs that are held at once are held until the same moment.
+    Jobs that are held together are held until the same moment.
     """
     return int(-(-at_s // 60) * 60) + 17
 
 
 def begin_time(at_s: int) -> str:
-    """Return a moment as Slurm reads it in UTC."""
+    """Return a moment in UTC in Slurm's format."""
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
