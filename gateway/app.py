@@ -47,7 +47,7 @@ from services.kit.tokens import outgoing
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
-    """Return the gateway: the edge, and a small app for everything that is not in the table of routes."""
+    """Return the gateway: the edge, and a small app for everything outside the table of routes."""
     urls = {
         Upstream.ADMISSION: settings.admission_url,
         Upstream.CARBON: settings.carbon_url,
@@ -108,7 +108,7 @@ def create_keys(settings: GatewaySettings, session: aiohttp.ClientSession) -> Ke
 
 @dataclass(frozen=True)
 class Limits:
-    """What this process counts of tenants, and shares with other gateways."""
+    """The counts by tenant that this process keeps and shares with other gateways."""
 
     requests: RateLimiter
     streams: ConcurrencyLimiter
@@ -116,7 +116,7 @@ class Limits:
 
 @asynccontextmanager
 async def shared(limits: Limits, ended: EndedSessions, settings: GatewaySettings) -> AsyncIterator[None]:
-    """Have other gateways know what this one lets through and who signed out, and the other way round, in the block."""
+    """Within the block, exchange with other gateways what each lets through and who has signed out."""
     redis = ended.redis = connect(settings.redis_url, settings)
     ours = SharedLimits(
         redis, GATEWAY_LIMITS_HASH, limits.requests, limits.streams, f"gateway-{secrets.token_hex(4)}", time.time()
@@ -176,7 +176,7 @@ def create_edge(
 
 
 class Readiness:
-    """Whether every service behind the gateway is ready."""
+    """Whether all services behind the gateway are ready."""
 
     session: aiohttp.ClientSession
 
@@ -206,7 +206,7 @@ class Readiness:
 
 
 def add_reference(app: FastAPI) -> None:
-    """Add the two forms of the API's description, and a page for each code of a problem."""
+    """Add the two forms of the API's description, and a page for each problem code."""
     described = Path(__file__).with_name("openapi.json").read_bytes()
 
     @cache

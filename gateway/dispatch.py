@@ -1,4 +1,4 @@
-"""Answer a request that the edge let in: submissions are gathered on their way to admission, the rest is forwarded."""
+"""Answer a request that the edge let in: submissions are gathered on their way to admission, others are forwarded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Dispatcher:
         self._max_batch_bytes = max_batch_bytes
 
     async def answer(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey) -> None:
-        """Answer a request by the service that owns its route, and note how long that took."""
+        """Answer a request through the service that owns its route, and record how long that took."""
         began_s = time.perf_counter()
         traces.name_request(route.method, route.path)
         try:

@@ -1,7 +1,7 @@
-"""The operations that the gateway answers itself, stated as services state theirs; ``tools.operations`` reads them.
+"""The operations that the gateway answers itself, declared as services declare theirs; ``tools.operations`` reads them.
 
 No request runs these functions: ``dispatch.py`` sends submissions to admission in groups, and ``metrics.py`` asks all
-services for their figures.
+services for their metrics.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ async def submit_jobs(batch: JobBatch, _: ProjectCaller, idempotency_key: Idempo
 
 @router.get("/metrics", tags=["metrics"], response_class=PlainTextResponse)
 async def get_metrics(query: Annotated[MetricsQuery, Query()], _: Operator) -> str:
-    """Get the figures of all processes, for Prometheus.
+    """Get the metrics of all processes, for Prometheus.
 
-    In Prometheus' text format; `service` and `instance` say whose a figure is.
+    In the Prometheus text format; `service` and `instance` tell which process a metric comes from.
     """
     ...

@@ -55,10 +55,10 @@ class Forwarder:
         self._streams = streams
 
     async def forward(self, exchange: Exchange, route: Route, path: str, key: ResolvedKey, body: bytes | None) -> None:
-        """Send the request to the service and its answer to the client.
+        """Send the request to the service and its response to the client.
 
         Raises:
-            ProblemError: 503 when the service does not answer, 429 when the tenant has too many streams open.
+            ProblemError: 503 if the service does not answer, 429 if the tenant has too many streams open.
         """
         headers = self._headers(exchange, route, key, body)
         url = self._url(exchange, route, path)
@@ -148,7 +148,7 @@ class Forwarder:
 
     @staticmethod
     async def _while_connected(exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
-        """Do ``work`` until it is done or the client has gone, whichever comes first."""
+        """Run ``work`` until it is done or the client has gone, whichever comes first."""
 
         async def gone() -> None:
             while (await exchange.receive())["type"] != "http.disconnect":

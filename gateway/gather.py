@@ -83,7 +83,7 @@ class Gatherer:
         """Return admission's answer.
 
         Raises:
-            ProblemError: 503 when admission cannot be reached. It is then unknown whether a submission without
+            ProblemError: 503 if admission cannot be reached. It is then unknown whether a submission without an
                 idempotency key was accepted; with one, it can safely be repeated.
         """
         loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ class Gatherer:
         return await waiting.answer
 
     def _leave(self) -> None:
-        """Send what waits, as far as requests are free; runs after all that arrived in this turn of the event loop."""
+        """Send waiting submissions while requests are free; runs after all that arrived in this event loop turn."""
         self._is_due = False
         while self._waiting and self._free:
             self._free -= 1
@@ -134,8 +134,8 @@ class Gatherer:
     async def _send(self, group: list[_Waiting]) -> list[Answer]:
         """Return the answers to a group.
 
-        A group that was never sent is sent again. Of one that may have been received, those with idempotency keys are
-        sent again; the others must not be submitted twice, and get a 503.
+        A group that was never sent is sent again. If it may have been received, those with idempotency keys are sent
+        again; the others must not be submitted twice, and get a 503.
         """
         for attempt in range(ATTEMPTS):
             if attempt:

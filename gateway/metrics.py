@@ -1,8 +1,8 @@
-"""``GET /metrics``: what all processes measure, gathered for an operator's Prometheus.
+"""``GET /metrics``: the metrics of all processes, gathered for an operator's Prometheus.
 
-Services show themselves to the gateway alone, so that one address and one key suffice. Every line says whose it is, by
+Services show theirs only to the gateway, so that one address and one key suffice. Every line names its process, by
 ``service`` and ``instance``; ``wattshift_service_up`` is 0 for those that do not answer. A service that runs several
-times has several addresses, by its name or by a setting, and all of them are asked.
+times has several addresses, from DNS or from a setting, and all of them are asked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESOLVED_WITHIN_S = 2.0
 
 @dataclass(frozen=True)
 class Places:
-    """Where the processes are: this gateway, the router, and the services; and all of those that an operator named."""
+    """Where the processes are: this gateway, the router, the services, and the instances that an operator listed."""
 
     gateway: str
     router_url: str
@@ -47,7 +47,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Instance:
-    """One process: where it answers, and by which name its certificate knows it where that is another."""
+    """One process: its address, and the name in its certificate if that differs."""
 
     service: str
     url: URL
@@ -55,7 +55,7 @@ class Instance:
 
 
 async def instances_at(service: str, url: str) -> list[Instance]:
-    """Return a process for each address that the host's name has, in one family; one where it has one or none."""
+    """Return one process per address that the host name resolves to, in one family; one if there are fewer than two."""
     place = URL(url)
     if place.scheme == SCHEME:
         return [Instance(service, place)]
@@ -71,7 +71,7 @@ async def instances_at(service: str, url: str) -> list[Instance]:
 
 
 class MetricsGatherer:
-    """Asks every service, and adds the gateway's own figures."""
+    """Asks every service for its metrics, and adds the gateway's own."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class MetricsGatherer:
         self._own = own
 
     async def answer(self, exchange: Exchange, key: ResolvedKey) -> None:
-        """Answer with the figures of the services and the router, or of the agents if the query asks for these.
+        """Answer with the metrics of the services and the router, or of the agents if the query asks for them.
 
         Raises:
-            ProblemError: 422 for a query that is not valid.
+            ProblemError: 422 for an invalid query.
         """
         query = _query(exchange.scope["query_string"])
         if query.own:
@@ -119,7 +119,7 @@ class MetricsGatherer:
         return await asyncio.to_thread(merged, parts)
 
     async def _instances(self) -> list[Instance]:
-        """Return all processes to ask: those that were named, and of other services all that their names lead to."""
+        """Return all processes to ask: the listed ones, and for other services all that their names resolve to."""
         named = self._places.instances
         urls = {up.name.lower(): url for up, url in self._places.urls.items()} | {ROUTER: self._places.router_url}
         found = [Instance(service, URL(url)) for service, given in named.items() for url in given]

@@ -1,4 +1,4 @@
-"""The API's description as one plain page, ``reference.html``, and a page for each code of a problem."""
+"""The API's description as one plain page, ``reference.html``, and a page for each problem code."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def render(document: dict[str, Any]) -> str:
 
 
 def render_problem(code: str) -> str:
-    """Return the page that explains a code, and names the others."""
+    """Return the page that explains a problem code and lists the others."""
     return _TEMPLATES.get_template("problem.html").render(code=code, meanings=MEANINGS, folder=PROBLEMS)

@@ -1,6 +1,6 @@
-"""The public API as one table: which path goes to which service, and who may ask.
+"""The public API as one table: which path goes to which service, and who may call it.
 
-A route is stated once, by its function in the service that answers it. ``python -m tools.published`` reads the
+A route is declared once, by its function in the service that answers it. ``python -m tools.published`` reads the
 services' routers and writes ``routes.json``, and ``openapi.json`` for people and clients; the gateway loads both, and
 imports no service. ``tests/gateway/test_published.py`` fails while they are out of date.
 """
@@ -20,7 +20,7 @@ EVENTS = "text/event-stream"
 
 
 class Upstream(StrEnum):
-    """Who answers: a service behind the gateway, or the gateway itself."""
+    """Where a route is answered: a service behind the gateway, or the gateway itself."""
 
     ADMISSION = "admission"
     CARBON = "carbon service"
@@ -40,13 +40,13 @@ class Route:
         operation: Its name in the description and in generated clients, such as `submit_job`.
         method: The HTTP method, in capitals.
         path: Segments in braces match one segment of ``services.kit.edge.matching.SEGMENT``.
-        role: The lowest role that may ask.
-        to: Who answers.
+        role: The lowest role that may call it.
+        to: Who answers it.
         tag: The section of the description it belongs to.
-        media: Media type of the answer.
+        media: Media type of the response.
         has_body: Whether it takes a body, which is JSON.
         has_large_body: Whether the body may be as large as a batch's.
-        for_projects: Whether keys that are limited to a project may ask; the service then limits its answer to it.
+        for_projects: Whether keys that are limited to a project may call it; the service then limits its answer to it.
     """
 
     operation: str
@@ -62,7 +62,7 @@ class Route:
 
     @property
     def answers_head(self) -> bool:
-        """Whether a GET answers HEAD too, which a stream does not."""
+        """Whether a GET route also answers HEAD, which a stream does not."""
         return self.media == JSON
 
 

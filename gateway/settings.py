@@ -15,7 +15,7 @@ Address = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#]+/?$")]
 
 
 class GatewaySettings(EdgeSettings):
-    """``GATEWAY_*``, and what all processes share."""
+    """``GATEWAY_*``, and the settings that all processes share."""
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
@@ -81,7 +81,7 @@ class GatewaySettings(EdgeSettings):
 
     @property
     def provider(self) -> ProviderSettings | None:
-        """The provider to sign in by; None where there is none."""
+        """The sign-in provider; None if there is none."""
         if not self.oidc_issuer or self.oidc_keys is None:
             return None
         return ProviderSettings(

@@ -1,4 +1,4 @@
-"""Sessions that have ended before their time: no gateway of the installation opens their cookies again."""
+"""Sessions that were ended before they expired: no gateway of the installation opens their cookies again."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TELL_S = 1.0
 
 
 class EndedSessions:
-    """Knows them by entries in Redis, which last as long as the cookies would have.
+    """Keeps them as entries in Redis, which last as long as the cookies would have.
 
-    While Redis does not answer, a session that is ended here is known to have ended here; the others are told as soon
+    While Redis does not answer, only this gateway knows of sessions that were ended here; the others are told as soon
     as it answers again.
     """
 
@@ -42,16 +42,16 @@ class EndedSessions:
         self._away_until_s = 0.0
 
     async def end(self, session: Session) -> None:
-        """End a session, at once here and, where Redis answers, at all gateways."""
+        """End a session, at once here and, if Redis answers, at all gateways."""
         self._unshared[session.id] = self._clock_s() + self._valid_s
         await self.tell()
 
     async def take(self, link: Link, valid_s: int) -> bool:
-        """Return whether a link is used for the first time, at all gateways; not, where Redis does not answer."""
+        """Return whether a link is used for the first time at any gateway; False if Redis does not answer."""
         return bool(await self._ask(self.redis.set(ended_session(link.id), "", ex=valid_s, nx=True)))
 
     async def tell(self) -> None:
-        """Tell the other gateways of what they may not know yet."""
+        """Tell the other gateways what they may not know yet."""
         for session_id, until_s in list(self._unshared.items()):
             left_s = int(until_s - self._clock_s())
             if left_s > 0 and await self._ask(self.redis.set(ended_session(session_id), "", ex=left_s)) is None:
@@ -67,7 +67,7 @@ class EndedSessions:
         return bool(await self._ask(self.redis.exists(ended_session(session.id))))
 
     async def _ask(self, command: Awaitable[object]) -> object | None:
-        """Return what Redis answers; None, logged once, where it does not."""
+        """Return the answer of Redis; None, logged once, if it does not answer."""
         try:
             async with asyncio.timeout(ANSWERS_S):
                 found = await command

@@ -1,4 +1,4 @@
-"""Let pages ask the API with the cookie of their session in place of a key."""
+"""Let pages call the API with their session cookie in place of a key."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ API = ("/v1/", "/emissions/", "/locations", "/metrics")
 
 
 class SessionMiddleware:
-    """Opens the session of a request; one without a key of its own gets that of the session.
+    """Opens the session of a request; a request without a key of its own gets the session's.
 
     A request that changes something must repeat the session's token in ``X-CSRF-Token``, which only our own pages can
-    read. Requests with an ``Authorization`` header are passed on as they are: a browser adds none by itself.
+    read. Requests with an ``Authorization`` header are passed on as they are: browsers never add one by themselves.
     """
 
     def __init__(self, app: ASGIApp, seals: Seals, ended: EndedSessions, valid_s: int) -> None:

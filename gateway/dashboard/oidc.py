@@ -1,7 +1,7 @@
-"""Sign in through a provider of OpenID Connect: authorization code with PKCE; what it says chooses an API key.
+"""Sign-in through an OpenID Connect provider: authorization code with PKCE; the provider's answer selects an API key.
 
-Who signs in gets the key that the operator's file names for the value of one claim, a group or a person. There is no
-second kind of caller: roles, tenants, limits and the audit log are those of the key.
+Whoever signs in gets the key that the operator's file assigns to the value of one claim, a group or a person. There is
+no second kind of caller: roles, tenants, limits and the audit log are those of the key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WHO = ("preferred_username", "email", "name", "sub")
 
 
 class Attempt(BaseModel, frozen=True):
-    """A sign-in under way, sealed in a cookie of the browser that began it."""
+    """A sign-in in progress, sealed in a cookie of the browser that began it."""
 
     state: str
     nonce: str
@@ -41,18 +41,18 @@ class Attempt(BaseModel, frozen=True):
 
     @classmethod
     def begun(cls, then: str) -> Attempt:
-        """Return a new one, after which the page ``then`` is shown."""
+        """Return a new attempt, after which the page ``then`` is shown."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         return cls(state=state, nonce=nonce, verifier=verifier, then=then)
 
     @property
     def challenge(self) -> str:
-        """What the provider is shown of the verifier (RFC 7636)."""
+        """The challenge derived from the verifier, which the provider is shown (RFC 7636)."""
         return base64.urlsafe_b64encode(hashlib.sha256(self.verifier.encode()).digest()).decode().rstrip("=")
 
 
 class Endpoints(BaseModel):
-    """Where a provider is asked what; as it says itself."""
+    """A provider's endpoints, from its own discovery document."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -63,7 +63,7 @@ class Endpoints(BaseModel):
 
 
 class Provider:
-    """Leads people to the provider and finds out who comes back. ``session`` is set once the process has started."""
+    """Sends people to the provider and finds out who comes back. ``session`` is set once the process has started."""
 
     session: aiohttp.ClientSession
 
@@ -92,8 +92,8 @@ class Provider:
         """Return the API key of whoever comes back with ``code``, and their name.
 
         Raises:
-            ProblemError: 401 where the provider or its answer does not prove who they are, 403 where no key is theirs,
-                503 where it does not answer.
+            ProblemError: 401 if the provider or its answer does not prove who they are, 403 if no key is theirs,
+                503 if it does not answer.
         """
         endpoints = await self._discover()
         form = {
@@ -138,7 +138,7 @@ class Provider:
         return claims
 
     async def _key(self, kid: str | None) -> jwt.PyJWK:
-        """Return the provider's key of that id; it is asked again for one that is new."""
+        """Return the provider's key with this id; the provider is asked again for a new one."""
         for keys in (self._keys, None):
             if keys is None:
                 address = str((await self._discover()).jwks_uri)

@@ -1,4 +1,4 @@
-"""Which pages there are, who may see them, and how one signs in and out."""
+"""The dashboard's pages, who may see them, and how to sign in and out."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Page:
     """One page.
 
     Attributes:
-        name: Of its template and of its module.
-        path: Where it is; a segment in braces is a name.
-        title: What it is called; in the navigation too, if it is there.
-        role: Who may see it, at least.
+        name: The name of its template and of its module.
+        path: Its path; a segment in braces is a name.
+        title: Its title, also in the navigation if it is there.
+        role: The lowest role that may see it.
         in_navigation: Whether it has an entry of its own.
-        under: The page whose entry is marked while this one is shown.
+        under: The page whose entry is highlighted while this one is shown.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Page:
 
     @property
     def entry(self) -> str:
-        """The name of the page whose entry is marked."""
+        """The name of the page whose entry is highlighted."""
         return self.under or self.name
 
 
@@ -86,10 +86,10 @@ PAGES = (
 
 
 class VersionedFiles(StaticFiles):
-    """Files whose addresses change with their content, so that browsers keep them."""
+    """Files whose URLs change with their content, so that browsers can cache them."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        """Return a file that may be kept for good."""
+        """Return a file that may be cached for ever."""
         answer = super().file_response(*args, **kwargs)
         answer.headers["cache-control"] = "public, max-age=31536000, immutable"
         return answer
@@ -119,8 +119,7 @@ class Dashboard:
         limiter: AddressLimiter,
         provider: Provider | None,
     ) -> None:
-        """Take what seals sessions and which have ended, how long they are valid, the zone to show first, and who else
-        knows people."""
+        """Take seals, ended sessions, how long sessions last, the first zone to show, and the sign-in provider."""
         self._seals = seals
         self._ended_sessions = ended
         self.provider = provider
@@ -137,7 +136,7 @@ class Dashboard:
         )
 
     def add_to(self, app: FastAPI) -> None:
-        """Give ``app`` the pages."""
+        """Add the pages to ``app``."""
         app.mount(f"/static/{self._version}", VersionedFiles(directory=HERE / "static"))
         for page in PAGES:
             app.add_api_route(page.path, self._shown(page), include_in_schema=False, response_class=HTMLResponse)
@@ -150,14 +149,14 @@ class Dashboard:
         app.add_api_route("/sign-out", self._sign_out, methods=["POST"], include_in_schema=False)
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Return a page under the policy of all pages."""
+        """Return a page with the security headers of all pages."""
         text = self._templates.get_template(f"{template}.html").render(
             static=f"/static/{self._version}", release=RELEASE, **values
         )
         return HTMLResponse(text, status, headers=HEADERS)
 
     def begin(self, request: Request, session: Session, answer: Response) -> Response:
-        """Set the cookie of a session that has begun."""
+        """Set the cookie of a new session."""
         cookie = set_cookie("session", request.scope, self._seals.seal(session), max_age_s=self._valid_s)
         answer.headers.append("set-cookie", cookie)
         return answer
@@ -246,7 +245,7 @@ class Dashboard:
         return self.begin(request, session, RedirectResponse(_local(form.get("then", "/")), 303, headers=HEADERS))
 
     async def _make_link(self, request: Request) -> Response:
-        """Answer the holder of a key with a link that signs a browser in with it."""
+        """Return a link that signs a browser in with the caller's key."""
         authorization = request.headers.get("authorization", "")
         await self.keys.caller(authorization.encode("latin-1"), request.scope)
         key = authorization.partition(" ")[2].strip()
@@ -283,7 +282,7 @@ class Dashboard:
 
 
 def _check_origin(request: Request) -> None:
-    """Raise ProblemError 403 for what another site sends, which would sign its visitors in as somebody else."""
+    """Raise ProblemError 403 for requests from another site, which would sign its visitors in as somebody else."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     is_ours = origin is None or urlsplit(origin).netloc == request.headers.get("host")
     if site not in (None, "same-origin", "none") or not is_ours:
@@ -300,10 +299,10 @@ async def _read_form(request: Request) -> dict[str, str]:
 
 
 def _answer_address(request: Request) -> str:
-    """Return where the provider sends people back to; it knows our addresses and refuses any other."""
+    """Return the address to which the provider sends people back; it knows our addresses and refuses any other."""
     return f"{request.url.scheme}://{request.headers.get('host', '')}/sign-in/answer"
 
 
 def _local(path: str) -> str:
-    """Return ``path`` if it is one of this site, or else the first page: no link may lead somewhere else from here."""
+    """Return ``path`` if it is on this site, else the first page: no link may lead elsewhere from here."""
     return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else "/"

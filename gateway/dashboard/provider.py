@@ -1,4 +1,4 @@
-"""What an operator says of the provider to sign in by: what settings need of it, and no more, for `up` checks them."""
+"""The operator's settings of the sign-in provider, without the code that uses it: `up` checks them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ProviderSettings:
     """How a provider is reached, and whom it lets in.
 
     Attributes:
-        name: What people call it.
+        name: Its name for people.
         issuer: Its address.
-        client_id: By which it knows this installation.
-        client_secret: That proves it.
-        claim: Whose values choose the key.
-        keys: API keys by values of the claim; of several that fit, the first in the file.
+        client_id: The id by which it knows this installation.
+        client_secret: The secret that proves it.
+        claim: The claim whose values select the key.
+        keys: API keys by values of the claim; if several match, the first in the file.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ProviderSettings:
 
 
 def read_keys(text: str) -> dict[str, str]:
-    """Return what a file of keys holds; ValueError if it is none."""
+    """Return the content of a file of keys; raise ValueError if it is not one."""
     try:
         return KEYS.validate_json(text)
     except ValidationError as error:

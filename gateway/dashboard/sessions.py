@@ -1,4 +1,4 @@
-"""Sessions in sealed cookies: nothing of them is stored, and every gateway of the installation can open them."""
+"""Sessions in sealed cookies: none is stored, and every gateway of the installation can open them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Session(BaseModel, frozen=True):
 
     Attributes:
         key: The API key that they act with.
-        csrf: What a request that changes something must repeat, which other sites cannot read.
-        name: Who they are by the sign-in provider; None where they signed in with the key itself.
+        csrf: A token that requests which change something must repeat, and that other sites cannot read.
+        name: Their name at the sign-in provider; None if they signed in with the key itself.
     """
 
     key: str
@@ -39,7 +39,7 @@ class Session(BaseModel, frozen=True):
 
     @property
     def id(self) -> str:
-        """What tells it from other sessions, of which nothing else follows."""
+        """An id that tells it from other sessions and reveals nothing else."""
         return hashlib.sha256(self.csrf.encode()).hexdigest()
 
     @property
@@ -48,13 +48,13 @@ class Session(BaseModel, frozen=True):
         return b"Bearer " + self.key.encode()
 
     def has_token(self, given: bytes | str | None) -> bool:
-        """Return whether a request repeats the token of the session."""
+        """Return whether a request repeats the session's token."""
         given = given.encode("utf-8", "replace") if isinstance(given, str) else given or b""
         return hmac.compare_digest(given, self.csrf.encode())
 
 
 class Link(BaseModel, frozen=True):
-    """A link that signs somebody in, once."""
+    """A link that signs somebody in once."""
 
     key: str
     nonce: str
@@ -62,7 +62,7 @@ class Link(BaseModel, frozen=True):
 
     @property
     def id(self) -> str:
-        """What tells it from other links, of which nothing else follows."""
+        """An id that tells it from other links and reveals nothing else."""
         return hashlib.sha256(self.nonce.encode()).hexdigest()
 
 
@@ -70,7 +70,7 @@ class Seals:
     """Seals small messages into cookies, and opens them again for as long as they are valid."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        """Take keys of 32 bytes; the first seals, all of them open."""
+        """Take keys of 32 bytes; the first seals, and all of them open."""
         self._fernet = MultiFernet([Fernet(base64.urlsafe_b64encode(key)) for key in keys])
 
     def seal(self, message: BaseModel) -> str:
@@ -88,12 +88,12 @@ class Seals:
 
 
 def cookie_name(name: str, scope: Scope) -> str:
-    """Return a cookie's name; over TLS with the prefix by which browsers tie it to this host and to TLS."""
+    """Return a cookie's name; over TLS with the prefix that makes browsers tie it to this host and to TLS."""
     return f"__Host-wattshift-{name}" if scope["scheme"] == "https" else f"wattshift-{name}"
 
 
 def cookie_of(name: str, scope: Scope, header: bytes | None) -> str | None:
-    """Return the value of a cookie of ours in a request; None if it has none."""
+    """Return the value of one of our cookies in a request; None if it is missing."""
     wanted = cookie_name(name, scope).encode()
     for pair in (header or b"").split(b";"):
         key, _, value = pair.strip().partition(b"=")
@@ -103,6 +103,6 @@ def cookie_of(name: str, scope: Scope, header: bytes | None) -> str | None:
 
 
 def set_cookie(name: str, scope: Scope, value: str, *, max_age_s: int, same_site: str = "Strict") -> str:
-    """Return the header that sets a cookie; with an empty value and no age, it removes it."""
+    """Return the header that sets a cookie, or removes it if the value is empty and the age zero."""
     secure = "; Secure" if scope["scheme"] == "https" else ""
     return f"{cookie_name(name, scope)}={value}; Path=/; HttpOnly; SameSite={same_site}; Max-Age={max_age_s}{secure}"
