@@ -1,4 +1,4 @@
-"""Specs of tasks of arrays, as SQL: a task is stored with the spec of its array."""
+"""Specs of array tasks, as SQL: a task is stored with the spec of its array."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Queries on work that workers claim. Every change names the state it expects, so that no two processes both make the
-same change.
+"""Queries on work that workers claim. Each change names the state it expects, so that two processes never make the same
+change.
 
 A table of work has the columns of ``services.db.tables.work`` and those its owner adds; its table of submissions maps
-idempotency keys to pieces of work. ``services.kit.background`` has the processes' side.
+idempotency keys to pieces of work. ``services.kit.background`` is the processes' side.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHOWN = tuple(name for name in RECORD if name not in ("problem", "result", "clai
 
 
 class LiveWork(NamedTuple):
-    """Pieces of work that wait for a worker, those that run, and how long the first of them has waited, seconds."""
+    """How many pieces of work wait for a worker, how many run, and how long the oldest has waited, seconds."""
 
     queued: int
     running: int
@@ -58,11 +58,11 @@ class WorkRepository:
         swept: ColumnElement[bool] | None = None,
         urgent: ColumnElement[bool] | None = None,
     ) -> None:
-        """Take the tables, the name of one piece of work, and the columns that lists show beside the usual ones.
+        """Take the tables, the name of one piece of work, and the extra columns that lists show.
 
-        Without a table of submissions no draft may have an idempotency key. With ``swept`` the sweeper is limited to
-        that condition: a table whose work goes to several queues has a sweeper for each. Work that is ``urgent`` is
-        listed as queued before all other.
+        Without a table of submissions no draft may have an idempotency key. ``swept`` limits the sweeper to that
+        condition: a table whose work goes to several queues has a sweeper for each. Work that is ``urgent`` is listed
+        as queued before all other work.
         """
         self._engine = engine
         self._work = work
@@ -74,7 +74,7 @@ class WorkRepository:
         self._urgency = () if urgent is None else (urgent.desc(),)
 
     async def live(self) -> LiveWork:
-        """Return how much work waits and runs, of that which the sweeper is limited to."""
+        """Return how much of the work that the sweeper is limited to waits and runs."""
         work = self._work
         queued, running = (work.c.state == state for state in LIVE)
         waits = func.extract("epoch", func.now() - func.min(work.c.submitted_at).filter(queued))
@@ -164,7 +164,11 @@ class WorkRepository:
         limit: int,
         also: Mapping[str, Any] | None = None,
     ) -> Sequence[WorkRecord]:
-        """Return work, newest first: ids sort by the time they were made. ``also``: what other columns must hold."""
+        """Return work, newest first: ids sort by creation time.
+
+        Args:
+            also: What other columns must hold.
+        """
         work = self._work
         query = select(*self._summary).where(self._visible(literal(True), tenant_id))
         if states:
@@ -209,7 +213,7 @@ class WorkRepository:
         await self._change(update(work).where(wanted).values(enqueued_at=func.now()))
 
     async def claim(self, work_id: str, claim: str, lease_s: float) -> WorkRecord | None:
-        """Take work that is queued, or whose worker's lease is over; return it, or None."""
+        """Take work that is queued, or whose worker's lease has expired; return it, or None."""
         work = self._work
         free = or_(
             work.c.state == WorkState.QUEUED,
@@ -232,12 +236,12 @@ class WorkRepository:
         return await self._end(work_id, claim, state=WorkState.SUCCEEDED, result=result, **columns)
 
     async def fail(self, work_id: str, claim: str, failure: WorkFailure, **columns: Any) -> bool:
-        """Write why there is no answer if the claim is still valid, and return whether it was."""
+        """Record why there is no answer if the claim is still valid, and return whether it was."""
         document = failure.model_dump(mode="json")
         return await self._end(work_id, claim, state=WorkState.FAILED, failure=document, **columns)
 
     async def release_abandoned(self, max_attempts: int, lease_s: float) -> Sequence[WorkRecord]:
-        """Queue again all running work whose lease is over, or fail it after ``max_attempts``; return both.
+        """Requeue all running work whose lease has expired, or fail it after ``max_attempts``; return both.
 
         A lease longer than ``lease_s`` was taken while the clock was ahead: it ends as if it had been taken now.
         """
@@ -265,7 +269,7 @@ class WorkRepository:
             return [_record(row) for row in (await connection.execute(statement)).mappings()]
 
     async def queued(self, enqueued_before_s: float) -> Sequence[str]:
-        """Return the queued work whose message was sent that long ago or never, longest waiting first."""
+        """Return queued work whose message was sent (or which was submitted) that long ago, longest waiting first."""
         work = self._work
         # What was never sent, the service that stored it may be about to send.
         touched_at = func.coalesce(work.c.enqueued_at, work.c.submitted_at)
@@ -285,7 +289,7 @@ class WorkRepository:
             return (await connection.execute(query)).scalars().all()
 
     async def forget_ended(self, keep_days: float) -> int:
-        """Delete what ended that long ago, and return how many."""
+        """Delete work that ended that long ago, and return how many rows."""
         is_old = self._work.c.ended_at < _from_now(-86_400 * keep_days)
         return await self._change(delete(self._work).where(is_old, self._swept))
 

@@ -1,6 +1,6 @@
-"""Connections for the paths where SQLAlchemy's share of the time was measured to be too large: asyncpg itself.
+"""Connections by asyncpg itself, for paths where SQLAlchemy's share of the time was measured to be too large.
 
-``jsonb`` columns come and go as Python values; a query that wants the text casts it.
+``jsonb`` columns are written from and read as Python values; a query that wants the text casts it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEEPALIVE = {
 
 
 def plain_url(database_url: str) -> str:
-    """Return the URL as asyncpg reads it: without the driver that SQLAlchemy's URLs may name.
+    """Return the URL as asyncpg reads it, without the driver that SQLAlchemy's URLs may name.
 
     Raises:
         ValueError: The URL does not name a PostgreSQL server.
@@ -78,7 +78,7 @@ class _Shared(Connection):
 
 
 class Database:
-    """Connections that are opened when they are first needed, so that a process may start before its database."""
+    """Connections that are opened when first needed, so that a process may start before its database."""
 
     def __init__(self, connections: asyncpg.Pool) -> None:
         self._connections = connections
@@ -104,7 +104,7 @@ class Database:
         """Yield a connection whose statements commit one by one.
 
         Raises:
-            TimeoutError: none was free in time, or the server did not answer.
+            TimeoutError: No connection was free in time, or the server did not answer.
         """
         async with self._connections.acquire(timeout=timeout_s) as connection:
             yield connection
@@ -118,7 +118,7 @@ class Database:
             yield connection
 
     def connections_now(self) -> tuple[int, int, int]:
-        """Return how many connections are in use, idle, and may be open at once."""
+        """Return how many connections are in use, how many are idle, and the maximum."""
         idle = self._connections.get_idle_size()
         return self._connections.get_size() - idle, idle, self._connections.get_max_size()
 

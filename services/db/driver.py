@@ -1,4 +1,4 @@
-"""What processes that speak to asyncpg itself need: free of SQLAlchemy, which takes a third of a second to import."""
+"""What processes that use asyncpg directly need, free of SQLAlchemy, which takes a third of a second to import."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ CONNECTION_ERRORS = (
 
 
 def dumps(value: Any) -> str:
-    """Return ``value`` as JSON text, as every json column of the project is written."""
+    """Return ``value`` as JSON text, in the format of every JSON column of the project."""
     return orjson.dumps(value).decode()

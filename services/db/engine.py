@@ -1,4 +1,4 @@
-"""The engine of one process."""
+"""The SQLAlchemy engine of one process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _is_open(dbapi_connection: DBAPIConnection) -> bool:
 
 
 class _Pool(AsyncAdaptedQueuePool):
-    """Closes connections that nobody has used for ``IDLE_S``, as the other kind of pool does; they are opened again."""
+    """Closes connections unused for ``IDLE_S``, as asyncpg's own does; they are opened again when needed."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)

@@ -26,7 +26,7 @@ def _pool(in_use: int, idle: int, most: int) -> list[Metric]:
 
 
 def pool_of(source: Database | AsyncEngine) -> Callable[[], Awaitable[list[Metric]]]:
-    """Return what reads the connections of one process."""
+    """Return a function that reads the state of a process's connections."""
 
     async def read() -> list[Metric]:
         if isinstance(source, Database):
@@ -39,7 +39,7 @@ def pool_of(source: Database | AsyncEngine) -> Callable[[], Awaitable[list[Metri
 
 
 def work_of(repositories: Mapping[str, WorkRepository]) -> Callable[[], Awaitable[list[Metric]]]:
-    """Return what reads how much work of each kind waits for workers, and how much they do.
+    """Return a function that reads how much work of each kind waits for workers, and how much is in progress.
 
     Celery's workers answer no requests: what they do is in the rows that they claim.
     """

@@ -1,4 +1,4 @@
-"""Which GPUs get no new work though their nodes do: sick ones, and those that an operator has taken out of service.
+"""Which GPUs get no new work although their nodes do: sick ones, and those that an operator has taken out of service.
 
 Telemetry writes the table ``gpu_health``; the scheduler and serving leave these GPUs out.
 """

@@ -1,7 +1,7 @@
 """How GPUs are to be cut: what telemetry wants for operators, and serving for fleets.
 
-A row says what is wanted; its node makes it so when no gang runs on the GPU, and telemetry stores how far it is. Until
-then nothing is placed on the GPU. Writing what is wanted already changes nothing, so that it may be done twice.
+A row says what is wanted; its node carries it out when no gang runs on the GPU, and telemetry stores the progress.
+Until then nothing is placed on the GPU. Requesting what is already wanted changes nothing, so it may be done twice.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ class _Wanted(NamedTuple):
 
 
 async def want(connection: Connection, node_id: str, gpu: int, sizes: Sequence[int], owner: str | None) -> bool:
-    """Want a GPU cut so, for a fleet or, without an owner, for an operator; return False if it is somebody else's.
+    """Request that a GPU be cut like this, for a fleet or, without an owner, for an operator.
 
-    A fleet may take a GPU that nobody owns and that is to be whole. What failed is tried again.
+    Return False if the GPU belongs to somebody else. A fleet may take a GPU that nobody owns and that is to be whole.
+    What failed is tried again.
 
     Args:
         connection: In a transaction.
         node_id: The GPU's node.
         gpu: Its index.
-        sizes: Slices in sevenths, in the order of their places (``core.domain.mig.placed``); none: whole.
+        sizes: Slices in sevenths, in the order of their places (``core.domain.mig.placed``); empty: whole.
         owner: The fleet's name.
     """
     known = await fetch_row(connection, _Wanted, _LOCKED, node_id, gpu)
@@ -57,5 +58,5 @@ async def want(connection: Connection, node_id: str, gpu: int, sizes: Sequence[i
 
 
 async def release(connection: Connection, node_id: str, gpu: int, owner: str) -> bool:
-    """Give a fleet's GPU back, which is then made whole; return whether it was the fleet's."""
+    """Give a fleet's GPU back, so that it is made whole; return whether it was the fleet's."""
     return await connection.fetchval(RELEASE, node_id, gpu, owner) is not None

@@ -1,4 +1,4 @@
-"""The key of each instance of a pool: random, sealed in its row, opened for its node and for the routers alone."""
+"""The key of each instance of a pool: random, sealed in its row, and opened only for its node and the routers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PLACE = "instance key"
 
 
 def new_instance_key(sealer: Sealer, tenant_id: str, instance: str) -> bytes | None:
-    """Return a new key, sealed; None where the installation has no key to seal with."""
+    """Return a new key, sealed; None if the installation has no key to seal with."""
     return sealer.seal(secrets.token_urlsafe(32), _PLACE, tenant_id, instance) if sealer.has_key else None
 
 

@@ -1,6 +1,6 @@
 """Fields of stored job specifications, as SQL.
 
-A specification is stored as it was accepted: without what is null, and without the fields of later releases. Each
+A specification is stored as it was accepted, without null values and without the fields of later releases. Each
 expression reads one field of the ``spec`` of a row ``j`` of ``jobs`` and fills in the default that `JobSpec` declares,
 so that no query states a default of its own.
 """
@@ -15,11 +15,11 @@ SqlType = Literal["bool", "float8", "int", "text", "timestamptz"]
 
 
 def spec_field(path: str, sql_type: SqlType) -> str:
-    """Return an expression for one field, such as ``gpus.min``: null, or its default, where it is not stored.
+    """Return an expression for one field, such as ``gpus.min``; where it is not stored, its default or null.
 
     Raises:
         KeyError: `JobSpec` has no such field.
-        TypeError: its default has no literal in SQL here.
+        TypeError: Its default has no SQL literal here.
     """
     first, *rest = path.split(".")
     default: object = JobSpec.model_fields[first].get_default(call_default_factory=True)

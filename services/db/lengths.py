@@ -1,10 +1,10 @@
 """Actual lengths of ended jobs, in GPU seconds: lengths are predicted from them, and predictions are compared with
 them.
 
-The length of a job that reported progress is its work times the measured GPU seconds per unit, without starts and what
-a restart repeated (``job_profiles``). That is A-SRPT's iterations times their time. If nothing was reported, or less
-than half of the work was measured, it is the time for which its gangs held their GPUs once they ran; gangs that failed
-or lost a node are left out, because their work since the last checkpoint was done again.
+The length of a job that reported progress is its work times the measured GPU seconds per unit, excluding starts and
+what a restart repeated (``job_profiles``). That is A-SRPT's iterations times their time. If nothing was reported, or
+less than half of the work was measured, it is the time for which its gangs held their GPUs once they ran; gangs that
+failed or lost a node are left out, because their work since the last checkpoint was done again.
 """
 
 from __future__ import annotations

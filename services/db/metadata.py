@@ -1,4 +1,4 @@
-"""Where every table registers, and the column types they share."""
+"""Where every table is registered, and the column types they share."""
 
 from __future__ import annotations
 

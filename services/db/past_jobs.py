@@ -1,6 +1,6 @@
-"""Jobs as reports know them: those there are, and what is kept of those that ended long ago.
+"""Jobs as reports know them: present ones, and what is kept of those that ended long ago.
 
-Admission moves what is kept to ``past_jobs`` when it forgets a job; the ledger's lines go on naming it.
+Admission moves what is kept to ``past_jobs`` when it forgets a job; the ledger's lines continue to name it.
 """
 
 REPORTED_JOBS = """(

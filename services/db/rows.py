@@ -1,4 +1,4 @@
-"""Rows of queries as typed records.
+"""Query rows as typed records.
 
 A query's row is a ``NamedTuple`` whose fields are the query's columns, in their order::
 
@@ -9,7 +9,7 @@ A query's row is a ``NamedTuple`` whose fields are the query's columns, in their
 
     hosts = await fetch_rows(connection, Host, "SELECT id, address FROM nodes")
 
-A record becomes a tuple by one call, and its fields are then read faster than a record's columns are by name.
+A record becomes a tuple in one call, and the tuple's fields are then read faster than a record's columns by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rows_of(row_type: type[R], records: list[Record]) -> list[R]:
     """Return records as rows.
 
     Raises:
-        RowShapeError: their columns are not the fields of ``row_type``.
+        RowShapeError: Their columns are not the fields of ``row_type``.
     """
     if records and (columns := [*records[0].keys()]) != (fields := [*row_type.__annotations__]):
         raise RowShapeError(f"{row_type.__name__} has the fields {fields}, its query the columns {columns}")
@@ -50,7 +50,7 @@ async def fetch_rows(connection: Connection, row_type: type[R], query: str, *arg
     """Return all rows of a query.
 
     Raises:
-        RowShapeError: its columns are not the fields of ``row_type``.
+        RowShapeError: Its columns are not the fields of ``row_type``.
     """
     return rows_of(row_type, await connection.fetch(query, *arguments))
 
@@ -59,7 +59,7 @@ async def fetch_row(connection: Connection, row_type: type[R], query: str, *argu
     """Return the first row of a query, None if there is none.
 
     Raises:
-        RowShapeError: its columns are not the fields of ``row_type``.
+        RowShapeError: Its columns are not the fields of ``row_type``.
     """
     record = await connection.fetchrow(query, *arguments)
     return None if record is None else rows_of(row_type, [record])[0]

@@ -1,4 +1,4 @@
-"""Values that stand in the database only encrypted: AES-256-GCM under keys that the database does not have."""
+"""Values that are stored only in encrypted form: AES-256-GCM under keys that the database does not have."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class Sealer:
         """Return a value encrypted.
 
         Args:
-            value: Text that UTF-8 can hold.
-            place: Where it is kept. It opens there only, so that nobody with access to the database can exchange two.
+            value: Text that can be encoded in UTF-8.
+            place: Where it is stored. It can be opened only there, so that nobody with access to the database can swap
+                two.
         """
         nonce = os.urandom(_NONCE_BYTES)
         return _FORMAT + nonce + self._ciphers[0].encrypt(nonce, value.encode(), _bound(place))
@@ -46,7 +47,7 @@ class Sealer:
         """Return the value that was sealed for this place.
 
         Raises:
-            SealError: It was sealed under another key or for another place, or was changed since.
+            SealError: It was sealed under another key or for another place, or has been changed since.
         """
         nonce, encrypted = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         for cipher in self._ciphers if sealed[:1] == _FORMAT and encrypted else ():

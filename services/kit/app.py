@@ -1,4 +1,4 @@
-"""What every HTTP process has: problems, health, readiness, tokens of other services, a body limit."""
+"""What every HTTP process has: problem responses, health, readiness, other services' tokens, a body limit."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 class KnowsCallers(Protocol):
-    """Knows by the token of a request who sent it; ``Incoming`` does."""
+    """Identifies the sender of a request by its token; implemented by ``Incoming``."""
 
     def caller(self, authorization: str, method: str, path: str) -> Caller:
-        """Return who sent a request; ProblemError 401 or 403 for one that is refused."""
+        """Return who sent a request; raise ProblemError 401 or 403 to refuse it."""
         ...
 
     async def has_learned(self) -> bool:
-        """Find out whether other callers are known by now than when one was refused."""
+        """Check whether the known callers have changed since a request was refused."""
         ...
 
 
@@ -96,7 +96,7 @@ class ServiceTokenMiddleware:
 
     @staticmethod
     def _showing(scope: Scope, send: Send) -> Send:
-        """Return how an answer is sent that only a known caller gets, unless it is a refusal."""
+        """Return a ``send`` that marks the connection as known unless the answer is a refusal."""
 
         async def send_and_show(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] < 400:
@@ -171,8 +171,8 @@ def create_service(
 ) -> FastAPI:
     """Return an internal service's app; everything but the health checks needs the token of another service.
 
-    ``incoming`` knows the callers, by default by the credential in ``settings``. There are no pages of documentation:
-    they would be open to everybody. What the process measures is in ``app.state.metrics``, and at ``/metrics``.
+    ``incoming`` knows the callers, by default by the credential in ``settings``. There are no documentation pages: they
+    would be open to everybody. The process's metrics are in ``app.state.metrics``, and at ``/metrics``.
     """
     app = FastAPI(title=title, lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.state.metrics = Metrics()
@@ -196,7 +196,7 @@ def create_service(
 
 
 class DegradedError(Exception):
-    """A readiness check found that some of what the process needs is missing, and that the rest works."""
+    """A readiness check found that part of what the process needs is missing, while the rest works."""
 
 
 def add_basics(app: FastAPI, readiness: ReadinessCheck) -> None:
@@ -228,7 +228,7 @@ def answer_unavailable(
     *,
     is_so: Callable[[Exception], bool] = lambda error: True,
 ) -> None:
-    """Answer 503 for those of ``errors`` for which ``is_so`` holds: ``what`` does not answer right now."""
+    """Answer 503, saying that ``what`` does not answer right now, for those of ``errors`` for which ``is_so`` holds."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if not is_so(error):
@@ -251,10 +251,10 @@ def serve(
     listens_first: bool = False,
     beside: tuple[int, ...] = (),
 ) -> None:
-    """Run ``app`` until SIGTERM, at the sockets that the process was given, or else at ``host`` and ``port``.
+    """Run ``app`` until SIGTERM, at the sockets handed to the process, or else at ``host`` and ``port``.
 
-    With ``listens_first`` it waits for a port that another program has, and begins nothing before it has it, and
-    those of the loopback address ``beside`` it.
+    With ``listens_first``, wait while another program has the port, and start nothing until it is ours; also listen on
+    the ports ``beside`` it on the loopback address.
     """
     sockets = handed_over()
     configure_logging(process, log_format=settings.log_format, level=settings.log_level)
@@ -292,13 +292,13 @@ _UNVERIFIED = "it does not have the server verified: who listens there gets the 
 
 
 def say_what_is_trusted(settings: SharedSettings, sockets: Sequence[socket.socket], host: str, port: int) -> None:
-    """Log where the network has to be trusted: where this process, or a server with its password, proves nothing.
+    """Log where the network has to be trusted: this process, or a server that gets its password, is not verified.
 
     Args:
-        settings: Of the process.
-        sockets: At which it listens; if there are none, at ``host`` and ``port``.
+        settings: The process's settings.
+        sockets: Those on which it listens; if there are none, it listens at ``host`` and ``port``.
         host: An address of this machine.
-        port: Of it.
+        port: A port of it.
     """
     places = [each.getsockname()[:2] for each in sockets if each.family != socket.AF_UNIX]
     if not settings.tls.certificate and (places or not sockets):
@@ -311,7 +311,7 @@ def say_what_is_trusted(settings: SharedSettings, sockets: Sequence[socket.socke
 
 
 def end_with_parent() -> None:
-    """End with the supervisor; where the kernel cannot do that (macOS), a thread watches the parent process."""
+    """End when the supervisor ends; where the kernel cannot do that (macOS), a thread watches the parent process."""
     if sys.platform == "linux" or "WATTSHIFT_SUPERVISED" not in os.environ:
         return
     parent = os.getppid()

@@ -1,6 +1,6 @@
-"""Which service may ask which, for what, and on whose behalf: the one table. Nothing that is not in it is answered.
+"""The one table of which service may ask which, for what, and on whose behalf. Anything not listed is refused.
 
-It is data without dependencies, as ``deploy/make_env.py`` needs it on hosts where only Python is installed.
+It is data without dependencies, because ``deploy/make_env.py`` needs it on hosts where only Python is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Calls:
 
     Attributes:
         allowed: ``METHOD /path`` in full, as a regular expression.
-        roles: In which roles of users it may act; none where it asks for itself alone.
+        roles: The user roles in which it may act; empty if it asks only for itself.
     """
 
     allowed: re.Pattern[str]

@@ -1,4 +1,4 @@
-"""The carbon service, as other processes ask it: its answers are read, paged and bounded here alone."""
+"""The carbon service as other processes use it: its answers are read, paged and bounded only here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Carbon:
     """Asks for zones and their intensities; every method raises ``ProblemError`` as ``ServiceClient`` does."""
 
     def __init__(self, client: ServiceClient, *, attempts: int = 4, timeout_s: float | None = None) -> None:
-        """Take the client, how often a question is asked at most, and how long each may take; None: as the client."""
+        """Take the client, the most attempts per question, and the time-out of each; None: the client's own."""
         self._client = client
         self._limits = {"attempts": attempts, "timeout_s": timeout_s}
 
@@ -41,7 +41,7 @@ class Carbon:
         return await self._client.call("GET", "/v1/carbon/zones", ZoneList, **self._limits)
 
     async def current(self, zone: str, signal: str | None = None) -> CurrentIntensity:
-        """Return the intensity in force; every signal is by default the zone's own."""
+        """Return the intensity in force; here and below, the signal is by default the zone's own."""
         path = f"/v1/carbon/{zone}/current"
         return await self._client.call("GET", path, CurrentIntensity, params=_params(signal), **self._limits)
 
@@ -54,14 +54,14 @@ class Carbon:
     async def outlook(self, zone: str, *, past_s: float, ahead_s: float, signal: str | None = None) -> IntensityOutlook:
         """Return history and forecast as one curve.
 
-        Lengths are in the grid's own seconds: a day is a day, however fast a recording is replayed.
+        Durations are in the grid's own seconds: a day is a day, however fast a recording is replayed.
         """
         params = _params(signal) | {"past_s": past_s, "ahead_s": ahead_s, "clock": "grid"}
         path = f"/v1/carbon/{zone}/outlook"
         return await self._client.call("GET", path, IntensityOutlook, params=params, **self._limits)
 
     async def history(self, zone: str, start_s: float, end_s: float, signal: str | None = None) -> IntensityHistory:
-        """Return what was measured in steps that overlap ``[start_s, end_s)``, UTC seconds, oldest first; all pages.
+        """Return all measured steps that overlap ``[start_s, end_s)``, UTC seconds, oldest first, from all pages.
 
         Raises:
             TooManyPointsError: There are more than ``MOST_POINTS``.

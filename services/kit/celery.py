@@ -1,7 +1,7 @@
 """Celery as this project uses it: one queue per process, small JSON messages that name a row, delivered at least once.
 
 Tasks take ids, may run twice without harm, are enqueued after commit and have time limits; their results live in
-Postgres. A message is acknowledged when its task is over, so one whose worker died comes back after the visibility
+Postgres. A message is acknowledged when its task is over, so that of a worker that died returns after the visibility
 time-out; kombu looks for such messages every ``interval x throttle`` seconds, by default every hundred.
 """
 
@@ -38,8 +38,8 @@ class TaskLimits:
     """How long a task of a queue may take.
 
     Attributes:
-        soft_s: ``SoftTimeLimitExceeded`` is raised in the task, as soon as it runs Python.
-        hard_s: Its process is killed.
+        soft_s: After this, ``SoftTimeLimitExceeded`` is raised in the task, as soon as it runs Python.
+        hard_s: After this, its process is killed.
     """
 
     soft_s: float
@@ -47,7 +47,7 @@ class TaskLimits:
 
 
 def broker_url(settings: SharedSettings) -> str:
-    """Return the address of the broker; over TLS, Celery wants to be told in it how its certificate is checked."""
+    """Return the address of the broker; over TLS, it includes how Celery checks the certificate."""
     url = settings.redis_url
     if (found := sentinel.watched(url)) is not None:
         return found.broker_url()
@@ -60,7 +60,7 @@ def broker_url(settings: SharedSettings) -> str:
 
 
 def create_celery(queue: str, settings: SharedSettings, limits: TaskLimits) -> Celery:
-    """Return the Celery app of one queue, to publish with or to work for."""
+    """Return the Celery app of one queue, for publishing to it or working on it."""
     app = Celery(queue, broker=broker_url(settings), set_as_current=False)
     app.conf.update(
         task_default_queue=queue,
@@ -103,7 +103,7 @@ def _of_sentinels(settings: SharedSettings) -> dict[str, Any]:
 def leave_process() -> NoReturn:
     """End the worker process that runs a task, and so the task, at once; the worker starts another.
 
-    For a task whose result is not needed any more: a solver in the middle of its work cannot be stopped otherwise.
+    For a task whose result is no longer needed: a solver in the middle of its work cannot be stopped otherwise.
     Programs that the task runs end with it.
     """
     for program in psutil.Process().children(recursive=True):
@@ -113,7 +113,7 @@ def leave_process() -> NoReturn:
 
 
 def prepare_worker(process: str, settings: SharedSettings, app: Celery) -> None:
-    """Give this process's worker the project's logging and a pulse, and end it with its supervisor."""
+    """Give this process's worker the project's logging and a pulse, and make it end with its supervisor."""
     from services.kit.worker_pulse import add_pulse  # the worker's code, which those that only send need not load
 
     add_pulse(app)
@@ -144,5 +144,5 @@ def prepare_worker(process: str, settings: SharedSettings, app: Celery) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for Celery's report that a process ended by ``leave_process``, which is intended."""
+    """Return False for Celery's report that ``leave_process`` ended a process, which is intended."""
     return not (isinstance(record.args, tuple) and any(human_status(EX_RECYCLE) in str(word) for word in record.args))

@@ -1,7 +1,7 @@
 """A node's commands from its stream: delivered at least once, and removed when they are on disk.
 
-What is on the stream has not been carried out, so that it is always read from its beginning: an agent that starts, a
-Valkey that was replaced and an answer that was lost need nothing else.
+What is on the stream has not been carried out, so it is always read from its beginning. That covers an agent that
+starts, a Valkey that was replaced and an answer that was lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CommandStream:
         """Why commands cannot be read now; empty if they can."""
 
     def obey(self, text: str) -> None:
-        """Carry out one command; what of it has to survive is on disk when this returns.
+        """Carry out one command; whatever has to survive is on disk when this returns.
 
         Raises:
             OSError: It cannot be stored: it stays on the stream and is delivered again.

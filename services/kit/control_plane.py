@@ -34,7 +34,7 @@ _UNAUTHENTICATED = 401
 
 
 class ControlPlane:
-    """Calls telemetry with the node's token, and registers by its credential for a new one when that is refused."""
+    """Calls telemetry with the node's token; if that is refused, registers with its credential for a new one."""
 
     def __init__(self, client: ServiceClient, enrolment: Enrolment, registration: NodeRegistration) -> None:
         self._client = client
@@ -49,7 +49,7 @@ class ControlPlane:
         return self._credentials is not None
 
     def register_again(self, devices: list[DeviceInfo]) -> None:
-        """Register the node with other devices, before anything else is said to the control plane."""
+        """Register the node anew with other devices, before its next call to the control plane."""
         self._registration = self._registration.model_copy(update={"devices": devices})
         self._credentials = None
 
@@ -62,7 +62,7 @@ class ControlPlane:
         """Report what runs; return what may run.
 
         Raises:
-            ProblemError: No answer, or a refusal.
+            ProblemError: The control plane does not answer, or refuses.
         """
         return await self.call("heartbeat", heartbeat, HeartbeatReply, timeout_s)
 
@@ -70,7 +70,7 @@ class ControlPlane:
         """Deliver energy intervals; doing so twice is harmless.
 
         Raises:
-            ProblemError: No answer, or a refusal.
+            ProblemError: The control plane does not answer, or refuses.
         """
         return await self.call("energy", EnergyReport(intervals=intervals), EnergyReceipt, 10.0)
 
@@ -78,7 +78,7 @@ class ControlPlane:
         """Return the secrets of a gang that this node is to start.
 
         Raises:
-            ProblemError: No answer, or a refusal.
+            ProblemError: The control plane does not answer, or refuses.
         """
         return await self.call("secrets", SecretsWanted(allocation_id=allocation_id), OpenedSecrets, 10.0)
 
@@ -86,7 +86,7 @@ class ControlPlane:
         """Return a part of the archive of a gang that this node is to start.
 
         Raises:
-            ProblemError: No answer, or a refusal.
+            ProblemError: The control plane does not answer, or refuses.
         """
         wanted = ChunkWanted(allocation_id=allocation_id, number=number)
         return await self.call("upload", wanted, OpenedChunk, 30.0)
@@ -117,10 +117,10 @@ class ControlPlane:
             return self._credentials
 
     async def call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:
-        """Say something of this node, by its token.
+        """Make a call for this node, with its token.
 
         Raises:
-            ProblemError: No answer, or a refusal.
+            ProblemError: The control plane does not answer, or refuses.
         """
         credentials = self._credentials or await self._register()
         with suppress(ProblemError):  # the old secrets stay in force, and it is tried again with the next heartbeat

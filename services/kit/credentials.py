@@ -1,11 +1,12 @@
-"""The credential of one service: what it needs to prove who it is to those it may ask, and to know those who ask it.
+"""The credential of one service: what it needs to prove its identity to those it may ask, and to identify those who ask
+it.
 
-Everything follows from one secret of the installation. ``S(a) = HMAC(root, a)`` is the secret of who is asked, and
-``K(i, a) = HMAC(S(a), i)`` the key with which ``i`` signs what it sends to ``a``. A service has its own ``S`` and a
-``K`` for each service that it may ask (``callers.CALLERS``), so that one which is taken over can pass as itself alone.
-A node's ``S`` follows from its enrolment; its agent has that and nothing else.
+Everything is derived from one secret of the installation. ``S(a) = HMAC(root, a)`` is the secret of the service asked,
+and ``K(i, a) = HMAC(S(a), i)`` the key with which ``i`` signs what it sends to ``a``. A service has its own ``S`` and a
+``K`` for each service that it may ask (``callers.CALLERS``), so that a compromised service can pass only as itself.
+A node's ``S`` is derived from its enrolment; its agent has that and nothing else.
 
-Only Python itself is needed here, as ``deploy/make_env.py`` makes credentials on hosts that have nothing else.
+Only Python itself is needed here, because ``deploy/make_env.py`` makes credentials on hosts that have nothing else.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ SHORTEST_SECRET = 16
 
 
 class CredentialError(ValueError):
-    """Text that is no credential, or that of another service."""
+    """The text is not a credential, or is that of another service."""
 
 
 def roots_of(secret: str) -> tuple[bytes, ...]:
-    """Return the secrets of an installation: several, separated by commas; the first signs, all are accepted."""
+    """Return the secrets of an installation from a comma-separated list: the first signs, all are accepted."""
     return tuple(part.strip().encode() for part in secret.split(",") if part.strip())
 
 
 def audience_secret(root: bytes, audience: str) -> bytes:
-    """Return the secret of who is asked."""
+    """Return the secret of the service that is asked."""
     return _derive(root, f"wattshift audience/{audience}")
 
 
@@ -42,27 +43,27 @@ def caller_key(secret: bytes, issuer: str) -> bytes:
 
 
 def node_secret(nodes_secret: bytes, node_id: str, enrolment: bytes) -> bytes:
-    """Return the audience's secret of one node in one enrolment; another host of the same name gets another one."""
+    """Return the audience's secret of one node in one enrolment; another host of the same name gets a different one."""
     return _derive(nodes_secret, f"wattshift node/{node_id}/{enrolment.hex()}")
 
 
 def standing_token(join_token: str, node_id: str) -> str:
-    """Return the token by which ``up`` and the compose file let a node of their own enrol, whenever it has to.
+    """Return the token with which ``up`` and the compose file let their own node enrol, whenever it has to.
 
-    It is of this node alone, and of no use once the node was revoked.
+    It is valid for this node only, and not once the node has been revoked.
     """
     return "wsj_" + _text(_derive(join_token.encode(), f"wattshift join/{node_id}"))
 
 
 @dataclass(frozen=True)
 class Credential:
-    """What one service has.
+    """The credential of one service.
 
     Attributes:
-        name: Of the service.
-        secrets: Its own, as somebody who is asked; more than one while they are being replaced.
-        keys: By whom it may ask, the key with which it signs.
-        nodes: Secrets that those of nodes follow from; none but for ``KEEPERS_OF_NODES``.
+        name: The service's name.
+        secrets: Its own secrets, by which it knows its callers; more than one while they are being replaced.
+        keys: By service that it may ask, the key with which it signs.
+        nodes: Secrets from which those of nodes are derived; empty except for ``KEEPERS_OF_NODES``.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Credential:
 
     @classmethod
     def derived(cls, name: str, roots: Sequence[bytes]) -> Credential:
-        """Return the credential that follows from the installation's secrets, newest first."""
+        """Return the credential derived from the installation's secrets, newest first."""
         audiences = audiences_of(name)
         return cls(
             name,
@@ -83,10 +84,10 @@ class Credential:
 
     @classmethod
     def parsed(cls, text: str) -> Credential:
-        """Return the credential that ``text`` writes out.
+        """Return the credential that ``text`` encodes.
 
         Raises:
-            CredentialError: It is none.
+            CredentialError: The text is not a credential.
         """
         try:
             found = json.loads(_bytes(text))
@@ -100,7 +101,7 @@ class Credential:
             raise CredentialError("it is not the credential of a service") from error
 
     def text(self) -> str:
-        """Return it as one word, for a setting."""
+        """Return the credential as one word, for a setting."""
         fields = {
             "name": self.name,
             "secrets": [_text(secret) for secret in self.secrets],
@@ -110,11 +111,11 @@ class Credential:
         return _text(json.dumps(fields, separators=(",", ":")).encode())
 
     def own_keys(self, purpose: str) -> tuple[bytes, ...]:
-        """Return 32-byte keys for one purpose of the service's own, newest first; its processes all have the same."""
+        """Return 32-byte keys for one internal purpose of the service, newest first; all its processes share them."""
         return tuple(_derive(secret, f"wattshift own/{purpose}") for secret in self.secrets)
 
     def peers_secret(self) -> str:
-        """Return what processes of the same service show each other."""
+        """Return the secret by which processes of the same service recognise each other."""
         return _text(_derive(self.secrets[0], "wattshift peers"))
 
 

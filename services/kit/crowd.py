@@ -1,12 +1,12 @@
-"""Whose connections this process keeps, of those that have not shown a valid key yet, and of all.
+"""Which connections this process keeps, both those that have not shown a valid key yet and all of them.
 
-A newcomer is given the place of the oldest unknown connection that waits for its client, so that nobody keeps others
-out by holding places; one whose request is being worked on is not ended for another. Half of the files that the process
-may open are left to what it opens itself.
+A newcomer is given the place of the oldest unknown connection that waits for its client, so that nobody can keep others
+out by occupying places; a connection whose request is being processed is not ended for another. Half of the files that
+the process may open are left to what it opens itself.
 
-A peer is an address, of IPv6 a network of 64 bits; a proxy that uvicorn trusts (``FORWARDED_ALLOW_IPS``) stands for
-many. On loopback, one address is everybody, jobs of all tenants included: once it has its share, each user of the
-machine has one. Who reaches a Unix socket has come through a folder that others do not enter.
+A peer is an address, for IPv6 a network of 64 bits; a proxy that uvicorn trusts (``FORWARDED_ALLOW_IPS``) stands for
+many clients. On loopback, one address is everybody, including jobs of all tenants: once it has used up its share, each
+user of the machine counts as a peer. A client of a Unix socket has come through a folder that others cannot enter.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ class Guest(Protocol):
     """A connection.
 
     Attributes:
-        held_bytes: Sent in a request that is under way; 0 once it is known.
+        held_bytes: Bytes received of a request in progress; 0 once the connection is known.
     """
 
     held_bytes: int
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether nothing goes on before its client sends or reads something."""
+        """Whether nothing happens until its client sends or reads something."""
         ...
 
     @property
     def is_unused(self) -> bool:
-        """Whether no request is under way."""
+        """Whether no request is in progress."""
         ...
 
     def become_known(self) -> None:
-        """Its client has shown a valid key."""
+        """Note that its client has shown a valid key."""
         ...
 
     def end_now(self) -> None:
-        """Close it without further ado."""
+        """Close the connection at once."""
         ...
 
 
@@ -99,14 +99,14 @@ class Crowd:
         return number
 
     def know(self, number: int | None) -> None:
-        """A connection has shown a valid key: it counts among the known ones from now on."""
+        """Count a connection as known from now on, because it has shown a valid key."""
         if number is not None and (guest := self._unknown.get(number)) is not None:
             self.leave(number)
             self._known[number] = guest
             guest.become_known()
 
     def leave(self, number: int) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         self._known.pop(number, None)
         self._unknown.pop(number, None)
         peer = self._peer_of.pop(number, None)
@@ -117,7 +117,7 @@ class Crowd:
                 del self._of_peer[peer]
 
     def hold(self, guest: Guest, held_bytes: int) -> None:
-        """Note how much an unknown connection holds now; while all hold too much, the oldest that do are ended."""
+        """Record how much an unknown connection holds now; while the total is too much, end the oldest holding any."""
         self._held_bytes += held_bytes - guest.held_bytes
         guest.held_bytes = held_bytes
         while self._held_bytes > MOST_UNKNOWN_BYTES and self._end_oldest(
@@ -129,7 +129,7 @@ class Crowd:
         return self._end(itertools.islice((n for n, guest in among.items() if guest.waits_for_client), 1))
 
     def _thin(self) -> bool:
-        """End some known connections that are not used now; look no more than once a second where all are."""
+        """End some known connections that are unused; if all are busy, look again after a second at the earliest."""
         if time.monotonic() < self._all_busy_until_s:
             return False
         unused = (number for number, guest in self._known.items() if guest.is_unused)
@@ -172,7 +172,7 @@ CROWD = Crowd(resource.getrlimit(resource.RLIMIT_NOFILE)[0] % 2**63 // 2)
 
 
 def show_known(scope: Any) -> None:
-    """Say that the sender of a request has shown a valid key, token or session."""
+    """Record that the sender of a request has shown a valid key, token or session."""
     if state := scope.get("state"):
         CROWD.know(state.get(CONNECTION))
 
@@ -184,7 +184,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _user_of(client: tuple[Any, ...], server: tuple[Any, ...]) -> str:
-    """Return which user of this machine has the client's socket, as sock_diag(7) knows it by both of its ends."""
+    """Return which user of this machine owns the client's socket, according to sock_diag(7), given both of its ends."""
     family = socket.AF_INET6 if ":" in client[0] else socket.AF_INET
     ends = [socket.inet_pton(family, host).ljust(16, b"\0") for host in (client[0], server[0])]
     request = struct.pack("=BBxxI", family, socket.IPPROTO_TCP, 0xFFFFFFFF)

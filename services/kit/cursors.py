@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def one_page(found: Sequence[T], limit: int, position: Callable[[T], str]) -> tuple[list[T], str | None]:
-    """Return a page of what a query for one item more than its limit found, and the cursor of the next page."""
+    """Return a page from the result of a query for one item more than its limit, and the cursor of the next page."""
     return [*found[:limit]], write_cursor(position(found[limit - 1])) if len(found) > limit else None
 
 

@@ -1,4 +1,4 @@
-"""How full a disk is: below a reserve, what needs room is not begun, so that what has begun can be written down."""
+"""How full a disk is: below a reserve, nothing new that needs room is started, so that running work can be recorded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RESERVE_FILES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
-    """A file system now.
+    """The current free space of a file system.
 
     Attributes:
-        free_bytes: What this process may still write.
-        reserve_bytes: What is kept free of it.
-        free_files: How many files (inodes) this process may still make.
-        reserve_files: How many are kept free of them; 0 where the file system does not count them.
+        free_bytes: How much this process may still write.
+        reserve_bytes: How much of that is kept free.
+        free_files: How many files (inodes) this process may still create.
+        reserve_files: How many of those are kept free; 0 if the file system does not count them.
     """
 
     free_bytes: int
@@ -33,16 +33,16 @@ class DiskSpace:
 
     @property
     def is_low(self) -> bool:
-        """Whether a reserve is touched."""
+        """Whether a reserve has been touched."""
         return self.free_bytes < self.reserve_bytes or self.free_files < self.reserve_files
 
     @property
     def has_recovered(self) -> bool:
-        """Whether there is room again for more than the reserves, so that work does not stop again at once."""
+        """Whether there is again enough room beyond the reserves that work will not stop again at once."""
         return self.free_bytes >= self.reserve_bytes * _RECOVERED and self.free_files >= self.reserve_files * _RECOVERED
 
     def sentence(self) -> str:
-        """Return what operators read while a reserve is touched, without its subject."""
+        """Return the sentence that operators read while a reserve is touched, without its subject."""
         if self.free_files < self.reserve_files * _RECOVERED and self.free_bytes >= self.reserve_bytes:
             return (
                 f"is nearly full: {self.free_files:,} files (inodes) can still be made, and {self.reserve_files:,} "
@@ -57,10 +57,10 @@ def disk_space(folder: Path, reserve_bytes: int) -> DiskSpace:
 
     Args:
         folder: Any folder on it.
-        reserve_bytes: What is to stay free; of a small file system a tenth at most. 0 watches nothing.
+        reserve_bytes: What must stay free; on a small file system a tenth at most. 0 watches nothing.
 
     Raises:
-        OSError: It cannot be asked.
+        OSError: The file system cannot be queried.
     """
     found = os.statvfs(folder)
     return DiskSpace(
@@ -72,11 +72,11 @@ def disk_space(folder: Path, reserve_bytes: int) -> DiskSpace:
 
 
 class DiskWatch:
-    """Whether a folder's disk is too full to begin anything on it; once it was, until there is clearly room again.
+    """Whether a folder's disk is too full to start anything on it; once it was, until there is clearly room again.
 
     Args:
-        folder: On the disk; None where it is not known, and nothing is watched.
-        reserve_bytes: What is to stay free; of a small file system a tenth at most.
+        folder: On the disk; None if it is not known, and nothing is watched.
+        reserve_bytes: What must stay free; on a small file system a tenth at most.
     """
 
     def __init__(self, folder: Path | None, reserve_bytes: int) -> None:
@@ -85,20 +85,20 @@ class DiskWatch:
         self._is_low = False
 
     def space(self) -> DiskSpace | None:
-        """Return how full it is now; None where that is not known."""
+        """Return how full the disk is now; None if that is not known."""
         try:
             return disk_space(self._folder, self._reserve_bytes) if self._folder else None
         except OSError:
             return None
 
     def problem(self) -> str:
-        """Return what is the matter, as ``DiskSpace.sentence``; empty while there is room."""
+        """Return what is wrong, as ``DiskSpace.sentence``; empty while there is room."""
         found = self.space()
         self._is_low = found is not None and (found.is_low or (self._is_low and not found.has_recovered))
         return found.sentence() if found is not None and self._is_low else ""
 
     def check(self, what: str) -> None:
-        """Return if something that needs room may begin.
+        """Return if something that needs room may start.
 
         Args:
             what: Whose disk it is, as the first words of the message.

@@ -1,7 +1,7 @@
-"""What a node proves itself with: enrolled for by a token, kept in its own folder, replaced now and then.
+"""A node's credential: obtained by enrolling with a token, kept in the node's own folder, replaced from time to time.
 
 The node makes its secrets itself, and writes them down before it sends their hashes. So an answer that is lost, or a
-kill at any point, costs nothing: the same is asked again, and answered the same.
+kill at any point, costs nothing: the same request is made again, and gets the same answer.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ _UNAUTHENTICATED = 401
 
 
 class NodeSettings(Protocol):
-    """What the settings of a node have, whatever it is: a host's agent, or the bridge to an engine."""
+    """Settings that every kind of node has: a host's agent, or the bridge to an engine."""
 
     @property
     def node_id(self) -> str:
-        """Its name."""
+        """The node's name."""
         ...
 
     @property
     def enroll_token(self) -> str:
-        """The token of its own, if it was given one."""
+        """The node's own token, if it was given one."""
         ...
 
     @property
     def join_token(self) -> str:
-        """The token that all nodes of earlier releases share, if it was given that."""
+        """The token shared by all nodes of earlier releases, if it was given that."""
         ...
 
     @property
     def state_folder(self) -> Path:
-        """The folder of this node."""
+        """The node's state folder."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class NodeSettings(Protocol):
 
 
 class Keys(BaseModel):
-    """Secrets that the node made for itself."""
+    """Secrets that the node has made for itself."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -81,12 +81,12 @@ class Keys(BaseModel):
         return cls(secret="wsn_" + secrets.token_urlsafe(32), redis_password=secrets.token_urlsafe(32))
 
     def hashes(self) -> NodeKeys:
-        """Return what the control plane is told of them."""
+        """Return the hashes that the control plane gets."""
         return NodeKeys(credential_sha256=_sha256(self.secret), redis_sha256=_sha256(self.redis_password))
 
 
 class Held(BaseModel):
-    """A credential as it was given."""
+    """A credential as the control plane issued it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -99,13 +99,13 @@ class Held(BaseModel):
 
     @classmethod
     def given(cls, keys: Keys, answer: NodeCredential) -> Held:
-        """Return what the control plane has accepted."""
+        """Return the keys that the control plane has accepted."""
         fields = answer.model_dump(exclude={"node_id"})
         return cls(keys=keys, since_s=time.time(), **fields)
 
 
 class Kept(BaseModel):
-    """The file: what the node has, what it has asked for, and secrets by which services may still ask it."""
+    """The file: what the node has, what it has asked for, and the secrets with which services may still call it."""
 
     held: Held | None = None
     asked: Keys | None = None
@@ -140,10 +140,10 @@ class Enrolment:
         await self._has_one.wait()
 
     async def secret(self) -> str:
-        """Return the secret to register with, after enrolling where that is needed.
+        """Return the secret to register with, enrolling first if necessary.
 
         Raises:
-            ProblemError: No answer, or no token lets this node in.
+            ProblemError: The control plane does not answer, or no token lets this node in.
         """
         async with self._busy:
             held = self._kept.held
@@ -155,14 +155,14 @@ class Enrolment:
             return held.keys.secret
 
     def refused(self) -> None:
-        """Take note that the secret was refused: enrol again, if there is a token for that."""
+        """Note that the secret was refused: enrol again, if there is a token for that."""
         self._is_refused = True
 
     async def renew(self) -> None:
-        """Replace the secrets when their time has come.
+        """Replace the secrets when they are due.
 
         Raises:
-            ProblemError: No answer; the old ones stay in force.
+            ProblemError: The control plane does not answer; the old secrets stay in force.
         """
         held = self._kept.held
         if held is None:
@@ -181,10 +181,10 @@ class Enrolment:
             log.info("node.credential_replaced")
 
     async def refresh(self) -> None:
-        """Ask where Valkey or Redis is now, and by which secrets services call, as either may have changed.
+        """Ask where Valkey or Redis is now, and with which secrets services call, as either may have changed.
 
         Raises:
-            ProblemError: No answer; what was given before stays in force.
+            ProblemError: The control plane does not answer; what was given before stays in force.
         """
         async with self._busy:
             self._refreshes_at_s = time.monotonic() + REFRESH_EVERY_S
@@ -200,7 +200,7 @@ class Enrolment:
                 self._incoming = self._callers()
 
     def caller(self, authorization: str, method: str, path: str) -> Caller:
-        """Return the service that asks this agent.
+        """Return the service that calls this node.
 
         Raises:
             ProblemError: 401 or 403, as for ``Incoming``.
@@ -210,7 +210,7 @@ class Enrolment:
         return self._incoming.caller(authorization, method, path)
 
     async def has_learned(self) -> bool:
-        """Ask which secrets services have now, once in a while; return whether they are others than before."""
+        """Ask, once in a while, which secrets services now use; return whether they have changed."""
         now_s = time.monotonic()
         if self._kept.held is None or now_s < self._learns_at_s:
             return False
@@ -244,7 +244,7 @@ class Enrolment:
         return None
 
     def _tokens(self) -> list[str]:
-        """Return what may let this node in, in the order in which it is tried."""
+        """Return the tokens that may let this node in, in the order in which they are tried."""
         found = [self._settings.enroll_token, self._settings.join_token]
         with suppress(OSError):  # there is none
             found.insert(0, (self._settings.state_folder / TOKEN_FILE).read_text().strip())
@@ -290,7 +290,7 @@ class Enrolment:
 
 
 class NodeRedis:
-    """The client of Valkey or Redis that this node may use now: its own user's, once it has enrolled."""
+    """The client of Valkey or Redis that this node may use now: with its own user, once it has enrolled."""
 
     def __init__(self, settings: NodeSettings, enrolment: Enrolment) -> None:
         self._settings = settings
@@ -299,7 +299,7 @@ class NodeRedis:
         self._client: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the client has under that name.
+        """Return the client's attribute of that name.
 
         Raises:
             AuthenticationError: The node has not enrolled yet.

@@ -1,4 +1,4 @@
-"""Which of the project's extras brings a package that is not installed."""
+"""Which of the project's extras provides a package that is not installed."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ EXTRA_OF = {
 
 
 def install_hint(package: str) -> str:
-    """Return one sentence that says how to install what a package of ``EXTRA_OF`` is needed for."""
+    """Return one sentence that says how to install what needs a package of ``EXTRA_OF``."""
     return f"this needs the package {package}: pip install 'wattshift-control-plane[{EXTRA_OF[package]}]'"
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return the hint for a failed import, or None if no extra brings what was imported."""
+    """Return the hint for a failed import, or None if no extra provides what was imported."""
     package = (error.name or "").split(".")[0]
     return install_hint(package) if package in EXTRA_OF else None
 
 
 def traces_missing() -> str | None:
-    """Return the hint for traces, of which other packages bring a part; None if all is installed."""
+    """Return the hint for traces, whose packages partly come with others; None if all are installed."""
     try:
         parts = [find_spec(f"opentelemetry.{part}") for part in ("sdk", "exporter.otlp.proto.http", "instrumentation")]
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Small files that survive: written whole or not at all."""
+"""Small files that survive crashes: written completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def replace(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o600) -> None:
-    """Replace a file, all or nothing; on disk when this returns, if ``durable``."""
+    """Replace a file atomically; if ``durable``, it is on disk when this returns."""
     draft = path.with_name(path.name + ".tmp")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -25,7 +25,7 @@ def replace(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o6
 
 @contextmanager
 def whole(path: Path) -> Generator[Path]:
-    """Yield the path to write a file at that is to be there only once it is whole: it takes its name at the end."""
+    """Yield a path to write to; the file takes its name only at the end of the block, once it is complete."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part

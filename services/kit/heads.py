@@ -1,6 +1,6 @@
-"""Connections of our servers: what a client sends and leaves open has bounds, tighter before it is known who it is.
+"""Connections of our servers: what clients may send and leave open is bounded, more tightly until they are identified.
 
-httptools, which uvicorn parses with, has none: it would collect a header for ever, and wait for its end for ever.
+httptools, which uvicorn parses with, sets no bounds: it would collect a header for ever, and wait for its end for ever.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _END = re.compile(rb"\n\r?\n")
 
 
 class _Bounded(asyncio.Protocol):
-    """Gives a connection its place, and closes one whose client does not do its part; the mixin of both protocols."""
+    """Gives a connection its place, and closes it if its client does not do its part; the mixin of both protocols."""
 
     config: ServerConfig
     loop: asyncio.AbstractEventLoop
@@ -77,7 +77,7 @@ class _Bounded(asyncio.Protocol):
         self._look()
 
     async def _shake_hands(self, handshake: Coroutine[Any, Any, Any], awaited: asyncio.Future[Any]) -> None:
-        """Begin HTTP behind the handshake, during which the connection has its place and its time already."""
+        """Begin HTTP after the handshake; the connection's place and time limit already count during the handshake."""
         try:
             await asyncio.wait([awaited])
             handshake.send(None)
@@ -104,7 +104,7 @@ class _Bounded(asyncio.Protocol):
         self._look()
 
     def _begin(self) -> None:
-        """Take in what came before the connection was told that it had begun."""
+        """Process what arrived before the connection was told that it had begun."""
         raise NotImplementedError
 
     def _note(self, size: int) -> None:
@@ -150,11 +150,11 @@ class _Bounded(asyncio.Protocol):
 
     @property
     def _begun_bytes(self) -> int:
-        """What has come of the next head."""
+        """How many bytes of the next head have arrived."""
         raise NotImplementedError
 
     def _what_is_owed(self) -> tuple[float, Any, Any] | None:
-        """Return within which time, seconds, the client has to do what, and of which request; None for nothing."""
+        """Return how many seconds the client has, what to do after that, and its request; None if it owes nothing."""
         if self._is_lost:
             return None
         if self.transport is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -192,7 +192,7 @@ class _Bounded(asyncio.Protocol):
             self._look()
 
     def _refuse(self, status: int = 408) -> None:
-        """Close the connection; say why, unless that would end up within an answer."""
+        """Close the connection, with the reason unless that would end up in the middle of an answer."""
         self._is_refused = True
         if not self._is_answering or not self.cycle.response_started:
             head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -202,7 +202,7 @@ class _Bounded(asyncio.Protocol):
 
 
 class _H11(_Bounded, H11Protocol):
-    """By h11, where httptools is not installed; it refuses what is too large itself, with 400."""
+    """Parsing by h11, where httptools is not installed; h11 itself refuses what is too large, with 400."""
 
     def __init__(self, config: ServerConfig, *args: Any, **options: Any) -> None:
         config.h11_max_incomplete_event_size = MOST_HEAD_BYTES
@@ -233,10 +233,11 @@ if find_spec("httptools") is not None:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
     class _HttpTools(_Bounded, HttpToolsProtocol):
-        """By httptools, which is given each head whole, and no further one before the last request is answered.
+        """Parsing by httptools, which is given each head whole, and the next only after the last request is answered.
 
-        It joins the pieces of a value anew with each, and would make a request of each of thousands of heads that come
-        at once. So that a message always ends where a piece does, pieces of bodies in chunks end where these may.
+        It would join the pieces of a value anew with each piece, and make a request of each of thousands of heads that
+        arrive at once. To make a message always end where a piece does, chunked bodies are split where messages may
+        end.
         """
 
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -270,7 +271,7 @@ if find_spec("httptools") is not None:
             self._look()
 
         def _next(self) -> int:
-            """Return how many bytes the parser gets at once; 0 while there are too few, or when it is too many."""
+            """Return how many bytes to give the parser now; 0 while there are too few, or when there are too many."""
             room = MOST_HEAD_BYTES - self._unfinished
             if self._awaits_head:
                 if self._is_answering:
@@ -329,8 +330,8 @@ class ServerConfig(uvicorn.Config):
     """How each of our servers is run; the options are uvicorn's.
 
     Attributes:
-        proxies: Whose connections are those of many clients.
-        tls: What a connection begins with, but for one at a socket of this machine; None for plain HTTP.
+        proxies: Peers whose connections stand for many clients.
+        tls: How a connection begins, except at a socket of this machine; None for plain HTTP.
     """
 
     tls: ssl.SSLContext | None = None
@@ -341,20 +342,20 @@ class ServerConfig(uvicorn.Config):
         self.proxies = _TrustedHosts(self.forwarded_allow_ips)
 
     def load(self) -> None:
-        """Load what uvicorn does, and keep TLS for the connections: uvicorn would wait for it without counting."""
+        """Load what uvicorn loads, but leave TLS to the connections: uvicorn would not count handshakes."""
         super().load()
         self.tls, self.ssl = self.ssl, None
 
 
 class Server(uvicorn.Server):
-    """Runs one of our servers. It turns once a second, and at once when it is to end; uvicorn's own ten times."""
+    """Runs one of our servers. It ticks once a second, and at once when it is to end; uvicorn's own ticks ten times."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._end: Callable[[], object] = lambda: None
 
     async def main_loop(self) -> None:
-        """Keep the date of answers and the pulse until the server is to end."""
+        """Keep the date of answers and the pulse up to date until the server is to end."""
         loop, told = asyncio.get_running_loop(), asyncio.Event()
         self._end = lambda: loop.call_soon_threadsafe(told.set)
         while not await self.on_tick(0):
@@ -363,6 +364,6 @@ class Server(uvicorn.Server):
                     await told.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End; called by a signal."""
+        """End the server; called on a signal."""
         super().handle_exit(sig, frame)
         self._end()

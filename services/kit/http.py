@@ -1,7 +1,7 @@
-"""The client by which services call each other: explicit time-outs, capped back-off with jitter, problems as
+"""The client with which services call each other: explicit time-outs, capped back-off with jitter, problems as
 exceptions.
 
-aiohttp and not httpx: as the client of a proxying service it handled seven times the requests (docs/architecture.md).
+aiohttp, not httpx: as the client of a proxying service it handled seven times as many requests (docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ServiceClient:
         tokens: Outgoing | None = None,
         timeout_s: float = 10,
     ) -> None:
-        """Take what signs the requests; without it, they carry no token but those that are given with them."""
+        """Take what signs the requests; without it, they carry only the tokens that are passed with them."""
         self._session = session
         self._base_url = base_url.rstrip("/")
         self._name = name
@@ -100,7 +100,7 @@ class ServiceClient:
         raise failure
 
     async def call(self, method: str, path: str, answer: type[M], **options: Any) -> M:
-        """Return a 2xx answer's body as ``answer``; options and errors as for ``request``."""
+        """Return the body of a 2xx answer as ``answer``; options and errors as for ``request``."""
         return answer.model_validate_json(await self.request(method, path, **options))
 
 
@@ -118,14 +118,14 @@ NAMES = {
 def client_of(
     session: aiohttp.ClientSession, settings: SharedSettings, service: str, *, timeout_s: float = 10
 ) -> ServiceClient:
-    """Return a client of one of ``NAMES`` at the address that the settings have for it, as the process they are of."""
+    """Return a client of one of ``NAMES``, at its address in the settings and with this process's credential."""
     url: str = getattr(settings, f"{service}_url")
     tokens = outgoing(settings.credential, service)
     return ServiceClient(session, url, NAMES[service], tokens=tokens, timeout_s=timeout_s)
 
 
 def problem_of(status: int, content: bytes, name: str) -> ProblemError:
-    """Return the problem that another process answered; 503 of ``name`` if its answer is none."""
+    """Return the problem in another process's answer; 503 of ``name`` if the answer is not a problem."""
     try:
         problem = Problem.model_validate(orjson.loads(content))
     except (orjson.JSONDecodeError, ValidationError):
@@ -134,7 +134,7 @@ def problem_of(status: int, content: bytes, name: str) -> ProblemError:
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Reaches `unix://NAME` by a socket of this machine (see ``sockets``), and everything else as usual."""
+    """Reaches `unix://NAME` through a socket of this machine (see ``sockets``), and everything else as usual."""
 
     allowed_protocol_schema_set = aiohttp.TCPConnector.allowed_protocol_schema_set | {SCHEME}
 
@@ -153,7 +153,7 @@ class _Connector(aiohttp.TCPConnector):
 
 
 def _check(transport: asyncio.Transport) -> None:
-    """Give up a connection to a stranger on a port of this machine before anything is sent."""
+    """Abandon a connection to an unknown program on a port of this machine before anything is sent."""
     try:
         check_peer(transport.get_extra_info("sockname")[:2], transport.get_extra_info("peername")[:2])
     except StrangerError as error:
@@ -168,7 +168,7 @@ def new_session(connections: int = 100, tls: Tls | None = None) -> aiohttp.Clien
 
 
 def connector(connections: int, tls: Tls | None) -> aiohttp.TCPConnector:
-    """Return the connections of a session, of which there are at most so many at once; 0 for any number."""
+    """Return the connector of a session, with at most this many connections at once; 0 for no limit."""
     context = None if tls is None else tls.client()
     known: aiohttp.Fingerprint | Any = True if context is None else context
     if tls is not None and tls.pin:

@@ -1,4 +1,4 @@
-"""Who asks, on whose behalf, as the signed token of the request says; and the roles that routes need."""
+"""Who sends a request, and on whose behalf, according to its signed token; and the roles that routes need."""
 
 # Annotations stay objects here: FastAPI cannot resolve those of a callable instance from strings.
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ def read_identity(request: Request) -> Identity:
 
 
 def forbidden(role: Role, needed: Role) -> ProblemError:
-    """Return the problem of a caller whose role does not suffice."""
+    """Return the problem for a caller whose role does not suffice."""
     if role is Role.READ_ONLY and needed is Role.USER:
         return ProblemError(403, ProblemCode.FORBIDDEN, "This API key is read-only.")
     return ProblemError(403, ProblemCode.FORBIDDEN, f"Only an {needed} may do this.")
 
 
 def not_of_a_project(project: str) -> ProblemError:
-    """Return the problem of a caller whose key is limited to a project, on a route that is not about projects."""
+    """Return the problem for a caller whose key is limited to a project, on a route that is not about projects."""
     return ProblemError(
         403,
         ProblemCode.FORBIDDEN,
@@ -42,12 +42,12 @@ def not_of_a_project(project: str) -> ProblemError:
 class RequireRole:
     """A dependency that gives a route its caller, and refuses one whose role does not include ``role``.
 
-    This is the one place where a service's route states its role: by a parameter of type ``Caller``, ``Operator`` or
-    ``Admin``, or of type ``ProjectCaller`` where the route answers keys that are limited to a project, too, and honours
+    This is the only way in which a service's route states its role: by a parameter of type ``Caller``, ``Operator`` or
+    ``Admin``, or of type ``ProjectCaller`` if the route also answers keys that are limited to a project, and honours
     ``Identity.project``. ``tools.operations`` reads it into the gateway's table.
 
-    It is a coroutine, as all dependencies here are: FastAPI sends those that are none to a thread, which costs more
-    than the rest of a short request (``tests/architecture/test_routes.py``).
+    It is a coroutine, as all dependencies here are: FastAPI runs any that are not in a thread, which costs more than
+    the rest of a short request (``tests/architecture/test_routes.py``).
     """
 
     role: Role

@@ -1,4 +1,4 @@
-"""Ids that sort by the time they were made, the time itself, and the name of this host."""
+"""Ids that sort by creation time, the time itself, and the name of this host."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _last = 0
 
 
 def utc_now() -> datetime:
-    """Return now, timezone-aware."""
+    """Return the current time, timezone-aware."""
     return datetime.fromtimestamp(time.time(), UTC)  # a simulation has another ``time.time``
 
 
 def new_id(prefix: str) -> str:
-    """Return ``prefix`` and 26 characters that sort by time of creation: 48 bits of milliseconds, 80 random bits.
+    """Return ``prefix`` and 26 characters that sort by creation time: 48 bits of milliseconds, 80 random bits.
 
     Ids made by one process are strictly increasing, so that a page of jobs is in the order of submission.
     """
@@ -34,7 +34,7 @@ def new_id(prefix: str) -> str:
 
 
 def new_block_id(prefix: str) -> str:
-    """Return an id whose last three characters are 0, and that of no other id are the rest: 32,768 ids go with it."""
+    """Return an id that ends in three zeros and reserves the 32,768 ids that differ from it only there."""
     global _last
     with _lock:
         value = (max(_now_and_random(), _last + 1) + BLOCK_IDS - 1) // BLOCK_IDS * BLOCK_IDS
@@ -51,5 +51,5 @@ def _written(prefix: str, value: int) -> str:
 
 
 def host_name() -> str:
-    """Return the name of this host, as far as it can be a node's."""
+    """Return the name of this host, with characters replaced that a node's name may not have."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip("-.")[:63] or "node"

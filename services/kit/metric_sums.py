@@ -1,4 +1,4 @@
-"""Sums of Prometheus metrics that another process shows."""
+"""Sums of the Prometheus metrics of another process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 
 def metric_sum(metrics: str, names: Collection[str]) -> float | None:
-    """Return the sum of these metrics over all their labels; None if none is there, or one is not a number.
+    """Return the sum of these metrics over all their labels; None if there are none, or one is not a number.
 
     Args:
         metrics: Prometheus text format, version 0.0.4.

@@ -1,8 +1,8 @@
-"""What a process measures, for Prometheus: counted as it happens, or read when somebody asks.
+"""A process's metrics for Prometheus: counted as things happen, or read when somebody asks.
 
 Names begin with ``wattshift_`` and end with their unit; counters end with ``_total``. What is counted goes into
-``REGISTRY``, by ``counter`` and ``histogram``. What is a state of the database or of this process is read by a source,
-when ``/metrics`` is asked for, and kept for ``KEPT_S``: nothing is read on anybody's way.
+``REGISTRY``, by ``counter`` and ``histogram``. State of the database or of this process is read by a source when
+``/metrics`` is requested, and kept for ``KEPT_S``: no other request waits for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def histogram(name: str, help_text: str, labels: Sequence[str] = (), bounds: Seq
 
 
 def gauge(name: str, help_text: str, labels: Sequence[str], rows: Iterable[tuple[Labels, float | None]]) -> Metric:
-    """Return what is so now, by the values of ``labels``; a row without a number is left out, as unknown is not 0."""
+    """Return current values by the values of ``labels``; a row without a number is left out, as unknown is not 0."""
     found = GaugeMetricFamily(name, help_text, labels=labels)
     for values, number in rows:
         if number is not None:
@@ -61,19 +61,19 @@ def gauge(name: str, help_text: str, labels: Sequence[str], rows: Iterable[tuple
 
 
 def single(name: str, help_text: str, number: float | None) -> Metric:
-    """Return one number without labels; none where it is not known."""
+    """Return a metric of one number without labels; it is empty if the number is not known."""
     return gauge(name, help_text, (), [((), number)])
 
 
 class Bounded:
-    """Keeps the values of a label few: after the first ``most``, all others are ``other``."""
+    """Limits the number of values of a label: after the first ``most``, all others become ``other``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._known: set[Labels] = set()
 
     def __call__(self, *values: str) -> Labels:
-        """Return the values themselves, or as many times ``other``."""
+        """Return the values themselves, or ``other`` in place of each."""
         if values not in self._known:
             if len(self._known) >= self._most:
                 return ("other",) * len(values)
@@ -82,7 +82,7 @@ class Bounded:
 
 
 class _Source:
-    """Figures that are read when they are asked for, once for all who ask at the same time."""
+    """Metrics that are read on request, once for all simultaneous requests."""
 
     def __init__(self, name: str, read: Read, clock_s: Callable[[], float]) -> None:
         self.name, self._read, self._clock_s = name, read, clock_s
@@ -92,7 +92,7 @@ class _Source:
         self.answers = True
 
     async def families(self) -> list[Metric]:
-        """Return them; none, and a line in the log, where they cannot be read now."""
+        """Return the metric families; if they cannot be read now, log that and return none."""
         async with self._lock:
             if self._clock_s() >= self._until_s:
                 try:
@@ -107,7 +107,7 @@ class _Source:
 
 
 class _Found:
-    """Families that were read, as ``generate_latest`` wants them."""
+    """Families that have been read, in the form ``generate_latest`` takes."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -117,7 +117,7 @@ class _Found:
 
 
 class Metrics:
-    """The figures of one process."""
+    """The metrics of one process."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._registry = registry
@@ -125,11 +125,11 @@ class Metrics:
         self._sources: list[_Source] = []
 
     def add(self, name: str, read: Read) -> None:
-        """Have figures read when somebody asks; ``name`` says in the log which could not be."""
+        """Add a source to be read on request; the log refers to it by ``name`` if it cannot be read."""
         self._sources.append(_Source(name, read, self._clock_s))
 
     async def text(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return everything in Prometheus's text format."""
         read = await asyncio.gather(*(source.families() for source in self._sources))
         families = [family for each in read for family in each]
         families.append(gauge("wattshift_build_info", "The release that runs.", ["version"], [((RELEASE,), 1.0)]))
@@ -154,7 +154,7 @@ router = APIRouter()
 
 @router.get("/metrics")
 async def read_metrics(_: Operator, request: Request) -> Response:
-    """Return what the process measures, in Prometheus' text format."""
+    """Return the process's metrics, in Prometheus's text format."""
     metrics: Metrics = request.app.state.metrics
     return Response(await metrics.text(), media_type=MEDIA_TYPE)
 
@@ -168,13 +168,13 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 def note_request(method: str, route: str, status: int, began_s: float) -> None:
-    """Note an answered request; ``began_s`` is by ``time.perf_counter``."""
+    """Record an answered request; ``began_s`` is from ``time.perf_counter``."""
     known = method if method in METHODS else "other"
     REQUESTS.labels(known, route, str(status)).observe(time.perf_counter() - began_s)
 
 
 class RequestTimes:
-    """Notes every request of an app of FastAPI; one that no route matches has the route ``none``."""
+    """Records every request to a FastAPI app; one that no route matches has the route ``none``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Networks: those that the settings name, in which a process may connect to others, and those of its clients."""
+"""Networks: those named in the settings, in which a process may connect to others, and those of its clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def read_networks(text: str) -> tuple[Network, ...]:
     """Return networks written as `10.8.0.0/16,192.0.2.7`.
 
     Raises:
-        ValueError: One of them is no network, or has bits set beyond its prefix.
+        ValueError: One of them is not a network, or has bits set beyond its prefix.
     """
     found: list[Network] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -32,7 +32,7 @@ def is_within(address: str, networks: tuple[Network, ...]) -> bool:
 
 
 def peer_network(address: str) -> str:
-    """Return what counts as one client: an address, or of IPv6 its network of 64 bits, which one host may own."""
+    """Return what counts as one client: the address, or for IPv6 its network of 64 bits, which one host may own."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,7 +1,7 @@
-"""Spans by OpenTelemetry, sent to a collector by OTLP over HTTP; imported only where traces are on.
+"""OpenTelemetry spans, sent to a collector by OTLP over HTTP; imported only if traces are on.
 
-Spans are sent by a thread, in groups, from a queue of bounded length: a collector that is slow or away costs spans and
-never a request. Where to is said by OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``.
+A thread sends spans in batches from a queue of bounded length: if the collector is slow or away, spans are lost but
+never a request. The destination is set by OpenTelemetry's own variables, such as ``OTEL_EXPORTER_OTLP_ENDPOINT``.
 """
 
 # The instrumentations have types in part.
@@ -55,7 +55,7 @@ class OpenTelemetry:
     """The spans of this process."""
 
     def __init__(self, process: str, exporter: SpanExporter | None = None) -> None:
-        """Begin to note and send them; ``exporter`` stands for the one to the collector."""
+        """Start recording and sending spans; ``exporter`` replaces the one to the collector."""
         for chatty in ("opentelemetry", "urllib3"):
             logging.getLogger(chatty).setLevel(logging.CRITICAL)  # `Sending` says what is to be said
         about = {"service.name": process, "service.namespace": "wattshift", "service.version": RELEASE}
@@ -67,7 +67,7 @@ class OpenTelemetry:
         set_global_textmap(_PROPAGATOR)  # nothing of a client goes further than the identity of its trace
 
     def instrument(self) -> None:
-        """Note the calls that this process makes by the libraries that it has loaded."""
+        """Record the calls that this process makes through the libraries it has loaded."""
         given: dict[str, Any] = {"tracer_provider": self._provider}
         if "aiohttp" in sys.modules:
             from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
@@ -87,22 +87,22 @@ class OpenTelemetry:
             CeleryInstrumentor().instrument(**given)
 
     def trace_id(self) -> str | None:
-        """Return the trace of the work at hand."""
+        """Return the id of the current trace."""
         found = trace.get_current_span().get_span_context()
         return trace.format_trace_id(found.trace_id) if found.is_valid else None
 
     def current(self) -> str | None:
-        """Return what makes other work a child of the work at hand."""
+        """Return the ``traceparent`` that makes other work a child of the current span."""
         return NotedSpan(trace.get_current_span()).traceparent
 
     def begin(self, name: str, parent: str | None, attributes: Mapping[str, Attribute]) -> NotedSpan:
-        """Begin a span, as a child of ``parent`` or else of the work at hand."""
+        """Begin a span, as a child of ``parent`` or else of the current span."""
         named = {f"wattshift.{key}": value for key, value in attributes.items()}
         within = None if parent is None else _context_of(parent)
         return NotedSpan(self._tracer.start_span(name, within, attributes=named))
 
     def traced(self, app: ASGIApp) -> ASGIApp:
-        """Return an app that notes a span for each of its requests."""
+        """Return an app that records a span for each of its requests."""
         return cast(
             "ASGIApp",
             OpenTelemetryMiddleware(
@@ -116,47 +116,47 @@ class OpenTelemetry:
         )
 
     def name_request(self, method: str, route: str) -> None:
-        """Name the span of the request at hand by its route."""
+        """Name the span of the current request after its route."""
         at_hand = trace.get_current_span()
         at_hand.update_name(f"{method} {route}")
         at_hand.set_attribute("http.route", route)
 
     def enter(self, parent: str) -> object:
-        """Make what follows part of a trace; returns what ``leave`` wants."""
+        """Make what follows part of a trace; return what ``leave`` needs."""
         return context.attach(_context_of(parent))
 
     def leave(self, token: object) -> None:
-        """Go back to what was before ``enter``."""
+        """Restore the context that was in force before ``enter``."""
         context.detach(cast("Token[Context]", token))
 
     def stop(self) -> None:
-        """Send what has not been sent, for ``STOP_WITHIN_S`` at most."""
+        """Send what has not been sent yet, for ``STOP_WITHIN_S`` at most."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(STOP_WITHIN_S)
 
 
 class NotedSpan:
-    """A span of OpenTelemetry, as ``services.kit.traces`` has it."""
+    """An OpenTelemetry span behind the interface of ``services.kit.traces``."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
     @property
     def traceparent(self) -> str | None:
-        """What makes other work a child of it."""
+        """The ``traceparent`` that makes other work a child of this span."""
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, trace.set_span_in_context(self._span, Context()))
         return carrier.get("traceparent")
 
     def end(self) -> None:
-        """Note that the work is over; the second time does nothing."""
+        """Record that the work is over; a second call does nothing."""
         if self._span.is_recording():
             self._span.end()
 
 
 class PartsOnly(Sampler):
-    """Leaves out calls that are part of nothing: loops ask the database and Redis all day long."""
+    """Drops calls that belong to no larger span: loops query the database and Redis all day long."""
 
     def __init__(self, rest: Sampler) -> None:
         self._rest = rest
@@ -171,19 +171,19 @@ class PartsOnly(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
-        """Return whether a span is noted."""
+        """Return whether a span is recorded."""
         parent = trace.get_current_span(parent_context).get_span_context()
         if kind is SpanKind.CLIENT and not parent.is_valid:
             return SamplingResult(Decision.DROP)
         return self._rest.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
-        """Return what it does, in a word."""
+        """Return a short description of the sampler."""
         return f"PartsOnly({self._rest.get_description()})"
 
 
 class Sending(SpanExporter):
-    """Sends spans, and says once when that begins to fail, and once when it works again."""
+    """Sends spans, and logs once when that begins to fail, and once when it works again."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -208,12 +208,12 @@ class Sending(SpanExporter):
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Return True: nothing is held back here."""
+        """Return True: nothing is buffered here."""
         return True
 
 
 class _Routed:
-    """Names the span of a request by the route that an app of FastAPI found for it."""
+    """Names the span of a request after the route that a FastAPI app found for it."""
 
     def __init__(self, app: ASGIApp, tracer: OpenTelemetry) -> None:
         self._app, self._tracer = app, tracer
@@ -228,7 +228,7 @@ class _Routed:
 
 
 def _context_of(traceparent: str) -> Context:
-    """Return the context of work of others; that of none, for what is no ``traceparent``."""
+    """Return the context that a ``traceparent`` names; an empty one if it is malformed."""
     if not _TRACEPARENT.fullmatch(traceparent):
         return Context()
     return _PROPAGATOR.extract({"traceparent": traceparent}, Context())
@@ -240,7 +240,7 @@ def _by_method(scope: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _without_query(span: trace.Span, scope: dict[str, Any]) -> None:
-    """Leave out what a query says: it may be a secret, such as the code of somebody who signs in."""
+    """Hide the query string: it may contain a secret, such as the code of somebody who signs in."""
     if span.is_recording() and scope.get("query_string"):
         span.set_attribute("url.query", "-")
 

@@ -1,7 +1,7 @@
-"""What a service does when it is asked for more than it can do: it says so at once, and goes on with what it has.
+"""What a service does when it is asked for more than it can do: it says so at once, and continues with what it has.
 
-Requests that wait behind others for the database hold memory and connections, and are answered when nobody waits for
-the answer any more. Beyond a number of them, further ones are told to come back.
+Requests that queue for the database hold memory and connections, and are answered only when nobody waits for the answer
+any more. Beyond a certain number, further ones are told to come back.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LONGEST_WAIT_S = 5
 class OverloadMiddleware:
     """Answer 503 with ``Retry-After`` to requests beyond ``max_requests`` whose answers have not begun.
 
-    A stream that has begun no longer counts, so that followers of logs and events keep nobody out. Those who are told
-    to come back do not do so all at once: they are told different times.
+    A stream that has begun no longer counts, so that followers of logs and events keep nobody out. Clients that are
+    told to come back are given different times, so that they do not all return at once.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""What installed packages add to Wattshift, by Python entry points.
+"""What installed packages add to Wattshift, through Python entry points.
 
-A package names in its ``pyproject.toml`` what it adds to one of our groups::
+A package lists what it adds to one of our groups in its ``pyproject.toml``::
 
     [project.entry-points."wattshift.policies"]
     youngest-first = "youngest_first:POLICY"
@@ -48,7 +48,7 @@ def load_plugins(group: str, kind: type[T]) -> Iterator[Plugin[T]]:
     """Yield what installed packages add to a group, by name.
 
     Raises:
-        PluginError: An addition cannot be imported, is no ``kind``, or two packages use one name.
+        PluginError: An addition cannot be imported or is not a ``kind``, or two packages use the same name.
     """
     names: dict[str, str] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value)):
@@ -66,7 +66,7 @@ def load_plugins(group: str, kind: type[T]) -> Iterator[Plugin[T]]:
 
 
 def refuse(plugin: Plugin[T], error: Exception) -> PluginError:
-    """Return the error for an addition that was loaded and cannot be used."""
+    """Return the error for an addition that was loaded but cannot be used."""
     return PluginError(f"{plugin.origin} cannot be used: {_in_a_line(error)}")
 
 

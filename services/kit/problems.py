@@ -69,12 +69,12 @@ class ProblemError(WattshiftError):
 
 
 def not_found(what: str) -> ProblemError:
-    """Return the problem of something that does not exist, or that the caller may not see."""
+    """Return the problem for something that does not exist, or that the caller may not see."""
     return ProblemError(404, ProblemCode.NOT_FOUND, f"There is no such {what}.")
 
 
 def unavailable(what: str) -> ProblemError:
-    """Return the problem of a dependency that does not answer right now."""
+    """Return the problem for a dependency that does not answer right now."""
     return ProblemError(
         503, ProblemCode.UNAVAILABLE, f"{what} does not answer; try again.", headers={"Retry-After": "1"}
     )
@@ -99,7 +99,7 @@ def field_errors(errors: Sequence[ErrorDetails | dict[str, Any]]) -> list[FieldE
 
 
 def validation_problem(errors: Sequence[ErrorDetails | dict[str, Any]]) -> ProblemError:
-    """Return the problem of a request with invalid fields."""
+    """Return the problem for a request with invalid fields."""
     if any(e["type"] == "json_invalid" for e in errors):
         return ProblemError(400, ProblemCode.BODY_NOT_JSON, "The body is not valid JSON.", errors=field_errors(errors))
     found = field_errors(errors)

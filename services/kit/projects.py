@@ -9,7 +9,7 @@ from services.kit.problems import ProblemError
 
 
 def spec_in_project(spec: JobSpec, project: str | None, pointer: str = "/project") -> JobSpec:
-    """Return what a caller whose key is limited to ``project`` (None: to none) submits: by default in that project.
+    """Return the spec as a caller whose key is limited to ``project`` submits it: by default in that project.
 
     Raises:
         ProblemError: 403, the spec names another project; ``pointer`` says where.

@@ -1,8 +1,8 @@
-"""How a process tells those who watch it that its event loop turns.
+"""How a process shows those who watch it that its event loop is running.
 
 ``WATTSHIFT_PULSE_FILE`` is a file that it touches about once a second, for a supervisor or a health check on the same
 machine. systemd gives a socket (``NOTIFY_SOCKET``) to units of ``Type=notify``: ``READY=1`` says that the process has
-started, and ``WATCHDOG=1`` has to come oftener than ``WatchdogSec=``. A process without either has no pulse.
+started, and ``WATCHDOG=1`` has to come more often than ``WatchdogSec=``. A process without either has no pulse.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OLD_AFTER_S = 20.0
 
 
 class Pulse:
-    """The pulse of this process; the variables that say where it goes are not handed on to its children."""
+    """The pulse of this process; the variables that configure it are not passed on to its children."""
 
     def __init__(self) -> None:
         path = os.environ.pop(PULSE_FILE, "")
@@ -31,11 +31,11 @@ class Pulse:
         self._is_ready = False
 
     async def beat_async(self) -> None:
-        """Beat, as a server calls it from its event loop."""
+        """Beat; for a server to call from its event loop."""
         self.beat()
 
     def beat(self) -> None:
-        """Say that the process lives; the first time, also that it has started. Never raises."""
+        """Report that the process is alive; the first time, also that it has started. Never raises."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # the folder is gone, or no file may be made: no reason to end
                 self._file.touch(mode=0o600)
@@ -51,7 +51,7 @@ class Pulse:
 
 
 def is_beating(path: Path) -> bool:
-    """Return whether a process has touched its file lately, by the wall clock."""
+    """Return whether a process has recently touched its file, by the wall clock."""
     try:
         return abs(time.time() - path.stat().st_mtime) < OLD_AFTER_S
     except OSError:

@@ -28,7 +28,7 @@ HINT_WITHIN_S = 1.0
 
 
 class _Followed(Redis):
-    """A client of the server that Sentinels name; it closes its connections to these too."""
+    """A client of the server that Sentinels name; it also closes its connections to the Sentinels."""
 
     asked: Sequence[Redis] = ()
 
@@ -42,10 +42,10 @@ def connect(url: str, settings: SharedSettings | None = None, user: tuple[str, s
     """Return a client that retries through a restart of the server.
 
     Args:
-        url: Of the server, or of Sentinels that know it (see ``sentinel``); ``rediss`` is over TLS, by the certificates
-            in ``settings``.
-        settings: Of the process.
-        user: Name and password, in the place of those in ``url``.
+        url: Of the server, or of Sentinels that know it (see ``sentinel``); ``rediss`` is over TLS, with the
+            certificates in ``settings``.
+        settings: The process's settings.
+        user: Name and password, in place of those in ``url``.
     """
     if user is not None:
         url = with_user(url, *user)
@@ -81,7 +81,7 @@ async def check_answers(redis: Redis) -> None:
     """Return if the server answers.
 
     Raises:
-        RuntimeError: It does not, within two seconds.
+        RuntimeError: It does not answer within two seconds.
     """
     try:
         async with asyncio.timeout(2):

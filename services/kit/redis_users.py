@@ -1,6 +1,6 @@
-"""What each service may do in Valkey or Redis. The users of nodes are made by telemetry, when they enrol.
+"""What each service may do in Valkey or Redis. Telemetry creates the users of nodes when they enrol.
 
-Like ``callers``, this is data without dependencies: ``deploy/make_env.py`` writes it on hosts that have Python alone.
+Like ``callers``, this is data without dependencies: ``deploy/make_env.py`` writes it on hosts that have only Python.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ and nodes reach it, so that it takes from them what it has checked alone."""
 
 
 def password(secret: str, service: str) -> str:
-    """Return the password of a service's user, which follows from that of the server's own."""
+    """Return the password of a service's user, derived from the server's own."""
     return hmac.new(secret.encode(), f"wattshift redis/{service}".encode(), hashlib.sha256).hexdigest()
 
 
 def configuration(secret: str) -> list[str]:
-    """Return the lines of a server's configuration that make the users."""
+    """Return the lines of a server's configuration that create the users."""
     return [
         f"user {service} on #{hashlib.sha256(password(secret, service).encode()).hexdigest()} -@all {_ALWAYS} {rules}"
         for service, rules in RULES.items()

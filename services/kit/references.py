@@ -1,4 +1,4 @@
-"""The secrets and uploads that a job's spec names, and what is wrong with a spec whose tenant does not have them."""
+"""The secrets and uploads that a job's spec names, and the errors of a spec whose tenant does not have them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_UPLOAD = "There is no complete upload with this SHA-256; upload it first, as 
 
 
 def secret_places(spec: JobSpec) -> dict[str, str]:
-    """Return the secrets that a job names, each with the pointer to where it does so first."""
+    """Return the secrets that a job names, each with the pointer to the first place where it does so."""
     places = {use.name: f"/secrets/{number}/name" for number, use in reversed([*enumerate(spec.secrets or ())])}
     if spec.source and spec.source.git and spec.source.git.secret:
         places.setdefault(spec.source.git.secret, "/source/git/secret")
@@ -26,7 +26,7 @@ def named_upload(spec: JobSpec) -> str | None:
 def missing_references(
     spec: JobSpec, secrets: Iterable[str], uploads: Container[str | None], prefix: str = ""
 ) -> list[FieldError]:
-    """Return one error for each secret and upload that a job names and that does not exist.
+    """Return one error for each secret and upload that a job names but that does not exist.
 
     Args:
         spec: The job.

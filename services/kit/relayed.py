@@ -1,4 +1,4 @@
-"""A node's streams as telemetry relays them, for a node that reaches no Valkey or Redis of the installation."""
+"""A node's streams as relayed by telemetry, for a node that cannot reach the installation's Valkey or Redis."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _WITHIN_S = 10.0
 
 
 class RelayedRedis:
-    """The commands of a Redis client that read a node's streams, as requests to telemetry by the node's own token."""
+    """The Redis client commands that read a node's streams, as requests to telemetry with the node's own token."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
 
     async def xread(self, streams: Mapping[str, str], **_: int) -> list[tuple[str, list[Any]]]:
-        """Return the entries behind the one named; telemetry waits while there are none, and says how many at once.
+        """Return the entries after the one named; telemetry waits while there are none, and decides how many to return.
 
         Raises:
             RedisConnectionError: Telemetry does not answer, or refuses.
@@ -32,7 +32,7 @@ class RelayedRedis:
         return [(name, [(each.id, each.fields) for each in found.entries])] if found.entries else []
 
     async def xdel(self, name: str, entry_id: str) -> None:
-        """Remove an entry that was carried out.
+        """Remove an entry that has been carried out.
 
         Raises:
             RedisConnectionError: Telemetry does not answer, or refuses.

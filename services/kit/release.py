@@ -1,3 +1,3 @@
-"""The number of this release, which the packaging reads from here."""
+"""The version number of this release, which the packaging reads from here."""
 
 RELEASE = "0.1.0"

@@ -1,4 +1,4 @@
-"""Work of a process that is repeated in the background until it is cancelled."""
+"""Work that a process repeats in the background until it is cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_GROWTH = 32
 
 
 def pauses(first_s: float) -> Iterator[float]:
-    """Yield how long to wait before each time that the same work is tried again: longer and longer, to a bound."""
+    """Yield how long to wait before each further attempt at the same work: longer and longer, up to a bound."""
     pause_s = first_s
     while True:
         yield pause_s * random.uniform(0.8, 1)
@@ -38,7 +38,7 @@ async def repeat(
         every_s: Between the end of a call and the next, give or take 20 %, so that replicas do not run in step.
         failed: Event name for the log when a call fails, usually because the database or the broker is unreachable.
         traceback: Whether to log the traceback too.
-        when: Waited for before each call, where there may be nothing to do for long.
+        when: Awaited before each call, for work that may have nothing to do for a long time.
     """
     while True:
         try:

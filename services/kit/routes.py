@@ -1,4 +1,4 @@
-"""What a route says beside its signature: to FastAPI, and to ``tools.routes``, which makes the public API's table."""
+"""What a route declares beside its signature: to FastAPI, and to ``tools.routes``, which builds the public table."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class EventStream(StreamingResponse):
 
 
 class Lines(StreamingResponse):
-    """Lines of CSV, or JSON lines if the query asks for them; ``responses`` names the model of a line under 200."""
+    """Lines of CSV, or JSON Lines if the query asks for them; ``responses`` names the model of a line under 200."""
 
     media_type = "text/csv"
 
 
 def from_state(name: str) -> Any:
-    """Return a dependency: what the composition root put into ``app.state`` under a name."""
+    """Return a dependency on what the composition root put into ``app.state`` under a name."""
 
     async def read(request: Request) -> Any:
         return getattr(request.app.state, name)
@@ -43,4 +43,4 @@ def from_state(name: str) -> Any:
 
 
 async def for_all_users() -> None:
-    """Say of a router's routes that every user may ask them, keys of one project included, and services for nobody."""
+    """Open a router's routes to every user, keys of one project included, and to services that act for no user."""

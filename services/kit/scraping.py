@@ -25,10 +25,11 @@ async def scraped(
     host: str | None = None,
     tls: aiohttp.Fingerprint | bool = True,
 ) -> str | None:
-    """Return what is at an address, None where a process does not answer, or does not let the caller in.
+    """Return what is at an address; None if the process does not answer or does not let the caller in.
 
-    ``host`` is the name in the process's certificate, where that of the address is another; ``tls`` is its fingerprint
-    where that is how it is known.
+    Args:
+        host: The name in the process's certificate, if it differs from the address.
+        tls: The fingerprint of the certificate, if the process is known by that.
     """
     timeout = aiohttp.ClientTimeout(total=SCRAPED_WITHIN_S)
     try:
@@ -43,16 +44,16 @@ async def scraped(
 
 
 def place_of(url: str | URL) -> str:
-    """Return host and port of an address, as Prometheus' ``instance`` has them; of a Unix socket, its name."""
+    """Return host and port of an address, as in Prometheus's ``instance`` label; for a Unix socket, its name."""
     found = URL(url)
     return f"{found.host}" if found.port is None else f"{found.host}:{found.port}"
 
 
 def merged(parts: Iterable[tuple[Mapping[str, str], str]]) -> str:
-    """Return texts in Prometheus' format as one: a family of several parts once, its lines with each part's labels.
+    """Merge texts in Prometheus's format: a family in several parts appears once, its lines with each part's labels.
 
     Args:
-        parts: Labels to add, and the text that they are added to. The text has none of these labels.
+        parts: Labels to add, and the text they are added to, which must not have these labels.
     """
     heads: dict[str, list[str]] = {}
     lines: dict[str, list[str]] = {}
@@ -73,7 +74,7 @@ def merged(parts: Iterable[tuple[Mapping[str, str], str]]) -> str:
 
 
 def _with(line: str, added: str) -> str:
-    """Return a sample with labels put before its own; a name contains neither a brace nor a space."""
+    """Return a sample with labels added before its own; a name contains neither a brace nor a space."""
     brace, space = line.find("{"), line.find(" ")
     if 0 <= brace < space:
         rest = line[brace + 1 :]

@@ -1,4 +1,4 @@
-"""Certificates that nobody vouches for: whoever is to know one is told its fingerprint.
+"""Self-signed certificates: a client that should trust one is given its fingerprint.
 
 A certificate and its key are one text, in PEM, so that a file of them is never written in part.
 """
@@ -45,7 +45,7 @@ def fingerprint(pem: str) -> str:
     """Return the SHA-256 of a certificate, in hexadecimal digits.
 
     Raises:
-        ValueError: There is none in the text.
+        ValueError: There is no certificate in the text.
     """
     found = _CERTIFICATE.search(pem)
     if found is None:

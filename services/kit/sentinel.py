@@ -2,8 +2,8 @@
 
     redis+sentinel://USER:PASSWORD@HOST1:26379,HOST2:26379/0?master=NAME
 
-is the server that those Sentinels call NAME, ``rediss+sentinel`` the same over TLS, Sentinels included. ``USER`` and
-``PASSWORD`` are the server's; Sentinels that want some themselves get ``sentinel_username`` and ``sentinel_password``.
+is the server that those Sentinels call NAME; ``rediss+sentinel`` is the same over TLS, Sentinels included. ``USER`` and
+``PASSWORD`` are the server's; for Sentinels that have their own, add ``sentinel_username`` and ``sentinel_password``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Watched:
 
     Attributes:
         sentinels: Host and port of each.
-        master: What they call it.
+        master: The name by which they know it.
         over_tls: Whether all of them speak TLS.
-        user: Options of a client of the server: its user and database.
-        sentinel_user: Options of a client of the Sentinels.
+        user: Client options for the server: its user and database.
+        sentinel_user: Client options for the Sentinels.
     """
 
     sentinels: tuple[tuple[str, int], ...]
@@ -36,7 +36,7 @@ class Watched:
     sentinel_user: dict[str, Any]
 
     def broker_url(self) -> str:
-        """Return the address for Celery, which wants the name of the server in ``transport_options``."""
+        """Return the address for Celery, which takes the name of the server in ``transport_options``."""
         name, password = (quote(self.user.get(each, ""), safe="") for each in ("username", "password"))
         return ";".join(
             f"sentinel://{name}:{password}@{host}:{port}/{self.user['db']}" for host, port in self.sentinels
@@ -52,19 +52,19 @@ class Watched:
         return options
 
     def sentinel_options(self, tls: Mapping[str, str]) -> dict[str, Any]:
-        """Return the options of clients of the Sentinels, which answer at once or are passed over."""
+        """Return the options for clients of the Sentinels; one that does not answer at once is skipped."""
         return {**self.sentinel_user, **self.tls_options(tls), "socket_timeout": 2, "socket_connect_timeout": 2}
 
     def tls_options(self, tls: Mapping[str, str]) -> dict[str, Any]:
-        """Return what makes a client speak TLS, if it is to."""
+        """Return the options that make a client speak TLS; none if it should not."""
         return {"ssl": True, **tls} if self.over_tls else {}
 
 
 def watched(url: str) -> Watched | None:
-    """Return the server that an address means; None where it names no Sentinels.
+    """Return the server that an address refers to; None if it names no Sentinels.
 
     Raises:
-        ValueError: It does, and something is missing or wrong.
+        ValueError: It names Sentinels, and something is missing or wrong.
     """
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:

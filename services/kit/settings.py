@@ -183,7 +183,7 @@ class SharedSettings(BaseSettings):
 
     @property
     def tls(self) -> Tls:
-        """How this process shows who it is to other hosts, and knows them."""
+        """How this process identifies itself to other hosts, and identifies them."""
         asks = self.tls_clients == "required" and self.service_name() not in PUBLIC
         return Tls(self.tls_cert, self.tls_key, self.tls_ca, asks)
 
@@ -194,7 +194,7 @@ class SharedSettings(BaseSettings):
 
     @property
     def credential(self) -> Credential:
-        """What this service proves itself with: its own, or what follows from the secret that all services have."""
+        """This service's credential: its own, or one derived from the secret that all services share."""
         if self.service_credential:
             return Credential.parsed(self.service_credential)
         return Credential.derived(self.service_name(), roots_of(self.service_token))
@@ -207,7 +207,7 @@ class SharedSettings(BaseSettings):
 
 
 class SealingSettings(SharedSettings):
-    """What the processes share that keep users' secrets, or hand them to nodes and routers."""
+    """Settings shared by the processes that store users' secrets, or hand them to nodes and routers."""
 
     secrets_key: str = Field(
         "",
@@ -228,7 +228,7 @@ Settings = TypeVar("Settings", bound=SharedSettings)
 
 
 def settings_or_exit(settings_type: type[Settings], *, database: bool = False) -> Settings:
-    """Return a process's settings; if any is wrong, print a line for each that is, and exit with status 2.
+    """Return a process's settings; if any are wrong, print a line for each that is, and exit with status 2.
 
     Args:
         settings_type: The settings of the process.
@@ -244,7 +244,7 @@ def settings_or_exit(settings_type: type[Settings], *, database: bool = False) -
 
 
 def is_postgres(url: str) -> bool:
-    """Return whether an address is that of a PostgreSQL server, by its form."""
+    """Return whether an address has the form of a PostgreSQL server's."""
     return re.match(r"postgres(ql)?(\+\w+)?://", url) is not None
 
 
@@ -255,7 +255,7 @@ def exit_with(*lines: str) -> NoReturn:
 
 
 def settings_faults(settings_type: type[SharedSettings], environment: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with the settings that a process would read from ``environment``, a line per variable."""
+    """Return what is wrong with the settings that a process would read from ``environment``, one line per variable."""
     with _environment(environment):
         try:
             settings_type()  # pyright: ignore[reportCallIssue]
@@ -309,7 +309,7 @@ def _line(variable: str, right: str, field: FieldInfo | None) -> str:
 
 @contextmanager
 def _environment(environment: Mapping[str, str]) -> Generator[None]:
-    """Make ``environment`` that of this process for a moment: pydantic-settings reads no other."""
+    """Temporarily replace this process's environment by ``environment``, since pydantic-settings reads no other."""
     before = dict(os.environ)
     try:
         os.environ.clear()

@@ -1,10 +1,10 @@
 """Where the services of one machine listen, and find each other: at sockets that nobody else can take.
 
-A port that a process lets go, because it ends, is anybody's who takes it first. `wattshift up` therefore has its
-services listen at Unix sockets in a folder that others do not enter (``WATTSHIFT_SOCKETS``): ``unix://carbon`` is
-``carbon.sock`` there. What has to be a port is listened on by the supervisor, which hands it to one process after
-another. ``WATTSHIFT_LISTEN_AT`` tells a process the path of its socket, and ``WATTSHIFT_LISTEN`` the numbers of open
-files. systemd does the same for a unit with a socket unit, and says so by ``LISTEN_FDS`` (sd_listen_fds).
+When a process releases a port, because it ends, anybody can take it. `wattshift up` therefore has its services listen
+at Unix sockets in a folder that others cannot enter (``WATTSHIFT_SOCKETS``): ``unix://carbon`` is ``carbon.sock``
+there. Where a port is required, the supervisor listens on it and hands it to one process after another.
+``WATTSHIFT_LISTEN_AT`` tells a process the path of its socket, and ``WATTSHIFT_LISTEN`` the numbers of open files.
+systemd does the same for a unit with a socket unit, and says so by ``LISTEN_FDS`` (sd_listen_fds).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _FIRST_OF_SYSTEMD = 3
 
 
 def file_of(name: str) -> str:
-    """Return the file name of the socket that ``unix://NAME`` is."""
+    """Return the file name of the socket that ``unix://NAME`` refers to."""
     return f"{name}.sock"
 
 
 def path_of(name: str) -> str:
-    """Return the path of the socket that ``unix://NAME`` is."""
+    """Return the path of the socket that ``unix://NAME`` refers to."""
     return os.path.join(os.environ.get(SOCKETS, ""), file_of(name))
 
 
 def handed_over() -> list[socket.socket]:
-    """Return the sockets that this process is to listen on; none where it is to make one by its settings.
+    """Return the sockets on which this process is to listen; none if it is to create one from its settings.
 
-    No process that this one starts gets them, or is told of them.
+    The processes that it starts neither inherit nor hear of them.
     """
     given, path = os.environ.pop(LISTEN, ""), os.environ.pop(LISTEN_AT, "")
     count, whose, _ = (os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"))
@@ -53,10 +53,10 @@ def handed_over() -> list[socket.socket]:
 
 
 def listening(host: str, port: int, retry_s: float = 1.0) -> socket.socket:
-    """Return a socket that listens at a port; while another program has it, say so and wait.
+    """Return a socket that listens on a port; while another program has the port, log that and wait.
 
     Raises:
-        OSError: Nobody can listen there: no host of this machine has that name, say.
+        OSError: It is impossible to listen there: for example, no host of this machine has that name.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     while True:

@@ -12,7 +12,7 @@ T = TypeVar("T")
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and return when they have ended.
 
-    Cancellation is repeated until it takes effect: redis-py was seen to swallow one while it connects (about one in a
+    Cancellation is repeated until it takes effect: redis-py was seen to swallow one while connecting (about one in a
     hundred shutdowns right after a first command), and waiting for the task would then never end. It calls
     ``asyncio.wait_for``, which in Python 3.11 loses a cancellation that comes with its result; our own code does not
     (ruff's TID251 in ``pyproject.toml``).
@@ -26,9 +26,9 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
-    """Return the result of work that is not left half done: who is cancelled meanwhile waits for its end first.
+    """Return the result of work that must not be left half done: a caller cancelled meanwhile first waits for its end.
 
-    A thread goes on when nobody waits for it. A lock that is held around it would be free before it has ended.
+    A thread continues when nobody waits for it, and a lock held around it would be released before it has ended.
     """
     running = asyncio.ensure_future(work)
     is_cancelled = False
@@ -45,7 +45,7 @@ async def to_the_end(work: Awaitable[T]) -> T:
 
 
 async def merged(*sources: AsyncIterator[T]) -> AsyncIterator[T]:
-    """Yield what any of ``sources`` yields, in the order of its coming, until all have ended."""
+    """Yield what any of ``sources`` yields, as it arrives, until all have ended."""
 
     async def next_of(source: AsyncIterator[T]) -> T:
         return await anext(source)

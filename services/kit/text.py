@@ -1,4 +1,4 @@
-"""Text that people bring, in any encoding and with any line ends, and text of strangers that is shown or exported."""
+"""Text that users supply, in any encoding and with any line endings, and untrusted text that is shown or exported."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import IO, Any
 
 
 def encoding_of(head: bytes) -> str:
-    """Return the encoding of a text by its first four bytes; decoding by it leaves out a byte-order mark.
+    """Return the encoding of a text by its first four bytes; decoding with it removes a byte-order mark.
 
-    Text without a mark is UTF-16 if every second byte is 0, as in no UTF-8 text that begins with two characters of
-    ASCII; everything else is taken to be UTF-8.
+    Text without a mark is UTF-16 if every second byte is 0, which no UTF-8 text that begins with two ASCII characters
+    has; everything else is taken to be UTF-8.
     """
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-32" if head.startswith(codecs.BOM_UTF32_LE) else "utf-16"
@@ -27,7 +27,7 @@ def decoded(content: bytes) -> str:
     r"""Return the text of a file without its byte-order mark; lines end with ``\n``.
 
     Raises:
-        UnicodeDecodeError: It is text of no encoding that ``encoding_of`` knows.
+        UnicodeDecodeError: The text is in no encoding that ``encoding_of`` knows.
     """
     return content.decode(encoding_of(content[:4])).replace("\r\n", "\n").replace("\r", "\n")
 
@@ -42,14 +42,14 @@ _NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|nan)"
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Return text with each of ``CONTROLS`` as its escape, such as ``\x1b``, but those in ``keep``."""
+    r"""Return text with each of ``CONTROLS``, except those in ``keep``, as its escape, such as ``\x1b``."""
     return CONTROLS.sub(
         lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text
     )
 
 
 def write_row(file: IO[str], cells: Iterable[Any]) -> None:
-    """Write a row of CSV in which no text is a formula to a spreadsheet, and nothing a command to a terminal."""
+    """Write a CSV row that contains no formula for a spreadsheet to evaluate and no control sequence for a terminal."""
     csv.writer(file, lineterminator="\n").writerow(_cell(cell) for cell in cells)
 
 

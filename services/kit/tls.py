@@ -1,4 +1,4 @@
-"""TLS between hosts: the certificate that a process shows, and the authority by which it knows others."""
+"""TLS between hosts: the certificate that a process presents, and the authority by which it verifies others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from urllib.parse import parse_qs, urlsplit
 
 @dataclass(frozen=True)
 class Tls:
-    """The files of one process.
+    """The TLS files of one process.
 
     Attributes:
-        certificate: What it shows, with those between it and the authority; None: it speaks plain HTTP.
-        key: Of the certificate.
-        authority: Certificates by which it knows others; None: those of the system.
-        asks_clients: Whether it lets in only those who show a certificate of the authority (mutual TLS).
-        pin: SHA-256 of the one certificate by which it knows whom it calls, in the place of an authority.
+        certificate: What it presents, including any intermediate certificates; None: it speaks plain HTTP.
+        key: The certificate's key.
+        authority: Certificates by which it verifies others; None: those of the system.
+        asks_clients: Whether it admits only clients that present a certificate of the authority (mutual TLS).
+        pin: SHA-256 of the one certificate that it accepts from the server it calls, in place of an authority.
     """
 
     certificate: Path | None = None
@@ -30,14 +30,14 @@ class Tls:
 
     @property
     def scheme(self) -> str:
-        """What the addresses of this process begin with."""
+        """The URL scheme of this process's addresses."""
         return "https" if self.certificate else "http"
 
     def client(self) -> ssl.SSLContext | None:
-        """Return how this process calls others; None where that is as usual.
+        """Return the TLS context for calls to others; None for the default.
 
         Raises:
-            OSError: A file cannot be read, or is no certificate or key.
+            OSError: A file cannot be read, or is not a certificate or key.
         """
         if self.authority is None and self.certificate is None:
             return None
@@ -47,7 +47,7 @@ class Tls:
         return context
 
     def server(self) -> dict[str, Any]:
-        """Return the options of uvicorn."""
+        """Return the options for uvicorn."""
         if self.certificate is None:
             return {}
         options: dict[str, Any] = {"ssl_certfile": str(self.certificate), "ssl_keyfile": str(self.key)}
@@ -56,7 +56,7 @@ class Tls:
         return options
 
     def redis(self, url: str) -> dict[str, str]:
-        """Return the options of a client of Valkey or Redis; none where ``url`` is not one over TLS."""
+        """Return the options for a client of Valkey or Redis; none if ``url`` is not over TLS."""
         if not url.startswith(("rediss://", "rediss+sentinel://")):
             return {}
         found = {"ssl_ca_certs": self.authority, "ssl_certfile": self.certificate, "ssl_keyfile": self.key}
@@ -64,7 +64,7 @@ class Tls:
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> Tls:
-        """Return what the settings of a process say that would run in ``environment``."""
+        """Return the TLS settings of a process that would run in ``environment``."""
 
         def path(name: str) -> Path | None:
             return Path(environment[name]) if environment.get(name) else None
@@ -75,10 +75,10 @@ class Tls:
 
 
 def trusts_network(url: str) -> bool:
-    """Return whether a client of PostgreSQL or Valkey sends a password there without knowing who listens.
+    """Return whether a client of PostgreSQL or Valkey sends a password without verifying the server.
 
     Args:
-        url: Of the server, as a setting has it. One at a Unix socket is known by the folder of that.
+        url: Of the server, as in a setting. A server at a Unix socket is verified by its folder.
     """
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}

@@ -1,8 +1,8 @@
-"""Signed tokens by which services know each other, and on whose behalf a request is made (JWT, HS256, RFC 7519).
+"""Signed tokens by which services identify each other, and on whose behalf a request is made (JWT, HS256, RFC 7519).
 
-A token names who asks (`iss`), who is asked (`aud`), from when and until when it holds (`iat`, `exp`), and the user on
-whose behalf: tenant, role, key, and where there are, user and project. It is made once a minute and for each user, and
-checked once, so that a request costs a look-up on both sides.
+A token names the sender (`iss`), the receiver (`aud`), from when until when it is valid (`iat`, `exp`), and the user on
+whose behalf: tenant, role, key, and user and project if there are any. It is made once a minute for each user, and
+verified once, so that a request costs one look-up on each side.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Outgoing:
 
 
 def outgoing(credential: Credential, audience: str) -> Outgoing:
-    """Return what signs requests of a service to another.
+    """Return the signer of requests from a service to another.
 
     Raises:
         KeyError: The service may not ask that one.
@@ -91,7 +91,7 @@ def outgoing(credential: Credential, audience: str) -> Outgoing:
 
 
 def outgoing_to_node(credential: Credential, node_id: str, enrolment: bytes) -> Outgoing:
-    """Return what signs requests to the agent of a node that has enrolled."""
+    """Return the signer of requests to the agent of a node that has enrolled."""
     secret = node_secret(credential.nodes[0], node_id, enrolment)
     return Outgoing(credential.name, f"{NODE}/{node_id}", caller_key(secret, credential.name))
 
@@ -106,7 +106,7 @@ class Caller:
 
 
 class Incoming:
-    """Knows the services that may ask this one.
+    """Identifies the services that may ask this one.
 
     Args:
         audience: The name of this one in tokens.
@@ -125,7 +125,7 @@ class Incoming:
 
     @classmethod
     def of(cls, credential: Credential) -> Incoming:
-        """Return what knows the callers of a service."""
+        """Return the verifier of a service's callers."""
         return cls(credential.name, credential.secrets)
 
     def caller(self, authorization: str, method: str, path: str) -> Caller:
@@ -145,7 +145,7 @@ class Incoming:
         return caller
 
     async def has_learned(self) -> bool:
-        """Return False: what a service knows its callers by changes when it is started again."""
+        """Return False: the secrets by which a service knows its callers change only when it is restarted."""
         return False
 
     def _read(self, authorization: str) -> Caller:
@@ -191,5 +191,5 @@ class Incoming:
 
 
 def _identity(act: dict[str, Any]) -> Identity:
-    """Return the user in a token; what a newer release says beyond that is left out."""
+    """Return the user in a token; fields that a newer release adds are ignored."""
     return Identity.model_validate({name: value for name, value in act.items() if name in Identity.model_fields})

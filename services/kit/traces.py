@@ -1,8 +1,8 @@
-"""Traces: which request or job the work at hand belongs to.
+"""Traces: which request or job the current work belongs to.
 
 They are off unless ``WATTSHIFT_TRACES`` switches them on. While they are off nothing here does anything, and nothing of
-the extra ``traces`` is imported. Where a trace leaves a process by another way than HTTP, it travels as the text of a
-``traceparent``, as W3C Trace Context has it; what is not of that form begins a new trace.
+the extra ``traces`` is imported. Where a trace leaves a process other than by HTTP, it travels as a ``traceparent`` as
+defined by W3C Trace Context; text that is not of that form begins a new trace.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ class Span(Protocol):
 
     @property
     def traceparent(self) -> str | None:
-        """What makes other work a child of it; None while traces are off."""
+        """The ``traceparent`` that makes other work a child of this span; None while traces are off."""
         ...
 
     def end(self) -> None:
-        """Note that the work is over; the second time does nothing."""
+        """Record that the work is over; a second call does nothing."""
         ...
 
 
 class Tracer(Protocol):
-    """What notes spans while traces are on; ``services.kit.otel`` has it."""
+    """Records spans while traces are on; implemented in ``services.kit.otel``."""
 
     def trace_id(self) -> str | None:
-        """Return the trace of the work at hand."""
+        """Return the id of the current trace."""
         ...
 
     def current(self) -> str | None:
-        """Return what makes other work a child of the work at hand."""
+        """Return the ``traceparent`` that makes other work a child of the current span."""
         ...
 
     def begin(self, name: str, parent: str | None, attributes: Mapping[str, Attribute]) -> Span:
-        """Begin a span, as a child of ``parent`` or else of the work at hand."""
+        """Begin a span, as a child of ``parent`` or else of the current span."""
         ...
 
     def traced(self, app: ASGIApp) -> ASGIApp:
-        """Return an app that notes a span for each of its requests."""
+        """Return an app that records a span for each of its requests."""
         ...
 
     def name_request(self, method: str, route: str) -> None:
-        """Name the span of the request at hand by its route."""
+        """Name the span of the current request after its route."""
         ...
 
     def enter(self, parent: str) -> object:
-        """Make what follows part of a trace; returns what ``leave`` wants."""
+        """Make what follows part of a trace; return what ``leave`` needs."""
         ...
 
     def leave(self, token: object) -> None:
-        """Go back to what was before ``enter``."""
+        """Restore the context that was in force before ``enter``."""
         ...
 
     def stop(self) -> None:
-        """Send what has not been sent, for a moment at most."""
+        """Send what has not been sent yet, for a moment at most."""
         ...
 
 
@@ -80,7 +80,7 @@ _tracer: Tracer | None = None
 
 
 def start(process: str, settings: SharedSettings) -> None:
-    """Switch traces on in this process, if ``settings`` say so; ``process`` is what its spans are of."""
+    """Switch traces on in this process, if ``settings`` say so; ``process`` is the name that its spans carry."""
     global _tracer
     if settings.traces == "otlp" and _tracer is None:
         from services.kit.otel import OpenTelemetry  # not before: it takes time and memory
@@ -91,7 +91,7 @@ def start(process: str, settings: SharedSettings) -> None:
 
 
 def stop() -> None:
-    """Send what has not been sent, and switch traces off."""
+    """Send what has not been sent yet, and switch traces off."""
     global _tracer
     if _tracer is not None:
         _tracer.stop()
@@ -99,50 +99,50 @@ def stop() -> None:
 
 
 def is_on() -> bool:
-    """Return whether this process notes spans."""
+    """Return whether this process records spans."""
     return _tracer is not None
 
 
 def trace_id() -> str | None:
-    """Return the trace of the work at hand; None without one, and while traces are off."""
+    """Return the id of the current trace; None without one, and while traces are off."""
     return None if _tracer is None else _tracer.trace_id()
 
 
 def current() -> str | None:
-    """Return the ``traceparent`` of the work at hand; None without a trace, and while traces are off."""
+    """Return the current ``traceparent``; None without a trace, and while traces are off."""
     return None if _tracer is None else _tracer.current()
 
 
 def id_of(traceparent: str) -> str:
-    """Return the trace that a ``traceparent`` of ours names."""
+    """Return the trace id in a ``traceparent`` of ours."""
     return traceparent[3:35]
 
 
 def traced(app: ASGIApp) -> ASGIApp:
-    """Return an app that notes a span for each of its requests while traces are on; otherwise ``app`` itself."""
+    """Return an app that records a span for each of its requests while traces are on; otherwise ``app`` itself."""
     return app if _tracer is None else _tracer.traced(app)
 
 
 def name_request(method: str, route: str) -> None:
-    """Name the span of the request at hand by its route, in which ids have names."""
+    """Name the span of the current request after its route, in which ids have names."""
     if _tracer is not None:
         _tracer.name_request(method, route)
 
 
 def begin(name: str, parent: str | None = None, **attributes: Attribute) -> Span:
-    """Begin a piece of work, which the caller ends.
+    """Begin a span, which the caller ends.
 
     Args:
         name: What is done.
-        parent: The ``traceparent`` of what it is part of; by default the work at hand.
-        attributes: What else is known of it.
+        parent: The ``traceparent`` of what it is part of; by default the current span.
+        attributes: What else is known about it.
     """
     return _NO_SPAN if _tracer is None else _tracer.begin(name, parent, attributes)
 
 
 @contextmanager
 def within(traceparent: str | None) -> Generator[None]:
-    """Make the work of the block part of a trace; without one it stays what it was part of."""
+    """Make the work of the block part of a trace; without one it remains part of what it was."""
     if (tracer := _tracer) is None or traceparent is None:
         yield
         return
@@ -155,7 +155,7 @@ def within(traceparent: str | None) -> Generator[None]:
 
 @contextmanager
 def span(name: str, parent: str | None = None, **attributes: Attribute) -> Generator[Span]:
-    """Note the block as a piece of work, of which all that it does is part; arguments as for ``begin``."""
+    """Record the block as a span, and all it does as part of that; arguments as for ``begin``."""
     begun = begin(name, parent, **attributes)
     try:
         with within(begun.traceparent):

@@ -1,4 +1,4 @@
-"""What a Celery worker lacks: a pulse, beaten by its event loop, and a new connection where one could not settle."""
+"""What a Celery worker lacks: a pulse from its event loop, and a new connection if a message could not be settled."""
 
 # Celery has no type stubs.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,10 +24,10 @@ def add_pulse(app: Celery) -> None:
 
 
 class PatientConsumer(Consumer):
-    """Beats as well while it tries to reach the broker, when the event loop does not turn.
+    """Keeps the pulse while it tries to reach the broker and the event loop does not run.
 
-    It connects again if it could not tell the broker that a message is settled. Celery only logs that, and the message
-    counts as being worked on for as long as the connection lives: a worker that takes one at a time takes none more.
+    It reconnects if it could not tell the broker that a message is settled. Celery only logs that, and the message
+    counts as being worked on for as long as the connection lives: a worker that takes one at a time would take no more.
     """
 
     def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:

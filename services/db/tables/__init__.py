@@ -1,4 +1,4 @@
-"""Tables that SQLAlchemy's expressions name, one module per process that writes them. Other processes read.
+"""Tables that SQLAlchemy expressions name, one module per process that writes them. Other processes read them.
 
 Those that only plain SQL names are described in ``described.sql``.
 """

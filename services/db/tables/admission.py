@@ -1,8 +1,8 @@
 """Tables of admission: tenants, users, keys, jobs and what happened to them.
 
-``jobs`` is written by two processes by agreement: admission accepts a job and records what its user wants (cancel,
-hold, release), the scheduler moves it through its run. Each update names the state it expects, so that neither
-overwrites the other.
+Two processes write ``jobs`` by agreement: admission accepts a job and records what its user wants (cancel, hold,
+release), the scheduler moves it through its run. Each update names the state it expects, so that neither overwrites the
+other.
 """
 
 from __future__ import annotations

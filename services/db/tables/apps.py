@@ -1,4 +1,4 @@
-"""Tables of serving: fleets of GPUs, the applications on them, their plans, and what routers saw of their requests."""
+"""Tables of serving: fleets of GPUs, the applications on them, their plans, and what routers measured of requests."""
 
 from __future__ import annotations
 

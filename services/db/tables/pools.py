@@ -1,4 +1,4 @@
-"""Tables of serving: pools, their traffic, plans and instances, and the model servers of others."""
+"""Tables of serving: pools, their traffic, plans and instances, and external model servers."""
 
 from __future__ import annotations
 

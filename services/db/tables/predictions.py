@@ -1,4 +1,4 @@
-"""Tables of predicted lengths: trainings, the models they made, and what was predicted for each job."""
+"""Tables of predicted lengths: trainings, the models they produced, and what was predicted for each job."""
 
 from __future__ import annotations
 

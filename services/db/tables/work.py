@@ -14,7 +14,7 @@ KEPT = text("state IN ('queued', 'running', 'succeeded')")
 
 
 def work_columns(table: str, took: str) -> tuple[SchemaItem, ...]:
-    """Return the columns of a table of work; ``took`` is the column for how long it took, seconds.
+    """Return the columns of a table of work; ``took`` is the column for how long the work took, seconds.
 
     A worker owns a running piece of work while ``claim`` is its own and ``lease_until`` is in the future; only the
     owner ends it.

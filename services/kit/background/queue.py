@@ -27,7 +27,7 @@ class TaskQueue:
         self._task = task
 
     async def send(self, work_id: str) -> bool:
-        """Send a message for work that is committed, and return whether the broker took it.
+        """Send a message for work that has been committed, and return whether the broker took it.
 
         It never raises: the row is stored, and the sweeper sends messages that were not sent.
         """

@@ -1,4 +1,4 @@
-"""Settings that every service with background work has."""
+"""Settings of every service with background work."""
 
 from __future__ import annotations
 

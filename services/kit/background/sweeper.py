@@ -1,7 +1,7 @@
 """Repair what a crash left behind, and delete what is old.
 
-A loop in the service and not Celery beat: it must work when the broker has lost all messages, it needs no schedule file
-and no process of its own, and any number of services can run it, because each step is one guarded statement.
+This is a loop in the service, not Celery beat: it must work when the broker has lost all messages, it needs no schedule
+file and no process of its own, and any number of services can run it, because each step is one guarded statement.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Sweeper:
             log.info(f"{self._what}.forgotten", count=forgotten)
 
     async def _send_lost(self, queue: TaskQueue) -> None:
-        """Send messages for as much queued work as there are fewer messages than that.
+        """Send as many messages as the queue has fewer than there is queued work.
 
-        Which ones were lost the broker cannot tell, but messages are taken in order, so it is those that have waited
+        The broker cannot tell which ones were lost, but messages are taken in order, so it is those that have waited
         longest. Sending all of them each time would fill the queue while the workers are busy.
         """
         queued = await self._store.queued(self._settings.resend_s)

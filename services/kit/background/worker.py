@@ -63,7 +63,7 @@ class Worker:
             lease_s: How long the claim is valid without being renewed.
             took: Column for how long the work took, in seconds.
             is_away: Whether an exception means that the database does not answer.
-            on_lost_claim: Ends the work when its claim was lost, so that its result is not needed any more.
+            on_lost_claim: Ends the work when its claim has been lost and its result is no longer needed.
             on_written: Called in the main thread once an answer was written, or could not be.
         """
         self.progress: dict[str, Any] = {}
@@ -155,7 +155,7 @@ class Worker:
         log.info(f"{self._what}.ended", id=work_id, s=round(took_s, 3), written=stood)
 
     async def _renew(self, work_id: str, claim: str) -> None:
-        """Renew the claim after a fifth of the lease, and sooner where there is new progress to write."""
+        """Renew the claim after a fifth of the lease, or sooner if there is new progress to write."""
         due_s = self._lease_s / 5
         look_s = min(PROGRESS_S, due_s)
         waited_s, written = 0.0, dict[str, Any]()

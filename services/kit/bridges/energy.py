@@ -1,7 +1,7 @@
 """Energy of an engine's nodes, booked by the models of their GPUs: an idle GPU draws its board's idle power.
 
-A GPU that a job holds draws as much as is usual for its model. All of it is marked as modelled. An interval is numbered
-by the moment in which it ends, so that a bridge that starts again books nothing twice.
+A GPU held by a job draws what is usual for its model. All of it is marked as modelled. An interval is numbered by the
+time at which it ends, so that a bridge that restarts books nothing twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST = 100
 
 
 class ModelledEnergy:
-    """What each node and job is taken to have used, in intervals of equal length."""
+    """The estimated energy of each node and job, in intervals of equal length."""
 
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
@@ -35,7 +35,11 @@ class ModelledEnergy:
     async def book(
         self, control_plane: ControlPlane, nodes: Sequence[EngineNode], live: Sequence[EngineJob], now_s: float
     ) -> None:
-        """Book the intervals that are over, also those that were not acknowledged yet; ``live`` is what runs."""
+        """Book the intervals that are over, including any not acknowledged yet.
+
+        Args:
+            live: The jobs that are running.
+        """
         end_s = now_s // self._length_s * self._length_s
         start_s, self._since_s = self._since_s, end_s
         if not start_s or end_s <= start_s:

@@ -1,4 +1,4 @@
-"""What a bridge shows at ``/metrics``: what it and the control plane tell each other, and how long that takes."""
+"""A bridge's metrics at ``/metrics``: its exchanges with the control plane, and how long they take."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ REPORTS = counter(
 
 
 class BridgeFigures:
-    """What is known of one engine by what passes between its bridge and the control plane."""
+    """What is known about an engine from the exchanges between its bridge and the control plane."""
 
     def __init__(self, metrics: Metrics, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Have it shown among ``metrics``."""
+        """Add these figures to ``metrics``."""
         self._clock_s = clock_s
         self._states: dict[str, EngineJobState] = {}
         self._pending: dict[str, tuple[int, float]] = {}
@@ -49,7 +49,7 @@ class BridgeFigures:
         metrics.add("engine", self._read)
 
     def note_report(self, report: EngineReport) -> None:
-        """Note a report that the control plane has taken."""
+        """Record a report that the control plane has accepted."""
         self._heard_at_s = now_s = self._clock_s()
         self._is_up = report.problem is None
         for job in report.jobs:
@@ -66,7 +66,7 @@ class BridgeFigures:
                     known.pop(name, None)
 
     def note_decisions(self, decisions: Sequence[EngineDecision]) -> None:
-        """Note decisions; one that is repeated counts once."""
+        """Record decisions; a repeated decision counts once."""
         for decision in decisions:
             if self._revisions.get(decision.external_id, 0) < decision.revision:
                 self._revisions[decision.external_id] = decision.revision
@@ -100,12 +100,12 @@ class BridgeFigures:
 
 
 class NotedControlPlane(ControlPlane):
-    """The control plane of a bridge, with what is said noted."""
+    """The control plane of a bridge, which records what is exchanged."""
 
     figures: BridgeFigures
 
     async def call(self, what: str, body: BaseModel, answer: type[M], timeout_s: float) -> M:
-        """Say something, as a control plane does."""
+        """Call the control plane, and record the call."""
         try:
             found = await super().call(what, body, answer, timeout_s)
         except ProblemError as error:
@@ -122,7 +122,7 @@ class NotedControlPlane(ControlPlane):
 
 @asynccontextmanager
 async def shown_at(address: str, metrics: Metrics) -> AsyncGenerator[None]:
-    """Show figures at ``HOST:PORT`` until the end of the block; nowhere, if it is empty.
+    """Serve the metrics at ``HOST:PORT`` until the end of the block; if that is empty, do not.
 
     Raises:
         OSError: Something else listens there.

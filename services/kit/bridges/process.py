@@ -1,4 +1,4 @@
-"""What the process of every bridge is: enrolled as a node, with its stream of decisions, until SIGTERM."""
+"""The process of every bridge: enrolled as a node, it follows its stream of decisions until SIGTERM."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = Log(__name__)
 
 
 class BridgeSettings(SharedSettings):
-    """What the settings of every bridge have; an engine's own give ``node_id`` a default and ``own_zone`` an alias."""
+    """Settings of every bridge; an engine's own give ``node_id`` a default and ``own_zone`` an alias."""
 
     node_id: Name
     enroll_token: str = Field("", description="The token of `wattshift nodes enroll NAME --engine`.")
@@ -47,7 +47,7 @@ class BridgeSettings(SharedSettings):
 
     @model_validator(mode="after")
     def _has_a_credential(self) -> Self:
-        """Need none of the services' secrets: the bridge's own is in its state folder, once it has enrolled."""
+        """Require none of the services' secrets: the bridge's own is in its state folder, once it has enrolled."""
         return self
 
     @property
@@ -64,19 +64,19 @@ class BridgeSettings(SharedSettings):
 
 
 class SomeBridge(Protocol):
-    """A bridge to some engine."""
+    """A bridge to an engine."""
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
-        """Take decisions; of two on a job the newer one is in force."""
+        """Take decisions; of two about the same job, the newer one is in force."""
         ...
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look at the engine repeatedly until cancelled."""
         ...
 
 
 class Decisions(CommandStream):
-    """Decisions from the control plane; what is lost of them is repeated to a bridge that starts."""
+    """Decisions from the control plane; lost ones are repeated to a bridge that starts."""
 
     def __init__(self, redis: StreamSource, node_id: str, bridge: SomeBridge, figures: BridgeFigures) -> None:
         super().__init__(redis, node_id, retry_s=1.0)
@@ -84,7 +84,7 @@ class Decisions(CommandStream):
         self._figures = figures
 
     def obey(self, text: str) -> None:
-        """Take the decisions of one command; what cannot be read is left out."""
+        """Take the decisions of one command; an unreadable one is skipped."""
         try:
             decisions = direct_adapter.validate_python(orjson.loads(text)).decisions
             self._figures.note_decisions(decisions)
@@ -94,10 +94,10 @@ class Decisions(CommandStream):
 
 
 async def run_bridge(settings: BridgeSettings, bridge_to: Callable[[ControlPlane], SomeBridge]) -> None:
-    """Run a bridge, and what reads its decisions, until SIGTERM.
+    """Run a bridge, and the reader of its decisions, until SIGTERM.
 
     Args:
-        settings: Of the bridge.
+        settings: The bridge's settings.
         bridge_to: Makes the bridge to this control plane.
     """
     stopped = asyncio.Event()

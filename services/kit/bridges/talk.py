@@ -1,7 +1,7 @@
-"""What a bridge and the control plane tell each other: reports of what has changed, and decisions.
+"""The exchange between a bridge and the control plane: reports of what has changed, and decisions.
 
-Nothing has to survive this process: what the control plane has not taken is told again, and decisions are repeated to a
-bridge that starts.
+Nothing has to survive this process: what the control plane has not accepted is reported again, and decisions are
+repeated to a bridge that starts.
 """
 
 from __future__ import annotations
@@ -37,23 +37,25 @@ _TOGETHER_S = 0.1
 
 
 class Talk:
-    """One bridge's side of it.
+    """One bridge's side of the exchange.
 
     Attributes:
-        decisions: By job; of two on a job the newer one is in force.
-        sent: What was reported of each job last.
-        is_known: Whether this process has told all of the engine, and asked for decisions; false: it is to be done.
+        decisions: By job; of two about the same job, the newer one is in force.
+        sent: What was last reported about each job.
+        is_known: Whether this process has reported everything about the engine and asked for decisions; if not, it
+            still has to.
         woken: Set by decisions, and by whoever wants a look before the next is due.
-        version: The engine's; "" if it is not known.
+        version: The engine's version; "" if it is not known.
         queues: Those that are steered.
     """
 
     def __init__(
         self, kind: str, settings: BridgeSettings, control_plane: ControlPlane | None, *, heard: bool = True
     ) -> None:
-        """Talk to this control plane; without one, nothing is told and nobody is heard.
+        """Talk to this control plane; without one, nothing is reported and it never counts as heard.
 
-        ``heard``: whether it counts as heard until it has had time to answer.
+        Args:
+            heard: Whether it counts as heard until it has had time to answer.
         """
         self.decisions: dict[str, EngineDecision] = {}
         self.sent: dict[str, EngineJob] = {}
@@ -69,7 +71,7 @@ class Talk:
         self._problem: str | None = None
 
     def take(self, decisions: Sequence[EngineDecision]) -> None:
-        """Take decisions; of two on a job the newer one is in force."""
+        """Take decisions; of two about the same job, the newer one is in force."""
         for decision in decisions:
             known = self.decisions.get(decision.external_id)
             if known is None or known.revision < decision.revision:
@@ -78,12 +80,12 @@ class Talk:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the control plane has answered lately (``silence_s``)."""
+        """Whether the control plane has answered within ``silence_s``."""
         silent_s = time.monotonic() - self._heard_at_s
         return self._control_plane is not None and silent_s < self._settings.silence_s
 
     async def keep_looking(self, look: Callable[[], Awaitable[object]]) -> None:
-        """Look whenever that is due or somebody wants it, until cancelled."""
+        """Look at the engine whenever a look is due or requested, until cancelled."""
         while True:
             began_s = time.monotonic()
             self.woken.clear()
@@ -104,11 +106,11 @@ class Talk:
     async def tell(
         self, reports: Mapping[str, EngineJob], took: Callable[[Sequence[EngineJob], EngineReply], None] | None = None
     ) -> None:
-        """Report the jobs that have changed, in reports of limited size; what is not taken is told again.
+        """Report the jobs that have changed, in reports of limited size; what is not accepted is reported again.
 
         Args:
             reports: By job.
-            took: Called with each part that the control plane has taken, and its answer.
+            took: Called with each part that the control plane has accepted, and its answer.
 
         Raises:
             ProblemError: The control plane does not answer, or refuses.
@@ -125,15 +127,16 @@ class Talk:
     async def tell_all(
         self, nodes: Sequence[EngineNode] | None, live: Sequence[str] | None, **more: Any
     ) -> EngineReply:
-        """Report nodes, and now and then which jobs there are.
+        """Report nodes, and from time to time which jobs there are.
 
         Args:
-            nodes: All of them; None: as before.
-            live: The jobs that wait or run; None: it is not known yet.
+            nodes: All of them; None: unchanged.
+            live: The jobs that wait or run; None: not known yet.
             more: Other fields of the report.
 
         Returns:
-            The answer; where it was asked, ``unreported`` are jobs not among ``live`` of which it knows no end.
+            The answer; if the jobs were included, its ``unreported`` are jobs not among ``live`` whose end it does not
+                know.
 
         Raises:
             ProblemError: The control plane does not answer, or refuses.
@@ -148,7 +151,7 @@ class Talk:
         return reply
 
     def gone_for_s(self, names: Collection[str]) -> dict[str, float]:
-        """Return for how long jobs have been gone without an end; until that is known, it is asked for at each look."""
+        """Return how long jobs have been gone without a known end, seconds; their ends are asked for at each look."""
         now_s = time.monotonic()
         self._gone_since_s = {name: self._gone_since_s.get(name, now_s) for name in names}
         if names:
@@ -156,11 +159,11 @@ class Talk:
         return {name: now_s - since_s for name, since_s in self._gone_since_s.items()}
 
     def ask_again(self) -> None:
-        """Have the next report name all jobs."""
+        """Make the next report name all jobs."""
         self._present_at_s = -1e9
 
     async def tell_ends(self, over: Sequence[EngineJob]) -> None:
-        """Report how jobs ended that the engine shows no more; what does not fit into one report follows later.
+        """Report how jobs ended that the engine no longer shows; what does not fit into one report follows later.
 
         Raises:
             ProblemError: The control plane does not answer, or refuses.
@@ -171,14 +174,14 @@ class Talk:
             self.sent |= {report.external_id: report for report in over[:MAX_JOBS_OF_A_REPORT]}
 
     def forget(self, seen: Collection[str], *also: dict[str, Any]) -> None:
-        """Forget jobs that the engine has forgotten and that were told to be over, ``also`` in what is kept of them."""
+        """Forget jobs that the engine has forgotten and that were reported as over, here and in ``also``."""
         for known in (*also, self.decisions, self.sent):
             for name in [name for name in known if name not in seen and name not in self._gone_since_s]:
                 if name not in self.sent or self.sent[name].state.is_over:
                     del known[name]
 
     async def complain(self, error: Exception) -> None:
-        """Tell that the engine does not answer.
+        """Report that the engine does not answer.
 
         Raises:
             ProblemError: The control plane does not answer, or refuses.
@@ -190,7 +193,7 @@ class Talk:
         await self._send({"problem": problem[:500]})
 
     async def say(self, **fields: Any) -> EngineReply:
-        """Send one report; its decisions are taken.
+        """Send one report, and take the decisions in its answer.
 
         Raises:
             ProblemError: The control plane does not answer, or refuses.
@@ -211,7 +214,7 @@ class Talk:
 
 
 def unknown_job(name: str, *, number: str, submitted_at: datetime | None = None) -> EngineJob:
-    """Return what can be said of a job that this process has never seen, and that nobody knows any more."""
+    """Return the report of a job that this process has never seen, and of which nothing is known any more."""
     return EngineJob(
         external_id=name,
         number=number[:100],

@@ -1,4 +1,4 @@
-"""Read requests' bodies, and bound what all of them hold in memory together."""
+"""Read request bodies, and bound the memory that all of them hold together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BodyReader:
         """Return the body; the caller releases it.
 
         Raises:
-            ProblemError: 413 when it is larger than ``max_bytes``, by what it announces or as it grows; 503 when too
+            ProblemError: 413 when it is larger than ``max_bytes``, by its announced length or as it grows; 503 when too
                 many large ones are being read.
             ClientGoneError: The client closed its connection first.
         """
@@ -52,7 +52,7 @@ class BodyReader:
 
 
 class Body:
-    """The bytes of a request's body, counted while they are held."""
+    """The bytes of a request body, counted while they are held."""
 
     __slots__ = ("_counted", "_pieces", "_reader")
 

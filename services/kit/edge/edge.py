@@ -48,7 +48,7 @@ class EdgeRoute(Protocol):
 
     @property
     def answers_head(self) -> bool:
-        """Whether a GET route answers HEAD too, which a stream does not."""
+        """Whether a GET route also answers HEAD, which a stream does not."""
         ...
 
 
@@ -71,7 +71,7 @@ class OpenRoutes(Generic[R]):
 
 
 class Edge(Generic[R]):
-    """Lets requests in by a table of routes and hands them to ``answer``."""
+    """Admits requests by a table of routes and hands them to ``answer``."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Edge(Generic[R]):
         """Answer a request; return False when its path is not in the table.
 
         Raises:
-            ProblemError: 414 for a URL that is too long, 405 for a method that the path does not answer, 401 without a
+            ProblemError: 414 for a URL that is too long, 405 for a method that the path does not support, 401 without a
                 valid key where one is needed, 429 beyond the rate of the tenant or the address, 403 for a role or a
                 project that is not allowed, and what ``answer`` raises.
         """
@@ -130,7 +130,7 @@ class OpenedEdge(Generic[R]):
 
 
 class EdgeMiddleware:
-    """Puts the edge before an app that answers whatever is not in the table, such as pages and 404."""
+    """Puts the edge in front of an app that answers whatever is not in the table, such as pages and 404."""
 
     def __init__(self, app: ASGIApp, opened: OpenedEdge[R]) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Callers by API key, resolved by admission and cached for a few seconds."""
+"""Callers identified by API key, which admission resolves; its answers are cached for a few seconds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Resolve = Callable[[str], Awaitable[ResolvedKey | None]]
 
 @dataclass(slots=True)
 class _Answer:
-    """Admission's answer about a key, its time, and until when it is used."""
+    """Admission's answer about a key, when it was asked, and until when the answer is used."""
 
     key: ResolvedKey | None
     asked_at_s: float
@@ -40,12 +40,12 @@ class _Answer:
 
 
 def unauthenticated(detail: str) -> ProblemError:
-    """Return the problem to answer a request without a valid key with."""
+    """Return the problem that answers a request without a valid key."""
     return ProblemError(401, ProblemCode.UNAUTHENTICATED, detail, headers={"www-authenticate": "Bearer"})
 
 
 class KeyCache:
-    """Caches keys by their hash. Many requests at once with the same unknown key ask admission once."""
+    """Caches keys by their hash. Many simultaneous requests with the same unknown key ask admission once."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class KeyCache:
         self._asking: dict[bytes, asyncio.Task[ResolvedKey | None]] = {}
 
     async def caller(self, authorization: bytes | None, scope: Scope) -> ResolvedKey:
-        """Return the caller; the connection of the request is that of a known client from now on.
+        """Return the caller; the request's connection counts as that of a known client from now on.
 
         Raises:
             ProblemError: 401 without a valid key, 503 while admission does not answer.

@@ -1,4 +1,4 @@
-"""Limits: a token bucket per tenant, or per address for callers without a key, and what is open at once."""
+"""Limits: a token bucket per tenant, or per address for callers without a key, and what is open at the same time."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ MOST_ADDRESSES = 10_000
 
 
 class RateLimiter:
-    """Counts requests per tenant in this process; limits that change take effect with the next request.
+    """Counts requests per tenant in this process; changed limits take effect with the next request.
 
-    Processes that share a limit tell each other what they have ``taken``, and ``charge`` what the others have.
+    Processes that share a limit exchange what they have ``taken``, and ``charge`` what the others have.
     """
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -69,9 +69,9 @@ class RateLimiter:
         return [bucket.policy, (b"ratelimit", b'"tenant";r=%d;t=%d' % (bucket.tokens, full_in_s))]
 
     def taken(self, within_s: float) -> dict[str, int]:
-        """Return how many requests were let through so far, by tenant.
+        """Return how many requests have been let through so far, by tenant.
 
-        A tenant that sent nothing within that time is left out, and its count begins anew.
+        A tenant that has sent nothing within ``within_s`` is left out, and its count begins anew.
         """
         oldest_s = self._clock_s() - within_s
         found: dict[str, int] = {}
@@ -83,7 +83,7 @@ class RateLimiter:
         return found
 
     def charge(self, tenant_id: str, requests: int) -> None:
-        """Count requests that other processes let through; what is more than there was is paid off by the rate.
+        """Count requests that other processes let through; any excess is paid off at the tenant's rate.
 
         A tenant that has sent this process nothing yet still begins with a full burst.
         """
@@ -109,7 +109,7 @@ class RateLimiter:
 
 
 class AddressLimiter:
-    """Counts requests per address of the client; an IPv6 client is its network of 64 bits, which one host may own."""
+    """Counts requests per client address; an IPv6 client is its network of 64 bits, which one host may own."""
 
     def __init__(self, requests_per_s: float, burst: int, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._requests_per_s = requests_per_s
@@ -148,10 +148,10 @@ class AddressLimiter:
 
 
 class ConcurrencyLimiter:
-    """Counts what each tenant has open at once in this process, such as streams or requests.
+    """Counts what each tenant has open at the same time in this process, such as streams or requests.
 
     Attributes:
-        elsewhere: What other processes that share the limit said they have open, by tenant.
+        elsewhere: What other processes that share the limit reported as open, by tenant.
     """
 
     def __init__(self, most: int, what: str, retry_after_s: int = 5) -> None:
@@ -170,7 +170,7 @@ class ConcurrencyLimiter:
         """Count one more; ``leave`` ends it.
 
         Raises:
-            ProblemError: 429 when the tenant has as many open as it may.
+            ProblemError: 429 if the tenant already has as many open as it may.
         """
         here = self._open.get(tenant_id, 0)
         count = here + self.elsewhere.get(tenant_id, 0) if self.elsewhere else here

@@ -47,7 +47,7 @@ class Matcher(Generic[T]):
             node.methods[method] = value
 
     def match(self, raw_path: bytes) -> Match[T] | None:
-        """Return the operations of a path as it was sent, still percent-encoded; None where there are none."""
+        """Return the operations of a path as it was sent, still percent-encoded; None if there are none."""
         if not raw_path.startswith(b"/"):
             return None
         segments = raw_path.split(b"/")[1:]

@@ -8,7 +8,7 @@ from services.kit.settings import SharedSettings
 
 
 class EdgeSettings(SharedSettings):
-    """How long answers about keys are used, and how much of requests' bodies is held in memory."""
+    """How long answers about keys are used, and how much of the request bodies is held in memory."""
 
     key_max_age_s: float = Field(
         default=3, gt=0, description="How long an answer about a key is used; a revoked key works that much longer."

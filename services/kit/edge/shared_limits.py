@@ -1,10 +1,10 @@
 """Limits of tenants over all processes of a kind: each counts by itself, and charges what the others have let through.
 
-Nothing is asked for a request. A process that has not heard of the others' requests yet may let through what the tenant
-had left. In any time ``t``, ``n`` processes therefore let through at most ``burst + rate * t`` requests, and ``n - 1``
-times ``burst + rate * D`` more, where ``D`` is the time of an exchange, twice ``LIMITS_S``; a process that was started
-in that time counts as one more. What was too much is paid off: the mean rate holds. While Redis does not answer, limits
-hold for each process alone.
+No request waits for an exchange, so a process that has not heard of the others' requests yet may let through what the
+tenant had left. In any time ``t``, ``n`` processes therefore let through at most ``burst + rate * t`` requests, plus
+``n - 1`` times ``burst + rate * D``, where ``D`` is the time of an exchange, twice ``LIMITS_S``; a process that was
+started in that time counts as one more. The excess is paid off: the mean rate holds. While Redis does not answer,
+limits hold for each process alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOLD_S = 600.0
 
 
 class SharedLimits:
-    """This process's counts among the others'."""
+    """This process's counts among those of the others."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class SharedLimits:
         """Take what this process counts, and where the others' counts are.
 
         Args:
-            redis: A client of the server that all have.
-            key: The hash of all processes of this kind.
-            limiter: This process's requests per second of tenants.
-            at_once: What tenants have open at this process.
-            process: Its name, another one after each start.
+            redis: A client of the server that all of them use.
+            key: The hash shared by all processes of this kind.
+            limiter: Limits tenants' requests per second in this process.
+            at_once: Limits what tenants have open in this process.
+            process: Its name, a new one after each start.
             started_at_s: When it was started, UTC seconds.
             clock_s: Returns UTC seconds.
         """
@@ -74,7 +74,7 @@ class SharedLimits:
         self._changed_at_s = started_at_s
 
     async def look(self) -> None:
-        """Write what this process has let through, and charge what the others have; log once that Redis is away."""
+        """Write what this process has let through, and charge what the others have; log once when Redis is away."""
         own, last = self._own(), self._written
         if last is None or own.open or own.taken != last.taken:
             self._changed_at_s = own.at_s
@@ -127,7 +127,7 @@ class SharedLimits:
             await self._redis.hdel(self._key, *forgotten)
 
     def _charge(self, process: str, state: LimitsState, now_s: float) -> dict[str, int]:
-        """Charge what a process has let through since it was last heard of; return all that it has."""
+        """Charge what a process has let through since the last time; return its total."""
         before = self._known.get(process)
         if before is None:
             # What it had let through before it was first heard of is another time's, unless it was started just now:
@@ -140,7 +140,7 @@ class SharedLimits:
         return state.taken
 
     async def leave(self) -> None:
-        """Have the others count this process no more; where Redis does not answer, they forget it by themselves."""
+        """Make the others stop counting this process; if Redis does not answer, they forget it by themselves."""
         with contextlib.suppress(RedisError, TimeoutError, OSError):
             async with asyncio.timeout(1):
                 await self._redis.hdel(self._key, self._process)
