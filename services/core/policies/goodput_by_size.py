@@ -11,8 +11,8 @@ from services.core.domain.arrays import Floats, Ints
 def goodput_of(snapshot: Snapshot, jobs: Ints, sizes: int, node_gpus: int) -> tuple[Floats, Floats]:
     """Return the predicted goodput of jobs at 1, 2, ... GPUs on the fewest nodes, and over several: (n, sizes) each.
 
-    In any unit per job. A job without a curve of its own is taken to keep its batch and to scale by its speed curve, or
-    without that perfectly, which is what Pollux assumes until it has seen more.
+    The unit may differ between jobs. A job without a curve of its own is assumed to keep its batch and to scale by its
+    speed curve, or, without one, perfectly, which is what Pollux assumes until it has seen more.
 
     Args:
         snapshot: The cluster.
@@ -35,7 +35,7 @@ def goodput_of(snapshot: Snapshot, jobs: Ints, sizes: int, node_gpus: int) -> tu
 
 
 def _first(curves: Floats, sizes: int) -> Floats:
-    """Return curves over exactly so many sizes; beyond those predicted nothing is gained."""
+    """Return curves over exactly this many sizes; beyond those predicted nothing is gained."""
     missing = sizes - curves.shape[-1]
     if missing <= 0:
         return curves[..., :sizes]

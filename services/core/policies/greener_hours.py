@@ -5,8 +5,8 @@ than now is less than ``r``:
 
     sum over steps t in [now, d) with c[t] < c[now] of length(t)  <  r
 
-which picks the same hours as sorting the window's slots by intensity and taking the first ``r``, and needs no plan to
-be kept.
+which picks the same hours as sorting the window's slots by intensity and taking the first ``r`` seconds, and requires
+no stored plan.
 
 Source: Wiesner et al., Let's Wait Awhile, Middleware'21, interruptible scheduling.
 """
@@ -25,7 +25,7 @@ def should_run(snapshot: Snapshot, which: Ints, left_s: Floats, deadline_s: Floa
     """Return which of these jobs run now: (n,).
 
     In a cluster of several zones a job that holds GPUs goes on if either its own nodes' grids say so or those of all
-    nodes that it may use. Were it stopped by its own alone, the others might start it again at once, and on the same
+    nodes that it may use. If it were stopped by its own alone, the others might start it again at once, on the same
     nodes: placers do not look at zones.
 
     Args:
@@ -46,7 +46,7 @@ def should_run(snapshot: Snapshot, which: Ints, left_s: Floats, deadline_s: Floa
 
 
 def expected_start_s(snapshot: Snapshot, which: Ints, left_s: Floats, deadline_s: Floats) -> Floats:
-    """Return when the hour of each of these waiting jobs comes, as ``hour_comes_s`` does, UTC seconds: (n,)."""
+    """Return when the hour of each of these waiting jobs comes, as in ``hour_comes_s``, UTC seconds: (n,)."""
     return eligible_curves(snapshot, which).by_curve(
         lambda curve, rows: hour_comes_s(curve, snapshot.now_s, left_s[rows], deadline_s[rows])
     )
@@ -56,7 +56,7 @@ def hour_has_come(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: 
     """Return which jobs run now: those with less greener time ahead than they need: (n_jobs,).
 
     Args:
-        curve: The grid as known.
+        curve: What is known of the grid.
         now_s: UTC seconds.
         left_s: (n_jobs,) what each still needs.
         deadline_s: (n_jobs,) when each must be done, UTC seconds; finite.
@@ -71,13 +71,13 @@ def hour_has_come(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: 
 
 
 def hour_comes_s(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: Floats) -> Floats:
-    """Return when each job's hour comes if the forecast holds, from now on, UTC seconds: (n_jobs,).
+    """Return when each job's hour comes, from now on, if the forecast holds, UTC seconds: (n_jobs,).
 
-    That is now or the beginning of a step, for within a step the greener time ahead stays the same. NaN where it also
-    depends on what follows the curve: were all of that greener, the hour would not have come.
+    That is now or the beginning of a step, since within a step the greener time ahead stays the same. NaN if it also
+    depends on what follows the curve, i.e. if the hour would not have come were all of that greener.
 
     Args:
-        curve: The grid as known.
+        curve: What is known of the grid.
         now_s: UTC seconds.
         left_s: (n_jobs,) what each still needs.
         deadline_s: (n_jobs,) when each must be done, UTC seconds; finite.
@@ -97,12 +97,12 @@ def hour_comes_s(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: F
 
 
 def left_and_due_s(jobs: JobTable, which: Ints, *, unknown_s: float, window_s: float) -> tuple[Floats, Floats]:
-    """Return what jobs still need, seconds, and by when they are to end, UTC seconds; (n_which,) each.
+    """Return what jobs still need, seconds, and when they are due to end, UTC seconds; (n_which,) each.
 
     Args:
         jobs: The table.
         which: (n_which,) rows of it.
-        unknown_s: What a job without a prediction still needs.
+        unknown_s: What a job without a prediction is assumed to need.
         window_s: How much later a job without a deadline may end than if it had run at once.
     """
     remaining_s, progress, due_s = jobs.remaining_s[which], jobs.progress[which], jobs.deadline_s[which]

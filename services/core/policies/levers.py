@@ -1,7 +1,7 @@
 """Which lever did what for one job: grams saved and minutes added, against the same job without that lever.
 
-A job's way through what it has left is its draw, its speed and the hours in which it runs. Each lever that a policy
-used is taken out of that way alone, the others staying as they are:
+How a job does what it has left is described by its draw, its speed and the hours in which it runs. Each lever that a
+policy used is removed on its own, with the others unchanged:
 
 =============== =======================================================================================================
 lever           without it
@@ -14,7 +14,7 @@ lever           without it
 ``sleep``       the GPUs that it does not use yet stay awake until it starts
 =============== =======================================================================================================
 
-Effects of several levers do not add up to that of all. Where something needed is not known, a figure is None.
+Effects of several levers do not add up to their combined effect. If something needed is not known, a figure is None.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Effect:
     """What one lever changes for a job.
 
     Attributes:
-        lever: Which.
-        carbon_saved_gco2: Less emitted than without it; negative: more; None: unknown. Without PUE.
-        minutes_added: By how much later the job ends; negative: earlier; None: unknown.
-        detail: What it is compared with, or why a figure is unknown: for a user.
+        lever: Which lever.
+        carbon_saved_gco2: How much less is emitted than without it; negative: more; None: unknown. Without PUE.
+        minutes_added: How much later the job ends; negative: earlier; None: unknown.
+        detail: For a user: what it is compared with, or why a figure is unknown.
     """
 
     lever: Lever
@@ -69,11 +69,11 @@ Runs = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Way:
-    """How a job does what it has left.
+    """How a job does its remaining work.
 
     Attributes:
-        watts: Draw while it runs, hosts included.
-        runs: When.
+        watts: Draw while it runs, including hosts.
+        runs: When it runs.
     """
 
     watts: float
@@ -86,11 +86,11 @@ class Way:
 
     @property
     def busy_s(self) -> float:
-        """For how long it runs."""
+        """How long it runs in total."""
         return sum(end_s - begin_s for begin_s, end_s in self.runs)
 
     def slower(self, factor: float, watts: float) -> Way:
-        """Return the same for so many times as long, at another draw; it begins as before, and the last run differs."""
+        """Return the same work taking ``factor`` times as long, at another draw; only the end of its runs changes."""
         more_s = self.busy_s * (factor - 1.0)
         runs = list(self.runs)
         while more_s < 0 and len(runs) > 1 and runs[-1][1] - runs[-1][0] <= -more_s:
@@ -100,16 +100,16 @@ class Way:
         return Way(watts, tuple(runs))
 
     def later(self, by_s: float) -> Way:
-        """Return the same so many seconds later."""
+        """Return the same runs, shifted by ``by_s`` seconds."""
         return replace(self, runs=tuple((begin_s + by_s, end_s + by_s) for begin_s, end_s in self.runs))
 
     def at_once(self, now_s: float) -> Way:
-        """Return the same without pauses from now on."""
+        """Return the same, starting now and without pauses."""
         return replace(self, runs=((now_s, now_s + self.busy_s),))
 
 
 def carbon_g(curve: CarbonCurve, way: Way) -> float:
-    """Return what a way emits, gCO2; beyond the forecast at the mean of its last day."""
+    """Return the emissions of a way, gCO2; beyond the forecast, at the mean of its last day."""
     return way.watts / 1000.0 * sum(_intensity_h(curve, *run) for run in way.runs)
 
 
@@ -122,39 +122,39 @@ def _intensity_h(curve: CarbonCurve, begin_s: float, end_s: float) -> float:
 
 
 def compared(lever: Lever, curve: CarbonCurve, chosen: Way, without: Way, detail: str) -> Effect:
-    """Return what a lever changes, by the way that was chosen and the same without the lever."""
+    """Return what a lever changes, comparing the chosen way with the same without the lever."""
     saved = carbon_g(curve, without) - carbon_g(curve, chosen)
     return Effect(lever, saved, (chosen.end_s - without.end_s) / MINUTE_S, detail)
 
 
 def unknown(lever: Lever, detail: str) -> Effect:
-    """Return that nobody can tell."""
+    """Return an effect of unknown size."""
     return Effect(lever, None, None, detail)
 
 
 def nothing(lever: Lever, detail: str) -> Effect:
-    """Return that the lever is not used for the job."""
+    """Return the effect of a lever that is not used for the job."""
     return Effect(lever, 0.0, 0.0, detail)
 
 
 @runtime_checkable
 class ExplainsLevers(Protocol):
-    """A policy that can tell which of its levers does what for a job."""
+    """A policy that can tell what each of its levers does for a job."""
 
     def levers(self, snapshot: Snapshot, memory: Any, job_id: JobId) -> tuple[Effect, ...]:
-        """Return what each lever does for a job that waits or runs.
+        """Return what each lever does for a waiting or running job.
 
         Args:
             snapshot: The cluster.
-            memory: The policy's, of the round that decided on this cluster.
-            job_id: The job; it is in the snapshot.
+            memory: The policy's, after the round that decided on this cluster.
+            job_id: The job; it must be in the snapshot.
         """
         ...
 
 
 @dataclass(frozen=True)
 class SizeRecord:
-    """What the ledger has of a job's gangs of one size: work done, in the job's unit, energy and time."""
+    """The ledger's record of a job's gangs of one size: work done, in the job's unit, energy and time."""
 
     gpus: int
     progress: float
@@ -163,10 +163,10 @@ class SizeRecord:
 
 
 def width_in_ledger(records: Sequence[SizeRecord], smallest: int, gco2_per_j: float) -> Effect:
-    """Return what its widths did for a job that has ended, by what its smallest gang was measured to do.
+    """Return what its widths did for a finished job, compared with its smallest gang as measured.
 
     Args:
-        records: Of each size that it had.
+        records: For each size that it had.
         smallest: The smallest gang it may have.
         gco2_per_j: What it emitted per joule.
     """
@@ -185,12 +185,12 @@ def width_in_ledger(records: Sequence[SizeRecord], smallest: int, gco2_per_j: fl
 
 @dataclass(frozen=True)
 class LimitRecord:
-    """A time for which a gang's GPUs had a power limit.
+    """A period during which a gang's GPUs had a power limit.
 
     Attributes:
-        gpus: Of the gang.
-        duration_s: How long.
-        speed: Under the limit over that at the default, as its kind was measured.
+        gpus: Size of the gang.
+        duration_s: Length of the period.
+        speed: Speed under the limit relative to the default, as measured for its kind.
         power_w: Draw of one GPU under the limit.
         default_w: Draw of one GPU at the default.
     """
@@ -203,11 +203,11 @@ class LimitRecord:
 
 
 def limits_in_ledger(records: Sequence[LimitRecord], host_w: float, gco2_per_j: float) -> Effect:
-    """Return what power limits did for a job that has ended, by what its kind was measured to do under them.
+    """Return what power limits did for a finished job, as measured for its kind.
 
     Args:
-        records: Of all times at which it had one.
-        host_w: Draw of the host that went with each of its GPUs.
+        records: All periods in which it had one.
+        host_w: Draw of the host per GPU.
         gco2_per_j: What it emitted per joule.
     """
     saved_j = sum(
@@ -221,12 +221,12 @@ def limits_in_ledger(records: Sequence[LimitRecord], host_w: float, gco2_per_j: 
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """A gang that ran with another batch than the user's base batch.
+    """A gang that ran with a batch other than the user's base batch.
 
     Attributes:
         duration_s: How long it ran.
-        energy_j: What it drew.
-        gain: Its goodput over that with the base batch on as many GPUs.
+        energy_j: The energy it used.
+        gain: Its goodput relative to the base batch on the same number of GPUs.
     """
 
     duration_s: float
@@ -235,10 +235,10 @@ class BatchRecord:
 
 
 def batches_in_ledger(records: Sequence[BatchRecord], gco2_per_j: float) -> Effect:
-    """Return what chosen batches did for a job that has ended.
+    """Return what chosen batches did for a finished job.
 
     Args:
-        records: Of the gangs that had one.
+        records: For the gangs that had one.
         gco2_per_j: What it emitted per joule.
     """
     saved_j = sum(each.energy_j * (each.gain - 1.0) for each in records)

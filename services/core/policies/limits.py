@@ -1,4 +1,4 @@
-"""Power limits on top of any plan: each gang gets the one that a policy chooses from what its kind was measured at.
+"""Power limits on top of any plan: a policy chooses each gang's limit from measurements of its kind.
 
 A kind of job that is not known yet is measured at each limit as its work begins (just-in-time profiling), once for all
 gangs of the kind; until then, and where nothing can be measured, gangs run at the default.
@@ -29,7 +29,7 @@ LIMIT = ControlKind.POWER_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """A gang that runs once a plan is carried out.
+    """A gang that will be running once a plan is carried out.
 
     Attributes:
         job: Index into the job table.
@@ -57,15 +57,15 @@ def with_limits(
     *,
     anew: bool = True,
 ) -> tuple[Plan, frozenset[JobId]]:
-    """Return a plan with the power limits of all gangs that run by it, and the gangs whose measurement was asked for.
+    """Return a plan with power limits for all gangs that run by it, and the gangs for which measurement was asked.
 
     Args:
         snapshot: The cluster.
         plan: What starts and stops.
-        asked: The gangs whose measurement was asked for before.
+        asked: The gangs whose measurement was already asked for.
         window_s: How long a gang is measured at each limit.
-        choose: The limits of gangs whose kind is known.
-        anew: Whether it is asked about gangs that have a limit, too.
+        choose: Chooses the limits of gangs whose kind is known.
+        anew: Whether limits are also chosen for gangs that already have one.
     """
     if not any(LIMIT in kinds for kinds in snapshot.settable):
         return plan, frozenset()
@@ -80,7 +80,7 @@ def with_limits(
 
 
 def gangs_of(snapshot: Snapshot, plan: Plan, runs: Bools) -> Iterator[Going]:
-    """Yield the gangs that start by a plan and those that run, (n_jobs,) which, and are not stopped by it; by id."""
+    """Yield the gangs that a plan starts, and the running ones, (n_jobs,) which, that it does not stop; by id."""
     jobs = snapshot.jobs
     stops = _stopped(plan)
     placements: dict[int, tuple[Placement | None, bool]] = {}
@@ -97,7 +97,7 @@ def gangs_of(snapshot: Snapshot, plan: Plan, runs: Bools) -> Iterator[Going]:
 
 
 def _still_running(snapshot: Snapshot, plan: Plan, asked: Collection[JobId], runs: Bools) -> set[JobId]:
-    """Return those of the jobs asked about whose gangs run on known nodes, and go on by the plan."""
+    """Return the jobs whose measurement was asked for that run on known nodes and continue by the plan."""
     jobs, stops = snapshot.jobs, _stopped(plan)
     found = ((job_id, jobs.index.get(job_id)) for job_id in asked if job_id not in stops)
     return {
@@ -112,7 +112,7 @@ def _stopped(plan: Plan) -> set[JobId]:
 
 
 def _model_of(snapshot: Snapshot, placement: Placement | None) -> int | None:
-    """Return the GPU model that a gang sits on; None where it holds nothing on a known node."""
+    """Return the GPU model that a gang sits on; None if it holds nothing on a known node."""
     node = None if placement is None else snapshot.nodes.index.get(placement.shares[0].node_id)
     return None if node is None else int(snapshot.nodes.gpu_model[node])
 
@@ -120,7 +120,7 @@ def _model_of(snapshot: Snapshot, placement: Placement | None) -> int | None:
 def _controls(
     snapshot: Snapshot, going: list[Going], measured: set[JobId], window_s: float, choose: Choice
 ) -> Iterator[SetPowerLimit | SetClock | ProfileControls]:
-    """Yield what differs from what is set now; of each unknown kind of job, one gang is measured at a time."""
+    """Yield the controls that differ from those now set; for each unknown kind, one gang is measured at a time."""
     jobs = snapshot.jobs
     kinds = {(int(jobs.control_curve[gang.job]), gang.model) for gang in going if jobs.ids[gang.job] in measured}
     limits_w = _limits_w(snapshot, going, choose)
@@ -139,7 +139,7 @@ def _controls(
 
 
 def _limits_w(snapshot: Snapshot, going: list[Going], choose: Choice) -> dict[int, float | None]:
-    """Return the limit of each gang whose kind is known, by job; the gangs of a kind are chosen for together."""
+    """Return the limit of each gang whose kind is known, by job; the gangs of a kind are decided together."""
     of_kind = defaultdict[tuple[int, int], list[Going]](list)
     for gang in going:
         of_kind[snapshot.jobs.control_curve.item(gang.job), gang.model].append(gang)

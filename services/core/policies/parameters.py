@@ -1,6 +1,6 @@
 """Policy parameters: declared once on a frozen dataclass, then checked, built from JSON and described from there.
 
-A field is annotated with what it means and the range it may have::
+A field is annotated with its meaning and permitted range::
 
     promote_knob: Annotated[float, Parameter("...", minimum=0.0)] = 0.0
 
@@ -24,14 +24,14 @@ Default = bool | int | float | str | None | list[float] | list[list[float]]
 
 @dataclass(frozen=True)
 class ParameterDescription:
-    """One parameter, for people and for forms.
+    """One parameter, described for people and for forms.
 
     Attributes:
         name: The key in a policy's parameters.
         type: ``number``, ``integer``, ``boolean``, ``choice``, ``numbers`` (a list) or ``pairs`` (a
             list of lists of two numbers).
         default: As JSON.
-        nullable: Whether null is a value; the meaning says what it means.
+        nullable: Whether null is a value; the meaning says what it stands for.
         minimum, maximum: Inclusive bounds (of every element of a list), None where there is none.
         unit: ``s``, ``GPUs`` and so on; empty for a pure number.
         meaning: One sentence, with the source of the default.
@@ -51,9 +51,9 @@ class ParameterDescription:
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a config field means, and the inclusive range its value may have (or each element; of a pair the second).
+    """What a config field means, and the inclusive range of its value (or of each element; for a pair, of the second).
 
-    ``formerly`` is a name it had in the release before, which is still accepted.
+    ``formerly`` is the name it had in the previous release, which is still accepted.
     """
 
     meaning: str
@@ -93,7 +93,7 @@ def build_config(config_type: type[Config], parameters: Mapping[str, object]) ->
 
 
 def accepted_names(config_type: type) -> dict[str, str]:
-    """Return the present name of each parameter, by its present and its former name."""
+    """Return the present name of each parameter, by both its present and its former name."""
     declared = [(name, parameter.formerly) for name, _, parameter in _declarations(config_type)]
     return {name: name for name, _ in declared} | {former: name for name, former in declared if former}
 
@@ -103,7 +103,7 @@ def _frozen(value: object) -> object:
 
 
 def describe_parameters(config_type: type) -> tuple[ParameterDescription, ...]:
-    """Return what each parameter of a config is."""
+    """Return a description of each parameter of a config."""
     defaults = {declared.name: cast(object, declared.default) for declared in fields(config_type)}
     return tuple(
         ParameterDescription(
@@ -177,7 +177,7 @@ def _check(value: object, kind: _Kind, declared: Parameter, pointer: str) -> Non
 
 
 def _check_pairs(value: object, declared: Parameter, pointer: str) -> None:
-    """Check a list of pairs; the declared range is that of the second number of each."""
+    """Check a list of pairs; the declared range applies to the second number of each."""
     if not isinstance(value, tuple):
         raise PolicyConfigError(f"expected a list of pairs, got {value!r}", pointer)
     for at, pair in enumerate(cast("tuple[object, ...]", value)):

@@ -1,6 +1,6 @@
 """Every policy by name, and how an operator's choice becomes a policy.
 
-A policy of the product is one entry of ``POLICIES``. Those of other packages, the lab's among them, are added as a
+A policy of the product is one entry of ``POLICIES``. Those of other packages, including the lab's, are added when a
 process starts (``services.kit.policies``).
 """
 
@@ -36,19 +36,19 @@ class PolicyEntry:
         paper: Where it comes from.
         config: The frozen dataclass of its parameters.
         build: Makes the policy from a ``config``.
-        elastic: Whether it chooses the sizes of gangs; the others run jobs at one size.
+        elastic: Whether it chooses the sizes of gangs; otherwise jobs run at one size.
         preempts: Whether it may stop running jobs.
-        replans: Whether it is asked at every change, even if no job waits: it has controls to set or nodes to
+        replans: Whether it is asked at every change, even if no job waits, because it has controls to set or nodes to
             power down.
         waits_by: Columns of the job table in whose order jobs wait in every round, smallest first, after users'
-            priorities and before ids; none where the order is another or depends on more.
-        keeps_queue: Whether it keeps its own queue of those that wait: a simulation then tells it who is new there,
-            rather than who may start.
-        tunes_batch: Whether it takes jobs to tune their batch size to the gang they get.
-        sets_controls: Whether it may set power limits or clocks; bounds count on it where it does not.
+            priorities and before ids; empty if the order is another or depends on more.
+        keeps_queue: Whether it keeps its own queue of waiting jobs: a simulation then tells it which are new there,
+            rather than which may start.
+        tunes_batch: Whether it assumes that jobs tune their batch size to the gang they get.
+        sets_controls: Whether it may set power limits or clocks; bounds rely on it if it does not.
         powers_nodes: Whether it may power nodes down; likewise.
-        orders: Whether jobs wait in one order, whose first that fits starts when GPUs come free; False where GPUs are
-            shared out anew at every round, so that no job is ahead of another.
+        orders: Whether jobs wait in one order, in which the first that fits starts when GPUs become free; False if GPUs
+            are shared out anew at every round, so that no job is ahead of another.
     """
 
     summary: str
@@ -68,7 +68,7 @@ class PolicyEntry:
 
 @dataclass(frozen=True)
 class PolicyDescription:
-    """A policy and its parameters, for people and for forms."""
+    """A policy and its parameters, described for people and for forms."""
 
     name: str
     summary: str
@@ -152,10 +152,10 @@ LAB = frozenset(
 
 
 def add_policy(name: str, entry: PolicyEntry) -> None:
-    """Add a policy of another package; adding the same entry again changes nothing.
+    """Add a policy from another package; adding the same entry again changes nothing.
 
     Raises:
-        PolicyConfigError: The name is taken, the policy's own name is another, or its parameters are not valid.
+        PolicyConfigError: the name is taken, the policy's own name differs, or its parameters are not valid.
     """
     if POLICIES.get(name) is entry:
         return
@@ -171,7 +171,7 @@ def add_policy(name: str, entry: PolicyEntry) -> None:
 
 
 def policy_name(name: str) -> str:
-    """Return the name in the registry of a policy, which may be given by another name."""
+    """Return a policy's name in the registry, given that or an alias."""
     if name.startswith(FAIR):
         return FAIR + policy_name(name.removeprefix(FAIR))
     return ALIASES.get(name, name)
@@ -180,7 +180,7 @@ def policy_name(name: str) -> str:
 def entry_of(name: str) -> PolicyEntry | None:
     """Return a policy's entry by any of its names; None if there is none.
 
-    ``fair+`` goes before any name of ``POLICIES``, once.
+    ``fair+`` may precede any name of ``POLICIES``, once.
     """
     name = policy_name(name)
     if name in POLICIES:
@@ -202,7 +202,7 @@ def policy_entry(name: str) -> PolicyEntry:
 
 
 def unknown_policy(name: str) -> str:
-    """Return why no policy has this name here, and what to do, for messages."""
+    """Return why there is no policy of this name, and what to do, for messages."""
     if policy_name(name).removeprefix(FAIR) in LAB:
         return (
             f"the policy {name!r} is in the package wattshift-lab, which is not installed here; "
@@ -215,8 +215,8 @@ def unknown_policy(name: str) -> str:
 def _fair_entry(name: str, wrapped: PolicyEntry) -> PolicyEntry:
     """Return the entry of a policy whose GPUs are shared between tenants.
 
-    Its rounds follow every change, so that usage is counted exactly, unless the policy keeps its own queue and goes by
-    its rounds; and no order stands without looking at tenants.
+    Its rounds follow every change, so that usage is counted exactly, unless the policy keeps its own queue, whose
+    rounds are then used; and it declares no order of waiting, since that depends on tenants.
     """
     own = name.removeprefix(FAIR)
     bases = (wrapped.config, FairConfig)
@@ -254,12 +254,12 @@ def known_policies() -> str:
 
 
 def describe_policies() -> tuple[PolicyDescription, ...]:
-    """Return every policy with its parameters, by name; not those with ``fair+`` before them."""
+    """Return every policy with its parameters, by name, without the ``fair+`` variants."""
     return tuple(map(_described, POLICIES, POLICIES.values()))
 
 
 def describe_policy(name: str) -> PolicyDescription | None:
-    """Return one policy with its parameters, None if there is none of that name."""
+    """Return one policy with its parameters; None if there is none of that name."""
     entry = entry_of(name)
     return None if entry is None else _described(policy_name(name), entry)
 

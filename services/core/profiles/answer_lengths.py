@@ -1,13 +1,13 @@
 """How many tokens an answer will have, learned online from the answers seen so far.
 
 Each *context* that a request belongs to, such as its model, the length of its prompt, or the beginning of its prompt,
-has a histogram of the lengths that its answers had. Contexts are given from the most general to the most special; each
-one's distribution is its own counts with that of the more general one as prior, so that a context that was never seen
+has a histogram of the lengths of its answers. Contexts are given from the most general to the most specific; the
+distribution of each is its own counts with that of the more general one as prior, so that a context that was never seen
 predicts as its parent does. Older answers count less. The prediction is the median, which has the least mean absolute
 error.
 
-FREESH fine-tunes an encoder on pairs of prompts and answers (appendix D.5). No such weights are needed here, nor any
-text: a router sees who asks, with which prompt, and how long the answers were.
+FREESH fine-tunes an encoder on pairs of prompts and answers (appendix D.5). Here neither such weights nor any text is
+needed: a router sees who asks, with which prompt, and how long the answers were.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LengthPrediction:
     Attributes:
         tokens: Median of the distribution.
         long_share: Probability that the answer has at least the threshold's tokens.
-        answers: How many answers of the most special known context it rests on.
+        answers: How many answers of the most specific known context it rests on.
     """
 
     tokens: float
@@ -82,7 +82,7 @@ class AnswerLengths:
             tokens: Its length, >= 0; an answer without tokens teaches nothing.
 
         Raises:
-            DomainError: The length is negative.
+            DomainError: the length is negative.
         """
         if tokens < 0:
             raise DomainError(f"an answer has at least 0 tokens, not {tokens}")
@@ -111,7 +111,7 @@ class AnswerLengths:
 
         Args:
             contexts: Of the request, the most general first.
-            long_from: From how many tokens an answer is long; None: none is.
+            long_from: The number of tokens from which an answer is long; None: none is.
         """
         shares, known, answers = None, None, 0
         for key in contexts:
@@ -135,7 +135,7 @@ def input_bucket(input_tokens: int) -> int:
 
 
 def _shares(context: _Context, parent: list[float] | None) -> list[float]:
-    """Return the cumulative shares of a context's bins, those of the more general context as prior."""
+    """Return the cumulative shares of a context's bins, with those of the more general context as prior."""
     weight = PRIOR_WEIGHT * context.unit if parent is not None else 0.0
     scale = 1.0 / (context.total + weight)
     found: list[float] = []
@@ -157,7 +157,7 @@ def _quantile(shares: list[float], context: _Context, share: float) -> float:
 
 
 def _above(shares: list[float], tokens: int) -> float:
-    """Return the share of answers of at least so many tokens; within a bin they count as evenly spread."""
+    """Return the share of answers with at least this many tokens; within a bin they are assumed evenly spread."""
     at = bisect_right(EDGES, max(1, tokens)) - 1
     low, high = EDGES[at], EDGES[at + 1] if at + 1 < len(EDGES) else EDGES[at] * GROWTH
     below = shares[at - 1] if at else 0.0

@@ -1,4 +1,4 @@
-"""What is believed of a GPU model before any job has run on it; without NumPy, for a node's agent reads it too.
+"""What is assumed of a GPU model before any job has run on it; without NumPy, because a node's agent uses it too.
 
 Limits, clocks and idle draws are those of ``services.core.domain.gpus``, ``f0`` is at 0.6 of the top clock (our
 reading: no source prints it), and speed is relative to a V100.
@@ -13,7 +13,7 @@ from services.core.domain.gpus import likeliest_gpu_model
 
 @dataclass(frozen=True)
 class Board:
-    """A GPU model: draw idle and at its limit (W), top clock and ``f0`` (MHz), speed relative to a V100."""
+    """A GPU model: idle and peak draw (W), top clock and ``f0`` (MHz), and speed relative to a V100."""
 
     idle_w: float
     peak_w: float
@@ -22,7 +22,7 @@ class Board:
 
     @property
     def break_mhz(self) -> float:
-        """Return ``f0``, MHz."""
+        """The breaking point ``f0``, MHz."""
         return 0.6 * self.top_mhz
 
 
@@ -42,7 +42,7 @@ ANY_BOARD = Board(50.0, 350.0, 1_600.0, 1.5)
 
 
 def board_of(gpu_model: str) -> Board:
-    """Return a GPU model by any of its names ("NVIDIA A100-SXM4-40GB"); a middling board if unknown."""
+    """Return a GPU model by any of its names ("NVIDIA A100-SXM4-40GB"); an average board if unknown."""
     known = likeliest_gpu_model(gpu_model)
     if known is None:
         return ANY_BOARD

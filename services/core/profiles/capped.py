@@ -1,15 +1,15 @@
 """A better form where the control is a power limit: the limit finds its own clock.
 
-In PowerFlow's form a limit would stand where the clock stands, so that every watt taken away slows every job. But a
-board under a limit runs at its top clock until its draw meets the limit, and only then gives way: a job that draws
-90 W does not feel a limit of 150 W. So, with ``u`` the clock as a share of the top clock:
+In PowerFlow's form a limit would take the place of the clock, so that every watt taken away slows every job. But a
+board under a limit runs at its top clock until its draw meets the limit, and only then slows down: a job that draws
+90 W is not affected by a limit of 150 W. So, with ``u`` the clock as a share of the top clock:
 
     demand(bs) = P_static + P_grad(bs)                               P_grad(bs) = alpha * log(bs + theta) + beta
     u(L, bs)   = ((L - P_static) / P_grad(bs)) ** (1 / e)            at most 1, with a soft knee
     T_iter     = equations 2 to 5 with u for f
     E_iter     = n * (P_grad u^e T_grad + P_sync u^e T_sync + P_static T_iter)
 
-Times and energies are fitted together, for the knee is where both bend. This is ours, not the paper's; what it gains
+Times and energies are fitted together, because both bend at the knee. This is ours, not the paper's; what it gains
 is in ``lab/results/powerflow.md`` and ``tests/unit/core/profiles/test_capped.py``.
 """
 
@@ -51,8 +51,8 @@ NAMES = (*SPEED, *OWN)
 class CappedParameters(NamedTuple):
     """The parameters, numbers or arrays: the 15 of ``throughput`` (``kappa`` in s, at the top clock), then these.
 
-    ``static_w`` is drawn always, ``alpha_w`` and ``beta_w`` (with ``theta`` >= 1) while gradients are computed at the
-    top clock, ``sync_w`` while synchronising; dynamic power goes with ``u ** exponent``, 1 to 3.
+    ``static_w`` is always drawn; ``alpha_w`` and ``beta_w`` (with ``theta`` >= 1) while gradients are computed at the
+    top clock; ``sync_w`` while synchronising. Dynamic power is proportional to ``u ** exponent``, 1 to 3.
     """
 
     speed: ThroughputParameters
@@ -65,7 +65,7 @@ class CappedParameters(NamedTuple):
 
 
 def unpacked(vectors: Floats) -> CappedParameters:
-    """Return the parameters of (..., 21) vectors, each (...)."""
+    """Return the parameters from (..., 21) vectors, each (...)."""
     columns = np.moveaxis(vectors, -1, 0)
     return CappedParameters(ThroughputParameters(*columns[: len(SPEED)]), *columns[len(SPEED) :])
 
@@ -90,9 +90,9 @@ class CappedModel:
     Attributes:
         vector: (21,) the parameters, in the order of ``CappedParameters``.
         covariance: (21, 21)
-        time_quality, energy_quality: Each as of a model of its own.
-        fixed: By parameter that was not fitted, why.
-        time_residuals, energy_residuals: Corrections of what the form predicts, if asked for.
+        time_quality, energy_quality: Each as for a model of its own.
+        fixed: Why a parameter was not fitted, by parameter.
+        time_residuals, energy_residuals: Corrections of what the form predicts, if requested.
     """
 
     vector: Floats
@@ -105,16 +105,16 @@ class CappedModel:
 
     @property
     def parameters(self) -> CappedParameters:
-        """Return the parameters as numbers."""
+        """The parameters as numbers."""
         return unpacked(self.vector)
 
     @property
     def axis(self) -> ControlKind:
-        """Return what the control is."""
+        """The kind of control."""
         return ControlKind.POWER_LIMIT
 
     def named(self) -> dict[str, float]:
-        """Return the parameters by name, those of the speed first."""
+        """Return the parameters by name, those for speed first."""
         return dict(zip(NAMES, self.vector.tolist(), strict=True))
 
     def errors(self) -> dict[str, float]:
@@ -132,7 +132,7 @@ class CappedModel:
         return time_s, energy_j
 
     def corrected(self, points: Observations) -> CappedModel:
-        """Return the same model, so far without corrections, with those learned from its points."""
+        """Return the same model, which has no corrections yet, with corrections learned from its points."""
         time_s, energy_j = self.step_and_energy(*where_of(points))
         return replace(
             self,
@@ -152,11 +152,11 @@ def fit_capped(
     """Fit the form above to step times and energies measured under power limits.
 
     Args:
-        points: At least three configurations, or one with a belief, all with an energy.
+        points: At least three configurations, or one with a belief, all with energies.
         belief, warm, held_out, residuals: As in ``learn.fit_throughput``; vectors are (21,).
 
     Raises:
-        DomainError: Too few configurations, an energy is missing, or the control is no power limit.
+        DomainError: there are too few configurations, an energy is missing, or the control is not a power limit.
     """
     if points.axis is not ControlKind.POWER_LIMIT or not points.with_energy.all():
         raise DomainError("this form needs power limits, and the energy of every point")
@@ -229,7 +229,7 @@ def _fit(
 
 
 def _starts(of: Observations, problem: Problem, limit_w: float) -> Floats:
-    """Return starts (s, 21): times as fitted where the limit hardly binds, and power by demand."""
+    """Return starting points (s, 21): times as fitted where the limit hardly binds, and power from the demand."""
     plain = of.take(of.control >= 0.8 * limit_w)
     if len(plain) < MIN_CONFIGURATIONS:
         plain = of

@@ -1,7 +1,7 @@
 """PowerFlow's energy model: what each part of a step draws, below and above the board's breaking point ``f0``.
 
 Below ``f0`` a board holds its voltage, so dynamic power rises with the clock and static power does not; above it the
-voltage rises with the clock too. ``clock_mhz`` may be a power limit in W, as in ``throughput``.
+voltage also rises with the clock. ``clock_mhz`` may be a power limit in W, as in ``throughput``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from services.core.profiles.throughput import Times
 class EnergyParameters(NamedTuple):
     """The learnable parameters of equations 12 to 15, numbers or arrays; all >= 0, both ``theta`` >= 1.
 
-    ``a`` to ``d`` are coefficients of powers of the clock in MHz, giving W; ``l`` is below ``f0_mhz``, ``h`` above,
+    ``a`` to ``d`` are coefficients of powers of the clock in MHz, giving W; ``l`` means below ``f0_mhz``, ``h`` above,
     ``g`` gradients, ``s`` synchronisation. ``alpha``, ``theta`` and ``beta`` shape how power grows with the batch.
     """
 
@@ -44,7 +44,7 @@ class EnergyParameters(NamedTuple):
 
 
 class Powers(NamedTuple):
-    """What one GPU draws in a step, W: while it computes gradients, while it synchronises, and all the time."""
+    """What one GPU draws in a step, W: while it computes gradients, while it synchronises, and throughout."""
 
     grad_w: Any
     sync_w: Any
@@ -54,8 +54,8 @@ class Powers(NamedTuple):
 def powers(p: EnergyParameters, local_batch: Any, clock_mhz: Any) -> Powers:
     """Return the three powers of one GPU.
 
-    Equation 12 is read as ``kappa * (alpha * log(bs + theta) + beta)``. The printed pieces are fitted apart and may
-    jump down at ``f0``, which no board does: *our reading* is that power above ``f0`` is never less than at ``f0``
+    Equation 12 is read as ``kappa * (alpha * log(bs + theta) + beta)``. The printed pieces are fitted separately and
+    may jump down at ``f0``, which no board does: *our reading* is that power above ``f0`` is never less than at ``f0``
     (``tests/unit/core/profiles/test_models.py::test_power_does_not_fall_at_the_breaking_point``).
 
     Source: PowerFlow, equations 12 to 15.

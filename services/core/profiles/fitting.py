@@ -1,7 +1,7 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 # (SciPy has no types; nothing else here imports it.)
-"""Bounded least squares on relative errors, with a pull toward the prior."""
+"""Bounded least squares on relative errors, with a pull towards the prior."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ MAX_STEPS = 200
 
 @dataclass(frozen=True)
 class Problem:
-    """What is fitted. Arrays over parameters are (p,), over points (n,).
+    """What is to be fitted. Arrays over parameters are (p,), over points (n,).
 
     Attributes:
         predict: The model.
         observed: What was measured, > 0.
         weight: Of each point, > 0.
         lower, upper: Bounds of the parameters.
-        unit: A natural size of each parameter, > 0: the search runs in these.
+        unit: A natural size of each parameter, > 0, in which the search runs.
         centre: The prior value of each parameter.
-        pull: How hard a parameter that is one unit away from its centre is drawn back, against one point that is
-            wrong by a factor of e; a little, so that parameters that the points do not determine stay where they were.
+        pull: How hard a parameter that is one unit away from its centre is drawn back, relative to one point that is
+            wrong by a factor of e; small, so that parameters that the points do not determine stay where they were.
         free: Which parameters are fitted; the others stay at their start.
     """
 
@@ -55,7 +55,7 @@ class Solution:
     Attributes:
         parameters: (p,)
         cost: What was minimised; comparable between solutions of one problem.
-        covariance: (p, p) of the parameters, from noise and curvature there; 0 for what was not fitted.
+        covariance: (p, p) of the parameters, from noise and curvature there; 0 for those that were not fitted.
     """
 
     parameters: Floats
@@ -64,7 +64,7 @@ class Solution:
 
 
 def solve(problem: Problem, starts: Floats) -> Solution:
-    """Return the best solution over the starts, (s, p); the first of equals, so that equal input gives equal fits."""
+    """Return the best solution over the starts, (s, p); ties go to the first, so that equal input gives equal fits."""
     found = [_solve_from(problem, start) for start in starts]
     return min(found, key=lambda each: each.cost)
 
@@ -79,7 +79,7 @@ def _solve_from(problem: Problem, start: Floats) -> Solution:
     believed, pull = problem.centre[free] / unit_free, problem.pull[free]
 
     def residuals_of(scaled: Floats) -> Floats:
-        """(k, n_free) to (k, n_points + n_free)."""
+        """Return the residuals of scaled candidates: (k, n_free) to (k, n_points + n_free)."""
         full = np.repeat(parameters[None], len(scaled), axis=0)
         full[:, free] = scaled * unit_free
         error = root * (np.log(np.maximum(problem.predict(full), 1e-300)) - target)
@@ -117,7 +117,7 @@ def _solve_from(problem: Problem, start: Floats) -> Solution:
 
 
 def non_negative(basis: Floats, observed: Floats) -> Floats:
-    """Return weights (p,) >= 0 of the columns of (n, p) with the least relative error."""
+    """Return weights (p,) >= 0 for the columns of (n, p) with the least relative error."""
     from scipy.optimize import nnls
 
     weights, _ = nnls(basis / observed[:, None], np.ones(len(observed)), maxiter=50 * basis.shape[1])
@@ -125,7 +125,7 @@ def non_negative(basis: Floats, observed: Floats) -> Floats:
 
 
 def noise_of(error: Floats, n_free: int) -> float:
-    """Return the spread of relative errors, (n,), about a fit of so many parameters; disturbed points hardly count."""
+    """Return the spread of relative errors, (n,), about a fit of ``n_free`` parameters; outliers hardly count."""
     spare = max(len(error) - n_free, 1)
     typical = float(np.median(np.abs(error))) * 1.4826
     return max(typical * np.sqrt(max(len(error) / spare, 1.0)), 1e-6)

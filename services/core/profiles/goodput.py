@@ -1,12 +1,12 @@
-"""Goodput: how fast a training job really gets on, which is its throughput times what each sample is worth.
+"""Goodput: how fast a training job really progresses, which is its throughput times what each sample is worth.
 
-A larger batch uses GPUs better (throughput, samples/s) and teaches less per sample (statistical efficiency). With the
+A larger batch uses GPUs better (throughput, samples/s) but teaches less per sample (statistical efficiency). With the
 gradient noise scale ``phi`` and the batch ``M0`` the user chose, a batch ``M`` is worth
 
     EFFICIENCY(M) = (phi + M0) / (phi + M),    GOODPUT(M) = THROUGHPUT(M) * EFFICIENCY(M)
 
-in samples of batch ``M0``. A GPU takes at most so many samples at once; beyond, gradients are accumulated over several
-passes of which only the last one synchronises.
+in samples of batch ``M0``. A GPU takes a limited number of samples at once; beyond that, gradients are accumulated over
+several passes, of which only the last one synchronises.
 
 Source: Qiao et al., Pollux, OSDI'21, section 3.
 """
@@ -25,7 +25,7 @@ SLACK = 1e-8
 
 
 def statistical_efficiency(noise_scale: Floats | float, batch: Floats | float, base_batch: float) -> Floats:
-    """Return what a sample of each batch is worth, in samples of the base batch: 1 there, less beyond.
+    """Return what a sample of each batch is worth, in samples of the base batch: 1 at the base batch, less beyond.
 
     Args:
         noise_scale: Gradient noise scale, samples; > 0. Broadcast with ``batch``.
@@ -37,7 +37,7 @@ def statistical_efficiency(noise_scale: Floats | float, batch: Floats | float, b
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long one training step of one gang takes, by samples per GPU; between those measured, linear.
+    """How long one training step of one gang takes, by samples per GPU; linear between measured points.
 
     Attributes:
         batch_per_gpu: (n,) samples per GPU, ascending.
@@ -50,7 +50,7 @@ class StepTimes:
     sync_s: Floats
 
     def throughput(self, gpus: int, batch_per_gpu: Ints | Floats, accumulated: Ints) -> Floats:
-        """Return samples/s of a gang whose steps accumulate the gradients of so many more passes; same shape."""
+        """Return samples/s of a gang whose steps accumulate gradients over this many extra passes; same shape."""
         step_s = np.interp(batch_per_gpu, self.batch_per_gpu, self.step_s)
         pass_s = step_s - np.interp(batch_per_gpu, self.batch_per_gpu, self.sync_s)
         return gpus * batch_per_gpu * (accumulated + 1) / (step_s + accumulated * pass_s)
@@ -58,7 +58,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """The gradient noise scale at some stage of training, by total batch; between those measured, linear.
+    """The gradient noise scale at some stage of training, by total batch; linear between measured points.
 
     Attributes:
         batch: (n,) total batch sizes, samples, ascending; the first is M0, the last the largest allowed.
@@ -78,12 +78,12 @@ class NoiseScale:
 class StepTable:
     """How long one training step takes, by size of the gang and total batch.
 
-    Between those known it is linear, and beyond the largest batch in proportion to it.
+    Linear between known points, and proportional to the batch beyond the largest one.
 
     Attributes:
         gpus: (n_sizes,) ascending.
         batch: (n_batches,) total batch sizes, samples, ascending.
-        step_s: (n_sizes, n_batches) seconds, in any unit: only their ratios count.
+        step_s: (n_sizes, n_batches) times in any unit, since only their ratios count.
     """
 
     gpus: Ints
@@ -100,21 +100,20 @@ class StepTable:
 def best_batches(
     times: StepTable, noise_scale: float, base: float, permitted: tuple[int, int], sizes: int
 ) -> tuple[Ints, Floats, Floats]:
-    """Return the batch of the highest goodput at 1, 2, ... GPUs among those that the user permits, and that goodput.
+    """Return the batch with the highest goodput at 1, 2, ... GPUs among those that the user permits, and that goodput.
 
-    Batches that the gang divides evenly are preferred; every GPU has at least one sample where the user's largest
-    batch allows that.
+    Batches that the gang divides evenly are preferred; every GPU has at least one sample if the user's largest batch
+    allows that.
 
     Args:
-        times: Steps of the job's gangs.
+        times: Step times of the job's gangs.
         noise_scale: Gradient noise scale, samples; > 0.
         base: M0, samples.
         permitted: The smallest and the largest total batch, samples.
         sizes: How many sizes.
 
-    Returns:
-        (sizes,) total batches, samples; (sizes,) samples of batch M0 per unit of time; (sizes,) the same over those
-        at batch M0.
+    Returns: (sizes,) total batches, samples; (sizes,) goodput, in samples of batch M0 per unit of time; (sizes,) that
+    goodput relative to the one at batch M0.
 
     Source: Pollux section 3, with the user's own range.
     """
@@ -135,7 +134,7 @@ def best_batches(
 
 
 def batch_gain(times: StepTable, noise_scale: float, base: float, gpus: int, batch: float) -> float:
-    """Return the goodput of a gang with a total batch over that with batch M0; args as ``best_batches``."""
+    """Return the goodput of a gang with a total batch relative to that with batch M0; args as for ``best_batches``."""
     own, chosen = np.array([base]), np.array([batch])
     efficiency = float(statistical_efficiency(noise_scale, chosen, base)[0])
     return batch * efficiency / float(times.at(gpus, chosen)[0]) / (base / float(times.at(gpus, own)[0]))
@@ -143,7 +142,7 @@ def batch_gain(times: StepTable, noise_scale: float, base: float, gpus: int, bat
 
 @dataclass(frozen=True)
 class BestBatch:
-    """The batch at which a gang gets on fastest.
+    """The batch at which a gang progresses fastest.
 
     Attributes:
         goodput: Samples of batch M0 per second.
@@ -157,13 +156,13 @@ class BestBatch:
 
 
 def best_batch(times: StepTimes, noise: NoiseScale, gpus: int) -> BestBatch:
-    """Return the batch of the highest goodput for a gang.
+    """Return the batch with the highest goodput for a gang.
 
     Candidates lie in geometric steps between M0 (or one smallest batch per GPU) and the largest batch. A lone GPU
     beyond M0 accumulates at least once, because the noise scale cannot be measured from a single batch.
 
     Args:
-        times: Steps of this gang where it sits.
+        times: Step times of this gang where it sits.
         noise: Noise at the job's present stage.
         gpus: Size of the gang, >= 1; its smallest batch is no larger than the largest allowed.
 

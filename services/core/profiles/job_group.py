@@ -1,17 +1,17 @@
-"""Which jobs are one job submitted again: the meta-information that is hashed, of a job spec as it is stored.
+"""Which jobs are the same job submitted again: which parts of a stored job spec are hashed.
 
 =====================================  ============================================================================
 counts                                 does not
 =====================================  ============================================================================
-tenant                                 environment (run ids and secrets stand there)
+tenant                                 environment (run ids and secrets are there)
 name, without its numbers              numbers and hexadecimal in the name: ``run-17``, ``2026-11-21``, ``3fa9c1``
 command line, image, working folder    checkpoint folder, progress source, layout
 labels ``kind``, ``dataset``, ``model``  other labels
 GPU model, total work and its unit     gang sizes: what is predicted is GPU seconds, whatever the gang
 =====================================  ============================================================================
 
-The tenant counts, so that no user learns how long others' jobs run by submitting their command. Within a group the
-forest distinguishes projects.
+The tenant counts, so that no user can find out how long others' jobs run by submitting their command. Within a group
+the forest distinguishes projects.
 
 Source: A-SRPT section IV-C, 3, which hashes "user, dataset, command line and so on".
 """
@@ -35,8 +35,8 @@ def job_group(tenant_id: str, spec: Mapping[str, Any]) -> tuple[int, int]:
     """Return a job's group and, as the forest's second feature, its project; each 0 .. 2^63 - 1.
 
     Args:
-        tenant_id: Its owner.
-        spec: Its spec as JSON values; what is missing counts as empty.
+        tenant_id: The job's owner.
+        spec: The job's spec as JSON values; missing parts count as empty.
     """
     labels: Mapping[str, Any] = spec.get("labels") or {}
     gpus: Mapping[str, Any] = spec.get("gpus") or {}

@@ -1,4 +1,4 @@
-"""How far a fit can be trusted: its errors in and out of sample, and the points that do not belong to the others."""
+"""How far a fit can be trusted: its errors in and out of sample, and points that are inconsistent with the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Quality:
     """How far a fit can be trusted.
 
     Attributes:
-        measurements: How many were given. configurations: How many distinct ones they are of; each is one point of the
+        measurements: How many were given. configurations: How many distinct ones they cover; each is one point of the
         fit. spread: By column: distinct values, least, greatest. mape: Mean absolute percentage error on the points
         fitted, as a share. held_out_mape: The same on configurations left out of the fit, each once, a tenth at a
         time; NaN if not requested, or with three points or fewer. noise: Spread of the relative error about the fit.
@@ -44,7 +44,7 @@ class Quality:
 
 
 class Model(Protocol):
-    """What a fitted model is judged by."""
+    """The parts of a fitted model that are used to judge it."""
 
     @property
     def quality(self) -> Quality:
@@ -76,7 +76,7 @@ Fitted = TypeVar("Fitted", bound=Model)
 
 
 def mape(predicted: Floats, observed: Floats) -> float:
-    """Return the mean absolute percentage error, as a share; NaN of nothing.
+    """Return the mean absolute percentage error, as a share; NaN if there are no points.
 
     Source: PowerFlow, section 6.3.
     """
@@ -86,7 +86,7 @@ def mape(predicted: Floats, observed: Floats) -> float:
 def folds(n_points: int) -> list[Bools]:
     """Return masks (n_points,) that hold out each point once, a tenth at a time, or one at a time below ten points.
 
-    Which points go together is drawn once and for all, so that two forms are judged on the same folds.
+    The partition is drawn with a fixed seed, so that two forms are judged on the same folds.
     """
     n_folds = min(FOLDS, n_points)
     of = np.random.default_rng(FOLD_SEED).permutation(n_points) % n_folds
@@ -94,7 +94,7 @@ def folds(n_points: int) -> list[Bools]:
 
 
 def held_out_folds(points: Observations, merged: Observations) -> list[Bools]:
-    """Return the folds to hold out, by configuration; none where three points or fewer were given."""
+    """Return the folds to hold out, by configuration; none if three points or fewer were given."""
     return folds(len(merged)) if points.count.sum() > MIN_CONFIGURATIONS else []
 
 
@@ -114,11 +114,11 @@ def judged(
         points: As measured.
         merged: The same by configuration.
         what: The column that the model predicts.
-        held_out: Also fit ten times without a tenth of the points.
-        residuals: Correct what the form leaves over; what is held out is held out of that too.
+        held_out: Whether to fit ten more times, each without a tenth of the points.
+        residuals: Whether to correct the form's residuals; held-out points are held out of that too.
 
     Raises:
-        PointError: A point does not belong to the others.
+        PointError: a point is inconsistent with the others.
     """
 
     def fitted(of: Observations) -> Fitted:
@@ -146,10 +146,10 @@ def judged(
 
 
 def refuse_strangers(predicted: Floats, measured: Floats, what: str) -> None:
-    """Refuse points, (n,), that are off by more than a factor of ``WRONG_BY``, by their row; NaN was not measured.
+    """Refuse points, (n,), that are off by more than a factor of ``WRONG_BY``; NaN means not measured.
 
     Raises:
-        PointError: There is one.
+        PointError: there is one; it names its row.
     """
     error = np.nan_to_num(np.abs(np.log(predicted / measured)))
     if error.max() > np.log(WRONG_BY):
@@ -161,7 +161,7 @@ def refuse_strangers(predicted: Floats, measured: Floats, what: str) -> None:
 
 
 def quality_of(points: Observations, merged: Observations, terms: Terms) -> Quality:
-    """Return what is known of a fit before it is judged."""
+    """Return what is known about a fit before it is judged."""
     unknown = float("nan")
     return Quality(
         measurements=int(points.count.sum()),

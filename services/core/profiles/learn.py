@@ -53,12 +53,12 @@ def fit_throughput(
     Args:
         points: At least three configurations, or one with a belief.
         belief: The prior of the parameters.
-        warm: Parameters to start from, in place of starting cold.
-        held_out: Also fit ten times without a tenth of the points, for ``quality.held_out_mape``.
-        residuals: Also correct what the form leaves over, for ``expected`` (ours; see ``residuals``).
+        warm: Parameters to start from, instead of starting cold.
+        held_out: Whether to fit ten more times, each without a tenth of the points, for ``quality.held_out_mape``.
+        residuals: Whether to correct the form's residuals, for ``expected`` (ours; see ``residuals``).
 
     Raises:
-        DomainError: Too few configurations, or a point that does not belong to the others.
+        DomainError: there are too few configurations, or a point is inconsistent with the others.
     """
     merged = enough(points, belief)
     return _times(points, merged, belief, warm, held_out=held_out, residuals=residuals)
@@ -73,7 +73,7 @@ def _times(
     held_out: bool = False,
     residuals: bool = False,
 ) -> ThroughputModel:
-    """Return the fit of times to any number of configurations, as ``fit_throughput``."""
+    """Return the fit of times to any number of configurations, as in ``fit_throughput``."""
     terms = throughput_terms(merged, believed=None if belief is None else belief.centre)
     lower, upper = throughput_bounds()
     units = throughput_units(merged)
@@ -122,12 +122,12 @@ def fit_energy(
     Args:
         points: At least three configurations with an energy, or one with a belief.
         throughput: The job's times; fitted to the same points if not given.
-        belief, warm, held_out, residuals: As in ``fit_throughput``. What is held out is held out of the times too,
-            where these are fitted here.
+        belief, warm, held_out, residuals: As in ``fit_throughput``. Held-out points are also held out of the times, if
+            these are fitted here.
         break_mhz: The board's ``f0``; found among the values seen if not given.
 
     Raises:
-        DomainError: Too few configurations with an energy, or a point that does not belong to the others.
+        DomainError: there are too few configurations with an energy, or a point is inconsistent with the others.
     """
     merged = enough(points.take(points.with_energy), belief)
     terms = energy_terms(merged, believed=None if belief is None else belief.centre)
@@ -174,10 +174,10 @@ def fit_energy(
 
 
 def enough(points: Observations, belief: Belief | None) -> Observations:
-    """Return the points by configuration.
+    """Return the points merged by configuration.
 
     Raises:
-        DomainError: They are too few to fit.
+        DomainError: there are too few to fit.
     """
     merged = points.merged() if len(points) else points
     if belief is None and len(merged) == 1:
@@ -210,10 +210,10 @@ def _problem(
 
 
 def _named(found: Solution, gpus_per_node: float) -> Solution:
-    """Return the fit with what grows faster with the batch called gradients, and the other part reading.
+    """Return the fit with the part that grows faster with the batch named gradients, and the other part reading.
 
-    Where neither the clock nor the GPUs per node vary, the two parts have one form, and the points do not show which is
-    which; only computing draws power.
+    If neither the clock nor the GPUs per node vary, the two parts have the same form, and the points do not show which
+    is which; only computing draws power.
     """
     names = ThroughputParameters._fields
     io, grad = (
@@ -230,7 +230,7 @@ def _named(found: Solution, gpus_per_node: float) -> Solution:
 
 
 def _breaks(of: Observations, belief: Belief | None) -> list[float]:
-    """Return clocks where the breaking point may be: where believed until five were seen, then anywhere."""
+    """Return clocks where the breaking point may be: the believed one until five were seen, then anywhere."""
     seen = np.unique(of.control)
     if belief is not None and len(seen) < 5:
         return [float(belief.centre[-1])]

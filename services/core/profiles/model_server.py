@@ -1,8 +1,8 @@
 """How long a model server with continuous batching takes, and what it draws, by batch, tokens and clock.
 
 All requests that it holds are decoded together, one token each per step. A step takes longer the more requests take
-part and the lower the clock. A new request is first prefilled, which produces its first token. What prefills cost the
-others is in the times of a step, where these were measured under load.
+part and the lower the clock. A new request is first prefilled, which produces its first token. The delay that prefills
+cause others is part of the step times, if these were measured under load.
 
 The same model answers in virtual time in the simulator and in real time in the stand-in server
 (``examples/pools/stand_in_server.py``).
@@ -45,7 +45,7 @@ class ModelServer:
     """One instance: times at its highest clock, how they follow the clock, and its power.
 
     Attributes:
-        capacity: Requests that it decodes together.
+        capacity: Requests that it decodes together at most.
         prefill_base_s: Seconds of a prefill, whatever its length.
         prefill_s_per_token: Seconds for each token of the prompt.
         decode_base_s: Seconds of a step, whatever its batch, > 0.
@@ -83,7 +83,7 @@ class ModelServer:
             raise DomainError("shares of a model server are at most 1")
 
     def slowdown(self, clock_mhz: float) -> float:
-        """Return times at a clock as multiples of those at the highest; clocks outside the range count as its ends."""
+        """Return times at a clock as multiples of those at the highest; clocks outside the range are clamped to it."""
         clock = min(max(clock_mhz, self.lowest_clock_mhz), self.highest_clock_mhz)
         return 1.0 + self.clock_share * (self.highest_clock_mhz / clock - 1.0)
 
@@ -92,18 +92,18 @@ class ModelServer:
         return (self.prefill_base_s + self.prefill_s_per_token * input_tokens) * self.slowdown(clock_mhz)
 
     def has_memory(self, held_tokens: float, tokens: float) -> bool:
-        """Return whether a request of so many tokens, prompt and answer, fits beside those that it holds.
+        """Return whether a request with this many tokens, prompt and answer, fits in addition to those that it holds.
 
-        *Our reading*: a request's tokens are set aside when it begins, so that none has to give way later. One that is
+        *Our reading*: a request's tokens are reserved when it begins, so that none has to give way later. One that is
         larger than the memory runs alone.
         """
         return not self.kv_tokens or held_tokens <= 0 or held_tokens + tokens <= self.kv_tokens
 
     def for_prompts(self, mean_tokens: float) -> ModelServer:
-        """Return a server whose prefills take longer for longer prompts, and as long as here for one of that mean.
+        """Return a server whose prefills take longer for longer prompts, and as long as here at the given mean.
 
         Raises:
-            DomainError: The mean is not finite or below 0.
+            DomainError: the mean is not finite or is below 0.
         """
         if not math.isfinite(mean_tokens) or mean_tokens < 0:
             raise DomainError(f"the mean length of prompts is at least 0 tokens, not {mean_tokens}")

@@ -21,8 +21,8 @@ from services.core.profiles.throughput import ThroughputParameters, Times, times
 class _Model:
     """What both models share. ``parameters`` are numbers; ``covariance`` is (p, p) in their order.
 
-    ``fixed`` says of each term that was not fitted, and why; ``residuals`` corrects what the form predicts, if asked
-    for.
+    ``fixed`` gives, for each term that was not fitted, the reason; ``residuals`` corrects what the form predicts, if
+    requested.
     """
 
     axis: ControlKind
@@ -60,10 +60,10 @@ class _Model:
     def interval(
         self, gpus: Any, local_batch: Any, control: Any, nodes: Any, confidence: float = 0.9
     ) -> tuple[Floats, Floats]:
-        """Return the bounds predicted for a measurement, (n,) each.
+        """Return the predicted bounds of a measurement, (n,) each.
 
-        Relative errors are taken as normal, with the parameters' uncertainty (to first order) and the noise about the
-        fit added up. Wide where there are no points.
+        Relative errors are taken as normal, combining the parameters' uncertainty (to first order) with the noise about
+        the fit. The bounds are wide where there are no points.
         """
         shaped = np.broadcast_arrays(
             *(np.atleast_1d(np.asarray(x, float)) for x in (gpus, local_batch, control, nodes))

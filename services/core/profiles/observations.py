@@ -39,7 +39,7 @@ class PointError(DomainError):
 
 @dataclass(frozen=True)
 class Observations:
-    """Measured points; every array is (n,). A column that was not observed is all one value, and named in ``absent``.
+    """Measured points; every array is (n,). A column that was not observed has one value, and is in ``absent``.
 
     Attributes:
         axis: What ``control`` is.
@@ -50,10 +50,10 @@ class Observations:
         seconds_per_iteration: Mean step time (``T_iter``).
         energy_j_per_iteration: Energy of all the gang's GPUs in one step (``E_iter``); NaN where not measured.
         count: How many measurements each point is the mean of.
-        absent: Names of the columns among the four of a configuration that were not observed.
+        absent: Which of the four columns of a configuration were not observed.
 
     Raises:
-        PointError: A value is NaN, not positive, outside of any unit's reach, or contradicts another.
+        PointError: a value is NaN, not positive, beyond any plausible unit, or contradicts another.
     """
 
     axis: ControlKind
@@ -99,7 +99,7 @@ class Observations:
         mean_power_w: Sequence[float] | Floats | None = None,
         axis: ControlKind = ControlKind.CLOCK,
     ) -> Observations:
-        """Return observations of (n,) columns, of which only times are needed; ``mean_power_w`` is per GPU."""
+        """Return observations from (n,) columns, of which only times are required; ``mean_power_w`` is per GPU."""
         time_s = np.atleast_1d(np.asarray(seconds_per_iteration, dtype=np.float64))
         given = {"gpus": gpus, "local_batch": local_batch, COLUMN_OF[axis]: control, "nodes": nodes}
 
@@ -128,12 +128,12 @@ class Observations:
 
     @property
     def power_w(self) -> Floats:
-        """Return the mean draw of one GPU, W, (n,); NaN where the energy was not measured."""
+        """Mean draw of one GPU, W, (n,); NaN where the energy was not measured."""
         return self.energy_j_per_iteration / (self.seconds_per_iteration * self.gpus)
 
     @property
     def with_energy(self) -> Bools:
-        """Return which points have an energy, (n,)."""
+        """Which points have an energy, (n,)."""
         return ~np.isnan(self.energy_j_per_iteration)
 
     def take(self, rows: NDArray[Any]) -> Observations:
@@ -143,10 +143,10 @@ class Observations:
         )
 
     def joined(self, other: Observations) -> Observations:
-        """Return these points and then the other's.
+        """Return these points followed by the other's.
 
         Raises:
-            DomainError: The other's points have another axis or other columns.
+            DomainError: the other's points have a different axis or different columns.
         """
         if other.axis != self.axis or other.absent != self.absent:
             raise DomainError("points to be joined need the same columns")
@@ -174,7 +174,7 @@ class Observations:
         return Observations(axis=self.axis, absent=self.absent, **columns)
 
     def spread(self) -> dict[str, tuple[int, float, float]]:
-        """Return by observed column of a configuration: distinct values, least, greatest."""
+        """Return, for each observed column of a configuration: distinct values, least, greatest."""
         names = {
             "gpus": self.gpus,
             "local_batch": self.local_batch,

@@ -1,7 +1,7 @@
-"""Which beginnings of prompts a model server need not read again.
+"""Which prefixes of prompts a model server need not read again.
 
 A prompt is cut into blocks. A block's id stands for its tokens and all that come before them, as in vLLM and in the
-hash ids of Mooncake's traces, so that two prompts share a beginning where their first ids are equal.
+hash ids of Mooncake's traces, so two prompts share a prefix as far as their first ids are equal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from services.core.domain.errors import DomainError
 
 
 class PrefixCache:
-    """The blocks of the prompts read last; of what is used least recently, the end of a prompt goes first.
+    """The blocks of the most recently read prompts; of the least recently used, the end of a prompt is evicted first.
 
     Args:
-        tokens: How many it keeps; less than a block is none.
+        tokens: How many it keeps; if less than a block, it keeps none.
         block_tokens: Tokens of a block, >= 1.
 
     Raises:
-        DomainError: An argument is out of range.
+        DomainError: an argument is out of range.
     """
 
     def __init__(self, tokens: int, block_tokens: int) -> None:
@@ -34,16 +34,16 @@ class PrefixCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def cached_tokens(self, blocks: Sequence[int], input_tokens: int) -> int:
-        """Return how many tokens of a prompt need not be read: all but one at most, as one makes the first token."""
+        """Return how many tokens of a prompt need not be read: at most all but one, which makes the first token."""
         return max(min(self.shared(blocks) * self._block_tokens, input_tokens - 1), 0)
 
     def shared(self, blocks: Sequence[int]) -> int:
-        """Return how many of a prompt's blocks are there."""
+        """Return how many of a prompt's leading blocks are in the cache."""
         # whoever reads a block reads all before it, so that none of those is dropped earlier
         return bisect_left(blocks, True, key=lambda block: block not in self._blocks)
 
     def read(self, blocks: Sequence[int], input_tokens: int) -> int:
-        """Keep a prompt that is read, and return ``cached_tokens`` of before."""
+        """Keep a prompt that is read, and return what ``cached_tokens`` was before."""
         found = self.cached_tokens(blocks, input_tokens)
         for block in reversed(blocks[: self._most]):
             self._blocks[block] = None

@@ -1,8 +1,8 @@
 """The prior of a job before its first point: its board, and the family of its model.
 
 Only orders of magnitude and shapes: a job's first points set its scale, and a prior then says how the rest would go.
-Boards are those of ``services.core.profiles.boards``. Families: seconds per sample and shape set by hand after what
-Zeus' and Sia's tables show of their models; nothing in the repository fits them.
+Boards are those of ``services.core.profiles.boards``. For families, seconds per sample and shape are set by hand after
+Zeus' and Sia's tables of their models; nothing in the repository fits them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Family:
         sample_s: Seconds per sample on a V100 at the top clock and the usual batch.
         batch: The usual batch per GPU.
         floor: Share of a step that does not depend on the batch.
-        clocked: Share of the rest that goes with the clock.
+        clocked: Share of the rest that depends on the clock.
         sync_local, sync_node: Synchronisation on one node and between nodes, shares of a step on one GPU.
         demand: Draw at the usual batch, as a share of the way from idle to the limit.
     """
@@ -58,10 +58,10 @@ FAMILIES[ANY_FAMILY] = Family(*np.exp(np.mean(np.log([astuple(each) for each in 
 
 
 def family_of(name: str) -> Family:
-    """Return a family.
+    """Return a family by name.
 
     Raises:
-        DomainError: There is no family of that name.
+        DomainError: there is no family of that name.
     """
     if name not in FAMILIES:
         raise DomainError(f"unknown family of models {name!r}; known: {', '.join(FAMILIES)}")
@@ -69,7 +69,7 @@ def family_of(name: str) -> Family:
 
 
 def believed_speed(board: Board, family: Family, *, top: float) -> ThroughputParameters:
-    """Return the times believed; ``top`` is the value of the control at full speed (MHz, or 1 for shares)."""
+    """Return the prior of the times; ``top`` is the value of the control at full speed (MHz, or 1 for shares)."""
     step_s = family.sample_s * family.batch / board.speed
     sample_s = (1.0 - family.floor) * step_s / family.batch
     local, node = family.sync_local * step_s, family.sync_node * step_s
@@ -93,7 +93,7 @@ def believed_speed(board: Board, family: Family, *, top: float) -> ThroughputPar
 
 
 def believed_draw(board: Board, family: Family) -> EnergyParameters:
-    """Return the energy parameters believed, by clock: linear below ``f0``, cubic above, meeting there."""
+    """Return the prior of the energy parameters, by clock: linear below ``f0``, cubic above, meeting there."""
     f0, top = board.break_mhz, board.top_mhz
     dynamic_w = family.demand * (board.peak_w - board.idle_w * top / f0)
     below_w = dynamic_w * (f0 / top) / VOLTAGE_RISE**2
@@ -126,7 +126,7 @@ def believed_draw(board: Board, family: Family) -> EnergyParameters:
 
 
 def believed_capped(board: Board, family: Family) -> Floats:
-    """Return the (21,) parameters believed of a job under power limits."""
+    """Return the prior of the (21,) parameters of a job under power limits."""
     dynamic_w = family.demand * (board.peak_w - board.idle_w)
     own = CappedParameters(
         speed=believed_speed(board, family, top=1.0),

@@ -42,12 +42,12 @@ class JobProfile:
     """One job's profile; grown by ``observe``, which returns a new one.
 
     Attributes:
-        gpu_model: Of the boards it runs on.
-        family: Of the model it trains: a name in ``priors.FAMILIES``.
+        gpu_model: Model of the boards it runs on.
+        family: Family of the model it trains: a name in ``priors.FAMILIES``.
         model: Its predictions; from the prior alone until the first point.
-        points: What was seen, one point per configuration, the last seen first; None before the first.
-        anew_at: Configurations at which the next fit starts cold, for a warm start may sit in a hollow that few points
-            had dug.
+        points: What was seen, one point per configuration, the latest first; None before the first.
+        anew_at: Number of configurations at which the next fit starts cold, because a warm start may be stuck in a
+            local minimum that few points had created.
     """
 
     gpu_model: str
@@ -61,7 +61,7 @@ class JobProfile:
         """Return the profile of a job that has not run.
 
         Raises:
-            DomainError: No such family.
+            DomainError: there is no such family.
         """
         board, kind = board_of(gpu_model), family_of(family)
         unseen = Quality(0, 0, {}, float("nan"), float("nan"), UNSEEN_NOISE, 0)
@@ -76,23 +76,24 @@ class JobProfile:
 
     @property
     def axis(self) -> ControlKind:
-        """Return whether the job is known by clock or by power limit."""
+        """Whether the job is known by clock or by power limit."""
         return self.model.axis
 
     def foreseen(self, gpus: Any, local_batch: Any, control: Any, nodes: Any) -> tuple[Any, Any]:
-        """Return step time, s, and energy, J, in a configuration; arguments broadcast."""
+        """Return the predicted step time, s, and energy, J, in a configuration; arguments broadcast."""
         if isinstance(self.model, CappedModel):
             return self.model.step_and_energy(gpus, local_batch, control, nodes)
         step = self.model.throughput.times(gpus, local_batch, control, nodes)
         return step.iter_s, self.model.energy_j(gpus, local_batch, control, nodes)
 
     def observe(self, new: Observations) -> JobProfile:
-        """Return the profile with new points: old and new merged by configuration, and fitted from where it stood.
+        """Return the profile with new points: merged with the old by configuration, and refitted from the old fit.
 
-        Points that were not accepted change nothing, as profiles do not change.
+        Rejected points change nothing, since profiles are immutable.
 
         Raises:
-            DomainError: Points of the other axis, or that are off all others; ``PointError`` names one by its row.
+            DomainError: the points are of the other axis, or inconsistent with the others; ``PointError`` names one by
+                row.
         """
         if new.axis is not self.axis:
             raise DomainError(f"the job is known by {self.axis.value}, and these points are by {new.axis.value}")

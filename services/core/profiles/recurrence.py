@@ -2,10 +2,10 @@
 
 A *group* is a hash of what its submissions have in common. A predictor is fitted to the jobs that have ended and then
 predicts an amount for a (group, user): iterations, work or seconds, whatever the history counts. The prediction for an
-unseen group is 0, so that a policy by length runs it at once. The random forest is in ``services.learning``, because
-the core does not use scikit-learn; the predictors here do not need it.
+unseen group is 0, so that a policy that orders by length runs it at once. The random forest is in
+``services.learning``, because the core does not use scikit-learn; the predictors here do not need it.
 
-Source: A-SRPT section IV-C, 3; the mean and the median of earlier jobs are its section V-B, 2-d.
+Source: A-SRPT section IV-C, 3; the mean and the median of earlier jobs are from its section V-B, 2-d.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXACT = 0.01
 
 
 def group_id(meta: Mapping[str, object]) -> int:
-    """Return the group of a submission, 0 .. 2^63 - 1: equal for equal meta-information, whatever its order.
+    """Return the group of a submission, 0 .. 2^63 - 1: equal for equal metadata, whatever its order.
 
     Args:
         meta: JSON values, such as user, dataset and command line.
@@ -53,11 +53,11 @@ class Runs:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What is predicted; every column is (n_jobs,).
+    """Predicted amounts; every column is (n_jobs,).
 
     Attributes:
         amount: 0 for an unseen group.
-        spread: How far earlier jobs, or the model's parts, lie apart: a standard deviation.
+        spread: How far apart earlier jobs, or the model's parts, lie: a standard deviation.
         seen: Whether the group occurred before.
     """
 
@@ -67,7 +67,7 @@ class Predictions:
 
 
 class Model(Protocol):
-    """What was learned."""
+    """A fitted predictor."""
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
         """Return the predictions for jobs of these groups and users; (n_jobs,) each."""
@@ -75,10 +75,10 @@ class Model(Protocol):
 
 
 class Predictor(Protocol):
-    """A way to learn from history."""
+    """A way to learn from a history."""
 
     def fit(self, history: Runs) -> Model:
-        """Return the model of a history, which may be empty."""
+        """Return the model fitted to a history, which may be empty."""
         ...
 
 
@@ -108,7 +108,7 @@ class EarlierRuns:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """A value for every group: (n_groups,) ids, ascending, values and their spread; and what the others get."""
+    """A value for every group: (n_groups,) ids, ascending, with values and their spread; and one for unseen groups."""
 
     groups: Ints
     value: Floats
@@ -116,7 +116,7 @@ class GroupTable:
     unseen: float = 0.0
 
     def predict(self, group: Ints, user: Ints) -> Predictions:
-        """Look the groups up."""
+        """Return the values of these groups."""
         del user
         if not self.groups.size:
             return Predictions(np.zeros(group.size), np.zeros(group.size), np.zeros(group.size, dtype=np.bool_))
@@ -130,7 +130,7 @@ class Evaluation:
     """How good predictions were.
 
     Attributes:
-        jobs: How many.
+        jobs: How many jobs.
         seen: Share whose group was known.
         exact: Share that was off by less than ``EXACT`` of the truth.
         within_tenth: Share that was off by less than a tenth of it.

@@ -1,13 +1,13 @@
-"""What a fitted form leaves over, where measured steps are stairs: an optional correction. Ours, not PowerFlow's.
+"""The residuals of a fitted form, where measured steps are like stairs: an optional correction. Ours, not PowerFlow's.
 
-A step is no smooth function of the batch: libraries choose another kernel at another size, and a collective another
-algorithm at another gang. No form that grows with the batch follows that. The correction multiplies the form's
-prediction by ``exp(g)``, with ``g`` a Gaussian process over the logarithms of the configuration that was conditioned on
+A step time is not a smooth function of the batch: libraries choose a different kernel at another size, and a collective
+a different algorithm at another gang. No form that grows with the batch follows that. The correction multiplies the
+form's prediction by ``exp(g)``, with ``g`` a Gaussian process over the logarithms of the configuration, conditioned on
 the logarithms of measured over predicted. Its kernel is exponential, ``exp(-sum |ln x - ln x'| / scale)``, which is as
-rough as stairs are; away from all points ``g`` goes to 0, and what is predicted to what the form says.
+rough as stairs are; far from all points ``g`` goes to 0, and the prediction to the form's.
 
-Scales and noise are those with the least leave-one-out error. Where that is hardly below the form's own error, which
-is so if what is left over is noise, there is no correction.
+Scales and noise are those with the least leave-one-out error. If that is hardly below the form's own error, as when
+the residuals are noise, there is no correction.
 
 Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, eq. 2.25 (prediction) and 5.10 to 5.12
 (leave-one-out).
@@ -44,7 +44,7 @@ class Residuals:
     """A correction of a fitted form.
 
     Attributes:
-        scales: (4,) natural logarithms over which ``gpus``, ``local_batch``, ``control`` and ``nodes`` matter.
+        scales: (4,) length scales of ``gpus``, ``local_batch``, ``control`` and ``nodes``, in natural logarithms.
         at: (n, 4) natural logarithms of the configurations it was learned from.
         weight: (n,) of each of them.
     """
@@ -54,19 +54,19 @@ class Residuals:
     weight: Floats
 
     def factor(self, gpus: Any, local_batch: Any, control: Any, nodes: Any) -> Any:
-        """Return what to multiply the form's prediction by in a configuration; arguments broadcast."""
+        """Return the factor by which to multiply the form's prediction in a configuration; arguments broadcast."""
         columns = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (gpus, local_batch, control, nodes)))
         where = np.log(np.stack([column.ravel() for column in columns], axis=1))
         return np.exp(_kernel(where, self.at, self.scales) @ self.weight).reshape(columns[0].shape)
 
 
 def fit_residuals(points: Observations, predicted: Floats, observed: Floats) -> Residuals | None:
-    """Return the correction of a form by its errors at these points, None where it would not predict better.
+    """Return the correction of a form from its errors at these points; None if it would not predict better.
 
     Args:
         points: One per configuration, (n,).
         predicted: (n,) by the form.
-        observed: (n,) what it predicts, as measured.
+        observed: (n,) measured values of what it predicts.
     """
     if len(points) < LEAST_POINTS:
         return None
@@ -98,7 +98,7 @@ def fit_residuals(points: Observations, predicted: Floats, observed: Floats) -> 
 
 
 def _kernel(where: Floats, at: Floats, scales: Floats) -> Floats:
-    """Return the covariance of each configuration, (m, 4), with each other, (n, 4): (m, n), 1 at the same."""
+    """Return the covariance of configurations (m, 4) with (n, 4): (m, n), 1 for identical ones."""
     distance = np.zeros((len(where), len(at)))
     for column, scale in enumerate(scales.tolist()):
         distance += np.abs(where[:, column, None] - at[None, :, column]) / scale

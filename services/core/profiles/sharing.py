@@ -1,12 +1,12 @@
 """What two jobs do on one GPU, and what each of them draws.
 
 Each keeps the GPU busy for a share of the time. Shares of two jobs that sum to 1 or less fit side by side; beyond that
-both are slowed down in proportion. Besides, sharing itself costs both of them ``SHARING_COST`` of their speed. Form and
-figure come from Gavel's measurements of 26 jobs in pairs on one V100 (Narayanan et al., OSDI'20): with one share per
-job and one cost fitted to 330 pairs, it is off by 22 % of a pair's joint speed on average; on a P100 by 4 % and on a
-K80 by 6 %, with costs of 0.29 and 0.28 (``lab/results/powerflow.md``). What is not measured there is how busy a job of
-ours keeps a GPU. **We take it to be the share of the board's power range that it draws**, so that a pair never draws
-more than the board's limit.
+both are slowed down in proportion. In addition, sharing itself costs both of them ``SHARING_COST`` of their speed. The
+form and the figure come from Gavel's measurements of 26 jobs in pairs on one V100 (Narayanan et al., OSDI'20): with one
+share per job and one cost fitted to 330 pairs, it is off by 22 % of a pair's joint speed on average; on a P100 by 4 %
+and on a K80 by 6 %, with costs of 0.29 and 0.28 (``lab/results/powerflow.md``). What is not measured there is how busy
+one of our jobs keeps a GPU. **We take it to be the share of the board's power range that it draws**, so that a pair
+never draws more than the board's limit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SharedGpu:
     """A job on a GPU that it shares.
 
     Attributes:
-        pace: Its speed over its speed alone, above 0.
-        gpu_w: Its part of what the GPU draws, watts; that of both is all of it.
+        pace: Its speed relative to its speed alone, above 0.
+        gpu_w: Its part of what the GPU draws, watts; the two jobs' parts add up to all of it.
     """
 
     pace: float
@@ -34,16 +34,16 @@ class SharedGpu:
 
 
 def pace_beside(busy: float, others_busy: float) -> float:
-    """Return the speed of two jobs on one GPU over the speed of each alone; how busy each keeps it alone: 0 to 1."""
+    """Return the speed of two jobs on one GPU relative to each alone, given how busy each keeps it alone, 0 to 1."""
     return (1.0 - SHARING_COST) / max(1.0, busy + others_busy)
 
 
 def shared_gpu(alone_w: float, other_w: float, *, idle_w: float, limit_w: float) -> SharedGpu:
-    """Return what a job does beside another one on a GPU. Work takes the same energy above idle as alone.
+    """Return what a job does next to another on a GPU. Its work takes the same energy above idle as alone.
 
     Args:
-        alone_w, other_w: What the GPU draws with either job alone, watts; below ``idle_w`` counts as that.
-        idle_w: What it draws idle; each pays half.
+        alone_w, other_w: What the GPU draws with either job alone, watts; at least ``idle_w`` is assumed.
+        idle_w: What it draws idle; each job is charged half.
         limit_w: What it may draw.
 
     Raises:

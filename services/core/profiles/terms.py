@@ -25,8 +25,8 @@ class Terms:
 
     Attributes:
         free: (p,)
-        at: (p,) what those that are not fitted are held at; NaN to leave them as the start has them.
-        fixed: By parameter that is not fitted, why.
+        at: (p,) values at which those that are not fitted are held; NaN to leave them as in the start.
+        fixed: Why a parameter is not fitted, by parameter.
     """
 
     free: Bools
@@ -34,12 +34,12 @@ class Terms:
     fixed: Mapping[str, str]
 
     def hold(self, starts: Floats) -> Floats:
-        """Return starts, (s, p), with what is not fitted at its fixed value."""
+        """Return starts, (s, p), with parameters that are not fitted at their fixed values."""
         held = ~self.free & ~np.isnan(self.at)
         return np.where(held, self.at, starts)
 
     def broken_at(self, f0: float, of: Observations) -> Terms:
-        """Return the terms of an energy model with this breaking point: a side without points is not fitted."""
+        """Return the terms of an energy model with this breaking point; a side without points is not fitted."""
         free = self.free.copy()
         for names, seen in ((LOW, (of.control < f0).any()), (HIGH, (of.control >= f0).any())):
             if not seen:
@@ -98,19 +98,19 @@ def energy_terms(of: Observations, *, believed: Floats | None = None) -> Terms:
 
 
 def throughput_bounds() -> tuple[Floats, Floats]:
-    """Return least and greatest values, (15,) each."""
+    """Return lower and upper bounds, (15,) each."""
     low = np.array([1.0 if name.startswith("gamma") else 0.0 for name in SPEED])
     return low, np.where(low > 0, MAX_OVERLAP, np.inf)
 
 
 def energy_bounds() -> tuple[Floats, Floats]:
-    """Return least and greatest values, (21,) each."""
+    """Return lower and upper bounds, (21,) each."""
     low = np.array([1.0 if name.startswith("theta") else 0.0 for name in DRAW])
     return low, np.where(low > 0, 1e6, np.inf)
 
 
 def throughput_units(of: Observations) -> Floats:
-    """Return each parameter's natural size, (15,): what makes its term as long as a typical step."""
+    """Return each parameter's natural size, (15,): the value that makes its term as long as a typical step."""
     time_s, batch = float(np.median(of.seconds_per_iteration)), float(np.median(of.local_batch))
     clock, more = float(np.median(of.control)), max(float(of.gpus.max()) - 2, 1.0)
     size = {
@@ -131,7 +131,7 @@ def throughput_units(of: Observations) -> Floats:
 
 
 def energy_units(of: Observations) -> Floats:
-    """Return each parameter's natural size, (21,): what makes its term draw as much as a typical board."""
+    """Return each parameter's natural size, (21,): the value that makes its term draw as much as a typical board."""
     power_w, f = float(np.median(of.power_w)), float(np.median(of.control))
     degree = {"a_l": 1, "b_l": 0, "a_h": 3, "b_h": 2, "c_h": 1, "d_h": 0}
     size = {name: power_w / f ** degree[name[:3]] for name in DRAW if name[:3] in degree}
@@ -144,8 +144,8 @@ def energy_units(of: Observations) -> Floats:
 def throughput_starts(of: Observations, terms: Terms) -> Floats:
     """Return three starts, (3, 15): parts that add up, parts that overlap over a floor, and a floor of reading alone.
 
-    Where nothing overlaps the model is linear in its parameters, and non-negative least squares solves it outright.
-    A little of everything is added, for a term at nought has no slope to leave it by once parts overlap.
+    Where nothing overlaps the model is linear in its parameters, and non-negative least squares solves it directly.
+    A little of everything is added, because a term at zero has no slope by which to leave it once parts overlap.
     """
     units = throughput_units(of)
     plain = len(SPEED) - 2
@@ -168,7 +168,7 @@ def throughput_starts(of: Observations, terms: Terms) -> Floats:
 
 
 def energy_starts(of: Observations, step: Times, f0: float) -> Floats:
-    """Return a start, (1, 21), for a breaking point: solved outright with the batch's part held at 1."""
+    """Return a start, (1, 21), for a breaking point: solved directly with the batch's part held at 1."""
     units = energy_units(of)
     f, low = of.control, of.control < f0
     grad, sync, total = (of.gpus * part for part in (step.grad_s, step.sync_s, step.iter_s))

@@ -1,7 +1,7 @@
 """PowerFlow's throughput model: what a step's time is made of.
 
-Every function takes numbers or arrays that broadcast against each other, so that one job at one configuration and ten
-thousand jobs over a grid are the same code. ``clock_mhz`` may be a power limit in W: the form is the same.
+Every function takes numbers or arrays that broadcast against each other, so that the same code serves one job at one
+configuration and ten thousand jobs over a grid. ``clock_mhz`` may be a power limit in W: the form is the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def times(p: ThroughputParameters, gpus: Any, local_batch: Any, clock_mhz: Any, 
     """Return a step's parts and its length.
 
     ``bs`` is ``local_batch``, ``n`` is ``gpus``, ``r = gpus / nodes``, ``f`` is ``clock_mhz``. Equation 4 as printed
-    shares one ``beta`` between its cases; we take the node case to have its own. The outer exponent of equation 5 is
+    shares one ``beta`` between its cases; we assume that the node case has its own. The outer exponent of equation 5 is
     ``1 / gamma2``, without which it would not be a time.
 
     Source: PowerFlow, equations 2 to 5.
@@ -67,9 +67,10 @@ def times(p: ThroughputParameters, gpus: Any, local_batch: Any, clock_mhz: Any, 
 
 
 def _overlapped(one_s: Any, other_s: Any, gamma: Any) -> Any:
-    """Return ``(a^gamma + b^gamma)^(1/gamma)``: the sum at 1, the larger as gamma grows.
+    """Return ``(a^gamma + b^gamma)^(1/gamma)``: the sum at 1, approaching the larger as gamma grows.
 
-    The larger is taken out first: powers of bare step times would run out of range, and this takes one power less.
+    The larger is factored out first: powers of bare step times would overflow or underflow, and this takes one power
+    less.
     """
     larger = np.maximum(np.maximum(one_s, other_s), 1e-300)
     ratio = np.minimum(one_s, other_s) / larger

@@ -3,8 +3,8 @@
 A request log becomes counts per class and 5-second window; a step's *peak* is its fullest window's rate. A *forecaster*
 learns from the past and predicts the peaks of the next half hour. ``backtest`` evaluates it at many moments of the
 past, each time with only what was known then, and ``choose`` takes the forecaster that would have done best: by mean
-error, or for pools by what shortage and spare cost (``services.core.profiles.traffic_service``). Forecasters that need
-scikit-learn or torch are in ``services.learning``; the two here need neither.
+error or, for pools, by the cost of shortage and spare capacity (``services.core.profiles.traffic_service``).
+Forecasters that need scikit-learn or torch are in ``services.learning``; the two here need neither.
 
 >>> log = observe(times_s=[1.0, 2.0, 301.0], class_of=[0, 0, 1], n_classes=2, start_s=0.0, end_s=600.0)
 >>> log.peaks_qps.tolist()
@@ -61,20 +61,20 @@ class Traffic:
 
     @property
     def n_classes(self) -> int:
-        """How many classes."""
+        """The number of classes."""
         return self.peaks_qps.shape[1]
 
     @classmethod
     def of_windows(cls, counts: Ints) -> Traffic:
         """Return the traffic of requests counted in 5-second windows, in whole steps that end where the counts end.
 
-        Forecasts so begin where the last window ends; the oldest windows, less than a step, are ignored.
+        Forecasts thus begin where the last window ends; the oldest windows, less than a step, are ignored.
 
         Args:
             counts: (n_windows, n_classes), the latest last; a window without requests is a row of zeros.
 
         Raises:
-            DomainError: Counts of another shape, negative, or not whole numbers.
+            DomainError: counts of the wrong shape, negative, or not whole numbers.
         """
         if counts.ndim != 2 or not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
             raise DomainError(
@@ -88,21 +88,21 @@ class Traffic:
         return Traffic(self.peaks_qps[:step], None if self.counts is None else self.counts[:step])
 
     def since(self, step: int) -> Traffic:
-        """Return the traffic of a step and of all after it."""
+        """Return the traffic from a step on."""
         return Traffic(self.peaks_qps[step:], None if self.counts is None else self.counts[step:])
 
 
 def observe(times_s: ArrayLike, class_of: ArrayLike, *, n_classes: int, start_s: float, end_s: float) -> Traffic:
-    """Return the traffic of a request log, in whole steps from ``start_s``; what is left before ``end_s`` is ignored.
+    """Return the traffic of a request log, in whole steps from ``start_s``; a remainder before ``end_s`` is ignored.
 
     Args:
         times_s: (n_requests,) arrivals, UTC seconds, in any order.
         class_of: (n_requests,) their classes, 0 .. ``n_classes`` - 1.
         n_classes: How many classes there are.
-        start_s, end_s: The log is complete from here to there.
+        start_s, end_s: The period for which the log is complete.
 
     Raises:
-        DomainError: A log that ends before it starts, an arrival outside it, a class that does not exist, or arrays
+        DomainError: a log that ends before it starts, an arrival outside it, a class that does not exist, or arrays
             that do not match.
     """
     if not -np.inf < start_s <= end_s < np.inf:
@@ -123,33 +123,33 @@ def observe(times_s: ArrayLike, class_of: ArrayLike, *, n_classes: int, start_s:
 
 
 class Model(Protocol):
-    """What was learned."""
+    """A fitted forecaster."""
 
     def forecast(self, history: Traffic) -> Floats:
-        """Return the peaks of the steps that follow a history; (STEPS_AHEAD, n_classes) queries per second, >= 0."""
+        """Return the peaks of the steps that follow a history: (STEPS_AHEAD, n_classes) queries per second, >= 0."""
         ...
 
 
 class Forecaster(Protocol):
-    """A way to learn from history."""
+    """A way to learn from a history."""
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name used in reports."""
         ...
 
     def steps_needed(self, history: Traffic) -> int | str:
-        """Return the least steps that ``fit`` takes, or why it can learn nothing of such a history."""
+        """Return the fewest steps that ``fit`` requires, or why it can learn nothing from such a history."""
         ...
 
     def fit(self, history: Traffic) -> Model:
-        """Return what is learned from a history of that length at least."""
+        """Return the model fitted to a history that has at least that many steps."""
         ...
 
 
 @dataclass(frozen=True)
 class LastPeak:
-    """The next half hour peaks as the last step did."""
+    """Predicts that the next half hour peaks as the last step did."""
 
     name: str = "last peak"
 
@@ -159,18 +159,18 @@ class LastPeak:
         return 1
 
     def fit(self, history: Traffic) -> LastPeak:
-        """Nothing is learned."""
+        """Return the forecaster itself: nothing is learned."""
         del history
         return self
 
     def forecast(self, history: Traffic) -> Floats:
-        """Return the last peaks again and again."""
+        """Return the last step's peaks for every step ahead."""
         return np.repeat(history.peaks_qps[-1:], STEPS_AHEAD, axis=0)
 
 
 @dataclass(frozen=True)
 class SeasonalNaive:
-    """Each step peaks as the same step of the day before; as the last step did, where history is not that long."""
+    """Predicts each step's peak of the day before, or the last step's if the history is shorter."""
 
     name: str = "seasonal naive"
 
@@ -180,25 +180,25 @@ class SeasonalNaive:
         return 1
 
     def fit(self, history: Traffic) -> SeasonalNaive:
-        """Nothing is learned."""
+        """Return the forecaster itself: nothing is learned."""
         del history
         return self
 
     def forecast(self, history: Traffic) -> Floats:
-        """Return the day before."""
+        """Return the peaks of the day before."""
         at = len(history) - DAY_STEPS + np.arange(STEPS_AHEAD)
         return history.peaks_qps[np.where(at >= 0, at, len(history) - 1)]
 
 
 @dataclass(frozen=True)
 class Backtest:
-    """What a forecaster would have predicted, beside what came.
+    """What a forecaster would have predicted, and what actually came.
 
     Attributes:
         name: Of the forecaster.
         origins: (n_origins,) the first step that was not known.
         forecast_qps: (n_origins, STEPS_AHEAD, n_classes).
-        actual_qps: Of the same shape; NaN after the end of history.
+        actual_qps: The same shape; NaN after the end of history.
     """
 
     name: str
@@ -212,20 +212,20 @@ class Backtest:
         return np.nanmean(np.abs(self.forecast_qps - self.actual_qps), axis=(0, 1))
 
     def under_share(self, head_room: float = HEAD_ROOM) -> Floats:
-        """Return the share of steps whose peak is above ``head_room`` times the forecast; (n_classes,)."""
+        """Return the share of steps whose peak exceeds ``head_room`` times the forecast; (n_classes,)."""
         known = ~np.isnan(self.actual_qps)
         return (self.actual_qps > head_room * self.forecast_qps).sum(axis=(0, 1)) / known.sum(axis=(0, 1))
 
     def spare_share(self, head_room: float = HEAD_ROOM) -> Floats:
-        """Return what stands ready and is not needed, as a share of the mean peak; (n_classes,), NaN without demand."""
+        """Return the capacity that is ready but unused, relative to the mean peak; (n_classes,), NaN without demand."""
         spare = np.nanmean(np.maximum(head_room * self.forecast_qps - self.actual_qps, 0.0), axis=(0, 1))
         peak = np.nanmean(self.actual_qps, axis=(0, 1))
         return spare / np.where(peak > 0, peak, np.nan)
 
     def newsvendor_qps(self, service: float, head_room: float = HEAD_ROOM) -> Floats:
-        """Return the mean of ``service`` x what was short + (1 - ``service``) x what was spare; (n_classes,).
+        """Return the mean of ``service`` x the shortage + (1 - ``service``) x the spare capacity; (n_classes,).
 
-        Its least lies where ``head_room`` times the forecast is the ``service`` quantile of the peak: the newsvendor's
+        It is least when ``head_room`` times the forecast is the ``service`` quantile of the peak: the newsvendor's
         cost (Arrow, Harris, Marschak 1951), also called the pinball loss.
         """
         gap = self.actual_qps - head_room * self.forecast_qps
@@ -236,13 +236,14 @@ def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *
     """Return what a forecaster would have predicted at past moments, each time from what was known before it.
 
     Args:
-        history: What really came.
-        forecaster: Fitted at the first origin, and anew once ``refit_steps`` have gone by.
-        origins: Ascending; each the first step not known: at least what the forecaster needs, below the length.
-        refit_steps: How old a fit gets.
+        history: What actually came.
+        forecaster: Fitted at the first origin, and again once ``refit_steps`` have gone by.
+        origins: Ascending; each the first step not known, from the number of steps that the forecaster needs to below
+            the length of the history.
+        refit_steps: How many steps a fit is used for.
 
     Raises:
-        DomainError: An origin at which the forecaster cannot be fitted, or after which nothing is known.
+        DomainError: an origin at which the forecaster cannot be fitted, or after which nothing is known.
     """
     needed = forecaster.steps_needed(history)
     if isinstance(needed, str):
@@ -263,33 +264,33 @@ def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *
 
 
 class Criterion(Protocol):
-    """What the choice among forecasters goes by."""
+    """The criterion for choosing among forecasters."""
 
     @property
     def moments_needed(self) -> int:
-        """Moments of the past that it needs before the first that it can score."""
+        """How many past moments it needs before the first that it can score."""
         ...
 
     def replayed(self, score: Backtest) -> Backtest:
-        """Return what would have been planned for, had it stood beside a forecaster in the past."""
+        """Return what would have been planned for, had this criterion been applied to a forecaster in the past."""
         ...
 
     def cost_qps(self, score: Backtest) -> float:
-        """Return what is to be least, of what ``replayed`` returned; queries per second."""
+        """Return the cost to minimise, from what ``replayed`` returned; queries per second."""
         ...
 
     def ready(self, model: Model, score: Backtest) -> Model:
-        """Return what forecasts from now on, given the fitted model and its own backtest."""
+        """Return the model to forecast with from now on, given the fitted model and its own backtest."""
         ...
 
 
 @dataclass(frozen=True)
 class LeastError:
-    """Goes by the mean absolute error, summed over classes; forecasts are taken as they are."""
+    """Chooses by mean absolute error, summed over classes; forecasts are used as they are."""
 
     @property
     def moments_needed(self) -> int:
-        """None."""
+        """None are needed."""
         return 0
 
     def replayed(self, score: Backtest) -> Backtest:
@@ -314,7 +315,7 @@ class Forecast:
         peaks_qps: (STEPS_AHEAD, n_classes); its transpose is the ``demand_qps`` of a pool problem.
         method: The forecaster that was chosen.
         scores: Backtests of all that were compared, over the same origins, as the criterion replayed them.
-        left_out: Why the others were not compared, by name.
+        left_out: Why each of the others was not compared, by name.
     """
 
     peaks_qps: Floats
@@ -333,7 +334,7 @@ class Choice:
     left_out: dict[str, str]
 
     def forecast(self, history: Traffic) -> Forecast:
-        """Return the forecast of what follows a history, which may have grown since."""
+        """Return the forecast of what follows a history, which may have grown since the choice."""
         return Forecast(self.model.forecast(history), self.method, self.scores, self.left_out)
 
 
@@ -347,22 +348,22 @@ def choose(
     latest_steps: int | None = None,
     refit_steps: int = 12,
 ) -> Choice:
-    """Return the forecaster that costs least by the criterion; the first of equals.
+    """Return the forecaster that costs least by the criterion; ties go to the first.
 
-    All are asked at the same moments: every step from where the neediest can be fitted, and from a fifth of history
-    on. A forecaster that leaves fewer than ``least_origins`` moments to compare at is left out.
+    All are evaluated at the same moments: every step from where the most demanding can be fitted, and from a fifth of
+    the history on. A forecaster that leaves fewer than ``least_origins`` moments for comparison is left out.
 
     Args:
         history: What is known.
-        forecasters: The simpler first.
-        criterion: By default the least mean absolute error, which is blind to shortage.
-        least_origins: Two hours by default: too few moments choose by chance.
-        most_origins: At so many moments at most, evenly apart; None for every step.
-        latest_steps: All of them among so many steps at the end; None for no such bound.
+        forecasters: The simpler ones first.
+        criterion: By default the least mean absolute error, which does not distinguish shortage from spare.
+        least_origins: Two hours by default: with too few moments the choice is random.
+        most_origins: The most moments to compare at, evenly spaced; None for every step.
+        latest_steps: How many steps at the end of the history to compare within; None for no such bound.
         refit_steps: As in ``backtest``.
 
     Raises:
-        DomainError: No forecaster can be compared on this history.
+        DomainError: no forecaster can be compared on this history.
     """
     able: list[Forecaster] = []
     left_out: dict[str, str] = {}

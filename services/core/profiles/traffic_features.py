@@ -15,15 +15,15 @@ LEAST_LEVEL_QPS = 1 / WINDOW_S
 
 
 def levels_qps(history: Traffic, origins: Ints) -> Floats:
-    """Return the mean peak of the last few steps before each origin; (n_origins, n_classes), above 0."""
+    """Return the mean peak of the last few steps before each origin: (n_origins, n_classes), above 0."""
     return np.maximum(_means(history.peaks_qps, origins, LEVEL_STEPS, least=1), LEAST_LEVEL_QPS)
 
 
 def features(history: Traffic, origins: Ints) -> Floats:
-    """Return what is known at each origin of each step ahead; (n_origins, STEPS_AHEAD, n_classes, n_features).
+    """Return what is known at each origin about each step ahead: (n_origins, STEPS_AHEAD, n_classes, n_features).
 
-    NaN stands for what history does not reach, and where only peaks are known for the rates within steps. Of steps at
-    an origin or after it nothing is read.
+    NaN stands for what is beyond the history and, if only peaks are known, for the rates within steps. Steps at or
+    after an origin are never read.
 
     Args:
         history: The past.
@@ -52,13 +52,13 @@ def features(history: Traffic, origins: Ints) -> Floats:
 
 
 def ratios(history: Traffic, origins: Ints) -> Floats:
-    """Return what came, as ratios to each origin's level; (n_origins, STEPS_AHEAD, n_classes), NaN after the end."""
+    """Return the actual peaks over each origin's level: (n_origins, STEPS_AHEAD, n_classes), NaN after the end."""
     padded = np.concatenate([history.peaks_qps, np.full((STEPS_AHEAD, history.n_classes), np.nan)])
     return padded[origins[:, None] + np.arange(STEPS_AHEAD)] / levels_qps(history, origins)[:, None]
 
 
 def _means(values: Floats, origins: Ints, span: int, *, least: int) -> Floats:
-    """Return the mean of up to ``span`` steps before each origin, NaN where there are fewer than ``least``."""
+    """Return the mean over up to ``span`` steps before each origin, NaN if there are fewer than ``least``."""
     sums = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
     high = np.maximum(origins, 0)
     low = np.maximum(origins - span, 0)

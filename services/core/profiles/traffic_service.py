@@ -1,9 +1,9 @@
-"""Forecasts of traffic for capacity: seldom short, with little spare.
+"""Forecasts of traffic for capacity: seldom short, with little to spare.
 
-Half of all peaks pass a median forecast, and a head-room of a tenth covers few of them. ``ServiceLevel`` says instead
+Half of all peaks exceed a median forecast, and a head-room of a tenth covers few of them. ``ServiceLevel`` says instead
 in which share of the steps capacity should suffice. Each forecaster gets a *margin* learned from its own past errors,
-and the one whose capacity would have cost least is taken, by a cost in which a query per second short weighs as much as
-many that are spare.
+and the one whose capacity would have cost least is chosen, by a cost in which one query per second of shortage weighs
+as much as many of spare capacity.
 
 >>> ServiceLevel(0.95).moments_needed
 24
@@ -27,16 +27,16 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class ServiceLevel:
-    """Goes by what shortage and spare cost together.
+    """Chooses by the combined cost of shortage and spare capacity.
 
-    Capacity is ``head_room`` times the forecast, or more where that was short too often: the root of capacity is raised
-    by the quantile of (root of peak - root of capacity) over past moments, for each class and step ahead. Roots,
-    because the noise of counts grows with the root of their mean, and because they raise a forecast of nothing too. The
+    Capacity is ``head_room`` times the forecast, or more if that was short too often: the root of capacity is raised by
+    the quantile of (root of peak - root of capacity) over past moments, for each class and step ahead. Roots are used
+    because the noise of counts grows with the root of their mean, and because they also raise a forecast of 0. The
     quantile is the split conformal one, of rank ceil((n + 1) x service) among n. A margin is never negative: it does
-    not eat up the head-room that was asked for.
+    not reduce the head-room that was asked for.
 
     Attributes:
-        service: Share of the steps in which capacity should suffice, each class by itself.
+        service: Share of the steps in which capacity should suffice, for each class separately.
         head_room: Pools are planned for this many times the forecast.
     """
 
@@ -51,19 +51,19 @@ class ServiceLevel:
 
     @property
     def errors_needed(self) -> int:
-        """The fewest of which the greatest is passed seldom enough."""
+        """The smallest number of errors whose maximum is exceeded seldom enough."""
         return math.ceil(self.service / (1.0 - self.service) - 1e-9)
 
     @property
     def moments_needed(self) -> int:
-        """Those errors, and what goes by until the furthest step of a forecast is known."""
+        """Those errors, plus the steps until the furthest step of a forecast is known."""
         return self.errors_needed + STEPS_AHEAD - 1
 
     def replayed(self, score: Backtest) -> Backtest:
         """Return the forecasts with the margins that were known at each moment; moments too early for one are left out.
 
         Raises:
-            DomainError: No moment is late enough.
+            DomainError: no moment is late enough.
         """
         misses = self._misses(score)
         came = score.origins[:, None] + np.arange(STEPS_AHEAD) + 1  # the first moment at which a step's peak is known
@@ -87,34 +87,34 @@ class ServiceLevel:
         return float(score.newsvendor_qps(self.service, self.head_room).sum())
 
     def ready(self, model: Model, score: Backtest) -> Raised:
-        """Return the model with the margin of all errors known by now."""
+        """Return the model with the margin from all errors known by now."""
         return Raised(model, self, self._margin(self._misses(score)))
 
     def _misses(self, score: Backtest) -> Floats:
-        """Return by how much the root of what came passed the root of capacity; (n_origins, STEPS_AHEAD, n_classes)."""
+        """Return how far the root of each peak exceeded the root of capacity; (n_origins, STEPS_AHEAD, n_classes)."""
         return np.sqrt(score.actual_qps) - np.sqrt(self.head_room * score.forecast_qps)
 
     def _margin(self, misses: Floats) -> Floats:
-        """Return the margin that past misses, NaN where not known, ask for; (STEPS_AHEAD, n_classes), roots of qps."""
+        """Return the margin required by past misses (NaN where not known): (STEPS_AHEAD, n_classes), roots of qps."""
         known = (~np.isnan(misses)).sum(axis=0)
         rank = np.minimum(np.ceil((known + 1) * self.service - 1e-9).astype(np.int64), known)
         ascending = np.sort(misses, axis=0)  # NaN come last
         return np.maximum(np.take_along_axis(ascending, rank[None] - 1, axis=0)[0], 0.0)
 
     def raised(self, forecast_qps: Floats, margin: Floats) -> Floats:
-        """Return forecasts with a margin; both of (STEPS_AHEAD, n_classes)."""
+        """Return forecasts raised by a margin; both (STEPS_AHEAD, n_classes)."""
         capacity = np.square(np.sqrt(self.head_room * forecast_qps) + margin)
         return capacity * (1.0 + ROUNDING) / self.head_room
 
 
 @dataclass(frozen=True)
 class Raised:
-    """A model and the margin on top of it; (STEPS_AHEAD, n_classes)."""
+    """A model and the margin added to its forecasts; (STEPS_AHEAD, n_classes)."""
 
     model: Model
     service: ServiceLevel
     margin: Floats
 
     def forecast(self, history: Traffic) -> Floats:
-        """Return the peaks to plan for; (STEPS_AHEAD, n_classes) queries per second."""
+        """Return the peaks to plan for: (STEPS_AHEAD, n_classes) queries per second."""
         return self.service.raised(self.model.forecast(history), self.margin)

@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
-"""CBC, as bundled with PuLP, which runs it as a program of its own."""
+"""CBC, as bundled with PuLP, which runs it as a separate program."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def solve(
     patience: Patience | None = None,
     cutoff: float | None = None,
 ) -> Solution:
-    """Return CBC's answer; ``cutoff`` is for who stands in.
+    """Return CBC's answer; ``cutoff`` is only for HiGHS, if it stands in.
 
-    A search that patience ends is followed by one for its wider gap, from the best solution found: CBC is a program,
-    and cannot be asked on the way how far it is.
+    A search that ran out of patience is followed by one with its wider gap, from the best solution found: CBC is a
+    separate program, and cannot be asked for its progress on the way.
 
-    PuLP says "Optimal" also when the time limit stopped CBC; only ``sol_status`` tells the two apart, and it leaves
-    fractional values in the variables where no solution was found. PuLP does not pass on CBC's own bound: a proven
-    optimum is within ``relative_gap`` of its bound, and a solve that was stopped reports the bound of the linear
-    relaxation (solved by HiGHS within the same limit again).
+    PuLP says "Optimal" even if the time limit stopped CBC; only ``sol_status`` tells the two apart, and fractional
+    values are left in the variables if no solution was found. PuLP does not pass on CBC's own bound: a proven optimum
+    is within ``relative_gap`` of its bound, and a solve that was stopped reports the bound of the linear relaxation
+    (solved by HiGHS, under the same time limit again).
     """
     try:
         import pulp  # a fifth of a second that only its users pay

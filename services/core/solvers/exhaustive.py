@@ -1,4 +1,4 @@
-"""Look at every solution: slow, and beyond doubt. What the other backends are tested against."""
+"""Try every solution: slow, but beyond doubt. The other backends are tested against it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ TOLERANCE = 1e-9
 
 
 def solve(model: LinearModel) -> Solution:
-    """Return the first of the best solutions in lexicographic order.
+    """Return the best solution; ties go to the first in lexicographic order.
 
     Raises:
-        DomainError: A variable is not whole or not bounded, or there are more than ``MAX_POINTS`` combinations.
+        DomainError: a variable is not integer or not bounded, or there are more than ``MAX_POINTS`` combinations.
     """
     if not model.integer.all() or not np.isfinite(model.lower).all() or not np.isfinite(model.upper).all():
         raise DomainError("the exhaustive search takes whole, bounded variables only")
@@ -49,7 +49,7 @@ def solve(model: LinearModel) -> Solution:
 
 
 def _points(numbers: Ints, counts: Ints) -> Floats:
-    """Return the points (len(numbers), len(counts)) of those numbers in lexicographic order, from the origin."""
+    """Return the points (len(numbers), len(counts)) with these numbers in lexicographic order, from the origin."""
     if not counts.size:
         return np.zeros((numbers.size, 0))
     return np.stack(np.unravel_index(numbers, tuple(counts.tolist())), axis=1).astype(np.float64)

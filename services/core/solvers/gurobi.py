@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Gurobi, where its licence reaches; the wheel's own takes 2,000 variables and 2,000 constraints."""
+"""Gurobi, where its licence suffices; the wheel's own allows 2,000 variables and 2,000 constraints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def solve(
     patience: Patience | None = None,
     cutoff: float | None = None,
 ) -> Solution:
-    """Return Gurobi's answer, or HiGHS's with a note where Gurobi is missing, unlicensed or refuses the size."""
+    """Return Gurobi's answer, or HiGHS's with a note if Gurobi is missing, unlicensed or refuses the size."""
     try:
         import gurobipy
     except ImportError:
@@ -60,7 +60,7 @@ def _optimised(
     start: Floats | None,
     patience: Patience | None,
 ) -> tuple[float, float]:
-    """Solve the problem, and return seconds and work units."""
+    """Solve the problem, and return the seconds and work units used."""
     codes = gurobipy.GRB
     for name, value in {"Threads": 1, "Seed": 0, **limits}.items():
         if value is not None:

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""HiGHS, the default: open source, a wheel for every platform, takes arrays as they are."""
+"""HiGHS, the default: open source, with a wheel for every platform, and takes arrays as they are."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def solve(
     cutoff: float | None = None,
     report: Report = unreported,
 ) -> Solution:
-    """Return HiGHS's answer; ``note`` says why another solver did not give it, ``report`` is told how far it is."""
+    """Return HiGHS's answer; ``note`` says why another solver did not give it, ``report`` receives progress."""
     solver = _prepared(model, time_limit_s, relative_gap)
     checks, whole = 0, bool(model.integer.any())
 
@@ -96,7 +96,7 @@ def _answer(solver: highspy.Highs, model: LinearModel, note: str) -> Solution:
 
 
 def relaxation_bound(model: LinearModel, time_limit_s: float | None) -> float | None:
-    """Return the optimum of ``model`` without its integrality, which no solution of ``model`` is below."""
+    """Return the optimum of ``model`` without its integrality, a lower bound for all solutions of ``model``."""
     solver = _prepared(model, time_limit_s, 0.0, relax=True)
     solver.run()
     optimal = solver.getModelStatus() == _STATUS.kOptimal

@@ -1,6 +1,7 @@
 """A linear model with integer variables, and its solution.
 
-The model is arrays, so that a hundred thousand variables are made and handed over without a Python object for each.
+The model consists of arrays, so that a hundred thousand variables are made and passed on without a Python object for
+each.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ class LinearModel:
 
     @property
     def variables(self) -> int:
-        """How many variables there are."""
+        """The number of variables."""
         return self.costs.size
 
     @property
     def rows(self) -> int:
-        """How many constraints there are."""
+        """The number of constraints."""
         return self.row_lower.size
 
     @property
     def row_of_entry(self) -> Ints:
-        """(entries,) the row each coefficient stands in."""
+        """(entries,) the row of each coefficient."""
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.starts))
 
     def relaxed(self) -> LinearModel:
@@ -82,7 +83,7 @@ class LinearModel:
         return float(self.costs @ values) + self.offset
 
     def violation(self, values: Floats) -> float:
-        """Return by how much ``values`` (n,) break the worst-kept bound, row or integrality; 0 if they keep all."""
+        """Return the largest violation of a bound, row or integrality by ``values`` (n,); 0 if they keep all."""
         activity = np.bincount(self.row_of_entry, self.coefficients * values[self.columns], minlength=self.rows)
         fractions = np.abs(values - np.round(values))[self.integer]
         excesses = (self.lower - values, values - self.upper, self.row_lower - activity, activity - self.row_upper)
@@ -91,7 +92,7 @@ class LinearModel:
 
 @dataclass
 class ModelBuilder:
-    """Gathers variables and constraints, a block at a time."""
+    """Collects variables and constraints, a block at a time."""
 
     _costs: list[Floats] = field(default_factory=list[Floats])
     _lower: list[Floats] = field(default_factory=list[Floats])
@@ -181,14 +182,14 @@ CHECKS_A_WORK_UNIT = 2_000
 
 @dataclass(frozen=True)
 class Patience:
-    """When to accept a solution that is not proven optimal yet, in the solver's own measure of its work.
+    """When to accept a solution that is not yet proven optimal, in the solver's own measure of its work.
 
-    No measure depends on how busy the machine is: two runs end at the same point of the search.
+    None of these measures depends on how busy the machine is: two runs end at the same point of the search.
 
     Attributes:
-        checks: From so many checks of HiGHS on, at which it asks whether to stop; from as many nodes of CBC on; from a
-            work unit of Gurobi for each ``CHECKS_A_WORK_UNIT`` of them on.
-        relative_gap: A solution this close to the bound is accepted then, > 0.
+        checks: How much work to do first: for HiGHS, how often it asks whether to stop; for CBC, the number of nodes;
+            for Gurobi, one work unit for every ``CHECKS_A_WORK_UNIT``.
+        relative_gap: From then on, a solution this close to the bound is accepted; > 0.
     """
 
     checks: int
@@ -201,15 +202,16 @@ class Solution:
 
     Attributes:
         status: How it ended.
-        solver: Who solved it in the end.
-        values: (n,) the best solution found, whole variables exactly whole; none where there is none.
+        solver: The solver that gave the result.
+        values: (n,) the best solution found, with integer variables exactly whole; None if there is none.
         objective: At ``values``, computed from the model, so that it means the same for every solver.
-        bound: No solution is better than this, as far as the solver has proven; none where nothing is.
+        bound: No solution is better than this, as far as the solver has proven; None if it has proven nothing.
         note: What a reader should know: that another solver stepped in, or how it failed.
         solver_s: How long the solver took, by its own clock.
-        reduced_costs: (n,) of an optimum without whole variables, from HiGHS: what the objective loses per unit of a
-            variable that is not used; none otherwise.
-        checks: The solver's work as ``Patience`` counts it; of CBC, which does not tell, that of a patience that ended.
+        reduced_costs: (n,) for an optimum without integer variables, from HiGHS: how much the objective worsens per
+            unit of a variable that is not used; None otherwise.
+        checks: The solver's work as ``Patience`` counts it; for CBC, which does not report it, that of a patience that
+            ran out.
     """
 
     status: SolveStatus
@@ -224,7 +226,7 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """``(objective - bound) / |objective|``; none where either is unknown."""
+        """``(objective - bound) / |objective|``; None if either is unknown."""
         if self.objective is None or self.bound is None:
             return None
         return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-9)
@@ -239,7 +241,7 @@ def solution_of(
     bound: float | None = None,
     note: str = "",
 ) -> Solution:
-    """Return a backend's answer with whole variables made exactly whole and the objective recomputed."""
+    """Return a backend's answer with integer variables made exactly whole and the objective recomputed."""
     bound = None if bound is None or not np.isfinite(bound) else float(bound)
     if values is None:
         return Solution(status, solver, bound=bound, note=note)

@@ -1,4 +1,4 @@
-"""Hand a model to a backend."""
+"""Hand a model to a solver backend."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def solve(
     cutoff: float | None = None,
     report: Report = unreported,
 ) -> Solution:
-    """Solve ``model`` on one thread, reproducibly where no time limit stops it.
+    """Solve ``model`` on one thread, reproducibly unless a time limit stops it.
 
     Args:
         model: What to minimise.
-        backend: Who solves it. CBC and Gurobi are replaced by HiGHS where they are missing or where Gurobi's licence
-            is too small; ``Solution.solver`` and ``Solution.note`` then say so.
-        time_limit_s: Seconds the solver may take, > 0, by the solver's own clock; none for no limit. The exhaustive
+        backend: The solver to use. CBC and Gurobi are replaced by HiGHS if they are missing or if Gurobi's licence is
+            too small; ``Solution.solver`` and ``Solution.note`` then say so.
+        time_limit_s: Seconds the solver may take, > 0, by the solver's own clock; None for no limit. The exhaustive
             search is limited by size instead.
         relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
-        start: (n,) a solution to begin from, where one is known; the exhaustive search does not need it.
+        start: (n,) a solution to begin from, if one is known; the exhaustive search does not need it.
         patience: When to accept a solution further from the bound than ``relative_gap``.
-        cutoff: Stop once no solution can be below this objective; CBC, which does not tell its bound, goes on.
-        report: Told how far it is, as a share of the time limit (0 without one); HiGHS alone does.
+        cutoff: Stop once no solution can be below this objective; CBC, which does not report its bound, goes on.
+        report: Called with the progress, as a share of the time limit (0 without one); only by HiGHS.
 
     Raises:
-        DomainError: An unknown backend or a limit out of range, or a model the exhaustive search does not take.
+        DomainError: an unknown backend, a limit out of range, or a model the exhaustive search does not accept.
     """
     if backend not in set(Backend):
         raise DomainError(f"there is no solver called {backend!r}")
@@ -65,7 +65,7 @@ def solve(
 
 
 def _is_plainly_infeasible(model: LinearModel) -> bool:
-    """Return whether bounds cross or a row without coefficients asks for more than 0; backends differ on these."""
+    """Return whether bounds cross or an empty row requires a value other than 0; backends differ on these."""
     crossed = np.any(model.lower > model.upper) or np.any(model.row_lower > model.row_upper)
     empty = np.diff(model.starts) == 0
     return bool(crossed or np.any(empty & ((model.row_lower > 0) | (model.row_upper < 0))))

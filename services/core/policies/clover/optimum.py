@@ -179,7 +179,7 @@ def _model(
 
 
 def _gain(application: Application, goal: Goal, intensity_gco2_per_j: float) -> Floats:
-    """(variants, 5) what a request adds to the objective if served there, without constants, per cent."""
+    """Return what a request adds to the objective if served there, without constants, per cent: (variants, 5)."""
     busy_gco2 = application.service_s * application.busy_w * intensity_gco2_per_j
     carbon = -100 * busy_gco2 / goal.baseline.carbon_gco2
     accuracy = 100 * application.accuracy[:, None] / goal.baseline.accuracy

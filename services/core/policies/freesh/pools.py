@@ -43,7 +43,7 @@ class Partition:
 
     @property
     def load_qps(self) -> Floats:
-        """(n_classes,) mean requests per second over the steps."""
+        """(n_classes,) mean requests per second, averaged over the steps."""
         return (self.demand_qps if self.mean_qps is None else self.mean_qps).mean(axis=1)
 
     @property
@@ -54,12 +54,12 @@ class Partition:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Nodes of a location that are alike.
+    """Identical nodes of a location.
 
     Attributes:
         location, gpu_type: Which GPUs, and where.
         nodes: How many nodes.
-        gpus: Of that type on each.
+        gpus: Number of GPUs of that type on each.
     """
 
     location: int
@@ -74,21 +74,21 @@ class PoolProblem:
 
     Attributes:
         step_s: Length of a step, seconds.
-        rates: (n_locations, n_steps) what a kWh costs there and then, in the objective's unit: gCO2, money, or 1.
-        gpus: (n_locations, n_types) there are.
-        mode_gpus: (n_modes, n_types) an instance takes.
+        rates: (n_locations, n_steps) cost of a kWh there at that time, in the objective's unit: gCO2, money, or 1.
+        gpus: (n_locations, n_types) available.
+        mode_gpus: (n_modes, n_types) that an instance takes.
         partitions: To choose from.
-        head_room: Alpha of equation 1b, > 0: serve so many times the demand.
-        running: (n_locations, n_modes) instances that run now.
-        locked: (n_locations, n_modes) those of them too young to be stopped; at most ``running``.
+        head_room: Alpha of equation 1b, > 0: the multiple of the demand to be served.
+        running: (n_locations, n_modes) instances running now.
+        locked: (n_locations, n_modes) those among them that are too young to be stopped; at most ``running``.
         idle_w: (n_modes,) watts of an instance that is kept without requests.
-        start_j, stop_j: (n_modes,) energy that a start or a stop takes; 0 for free.
-        negative_rates: How negative rates are read.
+        start_j, stop_j: (n_modes,) energy that a start or a stop takes; 0 if free.
+        negative_rates: How negative rates are interpreted.
         region_shares: (n_regions,) share of each class's requests that comes from a region; they sum to 1.
-        follows_load: (n_modes,) whether an instance draws ``idle_w`` without requests and in between as much more as it
-            serves; None where all draw their full power whatever they serve.
-        node_kinds: The nodes on which each instance must fit whole; only the sums in ``gpus`` count where there are
-            none for a location and type.
+        follows_load: (n_modes,) whether an instance draws ``idle_w`` without requests and more in proportion to what it
+            serves; None if all draw their full power whatever they serve.
+        node_kinds: The nodes on which each instance must fit whole; if there are none for a location and type, only
+            the sums in ``gpus`` count.
     """
 
     step_s: float
@@ -153,13 +153,13 @@ class PoolProblem:
 
     @property
     def most(self) -> Ints:
-        """(n_locations, n_modes) instances of a mode that would fit alone."""
+        """(n_locations, n_modes) how many instances of a mode alone would fit."""
         needs = self.mode_gpus[None, :, :]
         fits = np.where(needs > 0, self.gpus[:, None, :] // np.maximum(needs, 1), np.iinfo(np.int64).max)
         return fits.min(axis=2)
 
     def reach_of(self, partition: int) -> Bools:
-        """Return (n_regions, n_locations, n_classes, n_modes) whether requests from a region are served in time."""
+        """Return whether requests from a region are served in time: (n_regions, n_locations, n_classes, n_modes)."""
         part = self.partitions[partition]
         if part.reach is not None:
             return part.reach
@@ -167,16 +167,16 @@ class PoolProblem:
         return np.ones((self.region_shares.size, n_locations, part.demand_qps.shape[0], n_modes), np.bool_)
 
     def by_load_w(self, partition: int) -> Floats:
-        """Return (n_classes, n_modes) what an instance at full load draws beyond ``idle_w``; 0 where it always does."""
+        """Return what an instance at full load draws beyond ``idle_w``: (n_classes, n_modes) W; 0 if it always does."""
         power_w = self.partitions[partition].power_w
         if self.follows_load is None:
             return np.zeros_like(power_w)
         return np.where(self.follows_load, np.maximum(power_w - self.idle_w, 0.0), 0.0)
 
     def wanted_qps(self, partition: int) -> Floats:
-        """(n_classes,) what a pool must serve: the greatest demand of any step, with head-room (equation 1b).
+        """Return what a pool must serve, (n_classes,): the greatest demand of any step, with head-room (equation 1b).
 
-        Instances run the whole while, so that the step with the most demand is the only one that binds.
+        Instances run for the whole period, so only the step with the most demand binds.
         """
         return self.head_room * self.partitions[partition].demand_qps.max(axis=1)
 
@@ -186,9 +186,9 @@ class Shortfall:
     """Demand that no plan can serve.
 
     Attributes:
-        qps: (n_classes,) not served, of the demand with head-room.
+        qps: (n_classes,) unserved part of the demand with head-room.
         unserved_alone: (n_classes,) whether the class cannot be served even with all GPUs to itself.
-        full: (n_locations, n_types) GPUs that the least shortfall has all in use, of those there are.
+        full: (n_locations, n_types) whether the plan with the least shortfall uses all GPUs that exist there.
     """
 
     qps: Floats
@@ -203,13 +203,13 @@ class PoolPlan:
     Attributes:
         status: ``optimal`` within the requested gap, ``feasible`` with a wider gap, ``infeasible`` with the plan of
             least shortfall, ``time_limit`` without a plan.
-        solver: Who solved it in the end.
-        partition: The chosen one; none without a plan.
+        solver: The solver that found the plan.
+        partition: The chosen one; None without a plan.
         instances: (n_locations, n_classes, n_modes).
         kept: (n_locations, n_modes) instances kept running without requests.
-        objective: Sum over steps of rate x power x step, unit of ``rates`` times W s; starts and stops included.
+        objective: Sum over steps of rate x power x step, unit of ``rates`` times W s; includes starts and stops.
         bound: No plan has a lower objective.
-        shortfall: Where the demand cannot be served.
+        shortfall: Set if the demand cannot be served.
         note: What a reader should know.
     """
 
@@ -225,21 +225,21 @@ class PoolPlan:
 
     @property
     def gap(self) -> float | None:
-        """``(objective - bound) / |objective|``; none where either is unknown."""
+        """``(objective - bound) / |objective|``; None if either is unknown."""
         if self.objective is None or self.bound is None:
             return None
         return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-9)
 
     def totals(self) -> Ints:
-        """(n_locations, n_modes) instances of all classes, those kept without requests included."""
+        """Return the instances of all classes, including those kept without requests: (n_locations, n_modes)."""
         return self.instances.sum(axis=1) + self.kept
 
 
 def drawn_w(problem: PoolProblem, plan: PoolPlan) -> Floats:
     """Return what each instance draws on average: (n_locations, n_classes, n_modes) watts.
 
-    Where power follows the load, requests go to the instances where another one costs least by the problem's rates.
-    Instances whose power does not follow it take as many as they can for nothing.
+    Where power follows the load, requests go to the instances where one more costs least at the problem's rates.
+    Instances whose power does not follow it take as many as they can, at no extra cost.
     """
     assert plan.partition is not None
     part, by_load_w = problem.partitions[plan.partition], problem.by_load_w(plan.partition)
@@ -264,15 +264,15 @@ def drawn_w(problem: PoolProblem, plan: PoolPlan) -> Floats:
 
 
 def energy_j(problem: PoolProblem, plan: PoolPlan) -> Floats:
-    """Return what each location's instances draw in one step, joules: (n_locations,). Starts and stops not counted."""
+    """Return what each location's instances draw in one step, joules: (n_locations,). Excludes starts and stops."""
     serving_w = (plan.instances * drawn_w(problem, plan)).sum(axis=(1, 2))
     return problem.step_s * (serving_w + plan.kept @ problem.idle_w)
 
 
 def switches(problem: PoolProblem, plan: PoolPlan) -> tuple[Ints, Ints]:
-    """Return how many instances start and stop: two of (n_locations, n_modes).
+    """Return how many instances start and stop: two arrays of (n_locations, n_modes).
 
-    An instance that changes its class keeps running: that concerns only the router.
+    An instance that changes its class keeps running: that affects only the router.
     """
     change = plan.totals() - problem.running
     return np.maximum(change, 0), np.maximum(-change, 0)

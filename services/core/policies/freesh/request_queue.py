@@ -1,7 +1,7 @@
 """The requests that wait at a dispatcher, in the order of ``laxity``: bounded, and fair between tenants if asked.
 
-Requests of one tenant that the same servers may serve have a line of their own, which is a heap. The entry of a request
-that is removed stays there as a marker until it comes up, and lines that are mostly markers are rebuilt.
+Requests of one tenant that the same servers may serve have a line of their own, which is a heap. When a request is
+removed, its entry stays there as a marker until it reaches the front, and lines that are mostly markers are rebuilt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SPARSE = 64
 
 
 class _Line:
-    """The waiting requests of one tenant that exclude the same servers: a heap that never begins with a marker.
+    """The waiting requests of one tenant that exclude the same servers: a heap whose first entry is never a marker.
 
     Attributes:
         heap: Their entries, and markers.
-        markers: How many entries are of requests that were removed.
+        markers: How many entries are markers, i.e. of requests that were removed.
     """
 
     __slots__ = ("heap", "markers")
@@ -35,22 +35,22 @@ class _Line:
         self.heap, self.markers = heap, 0
 
     def live(self) -> list[_Entry]:
-        """Return the entries of requests that wait, in no order."""
+        """Return the entries of waiting requests, in no particular order."""
         return [entry for entry in self.heap if entry[3] == entry[4].serial] if self.markers else self.heap
 
     def take(self) -> None:
-        """Take out the first entry."""
+        """Remove the first entry."""
         heapq.heappop(self.heap)[4].serial = -1
         self._tidy()
 
     def mark(self, request: ServingRequest) -> None:
-        """Take out any request; its entry stays as a marker."""
+        """Remove any request; its entry stays as a marker."""
         request.serial = -1
         self.markers += 1
         self._tidy()
 
     def _tidy(self) -> None:
-        """Take markers off the beginning; rebuild a line that is mostly markers."""
+        """Remove markers from the front; rebuild a line that is mostly markers."""
         heap = self.heap
         if self.markers > SPARSE and 2 * self.markers > len(heap):
             heap[:] = self.live()
@@ -65,8 +65,8 @@ class RequestQueue:
     """The waiting requests of one class.
 
     Args:
-        order: In which they are served.
-        times: How fast the class's instances are now; ``retime`` when that changes.
+        order: The order in which they are served.
+        times: How fast the class's instances are now; call ``retime`` when that changes.
         capacity: How many may wait; None for any number.
     """
 
@@ -85,7 +85,7 @@ class RequestQueue:
         return request_id in self._waiting
 
     def __iter__(self) -> Iterator[ServingRequest]:
-        """Yield the waiting requests, the first to be served first."""
+        """Yield the waiting requests in the order in which they will be served."""
         return (entry[4] for entry in sorted(entry for line in self._lines.values() for entry in line.live()))
 
     @property
@@ -99,10 +99,10 @@ class RequestQueue:
         return list(dict.fromkeys(tenant for tenant, _ in self._lines))
 
     def push(self, request: ServingRequest) -> bool:
-        """Add a request; False if the queue is full, which changes nothing.
+        """Add a request; False, with nothing changed, if the queue is full.
 
         Raises:
-            DomainError: A request of this id waits already.
+            DomainError: a request with this id is already waiting.
         """
         if self.capacity is not None and len(self._waiting) >= self.capacity:
             return False
@@ -110,12 +110,12 @@ class RequestQueue:
         return True
 
     def requeue(self, request: ServingRequest) -> None:
-        """Add a request that was preempted, or that its instance lost; it was accepted, so the bound does not hold.
+        """Add a request that was preempted or lost by its instance; accepted before, it is exempt from the bound.
 
-        Its ``tokens_done`` are what it need not produce again.
+        Its ``tokens_done`` need not be produced again.
 
         Raises:
-            DomainError: A request of this id waits already.
+            DomainError: a request with this id is already waiting.
         """
         self._add(request)
 
@@ -124,13 +124,13 @@ class RequestQueue:
 
         Args:
             behind: Tenants whose turn comes only when no other tenant waits, as ``over_share`` says.
-            without: Requests that exclude one of these sets of servers are passed over.
+            without: Sets of servers; requests that exclude exactly one of these sets are passed over.
         """
         found = self._first(behind, without)
         return None if found is None else found[4]
 
     def pop(self, *, behind: Collection[str] = ()) -> ServingRequest | None:
-        """Return the next request and take it out; None if nothing waits. ``behind`` as for ``peek``."""
+        """Remove and return the next request; None if nothing waits. ``behind`` as for ``peek``."""
         found = self._first(behind)
         if found is None:
             return None
@@ -143,7 +143,7 @@ class RequestQueue:
         return request
 
     def remove(self, request_id: str) -> ServingRequest | None:
-        """Take out a request whose client left, and return it; None if it does not wait."""
+        """Remove and return a request whose client left; None if it is not waiting."""
         request = self._waiting.pop(request_id, None)
         if request is not None:
             line = self._lines[_line_of(request)]
@@ -153,7 +153,7 @@ class RequestQueue:
         return request
 
     def retime(self, times: ServiceTimes) -> None:
-        """Order all waiting requests anew for instances of another speed; arrivals stay in their order."""
+        """Reorder all waiting requests for instances of a different speed; arrivals keep their order."""
         self._times = times
         if self.order is Order.FCFS:
             return
@@ -189,10 +189,10 @@ def _line_of(request: ServingRequest) -> tuple[str, frozenset[str]]:
 def over_share(
     in_service: Mapping[str, float], waiting: Collection[str], weights: Mapping[str, float] | None = None
 ) -> set[str]:
-    """Return the tenants that hold more than their share while others wait: those who go behind.
+    """Return the tenants that hold more than their share while others wait, and so go behind.
 
     A tenant's share of what is in service is its weight among the tenants that wait or are served. If every tenant that
-    waits is over its share, nobody is behind.
+    waits is over its share, nobody goes behind.
 
     Args:
         in_service: What each tenant holds: requests, tokens, or any measure of them, >= 0.
@@ -200,7 +200,7 @@ def over_share(
         weights: Their weights, > 0; 1 where none is given.
 
     Raises:
-        DomainError: A weight is not above 0.
+        DomainError: a weight is not above 0.
     """
     weights = weights or {}
     active = {*waiting, *(tenant for tenant, held in in_service.items() if held > 0)}

@@ -1,14 +1,14 @@
-"""Which server answers a request: one prediction, for each server, of the end and of what the request adds there.
+"""Which server answers a request: for each server, predict when the answer ends and what the request adds there.
 
 FREESH decides every half hour how many instances run where, and then shares requests among them by weights. Between two
-plans intensity moves and so does load. Here each request goes where it adds the least carbon among the servers that are
-predicted to answer it within its limit; of those that are alike, to the one that answers first. Beyond the paper.
+plans both intensity and load change. Here each request goes where it adds the least carbon, among the servers that are
+predicted to answer it within its limit; among equals, to the one that answers first. This goes beyond the paper.
 
-- *Time*: prompts are read one after another, and a token of each held request is made in each step. What is cached need
-  not be read, so that a hit is worth the time that it saves. Load is counted in tokens.
+- *Time*: prompts are read one after another, and each step makes one token of every request held. Whatever is cached
+  need not be read, so a cache hit is worth the time that it saves. Load is counted in tokens.
 - *Carbon* is a property of server and request: what one more request in a full batch draws, for as long as the profile
-  takes for its tokens, times PUE and intensity. Power over the rate of the moment would be no such property: it falls
-  while a server is busy, so that the busy one would look clean and stay busy. A cache is no part of it either.
+  takes for its tokens, times PUE and intensity. Power divided by the present rate would be no such property: it falls
+  while a server is busy, so a busy server would look clean and stay busy. Nor is a cache part of it.
 - *Balance*: of servers that are no dirtier and no farther, one that is fuller by more than ``BALANCE_SHARE`` and
   ``BALANCE_REQUESTS`` is passed over, whatever it has cached.
 """
@@ -51,14 +51,14 @@ CACHE_TOKENS, BLOCK_TOKENS, MOST_SESSIONS = 2**19, 128, 10_000
 
 
 class Work(NamedTuple):
-    """A request as servers are compared for it.
+    """A request, as needed to compare servers for it.
 
     Attributes:
-        input_tokens, output_tokens: Of the prompt, and predicted of the answer.
-        blocks: Stand for the beginnings of the prompt that are whole blocks, the shortest first.
-        session: To which it says that it belongs.
-        adapter: That it needs; None for the model itself.
-        block_tokens: Of each block.
+        input_tokens, output_tokens: Length of the prompt, and the predicted length of the answer.
+        blocks: Keys of the prompt's prefixes that are whole blocks, the shortest first.
+        session: The session to which it says it belongs.
+        adapter: The adapter that it needs; None for the model itself.
+        block_tokens: Length of each block.
     """
 
     input_tokens: int
@@ -70,7 +70,7 @@ class Work(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """What a server that holds it has to do for it."""
+        """The tokens that count as load on a server that holds it."""
         return round(PREFILL_BASE_TOKENS + self.input_tokens + self.output_tokens)
 
 
@@ -78,7 +78,7 @@ class EnergyProfile(NamedTuple):
     """What requests add to a server's power at the load of its profile.
 
     Attributes:
-        slot_w: Each request in the batch, watts > 0.
+        slot_w: Power per request in the batch, watts > 0.
         read_s, token_s: Seconds to read a token of a prompt, and to make one of an answer.
     """
 
@@ -100,7 +100,7 @@ def energy_profile(
     ttft_s: float | None,
     tbt_s: float | None,
 ) -> EnergyProfile | None:
-    """Return what a profile says of energy; None if it does not say all, or that requests add none.
+    """Return a profile's energy figures; None if any is missing, or if requests add no energy.
 
     At ``max_qps`` a server holds ``max_qps * latency_s`` requests (Little's law); they share what it draws beyond idle.
     """
@@ -112,14 +112,14 @@ def energy_profile(
 
 @dataclass(slots=True)
 class Given:
-    """A request that a server was given.
+    """A request that was given to a server.
 
     Attributes:
         work: The request.
-        at_s: When.
-        cached_tokens: Of its prompt, that the server need not read.
-        first_s: Until its first token, as predicted.
-        read_at_s: When its prompt was to be read, by the server's own clock of reading.
+        at_s: When it was given.
+        cached_tokens: Tokens of its prompt that the server need not read.
+        first_s: Predicted time to its first token.
+        read_at_s: When its prompt should have been read, by the server's own reading clock.
         beside: Tokens that the server held without it.
     """
 
@@ -137,10 +137,10 @@ class ServerCosts:
     Attributes:
         read_s: Seconds to read a token of a prompt.
         token_s: Seconds between the tokens of a request that it holds alone.
-        held_tokens: Of the requests that it was given here.
-        others_tokens: Of requests that others gave it.
+        held_tokens: Tokens of the requests that it was given here.
+        others_tokens: Tokens of requests that others gave it.
         running, queued: Requests that it works on, and that wait inside it, by its own account.
-        adapters: That it is thought to have loaded, the one used last at the end.
+        adapters: Those it is thought to have loaded, the most recently used last.
     """
 
     __slots__ = (
@@ -166,7 +166,7 @@ class ServerCosts:
         batch: float = 1.0,
         cache: PrefixCache | None = None,
     ) -> None:
-        """Take the times of its profile, None if unknown, the requests that it held meanwhile, and what it caches."""
+        """Take the times of its profile, None if unknown, the batch at which they hold, and its cache."""
         lone_s = (tbt_s or USUAL_TBT_S) / (1.0 + BATCH_SLOWDOWN * max(batch - 1.0, 0.0))
         self._usual = ((ttft_s or USUAL_TTFT_S) / USUAL_READ_TOKENS, lone_s)
         self.read_s, self.token_s = self._usual
@@ -180,16 +180,16 @@ class ServerCosts:
 
     @property
     def ttft_s(self) -> float:
-        """Time to the first token of a usual prompt that does not wait, seconds."""
+        """Time to the first token of a typical prompt that does not wait, seconds."""
         return self.read_s * USUAL_READ_TOKENS
 
     @property
     def tbt_s(self) -> float:
-        """Time between tokens now, seconds."""
+        """Present time between tokens, seconds."""
         return self.token_s * (1.0 + SLOWDOWN_PER_TOKEN * (self.held_tokens + self.others_tokens))
 
     def cached_tokens(self, work: Work) -> int:
-        """Return how many tokens of a prompt it need not read: of a beginning, or of its session, that it had."""
+        """Return how many tokens of a prompt it need not read, because it has had that prefix or session before."""
         known = 0.0 if work.session is None else self._sessions.get(work.session, 0)
         if work.blocks:
             known = max(known, self._cache.shared(work.blocks) * work.block_tokens)
@@ -200,13 +200,14 @@ class ServerCosts:
     ) -> float:
         """Return the predicted time until a request's last token if it is given now, seconds.
 
-        Each that waits inside the server takes as long as this one, as many at a time as it works on.
+        Each request that waits inside the server is assumed to take as long as this one, with as many served at a time
+        as it works on.
 
         Args:
             work: The request.
             now_s: By the clock of ``begin``.
-            cached_tokens: As ``cached_tokens`` says.
-            read_s, token_s: To count with in place of its own.
+            cached_tokens: From ``cached_tokens``.
+            read_s, token_s: To use in place of its own.
         """
         reads_s = max(self._reads_until_s - self._ahead_s - now_s, 0.0) + self._reads_s(work, cached_tokens, read_s)
         slowed = 1.0 + SLOWDOWN_PER_TOKEN * (self.held_tokens + self.others_tokens)
@@ -218,7 +219,7 @@ class ServerCosts:
         return loads_s + (read_s or self.read_s) * (PREFILL_BASE_TOKENS + work.input_tokens - cached_tokens)
 
     def begin(self, work: Work, now_s: float) -> Given:
-        """Count a request that it is given; return it to end it with."""
+        """Count a request that the server is given; return the record to pass to ``end``."""
         cached = self.cached_tokens(work)
         ahead_s = now_s + self._ahead_s
         self._reads_until_s = max(self._reads_until_s, ahead_s) + self._reads_s(work, cached)
@@ -240,15 +241,15 @@ class ServerCosts:
         return given
 
     def has_read(self, given: Given, now_s: float) -> None:
-        """Note that the answer to a request is there, so that its prompt and all before it were read sooner, if so."""
+        """Note that a request's answer has begun, so its prompt and all before it have been read, perhaps early."""
         self._ahead_s = max(self._ahead_s, given.read_at_s - now_s)
 
     def end(self, given: Given) -> None:
-        """Count a request that it holds no more."""
+        """Stop counting a request that it no longer holds."""
         self.held_tokens -= given.work.tokens
 
     def tell(self, held: float, running: float, queued: float, kv_use: float) -> None:
-        """Take in what it says of itself, and how many of its requests were given here.
+        """Take in what it reports of itself, and how many of its requests were given here.
 
         Args:
             held: Requests given here.
@@ -263,9 +264,9 @@ class ServerCosts:
 
         Args:
             given: Its request.
-            first_s: From when the server was given it to its first token; None where that was not seen.
-            served_s: To its last token.
-            tokens: Of the answer.
+            first_s: Time from being given to the server to its first token; None if that was not seen.
+            served_s: Time to its last token.
+            tokens: Length of the answer.
         """
         self._has_answered = True
         if first_s is None:
@@ -279,7 +280,7 @@ class ServerCosts:
             self.token_s += NEW_SHARE * (lone_s - self.token_s)
 
     def fade(self) -> None:
-        """Believe less of what was observed if nothing was since the last call: one that was slow is tried again."""
+        """Discount observed times if nothing was observed since the last call, so that a slow server is tried again."""
         if not self.held_tokens and not self._has_answered:
             read_s, token_s = self._usual
             self.read_s += NEW_SHARE * (read_s - self.read_s)
@@ -288,12 +289,12 @@ class ServerCosts:
 
 
 class Server(Protocol):
-    """A server as this choice sees it.
+    """A server, as needed for this choice.
 
     Attributes:
         location: Its place.
         limit: Requests that it may be given at once.
-        gco2_per_kwh: Intensity of its grid now, for energy at its meter: PUE included; None if unknown.
+        gco2_per_kwh: Present intensity of its grid, for energy at its meter, including PUE; None if unknown.
         energy: What requests add there, by its profile; None if unknown.
         costs: Its times and load.
     """
@@ -314,10 +315,10 @@ S = TypeVar("S", bound=Server)
 
 
 def added_carbon(servers: Sequence[Server], work: Work) -> list[float]:
-    """Return what is to be compared between servers: one unit for all of them; infinite where intensity is unknown.
+    """Return the figure by which to compare servers, in one unit for all; infinite where intensity is unknown.
 
-    That is what the request adds, gCO2, if the profiles of all whose intensity is known state it; else, as known
-    energies do not compare with unknown ones, gCO2 per kWh. Negative where the intensity is.
+    That is what the request adds, gCO2, if the profiles of all servers with known intensity state it; otherwise, since
+    known energies do not compare with unknown ones, it is gCO2 per kWh. Negative where the intensity is.
     """
     if all(each.energy is not None for each in servers if each.gco2_per_kwh is not None):
         return [
@@ -334,14 +335,14 @@ def choose_server(
 ) -> S | None:
     """Return the server that adds least carbon among those predicted to be in time, else the first to answer.
 
-    Of servers that are alike the first to answer is taken, and of those the one named first.
+    Among equals, the first to answer is taken, and among those the one listed first.
 
     Args:
         servers: Those that may be given the request now.
         work: The request.
         limit_s: How long its answer may still take.
-        now_s: The moment, by the clock of ``ServerCosts.begin``.
-        network_s: Time to each place and back, seconds; 0 where none is given.
+        now_s: The present moment, by the clock of ``ServerCosts.begin``.
+        network_s: Round-trip time to each place, seconds; 0 where none is given.
     """
     if len(servers) < 2:
         return servers[0] if servers else None
@@ -370,7 +371,7 @@ def choose_server(
 
 
 def even(paces_s: Sequence[float]) -> list[float]:
-    """Return servers' times with those of the fastest for all that are about as fast."""
+    """Return the servers' times, with those that are about as fast as the fastest set equal to it."""
     fastest = min(paces_s)
     return [fastest if each <= (1.0 + ALIKE_PACE) * fastest else each for each in paces_s]
 
@@ -378,9 +379,9 @@ def even(paces_s: Sequence[float]) -> list[float]:
 def _balanced(
     servers: Sequence[Server], carbon: Sequence[float], away_s: Sequence[float], token_s: Sequence[float], work: Work
 ) -> list[int]:
-    """Return the servers that are not much fuller than one that is no dirtier and no farther, by their places.
+    """Return the indices of the servers that are not much fuller than one that is no dirtier and no farther.
 
-    How full one is: the seconds of work that each of its places holds.
+    How full a server is: the seconds of work held per place it has.
     """
     keys = list(zip(carbon, away_s, strict=True))
     place_s = [pace_s / each.limit for each, pace_s in zip(servers, token_s, strict=True)]

@@ -14,7 +14,7 @@ from services.core.domain.carbon import CarbonCurve
 def rescaled_power(power_w: Floats, mu: float) -> Floats:
     """Return ``P* = (P - Pmin) / (Pmax - Pmin) * (mu - 1) + 1``, which lies in [1, mu].
 
-    The bounds are taken over the jobs whose power is known. Where it is not, or where all draw the same, P* is 1.
+    The bounds are taken over the jobs whose power is known. If it is not known, or if all draw the same, P* is 1.
 
     Args:
         power_w: (n_jobs,) mean draw of one of each job's GPUs, NaN where unobserved.
@@ -31,7 +31,7 @@ def rescaled_power(power_w: Floats, mu: float) -> Floats:
 
 
 def high_power(power_w: Floats) -> Bools:
-    """Return which jobs draw at least the median of those known: (n_jobs,); an unobserved one does not.
+    """Return which jobs draw at least the median of those known: (n_jobs,); an unobserved one does not count.
 
     Source: GREEN section 5.2, P~; for jobs at the median see ``shifting``.
     """
@@ -48,7 +48,7 @@ def high_power(power_w: Floats) -> Bools:
 def shifting(power_w: Floats, intensity: float | Floats, mean_intensity: float | Floats, mu: float) -> Floats:
     """Return SHIFTING: a factor below 1 brings a job forward at this hour, one above 1 puts it back.
 
-    Our reading of the table that Fig. 5a shows and our copy has lost, after the sense given with Fig. 6:
+    Our reading of the table in Fig. 5a, which is missing from our copy, following the explanation given with Fig. 6:
 
     ==============================  =====================  ==================
     hour                            P at least the median  P below the median
@@ -60,15 +60,15 @@ def shifting(power_w: Floats, intensity: float | Floats, mean_intensity: float |
     A job whose power is unobserved has the neutral factor 1. Shown by
     ``tests/unit/core/test_green_carbon.py::test_shifting_follows_the_table_of_four_quadrants``.
 
-    The paper calls jobs above the median high-power jobs; here those at the median are, too. Jobs of one kind draw the
-    same power, so the median is often the draw of many; were these the most power-hungry ones, there would be no
+    The paper calls jobs above the median high-power jobs; here those at the median count too. Jobs of one kind draw the
+    same power, so many jobs often draw exactly the median. If these were the most power-hungry ones, there would be no
     high-power job at all, and the table would bring them forward in dirty hours. Shown by
     ``tests/unit/core/test_green_carbon.py::test_jobs_that_share_the_median_power_are_high_power_jobs``.
 
     Args:
         power_w: (n_jobs,) mean draw of one of each job's GPUs, NaN where unobserved.
-        intensity: Carbon intensity now, gCO2/kWh; (n_jobs,) where jobs draw from several grids.
-        mean_intensity: The average I-bar that separates green hours from dirty ones, gCO2/kWh; as ``intensity``.
+        intensity: Present carbon intensity, gCO2/kWh; (n_jobs,) where jobs draw from several grids.
+        mean_intensity: The average I-bar that separates green hours from dirty ones, gCO2/kWh; shaped as ``intensity``.
         mu: >= 1; at 1 every factor is exactly 1.
 
     Source: GREEN section 5.2, Fig. 5a and 6.
@@ -83,11 +83,10 @@ def shifting(power_w: Floats, intensity: float | Floats, mean_intensity: float |
 
 
 def mean_intensity(curve: CarbonCurve, now_s: float, window_s: float) -> float:
-    """Return the average I-bar: the time-weighted mean over the last ``window_s`` known, looking ahead at most that
-    far.
+    """Return the average I-bar: the time-weighted mean over the latest known ``window_s``, looking no further ahead.
 
     The window ends at ``min(end of the curve, now + window)`` and is ``window_s`` long, or as long as the curve goes
-    back. So with a full forecast it is the window ahead, without one the window just past, and in between it slides.
+    back. So with a full forecast it is the window ahead, without one the window just past, and otherwise in between.
 
     Source: GREEN section 8.1, which gives the scheduler a curve of 24 or 48 hours.
     """

@@ -1,4 +1,4 @@
-"""What can be turned in GREEN, with the paper's values as defaults."""
+"""GREEN's parameters, with the paper's values as defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WaitsFor = Literal["high_power", "all"]
 
 @dataclass(frozen=True)
 class GreenConfig:
-    """Parameters of GREEN. Where the paper prints no value, the meaning says that the default is ours."""
+    """Parameters of GREEN. If the paper prints no value, the meaning says that the default is ours."""
 
     mu: Annotated[
         float,

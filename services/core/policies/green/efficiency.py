@@ -19,13 +19,13 @@ LEAST_DEGRADATION = 1e-9
 
 
 class BeforeGrowth(NamedTuple):
-    """A job as it was when it last grew.
+    """A job's state when it last grew.
 
     Attributes:
-        gpus: Its size.
+        gpus: Its size before that step.
         efficiency: Progress per joule at that size.
-        power_w: What it drew at that size, hosts included.
-        energy_j, gpu_s: What it had spent and held by then.
+        power_w: What it drew at that size, including hosts.
+        energy_j, gpu_s: The energy and GPU time it had used by then.
     """
 
     gpus: int
@@ -38,7 +38,7 @@ class BeforeGrowth(NamedTuple):
 def degradation(efficiency_base: Floats, efficiency_now: Floats) -> Floats:
     """Return ``DEGRADATION = EFFICIENCY(now) / EFFICIENCY(t0)``, NaN where either is unobserved.
 
-    1 means that the present gang turns a joule into as much progress as the minimum gang did.
+    1 means that the present gang makes as much progress per joule as the minimum gang did.
 
     Args:
         efficiency_base: (n_jobs,) progress per joule at the minimum gang.
@@ -55,9 +55,9 @@ def degradation(efficiency_base: Floats, efficiency_now: Floats) -> Floats:
 
 
 def gamma_at(occupancy: float, gamma_empty: float, gamma_full: float) -> float:
-    """Return the least degradation at which jobs still scale out.
+    """Return the lowest degradation at which jobs still scale out.
 
-    Our reading: the paper adapts gamma to the cluster's occupancy and to the job and prints no formula; here it rises
+    Our reading: the paper adapts gamma to the cluster's occupancy and to the job but prints no formula; here it rises
     linearly with occupancy between two configured ends and is the same for every job. Shown by
     ``tests/unit/core/test_green_scaling.py::test_a_full_cluster_asks_for_more_efficiency``.
 
@@ -81,18 +81,18 @@ def occupancy_of(snapshot: Snapshot) -> float:
 def largest_gang(min_gpus: Ints, max_gpus: Ints, job_cap_gpus: int) -> Ints:
     """Return the size beyond which each job never scales out: (n_jobs,).
 
-    Our reading: the paper caps every job so that one that scales well does not take the whole cluster, and prints no
-    value; here it is one number of GPUs, raised to the minimum gang of wider jobs. Shown by
+    Our reading: the paper caps every job so that one that scales well does not take the whole cluster, but prints no
+    value; here it is one number of GPUs, raised to the minimum gang for wider jobs. Shown by
     ``tests/unit/core/test_green_scaling.py::test_no_job_grows_beyond_its_cap``.
     """
     return np.minimum(max_gpus, np.maximum(min_gpus, job_cap_gpus))
 
 
 def last_step(snapshot: Snapshot, present: Ints, grown: Mapping[JobId, BeforeGrowth], *, marginal: bool) -> Floats:
-    """Return what the last step of each job did to its efficiency, NaN where unobserved, 1 where there was none.
+    """Return the effect of each job's last step on its efficiency, NaN where unobserved, 1 where there was none.
 
     With ``EFF`` progress per joule and ``P`` watts at the sizes before (b) and now (n): ``EFF_n / EFF_b``, or, if
-    ``marginal``, what the added watts are turned into, against the smallest gang's
+    ``marginal``, the efficiency of the added watts relative to the smallest gang's,
 
         (EFF_n * P_n - EFF_b * P_b) / (P_n - P_b) / EFFICIENCY(t0)
 
@@ -101,7 +101,7 @@ def last_step(snapshot: Snapshot, present: Ints, grown: Mapping[JobId, BeforeGro
     Args:
         snapshot: The cluster.
         present: (n_jobs,) the size each job has.
-        grown: The jobs that have grown, as they were before.
+        grown: The jobs that have grown, with their state before.
         marginal: See above.
 
     Returns:

@@ -20,7 +20,7 @@ STARVING, AHEAD, ARRIVED, BEHIND = range(4)
 
 
 class ByJob(NamedTuple):
-    """Columns of (n_jobs + 1,) each; what stands last, at -1, is a job that was not ranked."""
+    """Columns of (n_jobs + 1,) each; the last entry, at -1, is for a job that was not ranked."""
 
     queue: Ints
     key: Floats
@@ -31,22 +31,22 @@ class ByJob(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GreenMemory:
-    """The last active round's ranking and what it decided; about the jobs that were live then and no others.
+    """The last active round's ranking and what it decided, for the jobs that were live then and no others.
 
-    Columns are (n_jobs,), as the round's table. A round neither makes an object per job nor sorts the jobs to their
-    end, because thousands may wait; what does so is a property here, for those who ask.
+    Columns are (n_jobs,), as the round's table. A round neither makes an object per job nor sorts all jobs completely,
+    because thousands may wait; anything that requires this is a property here, for those who ask.
 
     Attributes:
         jobs: The jobs of the round's table.
         queue: Where each job stands in the ranking before users' priorities: ``STARVING``, ``AHEAD`` or ``BEHIND``.
-        key: What its place in that queue goes by, smallest first.
-        submitted_s: What it goes by where ``key`` is the same; and then by the id.
-        gangs: The size each of those had or was to have.
+        key: What orders it within that queue, smallest first.
+        submitted_s: What orders it if ``key`` ties; then the id does.
+        gangs: The size each job had or was to have.
         lower: Whether it has left the upper queue.
         held: Whether it waits for greener hours, whatever is free; None: no job does.
-        counted_from: (2, n_jobs) of a job that starved, its emissions (gCO2) and GPU seconds by then, as only what
-            came after counts; 0 for others; None: no job has starved.
-        grown: For a job that has grown, what it was before its last step; kept only where the configuration asks.
+        counted_from: (2, n_jobs) for a job that has starved, its emissions (gCO2) and GPU seconds by then, since only
+            what came after counts; 0 for others; None: no job has starved.
+        grown: For a job that has grown, its state before its last step; kept only if the configuration asks for it.
     """
 
     jobs: tuple[JobId, ...] = ()
@@ -64,12 +64,12 @@ class GreenMemory:
 
     @cached_property
     def index(self) -> Mapping[JobId, int]:
-        """Index of each job in the round's table."""
+        """Index of each job in that round's table."""
         return dict(zip(self.jobs, range(len(self.jobs)), strict=True))
 
     @property
     def ahead(self) -> int:
-        """How many jobs rank ahead of the lower queue; arrivals join behind them."""
+        """How many jobs rank ahead of the lower queue; new arrivals join behind them."""
         return int(np.count_nonzero(self.queue < ARRIVED))
 
     @cached_property
@@ -84,7 +84,7 @@ class GreenMemory:
 
     @cached_property
     def by_job(self) -> ByJob:
-        """The columns, for those that were not ranked, too."""
+        """The columns, with an entry for jobs that were not ranked."""
         held = np.zeros(len(self.jobs), dtype=np.bool_) if self.held is None else self.held
         return ByJob(
             np.append(self.queue, ARRIVED),
@@ -111,7 +111,7 @@ def dump_memory(memory: GreenMemory) -> dict[str, Any]:
 
 
 def load_memory(stored: dict[str, Any]) -> GreenMemory:
-    """Return the memory that ``dump_memory`` wrote; what is missing is empty. Jobs stand by their rank from then on."""
+    """Return the memory that ``dump_memory`` wrote; missing parts are empty. Its columns are in rank order."""
     rows = [(JobId(job_id), int(gang), bool(lower)) for job_id, gang, lower in stored.get("ranking", [])]
     ids = tuple(job_id for job_id, _, _ in rows)
     counted, held = stored.get("counted_from", {}), frozenset(stored.get("held", ()))

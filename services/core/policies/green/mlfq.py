@@ -2,13 +2,13 @@
 
 An active round sorts the jobs into queues, sets their sizes and ranks them:
 
-1. jobs that starve, then the upper queue in order of submission while its jobs' gangs keep within theta of the cluster;
+1. jobs that starve, then the upper queue in order of submission as long as its gangs keep within theta of the cluster;
 2. the lower queue, and with it what theta kept out of the upper one, by PRIORITY (``carbon.lower_priority``).
 
-Where ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``slack``).
+If ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``slack``).
 
-A passive round fills free GPUs by the last active ranking; jobs that came since stand right behind the first group, at
-their minimum gang, or at ``fixed_gpus``. A passive round stops no job, so theta does not limit them.
+A passive round fills free GPUs by the last active ranking; jobs that arrived since stand right behind the first group,
+at their minimum gang, or at ``fixed_gpus``. A passive round stops no job, so theta does not limit them.
 
 Source: GREEN section 6, Algorithm 1.
 """
@@ -61,7 +61,7 @@ class Green:
         return GreenMemory()
 
     def decide(self, snapshot: Snapshot, memory: GreenMemory) -> tuple[Plan, GreenMemory]:
-        """Return Algorithm 1's plan in an active round, and the last ranking's in a passive one."""
+        """Return Algorithm 1's plan in an active round, and in a passive one the plan by the last ranking."""
         preemption = Preemption.at(snapshot.trigger)
         if preemption is Preemption.NOW:
             memory = active_ranking(snapshot, memory, self.config)
@@ -82,7 +82,7 @@ class Green:
         return reconcile(snapshot, ranking, preemption=preemption), memory
 
     def standing(self, memory: GreenMemory) -> StandingOrder:
-        """Return the order of passive rounds."""
+        """Return the order that passive rounds follow."""
         columns = memory.by_job
         gangs = columns.gangs.copy()
         gangs[-1] = self.config.fixed_gpus or 0
@@ -93,20 +93,20 @@ class Green:
         return dump_memory(memory)
 
     def load(self, stored: dict[str, Any]) -> GreenMemory:
-        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        """Return the memory that ``dump`` wrote; missing parts are empty."""
         return load_memory(stored)
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the upper queue's rules make of the jobs; every column is (n_jobs,).
+    """What the upper queue's rules decide for the jobs; every column is (n_jobs,).
 
     Attributes:
-        before: Where each job stood in the table of the last active round, -1 where it was not there.
+        before: Where each job stood in the table of the last active round, -1 if it was not there.
         present: The size each job has, or waits to have.
         gangs: The size each job should have.
         lower: Which jobs are in the lower queue from this round on.
-        degradation: Efficiency against the minimum gang, NaN where unobserved.
+        degradation: Efficiency relative to the minimum gang, NaN where unobserved.
         grown: As ``GreenMemory.grown``, from this round on.
     """
 
@@ -119,7 +119,7 @@ class Scaling:
 
 
 def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> GreenMemory:
-    """Return where all jobs stand, their sizes, and what else is to be remembered of this round."""
+    """Return the rank of all jobs, their sizes, and what else to remember of this round."""
     jobs = snapshot.jobs
     scaling = scale(snapshot, memory, config)
     starves = starving(snapshot, config.starvation_s)
@@ -156,10 +156,11 @@ def active_ranking(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig)
 def passive_ranking(
     snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, which: Ints
 ) -> tuple[tuple[Ints, Floats], Ints, Bools | None]:
-    """Return where these jobs stand by the last active ranking, as ``GreenMemory`` has it, their sizes, and which of
-    them are held; None: no job is. Each (n_which,).
+    """Return the rank keys of these jobs by the last active ranking, their sizes, and which are held; each (n_which,).
 
-    Jobs that came since stand in order of submission behind those that were ahead of the lower queue. This is our
+    The rank keys are ``GreenMemory``'s; held is None if no job is.
+
+    Jobs that arrived since stand in order of submission behind those that were ahead of the lower queue. This is our
     reading of section 6.1, which puts new jobs at the end of the upper queue, and 6.3, which ranks in active rounds
     only. Shown by
     ``tests/unit/core/test_green_queues.py::test_arrivals_stand_right_behind_the_jobs_that_were_ahead_of_the_lower_queue``.
@@ -175,7 +176,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
     """Apply the upper queue's rules: who grows by a step, who has finished scaling and moves to the lower queue.
 
     A job grows if it runs and may be restarted, its degradation has been measured at its present size and is at least
-    gamma, and a step keeps it within its cap. It leaves the upper queue, at the size it has, when it runs and may not
+    gamma, and a step keeps it within its cap. It leaves the upper queue, at its present size, when it runs and may not
     grow, or when its efficiency stays unmeasured for ``unmeasured_s``. Until it is measured it stays as it is. Unlike
     Algorithm 1 as printed, which stops at theta, every job of the queue is examined. With ``step_back`` a job whose
     last step proved too wide leaves at the size before it.
@@ -212,7 +213,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
 def _grown(
     snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, present: Ints, grows: Bools
 ) -> dict[JobId, BeforeGrowth]:
-    """Return what jobs that have grown were before their last step, if gamma is held against it."""
+    """Return the state before their last step of the jobs that have grown, if gamma is compared with that."""
     if config.gamma_compares == "minimum":
         return {}
     jobs, known = snapshot.jobs, memory.grown
@@ -245,9 +246,9 @@ def _held(snapshot: Snapshot, lower: Bools, gangs: Ints, config: GreenConfig) ->
 
 
 def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Floats]:
-    """Return the waiting jobs that are held, and when they no longer will be, UTC seconds: (n,) each.
+    """Return the waiting jobs that are held, and when they will be released, UTC seconds: (n,) each.
 
-    Their hour comes, or they starve; only active rounds look.
+    A job is released when its hour comes or it starves, but only by an active round.
     """
     jobs = snapshot.jobs
     before = np.fromiter(map(memory.index.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
@@ -263,10 +264,10 @@ def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) ->
 def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float) -> tuple[Ints, Floats | float, Ints]:
     """Return the upper queue's jobs ahead of the lower queue, their keys, and those theta keeps out; in any order.
 
-    While all their gangs together keep within ``theta`` of the cluster, all are ahead, in order of submission: their
-    key is 0. Otherwise they are taken by degradation, best first (unmeasured: 1), until their gangs exceed it; the job
-    that crosses the line is still ahead, as in Algorithm 1 line 7. Those kept out are ranked with the lower queue:
-    section 6.4 "skips the remaining upper queue and considers the lower queue".
+    As long as all their gangs together keep within ``theta`` of the cluster, all are ahead, in order of submission:
+    their key is 0. Otherwise they are taken by degradation, best first (unmeasured: 1), until their gangs exceed it;
+    the job that crosses the line is still ahead, as in Algorithm 1 line 7. Those kept out are ranked with the lower
+    queue: section 6.4 "skips the remaining upper queue and considers the lower queue".
 
     Source: GREEN section 6.4, Algorithm 1 lines 3-8.
     """
@@ -288,8 +289,8 @@ def admit_upper(snapshot: Snapshot, scaling: Scaling, upper: Bools, theta: float
 def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
     """Return which jobs have waited for ``starvation_s`` or longer: (n_jobs,).
 
-    Our reading: section 9 names a threshold that resets a job's priority, as Tiresias has; section 6.3 ranks jobs "for
-    immediate execution" above both queues and does not say which. Here they are the same jobs. Shown by
+    Our reading: section 9 names a threshold that resets a job's priority, as in Tiresias; section 6.3 ranks jobs "for
+    immediate execution" above both queues but does not say which. Here they are the same jobs. Shown by
     ``tests/unit/core/test_green_queues.py::test_a_starving_job_is_placed_first_and_its_footprint_is_forgotten``.
     """
     jobs = snapshot.jobs
@@ -299,7 +300,7 @@ def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
 
 
 def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
-    """Return the size each of these jobs has, or waits to have, by what is remembered of it: (n_which,)."""
+    """Return the size each of these jobs has, or else waits to have, given the remembered sizes: (n_which,)."""
     jobs, awaited = snapshot.jobs, possible_sizes(snapshot, remembered, which)
     gpus = jobs.gpus[which]
     if not np.count_nonzero(gpus):
@@ -309,13 +310,13 @@ def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
 
 
 def _remembered_gangs(memory: GreenMemory, config: GreenConfig, before: Ints) -> Ints:
-    """Return the size that jobs of these places in the last table had or were to have; of a new job (-1) its first."""
+    """Return the sizes that jobs at these positions of the last table had or were to have; -1 stands for a new job."""
     gangs = memory.by_job.gangs[before]
     return np.where(before < 0, config.fixed_gpus, gangs) if config.fixed_gpus is not None else gangs
 
 
 def _intensities(snapshot: Snapshot, config: GreenConfig) -> tuple[float | Floats, float | Floats]:
-    """Return the intensity now and its mean, of each job's own grids where there are several."""
+    """Return the present intensity and its mean, for each job's own grids if there are several."""
     curves, now_s = present_curves(snapshot, every_job(snapshot)), snapshot.now_s
     means = curves.each(lambda curve: mean_intensity(curve, now_s, config.curve_window_s))
     return curves.each(lambda curve: curve.at(now_s)), means

@@ -1,8 +1,8 @@
-"""Beyond the paper: whether a job can wait for greener hours while GPUs stand idle.
+"""Beyond the paper: whether a job can wait for greener hours while GPUs are idle.
 
-GREEN never leaves a GPU idle that a job could use, so on a cluster with room it moves nothing. With a slack that users
+GREEN never leaves a GPU idle that a job could use, so on a cluster with room it shifts nothing. With slack that users
 grant, a job of the lower queue runs in the greenest hours before its time is up, as ``wait-awhile`` runs every job; new
-jobs still start at once, and jobs whose time is up compete as ever.
+jobs still start at once, and jobs whose time is up compete as usual.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def can_wait(snapshot: Snapshot, which: Ints, gangs: Ints, slack_s: float, slack
         which: (n,) indices into the job table.
         gangs: (n,) the sizes they would run at.
         slack_s: The most a job may be delayed, >= 0.
-        slack_share: The same as a share of the time it needs; None: no such limit.
+        slack_share: The same, as a share of the time it needs; None: no such limit.
     """
     return ~should_run(snapshot, which, *left_and_deadline_s(snapshot, which, gangs, slack_s, slack_share))
 
@@ -32,8 +32,8 @@ def left_and_deadline_s(
 ) -> tuple[Floats, Floats]:
     """Return what these jobs still need, seconds, and when they must be done, UTC seconds: (n,) each.
 
-    A job must be done by its deadline, or, without one, by so much later than if it had run from its submission on.
-    The arguments are those of ``can_wait``.
+    Without a deadline, a job must be done at most the slack later than if it had run from its submission on. The
+    arguments are those of ``can_wait``.
     """
     jobs = snapshot.jobs
     ran_s = np.nan_to_num(jobs.attained_gpu_s[which], nan=0.0) / gangs
@@ -45,10 +45,10 @@ def left_and_deadline_s(
 
 
 def remaining_s(ran_s: Floats, progress: Floats) -> Floats:
-    """Return how long jobs still need at the pace so far; one that does not report progress, as long as it ran: (n,).
+    """Return how long jobs still need at their pace so far; without progress reports, as long as they ran: (n,).
 
     Args:
-        ran_s: (n,) seconds they ran.
+        ran_s: (n,) seconds they have run.
         progress: (n,) share of the work done, NaN where unknown.
     """
     done = np.where(np.isnan(progress), 0.5, np.clip(progress, 1e-3, 1.0))

@@ -1,6 +1,6 @@
 """``joint``: width, order, hours, power limits and sleeping nodes decided by one cost.
 
-Every decision makes least, over the work that a job has left,
+Every decision minimises, over the work that a job has left,
 
     cost = integral of  P(g, l) / 1000 * c(t)  dt  +  w * (completion - now)        gCO2
 
@@ -14,26 +14,26 @@ w        what an hour of a job's completion time is worth:                    gC
          around now, ``P(asked)`` the draw at the size its user asked for
 ======== ==================================================================== ==============
 
-Time that a mode takes longer than the size and batch the user asked for counts ``config.LOST_TIMES`` as much. Nothing
-here has a scale of its own (``tests/simulator/test_asked_gangs.py``); ``hour_wh`` sets an absolute ``w`` instead.
+Time that a mode takes beyond the size and batch the user asked for counts ``config.LOST_TIMES`` times. Nothing here
+has a scale of its own (``tests/simulator/test_asked_gangs.py``); ``hour_wh`` sets an absolute ``w`` instead.
 
-- *Width* and *power limit*: while the job runs its cost per unit of work is ``(P(g, l) + w / c) / speed(g, l)``
-  (``modes``, ``controls``). For a limit ``P(asked)`` is that of the gang itself at full power. In green hours ``w / c``
-  is larger, so jobs run wider and faster then.
-- *Hours*: a job that has time until its deadline waits where the carbon it saves is worth the later completion
-  (``hours``). Users' deadlines bound that, or the slack that the operator grants. ``c`` ahead is the forecast's middle
-  or another quantile (``quantiles``).
-- *Order*: late jobs, then those whose length is unknown, then those of the least GPU seconds left at their smallest
-  gang; nobody's gang is wider than its smallest while somebody waits for GPUs, all take their first step before anyone
-  a second, which goes where it saves most per GPU second; and waiting jobs make faster limits worth more: ``w`` of a
-  limit is multiplied by one plus the jobs that wait for GPUs over those that hold some.
-- *Batch*: where its user permits that, a gang starts with the batch of the highest goodput at its size; speeds by size
-  are then those with the batch tuned (``policies.batches``).
+- *Width* and *power limit*: while the job runs, its cost per unit of work is ``(P(g, l) + w / c) / speed(g, l)``
+  (``modes``, ``controls``). For a limit, ``P(asked)`` is that of the gang itself at full power. In green hours ``w /
+  c`` is larger, so jobs run wider and faster then.
+- *Hours*: a job that has time until its deadline waits if the carbon it saves is worth the later completion
+  (``hours``), bounded by the user's deadline or the slack that the operator grants. ``c`` ahead is the forecast's
+  middle or another quantile (``quantiles``).
+- *Order*: late jobs first, then those of unknown length, then those with the fewest GPU seconds left at their smallest
+  gang. No gang is wider than its smallest while anybody waits for GPUs. All take their first step before anyone takes a
+  second, which goes where it saves most per GPU second. Waiting jobs make faster limits worth more: ``w`` of a limit is
+  multiplied by one plus the ratio of jobs that wait for GPUs to those that hold some.
+- *Batch*: if its user permits it, a gang starts with the batch of the highest goodput at its size; speeds by size
+  are then those with the tuned batch (``policies.batches``).
 - *Seats*: a gang whose stages and bytes are known sits where its iterations are shortest, and waits a while for that
   rather than crawl (``placing``).
 - *Sleep*: nodes that nobody uses are powered down (``sleep``).
 
-How long a job still needs is the prediction or a quantile of it where there is one, else what its own progress says
-(``left``), and until then it is unknown; speeds by size are those predicted for its kind, power by limit is measured as
-its kind first runs, and the draw of a GPU is the job's own so far.
+How long a job still needs is the prediction or a quantile of it, if there is one, and otherwise follows from the job's
+own progress (``left``); until then it is unknown. Speeds by size are those predicted for its kind, power by limit is
+measured when its kind first runs, and the draw of a GPU is the job's own so far.
 """

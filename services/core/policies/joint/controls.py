@@ -1,4 +1,4 @@
-"""Power limits of least cost."""
+"""Power limits with the least cost."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def least_cost_at(
     lost_w: float | Floats = 0.0,
     lead: float | Floats = np.inf,
 ) -> Ints:
-    """Return the position of the limit of least ``(P + w / c) / speed``, of equals the highest.
+    """Return the position of the limit with the least ``(P + w / c) / speed``; ties go to the highest.
 
     Args:
         curve: By power limit.
         gpus: Of the gang; this and all below may be columns, (n_gangs, 1).
         host_w: Of the host per busy GPU.
         hour_w: What time is worth, as power; see ``worth``.
-        lost_w: How much more it is worth that the gang takes longer than as its user asked for it.
-        lead: Its speed at the default limit over that.
+        lost_w: What time that the gang takes beyond the size its user asked for is worth in addition.
+        lead: Its speed at the default limit relative to the size asked for.
     """
     costs = (
         (curve.power_w + host_w) * gpus + hour_w + lost_w * np.maximum(1.0 - lead * curve.speed, 0.0)
@@ -40,9 +40,9 @@ def least_cost_at(
 def limit_at(
     worth: Worth, job: int | Ints, curve: ControlCurve, gpus: int | Ints, host_w: float, crowd: float = 1.0
 ) -> Ints:
-    """Return the position of the limit of least cost of a gang; ``crowd`` multiplies what its time is worth.
+    """Return the position of a gang's limit of least cost; ``crowd`` multiplies what its time is worth.
 
-    Of several gangs at once with columns of jobs and sizes, (n_gangs, 1).
+    For several gangs at once, pass columns of jobs and sizes, (n_gangs, 1).
     """
     full_w: Any = (curve.at(None)[1] + host_w) * gpus
     hour_w = crowd * worth.gang_w(job, full_w)
@@ -52,7 +52,7 @@ def limit_at(
 def slowdowns(snapshot: Snapshot, models: Ints, gpus: Ints, hosts_w: Floats, worth: Worth) -> Floats:
     """Return the speed of all jobs under their limits of least cost, as a share of that at the default: (n_jobs,).
 
-    1 where nothing is known. ``models`` and ``gpus`` are columns (n_jobs,): GPU models by index, and sizes.
+    1 where nothing is known. ``models`` and ``gpus`` are (n_jobs,): indices of GPU models, and sizes.
     """
     factors = np.ones(models.size)
     kind = snapshot.jobs.control_curve * len(snapshot.gpu_models) + models
@@ -67,7 +67,7 @@ def slowdowns(snapshot: Snapshot, models: Ints, gpus: Ints, hosts_w: Floats, wor
 
 
 def present_slowdowns(snapshot: Snapshot, models: Ints) -> Floats:
-    """Return the speed of all jobs under the limit they have, as a share of that at the default: (n_jobs,)."""
+    """Return the speed of all jobs under their present limits, as a share of that at the default: (n_jobs,)."""
     limits_w = snapshot.jobs.power_limit_w
     factors = np.ones(limits_w.size)
     for job in np.flatnonzero(np.isfinite(limits_w)).tolist():

@@ -1,4 +1,4 @@
-"""What the hosts of busy GPUs draw: as measured, or by the board."""
+"""What the hosts of busy GPUs draw: as measured, or estimated from the board."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ A100. GREEN's 28 kW peak on 64 boards of 350 W leaves a quarter at most (section
 
 
 def models_of(snapshot: Snapshot) -> Ints:
-    """Return the GPU model, by index, that each job has or, if it holds nothing, may have: (n_jobs,)."""
+    """Return the index of the GPU model that each job has or, if it holds nothing, may have: (n_jobs,)."""
     jobs = snapshot.jobs
     if len(snapshot.gpu_models) == 1:
         return np.zeros(len(jobs), dtype=np.int64)

@@ -1,11 +1,12 @@
-"""Whether it is a job's hour: the hours until some completion in which its work costs least, with that completion.
+"""Whether it is a job's hour: choose the hours until some completion such that its work and that completion cost least.
 
-Of every step ``k`` of the forecast as the last one, the job takes the greenest steps up to it that hold its work:
+For every step ``k`` of the forecast as the last one, the job takes the greenest steps up to it that hold its work:
 
     cost(k) = P / 1000 * integral of c over those steps + w * (end of k - now)
 
 The least cost(k) whose end keeps the deadline wins, and the job runs now if this step is among the steps taken. Without
-``w`` and with one ``k``, that of the deadline, this is Wait Awhile's rule (``services.core.policies.greener_hours``).
+``w`` and with a single ``k``, that of the deadline, this is Wait Awhile's rule
+(``services.core.policies.greener_hours``).
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ def runs_now(
     stay_share: float = 0.0,
     horizon_s: float = HORIZON_S,
 ) -> Bools:
-    """Return whose hour it is: (n_jobs,). Jobs that cannot keep their deadlines, or need longer than can be seen, run.
+    """Return whose hour it is: (n_jobs,). Jobs that cannot keep their deadlines, or need longer than the horizon, run.
 
     Args:
-        curve: The grid as known.
+        curve: What is known of the grid.
         now_s: UTC seconds.
         left_s: (n_jobs,) what each still needs.
         deadline_s: (n_jobs,) when each must be done, UTC seconds.
         watts: (n_jobs,) draw while it runs.
-        hour_g: w, gCO2 per hour; of all, or (n_jobs,).
-        stay_share: By how much less this step's intensity counts.
+        hour_g: w, gCO2 per hour; one for all, or (n_jobs,).
+        stay_share: The share by which this step's intensity is discounted.
         horizon_s: How far ahead hours are compared.
     """
     begins, ends, intensity = steps_ahead(curve, now_s, horizon_s)
@@ -79,9 +80,9 @@ def hours_of(
     stay_share: float,
     horizon_s: float = HORIZON_S,
 ) -> tuple[tuple[float, float], ...]:
-    """Return when one job will run if it goes by ``runs_now`` at every step of the forecast: UTC seconds.
+    """Return when one job will run if it follows ``runs_now`` at every step of the forecast: UTC seconds.
 
-    What it has left where the forecast ends follows there at once. Args as ``runs_now``, for one job.
+    Whatever is left at the end of the forecast is done there without a pause. Args as for ``runs_now``, for one job.
     """
     runs: list[tuple[float, float]] = []
     begins, ends, _ = steps_ahead(curve, now_s, horizon_s)
@@ -101,7 +102,7 @@ def hours_of(
 
 
 def steps_ahead(curve: CarbonCurve, now_s: float, horizon_s: float) -> tuple[Floats, Floats, Floats]:
-    """Return the steps from now on, continued by the last day known: begins, ends, UTC seconds, and gCO2/kWh."""
+    """Return the steps from now on, the last day known being repeated: begins, ends, UTC seconds, and gCO2/kWh."""
     until_s = now_s + horizon_s
     begins, ends, intensity = curve.steps(now_s, min(max(curve.end_s, now_s + 1.0), until_s))
     if ends[-1] >= until_s:

@@ -1,7 +1,7 @@
 """How long jobs still need: as predicted, or by their own progress; unknown until they report some.
 
-A prediction of nothing is none: a group that was never seen is predicted so, and a job that has had all that was
-predicted of it, and goes on.
+A prediction of 0 counts as none: that is what is predicted for a group that was never seen, and for a job that has
+outlived its prediction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Left:
 
     Attributes:
         left_s: (n_jobs,) what each job still needs.
-        whole_s: (n_jobs,) the length of its whole work.
+        whole_s: (n_jobs,) the length of all its work.
     """
 
     left_s: Floats
@@ -37,7 +37,7 @@ def left_of(jobs: JobTable, pace: Floats, factors: Floats | None = None) -> Left
     Args:
         jobs: The job table.
         pace: (n_jobs,) work of each job per GPU second held so far, in units of a smallest gang's at the default.
-        factors: (n_jobs,) by which predicted whole lengths are multiplied (``quantiles.length_factors``); None: not.
+        factors: (n_jobs,) by which predicted whole lengths are multiplied (``quantiles.length_factors``); None: 1.
     """
     progress = np.clip(np.nan_to_num(jobs.progress, nan=0.0), 0.0, ALL_BUT_DONE)
     done_s = np.nan_to_num(jobs.attained_gpu_s, nan=0.0) * pace
@@ -48,9 +48,9 @@ def left_of(jobs: JobTable, pace: Floats, factors: Floats | None = None) -> Left
 
 
 def _stretched(jobs: JobTable, factors: Floats) -> Floats:
-    """Return what is left of predicted lengths that are so many times as long: (n_jobs,), seconds.
+    """Return what is left of predicted lengths multiplied by these factors: (n_jobs,), seconds.
 
-    What a job has done is known from its progress, or else taken to be what it held its GPUs for.
+    What a job has done is known from its progress, or else taken to be the time for which it held its GPUs.
     """
     had_s = np.where(np.isnan(jobs.progress), jobs.attained_gpu_s / jobs.min_gpus, 0.0)
     return np.maximum((jobs.remaining_s + had_s) * factors - had_s, 0.0)

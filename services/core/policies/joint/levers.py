@@ -1,4 +1,4 @@
-"""What ``joint``'s levers do for one job, by its own modes and the forecast."""
+"""What each lever of ``joint`` does for one job, by its own modes and the forecast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Known:
         slower: (n_jobs,) speed at its best size under the limit of least cost, as a share of that at the default.
         left_s: (n_jobs,) what each still needs at its smallest gang, NaN where unknown.
         deadline_s: (n_jobs,) when each must be done, UTC seconds.
-        worth: Of time.
+        worth: What time is worth.
     """
 
     models: Ints
@@ -80,7 +80,7 @@ def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known:
 
 
 def _column(snapshot: Snapshot, memory: JointMemory, known: Known, job: int) -> int:
-    """Return the mode that a job has, was given, or would get."""
+    """Return the mode (a column) that a job has, was given, or would get."""
     jobs = snapshot.jobs
     given = int(jobs.gpus[job]) or memory.sizes.get(jobs.ids[job], 0)
     if not given:
@@ -91,9 +91,9 @@ def _column(snapshot: Snapshot, memory: JointMemory, known: Known, job: int) -> 
 def _limited(
     snapshot: Snapshot, config: JointConfig, known: Known, job: int, gpus: int
 ) -> tuple[float | None, float | None]:
-    """Return the speed under the job's limit over that at the default, and how many watts a GPU draws less.
+    """Return the speed under the job's limit relative to the default, and how many watts less a GPU draws.
 
-    None, None where nothing is known of limits.
+    None, None if nothing is known of limits.
     """
     jobs, model = snapshot.jobs, known.models.item(job)
     curve = snapshot.control_curve(job, model, LIMIT)

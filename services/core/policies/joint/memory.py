@@ -12,14 +12,14 @@ from services.core.domain.ids import JobId, NodeId
 
 @dataclass(frozen=True)
 class JointMemory:
-    """Of the last active round, but for the last three.
+    """Decisions of the last active round, except for the last three attributes.
 
     Attributes:
         sizes: The gang of every job that was to run, best first.
         held: The jobs that wait for greener hours.
-        measured: The gangs whose measurement at each power limit was asked for, and that still hold their GPUs.
-        empty_since_s: Since when nobody uses a node that is awake, UTC seconds.
-        declined_since_s: Since when a gang waits for better seats than it was offered, UTC seconds.
+        measured: The gangs that were to be measured at each power limit, and that still hold their GPUs.
+        empty_since_s: Since when nobody has used a node that is awake, UTC seconds.
+        declined_since_s: Since when a gang has been waiting for better seats than it was offered, UTC seconds.
     """
 
     sizes: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
@@ -30,7 +30,7 @@ class JointMemory:
 
     @cached_property
     def place(self) -> Mapping[JobId, int]:
-        """Where each job of ``sizes`` stands in it; passive rounds ask for that again and again."""
+        """The position of each job in ``sizes``; cached, because passive rounds ask for it repeatedly."""
         return {job_id: at for at, job_id in enumerate(self.sizes)}
 
 
@@ -46,7 +46,7 @@ def dump_memory(memory: JointMemory) -> dict[str, Any]:
 
 
 def load_memory(stored: dict[str, Any]) -> JointMemory:
-    """Return the memory that ``dump_memory`` wrote; what is missing is empty."""
+    """Return the memory that ``dump_memory`` wrote; missing parts are empty."""
     return JointMemory(
         sizes={JobId(job_id): int(gpus) for job_id, gpus in stored.get("sizes", [])},
         held=frozenset(map(JobId, stored.get("held", []))),

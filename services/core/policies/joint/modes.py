@@ -1,9 +1,10 @@
 """The gangs that jobs may run as, and what each costs: ``(P(g) + w / c) / speed(g)``.
 
-What a gang takes longer than the one that its user asked for counts ``JointConfig.lost_times`` as much.
+Time that a gang takes beyond the one its user asked for counts ``JointConfig.lost_times`` times.
 
-``P(g)`` follows from the draw of one of the job's GPUs so far: the part of a step in which the GPUs of a gang wait for
-each other, which is what its speed lacks to as many times that of the smallest, is drawn at ``WAITING_SHARE``.
+``P(g)`` follows from the mean draw of one of the job's GPUs so far. The part of a step in which the GPUs of a gang wait
+for each other, inferred from how far its speed falls short of linear scaling from the smallest gang, is drawn at
+``WAITING_SHARE``.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Modes:
 
     Attributes:
         gpus: (n_jobs, n_sizes) ascending.
-        ratio: (n_jobs, n_sizes) speed in units of that at the smallest size.
-        watts: (n_jobs, n_sizes) with the hosts.
-        cost: (n_jobs, n_sizes) watts and the worth of time per unit of speed.
+        ratio: (n_jobs, n_sizes) speed relative to that at the smallest size.
+        watts: (n_jobs, n_sizes) including the hosts.
+        cost: (n_jobs, n_sizes) watts plus the worth of time, per unit of speed.
     """
 
     gpus: Ints
@@ -46,12 +47,12 @@ class Modes:
 
     @cached_property
     def best(self) -> Ints:
-        """(n_jobs,) the column of least cost, of equals the smallest gang."""
+        """(n_jobs,) the column with the least cost; ties go to the smallest gang."""
         return self.cost.argmin(axis=1)
 
     @property
     def gain(self) -> Floats:
-        """(n_jobs, n_sizes - 1) the cost that each step to the next size saves per GPU second that it takes more.
+        """(n_jobs, n_sizes - 1) the cost that each step to the next size saves per additional GPU second.
 
         ``(cost(g) - cost(g')) / (g' / speed(g') - g / speed(g))``; -inf beyond the last.
         """
@@ -61,7 +62,7 @@ class Modes:
             return np.where(some, -np.diff(self.cost, axis=1) / np.maximum(np.diff(held, axis=1), LEAST_MORE), -np.inf)
 
     def column_of(self, gpus: Ints) -> Ints:
-        """Return the column of the size nearest to each job's: (n_jobs,) to (n_jobs,)."""
+        """Return the column whose size is nearest to each job's: (n_jobs,) to (n_jobs,)."""
         far = np.where(self.gpus > 0, np.abs(self.gpus - gpus[:, None]), np.iinfo(np.int64).max)
         return far.argmin(axis=1)
 
@@ -72,7 +73,7 @@ def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: Jo
     Args:
         snapshot: The cluster.
         which: (n_jobs,) indices into its job table, at least one.
-        hour_w: ``Worth.hour_w`` of them: (n_jobs,) watts, or one number for all.
+        hour_w: ``Worth.hour_w`` for them: (n_jobs,) watts, or one number for all.
         config: The policy's parameters.
     """
     jobs = snapshot.jobs
@@ -92,9 +93,9 @@ def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: Jo
 
 
 def lead_of(snapshot: Snapshot, job: int | Ints, gpus: int | Ints) -> Floats:
-    """Return the predicted speed of jobs at a size over that at the size and with the batch their users asked for.
+    """Return the predicted speed of jobs at a size relative to the size and batch their users asked for.
 
-    One job, or indices and sizes of one shape.
+    For one job, or for indices and sizes of one shape.
     """
     jobs, fixed, tuned = snapshot.jobs, snapshot.speed_curves, snapshot.goodput_curves
     asked, row, widest = jobs.asked_gpus[job], jobs.speed_curve[job], snapshot.nodes.widest
@@ -112,7 +113,7 @@ def lead_of(snapshot: Snapshot, job: int | Ints, gpus: int | Ints) -> Floats:
 
 
 def asked_w(snapshot: Snapshot, which: Ints, config: JointConfig) -> Floats:
-    """Return what each of these jobs draws with its hosts at the size its user asked for: (n_jobs,) watts."""
+    """Return what each of these jobs would draw, with its hosts, at the size its user asked for: (n_jobs,) watts."""
     jobs = snapshot.jobs
     asked = possible_sizes(snapshot, jobs.asked_gpus[which], which)
     return _speed_and_watts(snapshot, which, asked[:, None], jobs.min_gpus[which], config)[1][:, 0]
@@ -121,7 +122,7 @@ def asked_w(snapshot: Snapshot, which: Ints, config: JointConfig) -> Floats:
 def _speed_and_watts(
     snapshot: Snapshot, which: Ints, gpus: Ints, smallest: Ints, config: JointConfig
 ) -> tuple[Floats, Floats]:
-    """Return the speed of gangs in units of the smallest's, and their draw with hosts: (n_jobs, n_sizes), watts."""
+    """Return the speed of gangs relative to the smallest, and their draw with hosts: (n_jobs, n_sizes), watts."""
     rows = np.arange(which.size)[:, None]
     of_node, _ = goodput_of(snapshot, which, int(max(gpus.max(), smallest.max())), snapshot.nodes.widest)
     at = np.maximum(gpus, 1)
@@ -133,7 +134,7 @@ def _speed_and_watts(
 
 
 def _gpu_w(measured_w: Floats, which: Ints) -> Floats:
-    """Return the draw of one GPU of each of these jobs; of those not measured the mean of the others."""
+    """Return the draw of one GPU of each of these jobs; for those not measured, the mean of all measured jobs."""
     known = measured_w[np.isfinite(measured_w)]
     typical = float(known.mean()) if known.size else UNKNOWN_W
     return np.where(np.isfinite(measured_w[which]), measured_w[which], typical)

@@ -1,13 +1,13 @@
-"""Where gangs sit whose stages and bytes are known: by their graphs, and not on just any GPUs.
+"""Where gangs whose stages and bytes are known sit: by their graphs, rather than on just any GPUs.
 
 Their replicas are mapped by Heavy-Edge, refined (``parallel.mapping``), to the nodes with the most free devices: the
-fewest that hold the gang, or a few more where even shares of them are faster. Other than under A-SRPT, gangs that lose
+fewest that hold the gang, or a few more if even shares of them are faster. Unlike under A-SRPT, gangs that lose
 little are not sent to the emptiest ones: what they free is worth less than what their bytes cost others.
 
-A gang that would run at less than ``least_speed_share`` of its best speed declines: GPUs that it held so would be held
-so many times longer. Those behind it go on as if it were not there, so that no GPU is idle for it. It declines until it
-has waited as long as the bad seats would delay it; so it loses at most twice what it would have, had it known how long
-good ones take to come (ski rental).
+A gang that would run at less than ``least_speed_share`` of its best speed declines, because it would hold its GPUs that
+many times longer. Those behind it proceed as if it were not there, so that no GPU is idle because of it. It declines
+until it has waited as long as the bad seats would delay it, so it loses at most twice what it would have lost if it had
+known how long good ones take to come (ski rental).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ UNKNOWN_LEFT_S = 1_800.0
 
 
 class Seating:
-    """Places the gangs of one round; a gang without a graph as the cluster's other gangs are.
+    """Places the gangs of one round; a gang without a graph is placed like the cluster's other gangs.
 
     Attributes:
-        until_s: Until when each gang waits that declined, UTC seconds.
+        until_s: Until when each gang that declined waits, UTC seconds.
     """
 
     def __init__(self, snapshot: Snapshot, config: JointConfig, declined_since_s: Mapping[JobId, float]) -> None:
@@ -69,7 +69,7 @@ class Seating:
         return free.take(list(found.shares))
 
     def planned(self, ranking: Ranking, preemption: Preemption) -> Plan:
-        """Return the plan of a ranking, less the gangs that decline, with the reason why they wait."""
+        """Return the plan of a ranking without the gangs that decline, giving the reason why these wait."""
         snapshot, ids = self._snapshot, self._snapshot.jobs.ids
         for _ in range(MOST_PASSES):
             before = len(self.until_s)
@@ -87,7 +87,7 @@ class Seating:
         return predicted_s if predicted_s > 0 else UNKNOWN_LEFT_S
 
     def _with_reasons(self, plan: Plan) -> Plan:
-        """Return the plan with the reason why gangs wait that declined, and with when to ask again."""
+        """Return the plan with the reason why gangs that declined wait, and when to look again."""
         if not self.until_s:
             return plan
         actions = tuple(map(self._explained, plan.actions))
@@ -99,7 +99,7 @@ class Seating:
         return Hold(action.job_id, Reason.BETTER_PLACEMENT, self.until_s[action.job_id])
 
     def since_s(self) -> Mapping[JobId, float]:
-        """Return since when each gang that still waits has declined what it was offered, UTC seconds."""
+        """Return since when each gang that still waits has been declining offers, UTC seconds."""
         if not self.until_s and not self._since_s:
             return self._since_s
         jobs, now_s = self._snapshot.jobs, self._snapshot.now_s

@@ -1,7 +1,7 @@
-"""Rounds of ``joint``; the package says what it makes least.
+"""Rounds of ``joint``; the package says what it minimises.
 
-An active round finds order and sizes anew, and who waits for greener hours. A passive round fills free GPUs in that
-order; jobs that came since go first, as wide as is best for them where all that wait find room.
+An active round redetermines order and sizes, and who waits for greener hours. A passive round fills free GPUs in that
+order; jobs that arrived since go first, as wide as is best for them provided that all that wait find room.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Joint:
 
     @property
     def placement(self) -> str:
-        """The way it places gangs whose graphs are known; the cluster's own places the others."""
+        """The way it places gangs whose graphs are known; other gangs are placed the cluster's own way."""
         return "consolidated" if self.config.placement == "cluster" else self.config.placement
 
     def initial(self) -> JointMemory:
@@ -66,7 +66,7 @@ class Joint:
         return JointMemory()
 
     def decide(self, snapshot: Snapshot, memory: JointMemory) -> tuple[Plan, JointMemory]:
-        """Return the plan of least cost, or in a passive round what fills free GPUs by the last one."""
+        """Return the plan of least cost, or, in a passive round, fill free GPUs by the last one."""
         config, preemption, worth = self.config, Preemption.at(snapshot.trigger), Worth(snapshot, self.config)
         if snapshot.trigger is Trigger.ACTIVE:
             memory = _following(snapshot, memory, worth, config)
@@ -95,7 +95,7 @@ class Joint:
         return plan, memory
 
     def levers(self, snapshot: Snapshot, memory: JointMemory, job_id: JobId) -> tuple[Effect, ...]:
-        """Return what each lever does for a job that waits or runs; see ``ExplainsLevers``."""
+        """Return what each lever does for a waiting or running job; see ``ExplainsLevers``."""
         if not snapshot.gpu_models:
             return ()
         known = _known(snapshot, Worth(snapshot, self.config), self.config)
@@ -106,7 +106,7 @@ class Joint:
         return dump_memory(memory)
 
     def load(self, stored: dict[str, Any]) -> JointMemory:
-        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        """Return the memory that ``dump`` wrote; missing parts are empty."""
         return load_memory(stored)
 
 
@@ -127,7 +127,7 @@ class _Limits:
         return 1.0 + waits / max(int(np.count_nonzero(self._phase != QUEUED)), 1)
 
     def choose(self, gangs: list[Going], curve: ControlCurve) -> list[float | None]:
-        """Return the limits of least cost of gangs of one kind, watts; None: the default, which is the highest."""
+        """Return the least-cost limits for gangs of one kind, watts; None: the default, which is the highest."""
         jobs, gpus = np.array([(gang.job, gang.gpus) for gang in gangs]).T[..., None]
         at = limit_at(self._worth, jobs, curve, gpus, self._hosts_w.item(gangs[0].model), self._crowd)
         limits_w: list[float | None] = [*curve.values[:-1].tolist(), None]
@@ -135,7 +135,7 @@ class _Limits:
 
 
 def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, worth: Worth, config: JointConfig) -> Ranking:
-    """Return the jobs to run, new ones first and then by the order of the last active round; held ones wait."""
+    """Return the jobs to run, new ones first and then in the order of the last active round; held ones wait."""
     jobs = snapshot.jobs
     rows: list[int] = which.tolist()
     if memory.held:
@@ -155,7 +155,7 @@ def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, worth: Worth,
 
 
 def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, worth: Worth, config: JointConfig) -> Ints:
-    """Return the sizes with those of new jobs raised to their best ones as far as nobody that waits goes without."""
+    """Return the sizes with those of new jobs raised to their best, as far as no waiting job goes without."""
     phase = snapshot.jobs.phase[which]
     waits = (phase == QUEUED) | (phase == PREEMPTING)
     left = sum(Capacity(snapshot).free) - int(gpus[waits].sum())
@@ -176,7 +176,7 @@ def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, wor
 
 
 def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: JointConfig) -> JointMemory:
-    """Return the memory with the order and sizes of an active round, and with who waits for greener hours."""
+    """Return the memory with an active round's order and sizes, and with who waits for greener hours."""
     jobs = snapshot.jobs
     n_jobs = len(jobs)
     if not n_jobs or not snapshot.gpu_models:
@@ -211,7 +211,7 @@ def _known(snapshot: Snapshot, worth: Worth, config: JointConfig) -> Known:
 
 
 def _pace(snapshot: Snapshot, modes: Modes, models: Ints, slower: Floats) -> Floats:
-    """Return the work per GPU second of each job, of those that hold no GPUs as if at their best: (n_jobs,)."""
+    """Return the work per GPU second of each job; jobs that hold no GPUs count as if at their best: (n_jobs,)."""
     jobs = snapshot.jobs
     rows = np.arange(models.size)
     holds = jobs.gpus > 0
@@ -221,7 +221,7 @@ def _pace(snapshot: Snapshot, modes: Modes, models: Ints, slower: Floats) -> Flo
 
 
 def _deadlines(snapshot: Snapshot, left: Left, config: JointConfig) -> Floats:
-    """Return when each job must be done, UTC seconds: the user's deadline, or its length and slack later; (n_jobs,)."""
+    """Return when each job must be done, UTC seconds: the user's deadline, or its length plus slack; (n_jobs,)."""
     jobs, whole_s = snapshot.jobs, left.whole_s
     until_s = whole_s + np.minimum(config.slack_s, config.slack_share * whole_s)
     if config.oldest_s is not None:
@@ -232,7 +232,7 @@ def _deadlines(snapshot: Snapshot, left: Left, config: JointConfig) -> Floats:
 def _held(
     snapshot: Snapshot, left_s: Floats, deadline_s: Floats, watts: Floats, worth: Worth, config: JointConfig
 ) -> Bools:
-    """Return which jobs wait for greener hours: (n_jobs,). New, overdue and unstoppable ones never do."""
+    """Return which jobs wait for greener hours: (n_jobs,). New, overdue and non-preemptible ones never do."""
     jobs, now_s = snapshot.jobs, snapshot.now_s
     may = np.isfinite(left_s) & (deadline_s - now_s > left_s) & jobs.preemptible
     if not config.slack_s:
@@ -257,9 +257,9 @@ def _held(
 
 
 def _sizes(snapshot: Snapshot, goes: Ints, known: Known, config: JointConfig) -> Ints:
-    """Return the size of each job to run, best first: the smallest while somebody has to wait, else towards its best.
+    """Return the size of each job to run, best first: the smallest while anybody has to wait, else towards its best.
 
-    A gang that runs keeps its size unless another saves what a restart costs.
+    A running gang keeps its size unless another saves what a restart costs.
     """
     jobs, modes, models, capacity = snapshot.jobs, known.modes, known.models, Capacity(snapshot)
     gpus = modes.gpus[goes, 0]
@@ -270,7 +270,7 @@ def _sizes(snapshot: Snapshot, goes: Ints, known: Known, config: JointConfig) ->
     left_s = np.where(np.isnan(known.left_s[goes]), UNKNOWN_LEFT_S, known.left_s[goes])
 
     def pays(column: Ints) -> Bools:
-        """Return whose remaining work is worth a restart at the size in this column: (n_goes,)."""
+        """Return which jobs have enough work left to justify a restart at the size in this column: (n_goes,)."""
         gained = (modes.cost[goes, now] - modes.cost[goes, column]) * left_s
         return gained > config.restart_s * modes.cost[goes, column] * modes.ratio[goes, column]
 
@@ -292,14 +292,14 @@ def _sizes(snapshot: Snapshot, goes: Ints, known: Known, config: JointConfig) ->
 
 
 def _steps(gain: Floats, now: Ints, last: Ints) -> tuple[Ints, Ints]:
-    """Return all steps of all gangs, as rows and columns reached, in the order in which they are taken.
+    """Return all steps of all gangs, as rows and the columns reached, in the order in which they are taken.
 
-    First steps come before all others: those that jobs have already, then in the jobs' order. Of later ones those that
-    save most per GPU second; one that a job has already counts ``STAY`` times.
+    First steps come before all others: those that jobs have already taken, then in the jobs' order. Later steps are
+    ordered by what they save per GPU second; one that a job has already taken counts ``STAY`` times.
 
     Args:
         gain: ``Modes.gain`` of the jobs, best first.
-        now: (n_jobs,) the column each has now.
+        now: (n_jobs,) the present column of each.
         last: (n_jobs,) the column beyond which each has no steps.
     """
     columns: Ints = np.arange(1, gain.shape[1] + 1, dtype=np.int64)

@@ -1,12 +1,12 @@
-"""How sure ``joint`` wants to be: quantiles of predicted lengths and of the intensity ahead, where those are known.
+"""How certain ``joint`` wants to be: quantiles of predicted lengths and of the intensity ahead, where those are known.
 
-- A predicted length with a standard deviation is taken as lognormal, with the prediction as its mean. Of a standard
-  deviation ``v`` times the mean its quantile ``q`` is ``exp(z s - s^2 / 2)`` times the mean, with
+- A predicted length with a standard deviation is taken as lognormal, with the prediction as its mean. With a standard
+  deviation of ``v`` times the mean, its quantile ``q`` is ``exp(z s - s^2 / 2)`` times the mean, with
   ``s^2 = ln(1 + v^2)`` and ``z`` the standard normal's.
-- A forecast with its deciles is taken as two halves of normals that meet at its middle: ``q`` lies as many times as far
-  from there as the decile on its side as ``z`` is the decile's.
+- A forecast with deciles is taken as two half-normals that meet at its middle. The distance of ``q`` from the middle is
+  that of the decile on its side, scaled by ``z`` over the decile's own ``z``.
 
-Without a standard deviation, or deciles, there is nothing to be surer of, and the prediction itself counts.
+Without a standard deviation or deciles, the prediction itself counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def length_factors(snapshot: Snapshot, quantile: float | None) -> Floats:
 
     Args:
         snapshot: The cluster.
-        quantile: Which; None: the prediction itself.
+        quantile: Which quantile; None: the prediction itself.
     """
     factors = np.ones(len(snapshot.jobs))
     if quantile is None or not snapshot.length_spreads:
@@ -45,7 +45,7 @@ def length_factors(snapshot: Snapshot, quantile: float | None) -> Floats:
 
 
 def at_quantile(snapshot: Snapshot, quantile: float) -> Snapshot:
-    """Return the snapshot with the intensity ahead at this quantile of its forecasts."""
+    """Return the snapshot with the intensity ahead taken at this quantile of its forecasts."""
     if quantile == MIDDLE or all(outlook.low is None or outlook.high is None for outlook in snapshot.outlooks):
         return snapshot
     return snapshot.again(outlooks=tuple(_at(outlook, quantile) for outlook in snapshot.outlooks))

@@ -1,4 +1,4 @@
-"""Nodes that nobody uses are powered down after a while."""
+"""Powering down nodes that nobody has used for a while."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from services.core.domain.reasons import Reason
 def sleeping(
     snapshot: Snapshot, plan: Plan, empty_since_s: Mapping[NodeId, float], after_s: float
 ) -> tuple[tuple[PowerNode, ...], dict[NodeId, float]]:
-    """Return which nodes to power down, and since when the others that nobody uses have been empty.
+    """Return which nodes to power down, and since when the other unused ones have been empty.
 
     Args:
         snapshot: The cluster.
         plan: What starts now.
-        empty_since_s: As this function returned it last, UTC seconds.
+        empty_since_s: What this function last returned, UTC seconds.
         after_s: How long a node stays empty before it is powered down.
     """
     nodes = snapshot.nodes

@@ -20,20 +20,20 @@ GREENEST = 0.05
 
 
 class Worth:
-    """What time is worth in one round, found where it is first asked for: most rounds of a simulation never do."""
+    """What time is worth in one round, computed only when first needed: most rounds of a simulation never need it."""
 
     def __init__(self, snapshot: Snapshot, config: JointConfig) -> None:
         self._snapshot, self._config = snapshot, config
 
     @cached_property
     def _dirtier(self) -> Floats:
-        """(n_jobs,) the day's mean intensity over the present one, of each job's grid."""
+        """(n_jobs,) the day's mean intensity over the present one, for each job's grid."""
         snapshot, everyone = self._snapshot, every_job(self._snapshot)
         each = eligible_curves(snapshot, everyone).each(lambda curve: _dirtier(curve, snapshot.now_s))
         return each if isinstance(each, np.ndarray) else np.full(everyone.shape, each)
 
     def hour_wh(self, which: Ints) -> Floats:
-        """Return what an hour of each of these jobs is worth at the day's mean intensity: (n_which,) Wh."""
+        """Return what an hour is worth for each of these jobs at the day's mean intensity: (n_which,) Wh."""
         if self._config.hour_wh is not None:
             return np.full(which.shape, self._config.hour_wh)
         if not self._config.hour_share:
@@ -41,11 +41,11 @@ class Worth:
         return self._config.hour_share * asked_w(self._snapshot, which, self._config)
 
     def hour_w(self, which: Ints) -> Floats:
-        """Return how many watts more each of these jobs may draw, in exchange for no delay: (n_which,)."""
+        """Return how many more watts each of these jobs may draw to save its time: (n_which,)."""
         return self.hour_wh(which) * self._dirtier[which]
 
     def gang_w(self, job: int | Ints, full_w: float | Floats) -> float | Floats:
-        """Return the same of a gang whose power limit is chosen, watts.
+        """Return the same for a gang whose power limit is being chosen, watts.
 
         Args:
             job: Index into the job table.
@@ -55,12 +55,12 @@ class Worth:
         return wh * self._dirtier[job]
 
     def lost(self, job: int | Ints, gpus: int | Ints, hour_w: float | Floats) -> tuple[float | Floats, float | Floats]:
-        """Return how much more an hour lost is worth to a gang, watts, and its speed over that asked for."""
+        """Return the additional worth of an hour lost by a gang, watts, and its speed relative to that asked for."""
         more = self._config.lost_times - 1.0
         return (more * hour_w, lead_of(self._snapshot, job, gpus)) if more > 0 else (0.0, np.inf)
 
     def hour_g(self, which: Ints) -> Floats:
-        """Return ``w`` of each of these jobs: (n_which,) gCO2 per hour."""
+        """Return ``w`` for each of these jobs: (n_which,) gCO2 per hour."""
         snapshot = self._snapshot
         return (
             self.hour_wh(which)
@@ -70,7 +70,7 @@ class Worth:
 
 
 def _mean(curve: CarbonCurve, now_s: float) -> float:
-    """Return the mean of the day around now, as far as it is known, gCO2/kWh."""
+    """Return the mean over the day around now, as far as it is known, gCO2/kWh."""
     since_s, until_s = max(curve.start_s, now_s - HALF_DAY_S), min(curve.end_s, now_s + HALF_DAY_S)
     mean = curve.mean(since_s, until_s) if since_s < until_s else curve.at(now_s)
     return mean if mean > 0 else 1.0

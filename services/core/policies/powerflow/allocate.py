@@ -1,19 +1,19 @@
 """GPUs by marginal return: the first half of Algorithm 1.
 
-Every job starts without a GPU, at the clock or power limit that is most efficient at its size. The job with the largest
-marginal return takes the next step, until GPUs run out or the cluster draws its limit. Three things differ from the
-paper:
+Every job starts without a GPU, at the clock or power limit that is most efficient for its size. The job with the
+largest marginal return takes the next step, until GPUs run out or the cluster draws its limit. Three things differ from
+the paper:
 
 - Gangs are powers of two (section 5.3), so a step doubles a gang instead of adding one GPU. A job whose next step is
   wider than what is left is done; the others go on.
-- JCT and energy of the whole cluster, by which eq. 20 divides, are the same for every job at a moment: they order
-  nothing and are left out. So does the work a job has left, which is in numerator and denominator.
-- A job without a GPU has an infinite JCT and so an infinite return: such jobs come first, in the order of their claim.
+- JCT and energy of the whole cluster, by which eq. 20 divides, are the same for every job at any moment, so they do not
+  affect the order and are left out. So is the work a job has left, which is in both numerator and denominator.
+- A job without a GPU has an infinite JCT and so an infinite return: such jobs come first, in order of precedence.
 
 The limit is checked at node boundaries as printed (lines 18-20); what the last node took beyond it is given back, last
 step first, so that the allocation is a prefix of the greedy order that keeps the limit. A job whose smallest gang
-exceeds the limit on an otherwise idle cluster even at its lowest control value is passed over; as printed it would
-hold up all behind it.
+exceeds the limit on an otherwise idle cluster even at its lowest control value is passed over; in the algorithm as
+printed it would hold up all behind it.
 
 Source: PowerFlow section 5.2, eq. 20, Algorithm 1 lines 2-20.
 """
@@ -39,12 +39,14 @@ class Greedy:
     """How the greedy differs from the paper; the defaults are the paper's.
 
     Attributes:
-        marginal: What a return is. ``energy``: time saved per energy spent, as eq. 20. ``energy_and_gpu``: that per GPU
-            of the step, since a step of a power of two takes as many as the gang had. ``power``: the time by which the
-            job ends sooner, the work it has left counted, per watt of the limit: eq. 18 and 19 rather than energy.
-        queue: Which job without a GPU is first: the ``submitted`` first, or the ``shortest`` by the time it has left.
-        at_limit: What a step does that exceeds the power limit: it ends the allocation (``stop``, as printed), or only
-            that job's (``skip``).
+        marginal: What a return is. ``energy``: time saved per energy spent, as in eq. 20. ``energy_and_gpu``: that per
+            GPU of the step, since a step to the next power of two takes as many as the gang already had. ``power``: how
+            much sooner the job ends, given the work it has left, per watt of the limit: eq. 18 and 19 rather than
+            energy.
+        queue: Which job without a GPU is first: the one ``submitted`` first, or the ``shortest`` by the time it has
+            left.
+        at_limit: What happens at a step that would exceed the power limit: it ends the allocation (``stop``, as
+            printed) or only that job's (``skip``).
     """
 
     marginal: Literal["energy", "energy_and_gpu", "power"] = "energy"
@@ -59,9 +61,9 @@ class Room:
     Attributes:
         gpus: (n_gpu_models,) devices by GPU model.
         idle_w: (n_gpu_models,) draw of a free one while its node is on, watts.
-        gpus_per_node: At whose multiples the limit is looked at.
+        gpus_per_node: The limit is checked at multiples of this.
         limit_w: What the cluster may draw, watts; inf for no limit.
-        other_w: What it draws in addition to jobs and those devices, watts.
+        other_w: What it draws in addition to the jobs and those devices, watts.
         stays_on: (n_gpu_models,) how many of the devices are on nodes that stay on when unused; None for all.
     """
 
@@ -75,8 +77,8 @@ class Room:
     def idle_draw_w(self, gpu_model: int, held: int) -> float:
         """Return what a model's free devices draw while this many are held, watts.
 
-        Gangs are assumed to be packed: onto nodes that stay on, then onto whole others, the last of which has free
-        devices.
+        Gangs are assumed to be packed: first onto nodes that stay on, then onto others, filling each; only the last has
+        free devices.
         """
         gpus, on, idle_w = self._by_model[gpu_model]
         free = on - held if held < on else min((on - held) % max(self.gpus_per_node, 1), gpus - held)
@@ -88,7 +90,7 @@ class Room:
         return self.stays_on is not None and bool(((self.stays_on > 0) & (self.stays_on < self.gpus)).any())
 
     def wherever_placed(self) -> Room:
-        """Return the room with no device taken off the nodes that stay on: what gangs draw at most, wherever placed."""
+        """Return the room as if gangs used no node that stays on: the upper bound on their draw, wherever placed."""
         stays_on = self.gpus if self.stays_on is None else self.stays_on
         other_w = self.other_w + float(stays_on @ self.idle_w)
         return replace(self, other_w=other_w, stays_on=np.zeros_like(stays_on))
@@ -106,11 +108,11 @@ def allocate_gpus(
 
     Args:
         choices: What each job could have.
-        room: Devices and power, those of ``keeps`` included.
+        room: Devices and power, including those of ``keeps``.
         gpu_model: (n_jobs,) index of the GPU model the job would run on.
         keeps: (n_jobs,) which jobs have their first size whatever happens to the others; counted before all steps, even
             where that exceeds the room.
-        work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown; no matter to the greedy as printed.
+        work_s: (n_jobs,) seconds of work left at speed 1, NaN where unknown; the greedy as printed does not use it.
         greedy: Departures from the paper.
     """
     greedy = greedy or Greedy()
@@ -147,10 +149,10 @@ def allocate_gpus(
 
 
 class _Walk:
-    """Steps taken so far, and what they leave.
+    """The steps taken so far, and what they leave.
 
     Attributes:
-        size: Per job the index of its present size, -1 for none.
+        size: The index of each job's present size, -1 for none.
     """
 
     def __init__(self, gpus: Ints, draw_w: Floats, gpu_model: Ints, room: Room, *, stops: bool) -> None:
@@ -169,11 +171,11 @@ class _Walk:
         self._trail: list[int] = []
 
     def begin(self) -> None:
-        """Forget the steps so far: they are not given back."""
+        """Forget the steps so far, so that they cannot be given back."""
         self._trail.clear()
 
     def fits(self, job: int) -> bool:
-        """Whether the job's next step finds devices, and power where every step is checked."""
+        """Whether there are devices for the job's next step, and power if every step is checked."""
         at, gpu_model = self.size[job] + 1, self._gpu_model[job]
         held = self._held[gpu_model] + self._more[job][at]
         if held > self._gpus[gpu_model]:
@@ -194,7 +196,7 @@ class _Walk:
         return crosses and self._stops and self._power_w >= self._limit_w
 
     def give_back(self) -> None:
-        """Undo steps, the last one first, until the limit holds."""
+        """Undo steps, last first, until the limit holds."""
         while self._trail and self._power_w > self._limit_w:
             job = self._trail.pop()
             at = self.size[job]
@@ -209,7 +211,7 @@ class _Walk:
 
 
 def known_work_s(work_s: Floats) -> Floats:
-    """Return the work with the median in place of what is unknown; 1 if nothing is known. Shape (n,) to (n,)."""
+    """Return the work with the median in place of unknown values; 1 if nothing is known. (n,) to (n,)."""
     known = np.isfinite(work_s)
     return np.where(known, work_s, np.median(work_s[known]) if known.any() else 1.0)
 
@@ -220,7 +222,7 @@ def _draw_w(choices: Choices) -> Floats:
 
 
 def _left_alone_w(gpus: Ints, gpu_model: Ints, room: Room) -> Floats:
-    """Return what the limit leaves a gang that is alone on the cluster: (n_jobs,) watts."""
+    """Return the power that the limit leaves for a gang that is alone on the cluster: (n_jobs,) watts."""
     nobody_w = [room.idle_draw_w(each, 0) for each in range(room.gpus.size)]
     base_w = room.other_w + sum(nobody_w)
     kinds: list[tuple[int, int]] = list(zip(gpu_model.tolist(), gpus.tolist(), strict=True))
@@ -229,7 +231,7 @@ def _left_alone_w(gpus: Ints, gpu_model: Ints, room: Room) -> Floats:
 
 
 def _steps(choices: Choices, work_s: Floats, greedy: Greedy) -> tuple[Ints, Floats]:
-    """Return the kind of each step and its place among its kind, smaller first: both (n_jobs, n_sizes).
+    """Return the kind of each step and its order within that kind, smaller first: both (n_jobs, n_sizes).
 
     Step k leads to size k. Eq. 20 for the steps beyond the first, with n + 1 read as the next size.
     """

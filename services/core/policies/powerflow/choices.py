@@ -1,6 +1,6 @@
 """What each job could have: its gang sizes and control values, with the speed and the draw of each.
 
-Rows are jobs in the order of their claim (users' priorities, then submission); that order ends every tie.
+Rows are jobs in order of precedence (users' priorities, then submission), which breaks every tie.
 """
 
 from __future__ import annotations

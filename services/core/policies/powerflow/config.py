@@ -14,7 +14,7 @@ HOURS = 24.0
 
 @dataclass(frozen=True)
 class PowerflowConfig:
-    """Parameters of PowerFlow. Where the paper prints no value, the meaning says that the default is ours."""
+    """Parameters of PowerFlow. If the paper prints no value, the meaning says that the default is ours."""
 
     eta: Annotated[
         float,
@@ -151,5 +151,5 @@ class PowerflowConfig:
 
     @property
     def greedy(self) -> Greedy:
-        """How the allocation departs from the print."""
+        """How the allocation departs from the paper."""
         return Greedy(self.marginal, self.queue, self.at_limit)

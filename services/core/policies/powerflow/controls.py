@@ -2,14 +2,14 @@
 
 Every gang starts at the control value (a clock or a power limit) that does its work for the least energy. The gang with
 the largest marginal return takes the next value, until every gang is at its fastest or no step fits below the power
-limit; a step that would exceed it is not taken, and the gangs whose steps still fit go on. A value that another one
-matches in speed for less power is never chosen.
+limit; a step that would exceed it is not taken, and the gangs whose steps still fit go on. A value is never chosen if
+another matches its speed for less power.
 
-The most efficient values may together exceed the limit. Algorithm 1 cannot meet that, as it has just given out GPUs for
-them, but a round can if the limit has fallen or stopping gangs still draw. Then values fall: at each step the one that
-slows its gang least per watt.
+The most efficient values may together exceed the limit. In Algorithm 1 that cannot happen, as it has just given out
+GPUs for them, but it can in a round if the limit has fallen or stopping gangs still draw power. Then values fall: at
+each step the one that slows its gang least per watt.
 
-Lines 29 and 30 of the print update priority_G and QueueD; the text has them read priority_F and QueueF.
+Lines 29 and 30 as printed update priority_G and QueueD; by the text they should be priority_F and QueueF.
 
 Source: PowerFlow section 5.2, eq. 21, Algorithm 1 lines 21-30.
 """
@@ -27,7 +27,7 @@ from services.core.domain.arrays import Bools, Floats, Ints
 def allocate_controls(speed: Floats, power_w: Floats, limit_w: float, work_s: Floats | None = None) -> Ints:
     """Return the control value of each gang: (n_gangs,) index into the tables' second axis.
 
-    If the lowest control values together exceed the limit, those are returned.
+    If even the lowest control values together exceed the limit, those are returned.
 
     Args:
         speed: (n_gangs, n_values) work per second at each control value, 0 where the gang has no such value; at least
@@ -35,7 +35,7 @@ def allocate_controls(speed: Floats, power_w: Floats, limit_w: float, work_s: Fl
         power_w: (n_gangs, n_values) draw of the whole gang, watts.
         limit_w: What the gangs may draw together, watts.
         work_s: (n_gangs,) seconds of work left at speed 1, for a return in time saved per watt (``Greedy.marginal`` is
-            ``power``); None for eq. 21 as printed, which knows none.
+            ``power``); None for eq. 21 as printed, which does not use it.
     """
     if not len(speed):
         return np.empty(0, dtype=np.int64)
@@ -58,7 +58,7 @@ class Ladders:
         value: (n_gangs, n_values) indices into the tables, packed to the left.
         time_s: (n_gangs, n_values) time per work; inf beyond the last.
         power_w: (n_gangs, n_values) draw; inf beyond the last.
-        length: (n_gangs,) how many there are.
+        length: (n_gangs,) how many values there are.
         start: (n_gangs,) the most efficient of them.
     """
 
@@ -89,7 +89,7 @@ def ladders_of(speed: Floats, power_w: Floats) -> Ladders:
 
 
 def _raise(ladders: Ladders, at: list[int], drawn_w: float, limit_w: float, work_s: Floats | None) -> None:
-    """Take steps up, the largest marginal return first (eq. 21), as long as they fit below the limit."""
+    """Take steps up, largest marginal return first (eq. 21), as long as they fit within the limit."""
     with np.errstate(invalid="ignore"):  # inf - inf beyond the last control value, which is never looked at
         gain, step_w = -np.diff(ladders.time_s, axis=1), np.diff(ladders.power_w, axis=1)
         cost = np.diff(ladders.time_s * ladders.power_w, axis=1)
@@ -111,7 +111,7 @@ def _raise(ladders: Ladders, at: list[int], drawn_w: float, limit_w: float, work
 
 
 def _lower(ladders: Ladders, at: list[int], drawn_w: float, limit_w: float) -> None:
-    """Take steps down, the least loss of speed per watt first, until the limit holds or nothing is left to lower."""
+    """Take steps down, least loss of speed per watt first, until the limit holds or nothing is left to lower."""
     with np.errstate(invalid="ignore"):
         less_w = np.diff(ladders.power_w, axis=1)
         losses: list[list[float]] = (-np.diff(ladders.time_s, axis=1) / less_w).tolist()

@@ -1,10 +1,10 @@
-"""The power limit held by measurement: the models' power is corrected by the ratio of measured to modelled power.
+"""Keeping the power limit by measurement: the models' power is corrected by the ratio of measured to modelled power.
 
-The paper trusts its models. They cover GPUs; but hosts draw power too, jobs change, and unknown jobs draw power as
-well. So whenever the cluster's power was measured, at rest since the last change, it is compared with what the models
-predict for the same gangs at the same control values. If more is drawn, the ratio counts at once; if less, it falls by
-half of the difference each round, because a gang that has just begun or saves a checkpoint draws little for a while.
-While gangs are measured at every control value, it only rises. This is ours, not the paper's.
+The paper trusts its models. They cover GPUs; but hosts and unknown jobs draw power too, and jobs change. So
+whenever the cluster's power has been measured in a steady state since the last change, it is compared with what the
+models predict for the same gangs at the same control values. If more is drawn, the ratio applies at once; if less, it
+falls by half of the difference each round, because a gang that has just begun or is saving a checkpoint draws little
+for a while. While gangs are being measured at every control value, it only rises. This is ours, not the paper's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def correction(snapshot: Snapshot, tables: Tables, known: float, *, measuring: b
         snapshot: With the cluster's measured power; if that is NaN, the known ratio is kept.
         tables: The models.
         known: The ratio of the last round.
-        measuring: Whether gangs are being measured at other control values than they are counted at.
+        measuring: Whether gangs are being measured at control values other than those counted for them.
     """
     modelled_w = present_draw_w(snapshot, tables) if math.isfinite(snapshot.measured_w) else 0.0
     if modelled_w <= 0:

@@ -1,7 +1,7 @@
 """The power limit in force: eta, watts, and a curve by the hour.
 
-Passive rounds stop no gang, so that a limit which falls between two active rounds is kept from the earlier one on: what
-counts is the least limit until the next active round and the grace of the gangs it may stop.
+Passive rounds stop no gang, so a limit that falls between two active rounds is kept from the earlier one on: what
+counts is the lowest limit until the next active round and the end of the grace period of the gangs it may stop.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ DAY_S = 86_400.0
 
 
 def limit_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
-    """Return what the cluster may draw from now on beside service instances, watts; inf for no limit.
+    """Return what the cluster may draw from now on besides service instances, watts; inf for no limit.
 
-    ``eta * G * P_max`` where eta is below 1, as eq. 19; at 1 a cluster of the hungriest jobs may exceed the mean.
-    Services are left alone, so that what they draw is taken off.
+    ``eta * G * P_max`` if eta is below 1, as in eq. 19; at 1 eta sets no limit, since the hungriest jobs may exceed the
+    mean. Services are left alone, so what they draw is subtracted.
     """
     limits = [math.inf if config.power_limit_w is None else config.power_limit_w]
     if config.eta < 1:
@@ -34,7 +34,7 @@ def limit_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
 
 
 def gpu_max_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
-    """Return P_max: the mean draw of a GPU that trains at the default control value, its host included, watts."""
+    """Return P_max: the mean draw of a GPU in training at the default control value, including its host, watts."""
     if config.gpu_max_w is not None:
         return config.gpu_max_w
     draws = [
@@ -44,7 +44,7 @@ def gpu_max_w(snapshot: Snapshot, config: PowerflowConfig) -> float:
 
 
 def least_of(curve: tuple[tuple[float, float], ...], begin_s: float, end_s: float) -> float:
-    """Return the least limit of a step curve over ``begin_s <= t <= end_s``, watts; inf where none is in force.
+    """Return the lowest limit of a step curve over ``begin_s <= t <= end_s``, watts; inf if none is in force.
 
     Times below 24 are hours of the day, UTC, and repeat; otherwise they are UTC seconds.
     """

@@ -11,13 +11,13 @@ from services.core.domain.ids import JobId
 
 @dataclass(frozen=True)
 class PowerflowMemory:
-    """Of the last rounds; entries of ended jobs are dropped at active rounds.
+    """Decisions of the last rounds; entries of ended jobs are dropped at active rounds.
 
     Attributes:
         targets: Sizes the last active round gave, by job: what a job that was stopped waits for.
-        measured: Gangs being measured at every control value, and when that is surely over, UTC seconds.
-        profiled: By job the sizes at which it was measured.
-        correction: Ratio of the cluster's measured power to what the models say.
+        measured: Gangs being measured at every control value, and when that will certainly be over, UTC seconds.
+        profiled: By job, the sizes at which it was measured.
+        correction: Ratio of the cluster's measured power to the models'.
     """
 
     targets: Mapping[JobId, int] = field(default_factory=dict[JobId, int])
@@ -37,7 +37,7 @@ def dump_memory(memory: PowerflowMemory) -> dict[str, Any]:
 
 
 def load_memory(stored: dict[str, Any]) -> PowerflowMemory:
-    """Return the memory that ``dump_memory`` wrote; what is missing is empty."""
+    """Return the memory that ``dump_memory`` wrote; missing parts are empty."""
     return PowerflowMemory(
         targets={JobId(job_id): int(gpus) for job_id, gpus in stored.get("targets", {}).items()},
         measured={JobId(job_id): float(until_s) for job_id, until_s in stored.get("measured", {}).items()},

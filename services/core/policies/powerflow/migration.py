@@ -1,13 +1,13 @@
-"""Moves that pay for themselves: jobs are stopped to come back in other free blocks.
+"""Moves that pay for themselves: jobs are stopped in order to come back in other free blocks.
 
-Two things are worth it, one of them a round:
+Two things are worth it, and a round does at most one:
 
-- a gang that got its devices but finds no free block among them. Moving the jobs off one block costs each a restart; it
-  saves the gang the wait until such a block would fall free by itself. It pays where that wait is ``resize_gain`` times
-  the restarts together.
-- a node that could be powered down. Moving its jobs into free blocks of nodes that stay awake costs what their gangs
-  draw while they restart; it saves what the whole node draws idle until the last of them would have ended. It pays
-  where that energy is ``resize_gain`` times the cost: the restarts' time has its price too.
+- a gang could have its devices but finds no free block among them. Moving the jobs off one block costs each a restart;
+  it saves the gang the wait until such a block would become free by itself. It pays if that wait is ``resize_gain``
+  times the restarts together.
+- a node could be powered down. Moving its jobs into free blocks of nodes that stay awake costs what their gangs draw
+  while they restart; it saves what the whole node draws idle until the last of them would have ended. It pays if that
+  energy is ``resize_gain`` times the cost: the restarts' time has its price too.
 
 Source: PowerFlow section 5.3 asks for migration; what it may cost is ours.
 """
@@ -30,7 +30,7 @@ from services.core.policies.powerflow.view import View
 
 
 def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: PowerflowConfig) -> list[Preempt]:
-    """Return the stops of jobs that should move: the first such set that pays, by node; usually none."""
+    """Return the stops of jobs that should move: the first set that pays, in order of nodes; usually none."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
     starts = {action.job_id: action for action in plan.actions if isinstance(action, Start)}
@@ -72,7 +72,7 @@ def _for_a_gang(
     candidates: list[int],
     waiting: tuple[int, int],
 ) -> list[int]:
-    """Return the jobs to move off a node so that the gang that waits first finds a block there."""
+    """Return the jobs to move off a node so that the first waiting gang finds a block there."""
     nodes, (job, gpus) = snapshot.nodes, waiting
     model = int(view.gpu_model[np.flatnonzero(view.jobs == job)[0]])
     fits = [node for node in candidates if nodes.gpu_model[node] == model and nodes.gpus[node] >= gpus]
@@ -111,7 +111,7 @@ def _for_a_node(
 
 
 def _find_room(snapshot: Snapshot, starts: list[Start], moved: list[int], node: int, *, asleep: bool) -> bool:
-    """Whether all these jobs find free blocks on other nodes that are in use: on empty ones only to help a gang."""
+    """Whether all these jobs find free blocks on other nodes: ones in use, or, to help a gang, also empty ones."""
     nodes = snapshot.nodes
     usable = nodes.schedulable & (asleep | (~nodes.asleep & (nodes.free_gpus < nodes.gpus)))
     usable[node] = False
@@ -131,7 +131,7 @@ def _held(snapshot: Snapshot, on: list[int]) -> int:
 
 
 def _left_s(snapshot: Snapshot, view: View, job: int) -> float:
-    """Return how long a running job still takes as it is; one of unknown length is assumed to be half done."""
+    """Return how long a running job still takes at its present size; one of unknown length is assumed half done."""
     row = int(np.flatnonzero(view.jobs == job)[0])
     work_s = float(view.work_s[row])
     if not np.isfinite(work_s):

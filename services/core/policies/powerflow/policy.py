@@ -1,12 +1,12 @@
 """PowerFlow's scheduler: who runs, on how many GPUs, at which control value, within the power limit.
 
-The paper re-plans at each arrival, end and scaling. Here an active round does, by the clock: it gives out all GPUs anew
-(``allocate``) and may stop and resize jobs. A passive round, which an arrival, an end or a release brings about, stops
-no gang: it gives free GPUs to waiting jobs by the same greedy, with what runs taken as given, and chooses all control
-values anew (``watts``). A job that was stopped to be resized waits for its size of the last active round. Shorter
-active rounds come nearer to the print; each costs restarts.
+The paper re-plans at each arrival, end and scaling. Here an active round, which comes by the clock, does: it gives out
+all GPUs anew (``allocate``) and may stop and resize jobs. A passive round, triggered by an arrival, an end or a
+release, stops no gang: it gives free GPUs to waiting jobs by the same greedy, taking what runs as given, and chooses
+all control values anew (``watts``). A job that was stopped to be resized waits for the size it got in the last active
+round. Shorter intervals between active rounds come closer to the paper; each round costs restarts.
 
-A running job keeps its size where a larger one would not save ``resize_gain`` times its restart, or where a smaller one
+A running job keeps its size if a larger one would not save ``resize_gain`` times its restart, or if a smaller one
 would help no other job.
 
 Source: PowerFlow section 5, Algorithm 1.
@@ -57,7 +57,7 @@ class Powerflow:
         return PowerflowMemory()
 
     def decide(self, snapshot: Snapshot, memory: PowerflowMemory) -> tuple[Plan, PowerflowMemory]:
-        """Return Algorithm 1's plan, and the sizes that jobs are to come back at."""
+        """Return Algorithm 1's plan, and the memory with the sizes at which stopped jobs are to come back."""
         config, capacity = self.config, Capacity(snapshot)
         active = snapshot.trigger is Trigger.ACTIVE
         memory = under_way(snapshot, memory)
@@ -76,7 +76,7 @@ class Powerflow:
     def _within(
         self, snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity, view: View, room: Room
     ) -> tuple[Plan, PowerflowMemory]:
-        """Return the plan for this room, and the memory after it."""
+        """Return the plan within this room, and the memory after it."""
         config, active = self.config, snapshot.trigger is Trigger.ACTIVE
         view, sizes = allocate(snapshot, view, room, capacity, config, active=active)
         ranking = ranking_of(snapshot, view, sizes, room)
@@ -107,7 +107,7 @@ class Powerflow:
         return limit_w(snapshot, self.config)
 
     def power_error_w(self, snapshot: Snapshot) -> float:
-        """Return by how much the gangs may draw more than the models predict, by the models' stated error, watts."""
+        """Return by how much the gangs may exceed their predicted draw, given the models' stated error, watts."""
         return stated_error_w(snapshot, Tables(snapshot, self.config))
 
     def dump(self, memory: PowerflowMemory) -> dict[str, Any]:
@@ -115,15 +115,15 @@ class Powerflow:
         return dump_memory(memory)
 
     def load(self, stored: dict[str, Any]) -> PowerflowMemory:
-        """Return the memory that ``dump`` wrote; what is missing is empty."""
+        """Return the memory that ``dump`` wrote; missing parts are empty."""
         return load_memory(stored)
 
 
 def _fixed_gpus(snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity, *, active: bool) -> Ints:
-    """Return the one size each job may have in this round, 0 where it may have any: (n_jobs,).
+    """Return the one size each job may have in this round, 0 if it may have any: (n_jobs,).
 
-    Who holds devices keeps its size, unless an active round may restart it, and it is not being measured; who was
-    stopped comes back at the size the last active round gave it, while the cluster has as many devices.
+    A job that holds devices keeps its size, unless an active round may restart it and it is not being measured. In a
+    passive round, one that was stopped comes back at the size the last active round gave it, if that is still possible.
     """
     jobs = snapshot.jobs
     holds = (jobs.phase == Phase.STARTING) | (jobs.phase == Phase.RUNNING)
@@ -139,7 +139,7 @@ def _fixed_gpus(snapshot: Snapshot, memory: PowerflowMemory, capacity: Capacity,
 
 
 def room_of(snapshot: Snapshot, capacity: Capacity, limit: float, config: PowerflowConfig) -> Room:
-    """Return what there is to share out: nodes that take work, and what drained ones still hold.
+    """Return what there is to share out: nodes that take work, and what jobs still hold on drained ones.
 
     Nodes that may be powered down draw nothing while unused.
     """
@@ -159,9 +159,9 @@ def room_of(snapshot: Snapshot, capacity: Capacity, limit: float, config: Powerf
 def allocate(
     snapshot: Snapshot, view: View, room: Room, capacity: Capacity, config: PowerflowConfig, *, active: bool
 ) -> tuple[View, Ints]:
-    """Return the size of each row, as ``allocate_gpus``, and the rows' choices it was taken from.
+    """Return the size of each row, as ``allocate_gpus``, and the view with the choices it was taken from.
 
-    In an active round once with all that may move, and where some had better stay, again with those as they are.
+    An active round allocates with all jobs that may move and, if some had better stay, again with those fixed.
     """
     preemptible, movable = snapshot.jobs.preemptible[view.jobs], capacity.movable[view.jobs]
     keeps = view.holds & ~(preemptible & movable) if active else view.holds
@@ -187,7 +187,7 @@ def allocate(
 def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools, config: PowerflowConfig) -> Bools:
     """Return which running jobs should keep their size instead of taking the one they got: (n_rows,).
 
-    A larger one that saves too little, or a smaller one where everything fits beside it as it is.
+    Those are jobs whose larger size saves too little, and jobs that would shrink although everything fits without that.
     """
     jobs = snapshot.jobs
     held = np.where(view.holds, jobs.gpus[view.jobs], 0)
@@ -209,7 +209,7 @@ def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools
 
 
 def _saved_s(snapshot: Snapshot, view: View, rows: Ints, held: Ints, got: Ints) -> Floats:
-    """Return how much sooner jobs end at another size, those of unknown length assumed half done; all (n_rows,)."""
+    """Return how much sooner jobs end at another size, assuming those of unknown length half done; all (n_rows,)."""
     jobs, gpu_model = view.jobs[rows], view.gpu_model[rows]
     now, then = (view.tables.default_speed(jobs, gpu_model, gpus) for gpus in (held, got))
     work_s = view.work_s[rows]
@@ -225,7 +225,7 @@ def _least_energy_w(view: View, rows: Ints, gpus: Ints) -> Floats:
 
 
 def ranking_of(snapshot: Snapshot, view: View, sizes: Ints, room: Room) -> Ranking:
-    """Return the jobs that got a size, in the order of their claim, and behind them those no model can run."""
+    """Return the jobs that got a size, in order of precedence, followed by those that no model can run."""
     jobs = snapshot.jobs
     rows = np.flatnonzero(sizes >= 0)
     order, gpus = view.jobs[rows], view.choices.gpus[rows, sizes[rows]]
@@ -241,7 +241,7 @@ def ranking_of(snapshot: Snapshot, view: View, sizes: Ints, room: Room) -> Ranki
 
 
 def _on_their_models(snapshot: Snapshot, view: View) -> Snapshot:
-    """Return the snapshot with every job bound to the GPU model whose power it was counted at."""
+    """Return the snapshot with every job bound to the GPU model whose power was counted for it."""
     if len(snapshot.gpu_models) == 1:
         return snapshot
     eligible = np.zeros_like(snapshot.jobs.eligible)
@@ -250,7 +250,7 @@ def _on_their_models(snapshot: Snapshot, view: View) -> Snapshot:
 
 
 def _all_placed(snapshot: Snapshot, ranking: Ranking, plan: Plan) -> bool:
-    """Whether every ranked job runs or starts by this plan; then no job waits for an unused node."""
+    """Whether every ranked job runs or starts by this plan, so that no job waits for an unused node."""
     phase = snapshot.jobs.phase[ranking.order]
     waits = int(((phase == Phase.QUEUED) | (phase == Phase.PREEMPTING)).sum())
     starts = sum(isinstance(action, Start) for action in plan.actions)
@@ -263,7 +263,7 @@ def _all_idle(snapshot: Snapshot, plan: Plan) -> bool:
 
 
 def _of_gangs(snapshot: Snapshot, plan: Plan, found: Mapping[JobId, Measurement]) -> list[Measurement]:
-    """Return the measurements of gangs that the plan still starts, or that run already."""
+    """Return the measurements of gangs that the plan still starts, or that are already running."""
     phases = dict(zip(snapshot.jobs.ids, snapshot.jobs.phase.tolist(), strict=True))
     starts = {action.job_id for action in plan.actions if isinstance(action, Start)}
     return [each for job_id, each in found.items() if job_id in starts or phases[job_id] in GOING]

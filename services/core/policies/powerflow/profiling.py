@@ -1,10 +1,10 @@
 """Online profiling: an unknown gang is run at every control value, for four minutes in all.
 
-As printed every job is, the first time it runs on a number of GPUs (``each_job``); the paper's simulator charges each
-job for it once (``first_run``). The default measures one gang of each kind of job: where jobs recur, the others learn
-from it. Only gangs that start, or run at the default, are measured, because measuring takes the default's power. A
-start for which the limit does not leave that much is not measured (``watts``). While a gang is measured its values
-fall, and the limit counts it at the one in force. It keeps its size until it is measured.
+In the paper this is done for every job, the first time it runs on a number of GPUs (``each_job``); the paper's
+simulator charges each job for it once (``first_run``). The default measures one gang of each kind of job, and where
+jobs recur the others learn from it. Only gangs that start, or run at the default, are measured, because measuring takes
+the default's power. A start for which the limit does not leave that much is not measured (``watts``). While a gang is
+measured its values fall, and the limit counts it at the one in force. It keeps its size until it has been measured.
 
 Source: PowerFlow section 5.2.
 """
@@ -27,7 +27,7 @@ from services.core.policies.powerflow.view import Tables
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement to begin: its gang, and at how many GPUs."""
+    """A measurement to begin: its gang, and the number of GPUs."""
 
     action: ProfileControls
     gpus: int
@@ -36,8 +36,8 @@ class Measurement:
 def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
     """Return the memory without measurements that are over and, in an active round, without jobs that are gone.
 
-    If the snapshot does not say which are under way, they end when they are certainly over. One that ended with its
-    gang was cut short: that size of the job is still to be measured.
+    If the snapshot does not say which are under way, they end when they are certainly over. One that ended early with
+    its gang was cut short: the job is still to be measured at that size.
     """
     jobs = snapshot.jobs
     under_measurement = snapshot.measuring
@@ -66,7 +66,7 @@ GOING = (int(Phase.STARTING), int(Phase.RUNNING))
 def to_measure(
     snapshot: Snapshot, plan: Plan, tables: Tables, config: PowerflowConfig, memory: PowerflowMemory
 ) -> dict[JobId, Measurement]:
-    """Return the measurements to begin with this plan, by job; of a kind of job one at a time."""
+    """Return the measurements to begin with this plan, by job; for each kind of job, one at a time."""
     kind = ControlKind(config.control)
     if config.profiling == "never" or not snapshot.measures:
         return {}

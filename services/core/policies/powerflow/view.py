@@ -1,7 +1,7 @@
-"""The jobs of a snapshot as Algorithm 1 takes them: in the order of their claim, each with its choices.
+"""The jobs of a snapshot as Algorithm 1 takes them: in order of precedence, each with its choices.
 
-What is predicted of a kind of job is its table (``Snapshot.gangs``). A job without one is assumed to scale with a fixed
-exponent and to draw what was last measured of it; its control values are known if its kind's curve is.
+What is predicted for a kind of job is its table (``Snapshot.gangs``). A job without one is assumed to scale with a
+fixed exponent and to draw what was last measured for it; its control values are known if its kind's curve is.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Tables:
         return self.stacked.at(places, gpus[:, None], default=True)[0][:, 0, 0]
 
     def places(self, jobs: Ints, gpu_models: Ints) -> Ints:
-        """Return where ``stacked`` has the tables of jobs on GPU models; all are (n,)."""
+        """Return the indices in ``stacked`` of the tables of jobs on GPU models; all are (n,)."""
         kinds = self.snapshot.jobs.control_curve[jobs]
         places = self._of_kind[np.where(kinds < len(self.snapshot.gangs), kinds, -1), gpu_models]
         for row in np.flatnonzero(places < 0).tolist():
@@ -90,7 +90,7 @@ class Tables:
 
     @cached_property
     def _of_kind(self) -> Ints:
-        """Where ``stacked`` has the table of each kind on each GPU model: -1 as yet, and in the last row: no kind."""
+        """Index in ``stacked`` of each kind's table on each GPU model, -1 if not there yet; the last row: no kind."""
         return np.full((len(self.snapshot.gangs) + 1, len(self.snapshot.gpu_models)), -1)
 
     @cached_property
@@ -131,7 +131,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class View:
-    """Rows of Algorithm 1; every column is (n_rows,) in the order of their claim.
+    """Rows of Algorithm 1; every column is (n_rows,), in order of precedence.
 
     Attributes:
         jobs: Indices into the job table.
@@ -156,7 +156,7 @@ def view_of(snapshot: Snapshot, config: PowerflowConfig, model: Ints, fixed_gpus
     Args:
         snapshot: The cluster.
         config: Parameters.
-        model: (n_jobs,) GPU model of what a job holds, -1 for none.
+        model: (n_jobs,) GPU model of the devices a job holds, -1 for none.
         fixed_gpus: (n_jobs,) the one size a job may have, 0 where it may have any of its own.
     """
     jobs = snapshot.jobs
@@ -184,7 +184,7 @@ def choices_of(snapshot: Snapshot, tables: Tables, rows: Ints, gpu_model: Ints, 
 
 
 def work_left_s(snapshot: Snapshot, tables: Tables, rows: Ints, gpu_model: Ints) -> Floats:
-    """Return the work each job has left, seconds at speed 1, NaN where nothing predicts it: (n_rows,)."""
+    """Return the work each job has left, seconds at speed 1, NaN if nothing predicts it: (n_rows,)."""
     jobs = snapshot.jobs
     left_s = jobs.remaining_s[rows].copy()
     known = np.isfinite(left_s)
@@ -193,7 +193,7 @@ def work_left_s(snapshot: Snapshot, tables: Tables, rows: Ints, gpu_model: Ints)
 
 
 def _gpu_models_of(snapshot: Snapshot, order: Ints, model: Ints) -> Ints:
-    """Return the GPU model of each job in order: its own, else of those it may use the one with most GPUs unclaimed."""
+    """Return the GPU model of each job in order: its own, else the usable one with the most GPUs unclaimed."""
     jobs = snapshot.jobs
     if len(snapshot.gpu_models) == 1:
         return np.where(jobs.eligible[order, 0] | (model[order] >= 0), 0, -1)

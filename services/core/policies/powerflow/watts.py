@@ -1,10 +1,10 @@
 """What the cluster draws once a plan is carried out, and the control values that keep it within a limit.
 
-Algorithm 1 counts the jobs it allocates to. A round must count more: gangs that are stopping draw until they are gone,
-free devices draw what they do when idle, and a gang that resizes stops first. So the second half of the algorithm is
-run on the gangs that really continue or start, with the power of everything else subtracted from the limit. Where even
-their lowest control values do not fit, all unused nodes are powered down, then starts go unmeasured, then the last ones
-wait.
+Algorithm 1 counts only the jobs to which it allocates. A round must count more: gangs that are stopping draw power
+until they are gone, free devices draw idle power, and a gang that resizes stops first. So the second half of the
+algorithm is run on the gangs that really continue or start, with the power of everything else subtracted from the
+limit. If even their lowest control values do not fit, all unused nodes are powered down; then starts go unmeasured;
+then the last starts wait.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Draw:
     """What draws power once a plan is carried out; columns are (n_gangs,): gangs that continue, then the plan's starts.
 
     Attributes:
-        jobs, models, gpus: The job's index, the GPU model's, and the size.
+        jobs, models, gpus: The index of the job, that of its GPU model, and the size.
         starts: Whether this plan starts the gang.
-        pinned: Whether its control value is not to be touched: it is being measured.
-        stopping_w: What gangs that stop draw on, watts.
+        pinned: Whether its control value must not be changed, because it is being measured.
+        stopping_w: What stopping gangs still draw, watts.
     """
 
     jobs: Ints
@@ -46,7 +46,7 @@ class Draw:
     stopping_w: float
 
     def first(self, n_gangs: int) -> Draw:
-        """Return the same without the starts beyond the first gangs."""
+        """Return the same for the first gangs only, dropping the starts beyond them."""
         at = slice(n_gangs)
         return Draw(self.jobs[at], self.models[at], self.gpus[at], self.starts[at], self.pinned[at], self.stopping_w)
 
@@ -63,8 +63,8 @@ def set_within(
 ) -> tuple[Plan, set[JobId]]:
     """Return the plan with control values that keep the limit, without the starts it leaves no power for.
 
-    Nodes that the plan leaves unused are powered down where they may be, but for the spare ones. The second part of
-    the answer are the pinned jobs that start but are not to be measured, as the limit leaves no power for it.
+    Nodes that the plan leaves unused are powered down where they may be, except for the spare ones. Also return the
+    pinned jobs that start but are not to be measured, as the limit leaves no power for it.
 
     Args:
         snapshot: The cluster. plan: Starts, stops and holds. tables: What gangs do. limit_w: What the cluster may draw;
@@ -118,7 +118,7 @@ def _with_starts(snapshot: Snapshot, plan: Plan, starts: Collection[Start]) -> t
 
 
 def present_draw_w(snapshot: Snapshot, tables: Tables) -> float:
-    """Return what the models say that the cluster draws now, at the control values that gangs have."""
+    """Return what the cluster draws now according to the models, at the gangs' present control values."""
     draw = draw_of(snapshot, (), tables)
     at_present_w = _at_present_w(snapshot, tables, draw.jobs, draw.models, draw.gpus)
     return sum(at_present_w) + draw.stopping_w + Idle(snapshot, ()).draw_w()
@@ -149,9 +149,9 @@ def draw_of(snapshot: Snapshot, actions: Collection[Action], tables: Tables, pin
 
 
 def stated_error_w(snapshot: Snapshot, tables: Tables) -> float:
-    """Return the error that the models state of what gangs draw now, those that stop included, watts.
+    """Return the models' stated error in what gangs draw now, including those that stop, watts.
 
-    Errors are added up: one model is wrong in the same direction about all its gangs.
+    Errors are added up, because a model is wrong in the same direction for all its gangs.
     """
     jobs, models = _holders(snapshot)
     at_present_w = _at_present_w(snapshot, tables, jobs, models, snapshot.jobs.gpus[jobs])
@@ -160,7 +160,7 @@ def stated_error_w(snapshot: Snapshot, tables: Tables) -> float:
 
 
 def _holders(snapshot: Snapshot) -> tuple[Ints, Ints]:
-    """Return the jobs that hold devices and the GPU models they hold, without jobs whose nodes are lost: (n,) each."""
+    """Return the jobs that hold devices, without those whose nodes are lost, and their GPU models: (n,) each."""
     where = snapshot.nodes.index
     holders = np.flatnonzero(snapshot.jobs.gpus > 0)
     sits = (snapshot.jobs.placements[job] for job in holders.tolist())
@@ -185,7 +185,7 @@ class Idle:
         self._count(start, -1)
 
     def unused(self, spare_nodes: int | None) -> Ints:
-        """Return which nodes to power down: the unused ones where no gang starts, except the first few; None: none."""
+        """Return which nodes to power down: the unused ones, except the first few as spares; None: none."""
         nodes = self._nodes
         if spare_nodes is None:
             return np.empty(0, dtype=np.int64)
@@ -193,7 +193,7 @@ class Idle:
         return np.flatnonzero(empty)[spare_nodes:]
 
     def draw_w(self, sleeps: Ints | None = None) -> float:
-        """Return what free devices draw on nodes that are awake, or wake for a start, watts."""
+        """Return what free devices draw on nodes that are awake or wake for a start, watts."""
         if self._idle_w is None:
             return 0.0
         awake = ~self._nodes.asleep
@@ -233,7 +233,7 @@ def _weights(snapshot: Snapshot, draw: Draw, tables: Tables, config: PowerflowCo
 
 
 def _values_now(snapshot: Snapshot, tables: Tables, places: Ints, jobs: Ints) -> Floats:
-    """Return the control value each job has of the kind its table is of, NaN at the default: (n,)."""
+    """Return each job's present value of the control its table is for, NaN at the default: (n,)."""
     now = np.full(jobs.size, np.nan)
     kinds = tables.stacked.kinds
     for kind in ControlKind:
@@ -243,7 +243,7 @@ def _values_now(snapshot: Snapshot, tables: Tables, places: Ints, jobs: Ints) ->
 
 
 def _at_present_w(snapshot: Snapshot, tables: Tables, jobs: Ints, models: Ints, gpus: Ints) -> list[float]:
-    """Return the draw of gangs at the control values they have; all are (n,)."""
+    """Return the draw of gangs at their present control values; all are (n,)."""
     places = tables.places(jobs, models)
     now, known = _values_now(snapshot, tables, places, jobs), tables.stacked
     nearest = np.abs(known.values[places] - now[:, None]).argmin(axis=1)
@@ -252,7 +252,7 @@ def _at_present_w(snapshot: Snapshot, tables: Tables, jobs: Ints, models: Ints, 
 
 
 def _now_or_above(snapshot: Snapshot, tables: Tables, job: int, model: int, *, starts: bool) -> int:
-    """Return the index of the least known control value that is not below the one a gang has."""
+    """Return the index of the lowest known control value that is not below a gang's present one."""
     table = tables.of(job, model)
     value = float("nan") if table.kind is None or starts else float(snapshot.jobs.control_value(table.kind)[job])
     last = table.values.size - 1
@@ -260,7 +260,7 @@ def _now_or_above(snapshot: Snapshot, tables: Tables, job: int, model: int, *, s
 
 
 def _controls(snapshot: Snapshot, draw: Draw, tables: Tables, chosen: Ints) -> list[Control]:
-    """Return the actions that put gangs to the control values chosen, where they have others."""
+    """Return the actions that set gangs to the chosen control values, where these differ from the present ones."""
     places, known = tables.places(draw.jobs, draw.models), tables.stacked
     now = np.where(draw.starts, np.nan, _values_now(snapshot, tables, places, draw.jobs))
     default, values = chosen == known.n_values[places] - 1, known.values[places, chosen]
