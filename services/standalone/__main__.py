@@ -12,7 +12,7 @@ from services.standalone.stack import Stack, default_data_dir, serve
 
 
 def main() -> int:
-    """Return 0 after a stop that was asked for, 1 if something could not start, 2 if an option or setting is wrong."""
+    """Return 0 after a requested stop, 1 if something could not start, 2 if an option or setting is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m services.standalone", description="Run everything on this machine until SIGTERM or Ctrl-C."
     )

@@ -3,11 +3,11 @@
 A backup is a tar file that only its owner can read:
 
     manifest.json    what it is: format, release, schema, time, and the SHA-256 of each other file
-    database.dump    the database as it was at one moment, by pg_dump, also while everything runs
+    database.dump    the database at one moment, by pg_dump, even while everything runs
     secrets/...      of the data folder, with options.json and admin.key
 
-A restore goes into an empty place only. Until it is complete, the data folder has a file `restoring`, with which
-nothing starts; a restore that was cut off is begun anew by the same command.
+A restore goes only into an empty place. Until it is complete, the data folder has a file `restoring`, with which
+nothing starts; a restore that was interrupted is begun again by the same command.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ DEFAULT_LEASE_S = 20.0
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a backup is of: `schema` is the revision of the database, `made_at` UTC.
+    """What a backup contains: `schema` is the revision of the database, `made_at` is in UTC.
 
     `files` has the SHA-256 of each file, by its name in the archive; it is empty in backups of earlier releases.
     """
@@ -72,13 +72,13 @@ def _no_report(what: str, done: int, of: int) -> None: ...
 
 
 def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advance: Advance = _no_report) -> Manifest:
-    """Write a backup of an installation to `to`, complete or not at all; it may run meanwhile.
+    """Write a backup of an installation to `to`, completely or not at all; the installation may be running.
 
     Args:
         folder: Its data folder; without one, only the database is backed up.
         to: A file that does not exist.
-        environment: Where it has DATABASE_URL, that is the database; otherwise the folder's own.
-        advance: Told of each step.
+        environment: If it has DATABASE_URL, that is the database; otherwise the folder's own.
+        advance: Called with each step.
 
     Raises:
         BadInputError: there is no installation, or `to` exists.
@@ -98,13 +98,13 @@ def back_up(folder: DataFolder, to: Path, environment: Mapping[str, str], advanc
 def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], advance: Advance = _no_report) -> int:
     """Make an installation in an empty folder, and an empty database, from a backup; nothing is started.
 
-    ``advance`` is told of each step.
+    ``advance`` is called with each step.
 
     Returns:
-        How many gangs ran when the backup was made: their jobs are queued again.
+        How many gangs were running when the backup was made: their jobs are queued again.
 
     Raises:
-        BadInputError: the file is no backup, damaged, or of a newer release, or the target is not empty.
+        BadInputError: the file is not a backup, damaged, or from a newer release, or the target is not empty.
         StackError: the database could not be restored; the folder is as empty as before.
     """
     manifest = read_manifest(source)
@@ -137,10 +137,10 @@ def restore(folder: DataFolder, source: Path, environment: Mapping[str, str], ad
 
 
 def read_manifest(source: Path) -> Manifest:
-    """Return what a file is a backup of.
+    """Return the manifest of a backup.
 
     Raises:
-        BadInputError: it is no backup.
+        BadInputError: the file is not a backup.
     """
     try:
         with tarfile.open(source) as archive:
@@ -216,7 +216,7 @@ async def _restore(
 
 
 async def _run(program: str, options: list[str], url: str) -> None:
-    """Run a program of PostgreSQL, which finds the password in its environment, not on its command line."""
+    """Run a PostgreSQL program, which finds the password in its environment, not on its command line."""
     address, password = _without_password(url)
     words = [postgres.client_program(program), f"--dbname={address}", *options]
     environment = {**os.environ, "PGPASSWORD": password} if password else dict(os.environ)
@@ -235,10 +235,10 @@ async def _run(program: str, options: list[str], url: str) -> None:
 
 
 async def _unless_ended(work: Awaitable[T]) -> T:
-    """Return what some work returns; SIGTERM and SIGHUP end it like Ctrl-C, so that it clears up.
+    """Return the result of some work; SIGTERM and SIGHUP end it like Ctrl-C, so that it clears up.
 
     Raises:
-        StackError: One of them came.
+        StackError: One of the signals came.
     """
     task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -251,9 +251,9 @@ async def _unless_ended(work: Awaitable[T]) -> T:
 
 @contextmanager
 def _scratch(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a folder that is removed afterwards; what killed ones of the same user left is removed before.
+    """Yield a folder that is removed afterwards; folders that killed processes of the same user left are removed first.
 
-    A folder in use is locked, by whoever made it.
+    A folder in use is locked by whoever made it.
     """
     for left in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError), _locked(left):
@@ -283,7 +283,7 @@ def _without_password(url: str) -> tuple[str, str]:
 
 @contextmanager
 def _unpacked(source: Path) -> Iterator[Path]:
-    """Yield a folder with what belongs into a backup, and nothing else that an archive may hold."""
+    """Yield a folder with what belongs in a backup, and nothing else that an archive may contain."""
     with _scratch(Path(tempfile.gettempdir()), "wattshift-restore-") as scratch, tarfile.open(source) as archive:
         (scratch / SECRETS).mkdir()
         for member in archive:
@@ -296,10 +296,10 @@ def _unpacked(source: Path) -> Iterator[Path]:
 
 
 def _check_whole(source: Path, files: Path, manifest: Manifest) -> None:
-    """Compare what was unpacked with what was written: an archive that is cut off between two files opens like any.
+    """Compare what was unpacked with what was written: an archive that is cut off between two files still opens.
 
     Raises:
-        BadInputError: a file is missing or another one.
+        BadInputError: a file is missing or differs.
     """
     for name, sha256 in manifest.files.items():
         if not (files / name).is_file() or _sha256(files / name) != sha256:
@@ -315,7 +315,7 @@ def _sha256(path: Path) -> str:
 
 
 def _kept(folder: Path) -> list[Path]:
-    """Return the files of a data folder that a backup keeps beside the database."""
+    """Return the files of a data folder that a backup keeps in addition to the database."""
     secrets = sorted(path for path in (folder / SECRETS).glob("*") if _SECRET_NAME.fullmatch(path.name))
     return [path for path in [*(folder / name for name in KEPT_FILES), *secrets] if path.is_file()]
 

@@ -1,9 +1,9 @@
 """Make `.venv`, then become `wattshift demo` or pytest: what `./run` and `./test` start.
 
-It runs by its file path under the system's Python, before anything is installed, so it imports the standard library
-only. `./run` installs what runs (`deploy/standalone.lock`), `./test` adds the rest of `requirements.lock` and the lab.
-A stamp in `.venv` says what the environment was made from. A second run takes milliseconds; the environment is made
-again if its lock, Python or the checkout's path has changed, or if there is no stamp because an earlier run was
+It runs by its file path under the system's Python, before anything is installed, so it imports only the standard
+library. `./run` installs what runs (`deploy/standalone.lock`), `./test` adds the rest of `requirements.lock` and the
+lab. A stamp in `.venv` says what the environment was made from. A second run takes milliseconds; the environment is
+made again if its lock, Python or the checkout's path has changed, or if there is no stamp because an earlier run was
 interrupted.
 """
 
@@ -133,7 +133,7 @@ def set_up(*, for_tests: bool = False) -> None:
     """Make `.venv` as the locks say, unless that is done already; safe to call from several processes at once.
 
     Raises:
-        SetupError: no ensurepip, the checkout is not writable, or the packages cannot be installed.
+        SetupError: there is no ensurepip, the checkout is not writable, or the packages cannot be installed.
     """
     if _wanted(for_tests) <= _made_from():
         return
@@ -174,8 +174,9 @@ def _made_from() -> set[str]:
 
 
 def _wanted(for_tests: bool) -> set[str]:
-    """What `.venv` ought to be made from: its packages, those of the tests, and the projects installed in it,
-    the lab's for tests alone."""
+    """Return what `.venv` should be made from: its packages, those of the tests, and the projects installed in it (the
+    lab's only for tests).
+    """
     usable = os.access(PYTHON, os.X_OK)  # false too where the Python that made it was removed
     version = subprocess.check_output([PYTHON, "-c", "import sys; print(sys.version)"]) if usable else b""
     made_of = {"packages": [LOCK.read_bytes(), str(VENV).encode(), version]}
@@ -197,9 +198,9 @@ def _make_venv() -> None:
 
 @contextlib.contextmanager
 def _installer() -> Iterator[Callable[..., None]]:
-    """Yield what installs packages in `.venv`: uv, which takes a tenth of pip's CPU time, else pip.
+    """Yield the command that installs packages in `.venv`: uv, which takes a tenth of pip's CPU time, else pip.
 
-    uv is what is on PATH, or is fetched for this run. It reads no configuration of pip's: where it fails for want of a
+    uv is taken from PATH, or fetched for this run. It does not read pip's configuration: if it fails for lack of a
     mirror that pip knows, pip does the work.
     """
     with tempfile.TemporaryDirectory(prefix="installer-", dir=VENV) as folder:  # uv links from there: no copies
@@ -220,7 +221,7 @@ def _installer() -> Iterator[Callable[..., None]]:
 
 
 def _fetch_uv(folder: str) -> str | None:
-    """Return a uv that this Python's pip has fetched; None where it has no pip, or none can be had."""
+    """Return a uv fetched by this Python's pip; None if there is no pip, or uv cannot be fetched."""
     if not _has_pip(sys.executable):
         return None
     words = ["install", "--no-deps", "--require-hashes", "--only-binary=:all:", "--no-compile", "--target", folder]
@@ -237,7 +238,7 @@ def _has_pip(python: str | Path) -> bool:
 
 
 def _compile() -> None:
-    """Compile what `up` imports, once: else its processes would all do so at their first start."""
+    """Compile what `up` imports, once: otherwise all its processes would do so at their first start."""
     code = (
         "import importlib, services.cli.main, services.standalone.stack\n"
         "from services.standalone.forks import imported_by\n"
@@ -257,7 +258,7 @@ def _pip(python: str | Path, *arguments: str) -> None:
 
 
 def _need_ensurepip() -> None:
-    """Debian and Ubuntu split `ensurepip` off into a package of its own; root gets it here, others a hint."""
+    """Install `ensurepip` if run by root, else hint at it: Debian and Ubuntu split it off into its own package."""
     probe = [sys.executable, "-c", "import ensurepip, venv"]
     if subprocess.run(probe, capture_output=True).returncode == 0:
         return

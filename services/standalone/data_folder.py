@@ -1,15 +1,15 @@
 """The folder with all state of an installation.
 
-lock         held by the running supervisor, whose process id is in it
-run.json     what runs now: addresses, process ids, states; for `status` and `down`
-options.json what the installation was made with: nodes, zones, port
+lock         held by the running supervisor; it contains its process id
+run.json     what is running now: addresses, process ids, states; for `status` and `down`
+options.json the options that the installation was made with: nodes, zones, port
 secrets/     passwords and tokens, created once
-postgres     the database (a link, where the database's user cannot reach this folder)
+postgres     the database (a link if the database's user cannot reach this folder)
 valkey/      streams and task queues
 nodes/       one folder per simulated node's agent
-power/       which nodes are to run, once any was powered down
+power/       which nodes should run, once any has been powered down
 log/         one file per process
-pulse/       files that the supervisor and the workers touch every second, so that others see that they live
+pulse/       files that the supervisor and the workers touch every second to show that they are alive
 """
 
 import contextlib
@@ -73,7 +73,7 @@ class StackStatus:
     trusts_jobs: bool = False
 
     def socket_of(self, process: str) -> Path | None:
-        """Return where a server of this installation's own listens; None where it has none of that name."""
+        """Return where one of this installation's own servers listens; None if it has none with that name."""
         return next((Path(each.socket) for each in self.processes if each.name == process and each.socket), None)
 
     def late(self) -> list[str]:
@@ -81,7 +81,7 @@ class StackStatus:
         return [process.name for process in self.processes if process.state not in ("running", "stopped", "asleep")]
 
     def runs(self) -> bool:
-        """Whether the supervisor that this is of lives."""
+        """Whether the supervisor that wrote this status is alive."""
         return self.pid is not None and lives(self.pid, self.started_at_s)
 
 
@@ -129,7 +129,7 @@ class DataFolder:
         """Make the folder if it is missing, and hold it until `close`.
 
         Raises:
-            BadInputError: a restore of it was cut off, unless this is one.
+            BadInputError: a restore of it was interrupted, unless this is one.
             StackError: another supervisor holds it, or it cannot be written.
         """
         if not restoring and (self.path / self.RESTORING).exists():
@@ -146,7 +146,7 @@ class DataFolder:
         self._lock = lock
 
     def close(self) -> None:
-        """Release the folder for other supervisors."""
+        """Release the folder to other supervisors."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -154,7 +154,7 @@ class DataFolder:
     def holder(self) -> int | None:
         """Return the process id of the supervisor that holds the folder, or None if none does.
 
-        One that was killed may hold its lock for a moment longer, until all its threads are gone.
+        A killed supervisor may hold its lock a moment longer, until all its threads are gone.
         """
         try:
             lock = os.open(self.path / "lock", os.O_RDWR)
@@ -170,11 +170,11 @@ class DataFolder:
             os.close(lock)
 
     def secret(self, name: str, *, made_with: Path | None = None) -> str:
-        """Return the secret of that name, made at the first call; only the owner of the folder can read it.
+        """Return the secret with that name, made at the first call; only the owner of the folder can read it.
 
         Args:
             name: File in ``secrets``.
-            made_with: What is unusable without this very secret: while it exists, a lost secret is not replaced.
+            made_with: A path that is useless without this very secret: while it exists, a lost secret is not replaced.
 
         Raises:
             BadInputError: the secret is lost or empty, or cannot be read.
@@ -197,14 +197,14 @@ class DataFolder:
         return secret
 
     def write_status(self, status: StackStatus) -> None:
-        """Write what runs, for `status` and `down`."""
+        """Write what is running, for `status` and `down`."""
         write_whole(self.path / "run.json", json.dumps(asdict(status), indent=1))
 
     def status(self) -> StackStatus:
         """Return what the supervisor wrote last, or `stopped` if it no longer runs.
 
         Raises:
-            BadInputError: what it wrote cannot be understood, or is gone although it runs.
+            BadInputError: what it wrote cannot be understood, or is gone although it is running.
             StackError: the folder belongs to another user.
         """
         try:
@@ -236,7 +236,7 @@ class DataFolder:
         return (found is None or not found.is_stopped) and (not self.pulse.exists() or is_beating(self.pulse))
 
     def last_status(self) -> StackStatus:
-        """Return what the last supervisor wrote, whether or not it still runs; `stopped` if that is not readable."""
+        """Return what the last supervisor wrote, whether or not it is still running; `stopped` if unreadable."""
         try:
             return self._read_status()
         except ValueError:  # corrupt, or written by another version
@@ -253,7 +253,7 @@ class DataFolder:
 
 
 def _locked(lock: int) -> bool:
-    """Take the lock, which those who ask for its holder hold for an instant, and a killed one a moment longer."""
+    """Take the lock, with retries: those who ask for its holder take it for an instant; a killed one keeps it a bit."""
     for _ in range(_LOCK_TRIES):
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

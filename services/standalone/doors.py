@@ -1,6 +1,6 @@
-"""The ports of one installation, on which its supervisor listens from the start to the end.
+"""The ports of one installation, on which its supervisor listens from start to end.
 
-A process gets the sockets when it starts. While it is being started again, connections wait for it, and nobody else can
+A process gets the sockets when it starts. While it is being restarted, connections wait for it, and nobody else can
 take its port.
 """
 
@@ -23,23 +23,23 @@ _NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 @dataclass(frozen=True)
 class Door:
-    """Where a process listens, and the sockets that it gets for it; without any, it makes its own."""
+    """Where a process listens, and the sockets that it is given for that; without any, it makes its own."""
 
     address: Address
     sockets: tuple[socket.socket, ...] = ()
 
 
 class Doors:
-    """Ports that are listened on until `close`."""
+    """Ports that are open until `close`."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
     def open(self, host: str, wanted: int, *, exactly: bool = False) -> tuple[int, tuple[socket.socket, ...]]:
-        """Listen on a port of `host`, on `wanted` if that is free; return the port, and its sockets.
+        """Listen on a port of `host`, on `wanted` if that is free; return the port and its sockets.
 
-        Where that is this machine's loopback address, or all addresses, the port of the other loopback address is held
-        too: a browser that is told `localhost` asks there first.
+        For this machine's loopback address, or all addresses, the port is held on the other loopback address too: a
+        browser that is told `localhost` asks there first.
 
         Raises:
             StackError: `exactly` that port was asked for and it is taken, or no port is free; or there is no such host.
@@ -59,11 +59,11 @@ class Doors:
 
     @property
     def ports(self) -> list[int]:
-        """The ports."""
+        """The ports that are held."""
         return sorted({each.getsockname()[1] for each in self._held})
 
     def close(self) -> None:
-        """Let the ports go."""
+        """Release the ports."""
         while self._held:
             self._held.pop().close()
 
@@ -88,7 +88,7 @@ def _listening(host: str, port: int) -> list[socket.socket]:
 
 
 def holder(port: int) -> str:
-    """Return who listens on a port, to follow `is taken`; empty where that is not known."""
+    """Return who listens on a port, worded to follow `is taken`; empty if that is not known."""
     with contextlib.suppress(psutil.Error):  # other users' connections are not ours to see everywhere
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:

@@ -1,6 +1,6 @@
-"""Workers run while messages wait for them, and end when there was nothing to do for a while.
+"""Run workers while messages wait for them, and end them when there has been nothing to do for a while.
 
-At rest they would be a third of an installation's memory. One that is wanted is there in two seconds: it is forked.
+Idle workers would take a third of an installation's memory. One that is needed is ready in two seconds: it is forked.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Dozing:
     """Wakes workers, and puts them to sleep.
 
     Attributes:
-        queues: Of each worker, by its name.
+        queues: The queues of each worker, by its name.
         counts: Returns the lengths of Valkey's lists and hashes.
-        processes: Where the workers are.
+        processes: Starts and ends the workers.
     """
 
     queues: Mapping[str, Sequence[str]]
@@ -46,7 +46,7 @@ class Dozing:
     _ending: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
 
     async def follow(self) -> None:
-        """Look until cancelled. Who cannot be asked changes nothing."""
+        """Look until cancelled. If Valkey does not answer, nothing changes."""
         try:
             while True:
                 with contextlib.suppress(OSError, TimeoutError, ValueError):
@@ -58,7 +58,7 @@ class Dozing:
             await end_tasks(list(self._ending.values()))
 
     async def _busy(self) -> set[str]:
-        """Return whose messages wait; all of them while one message is not settled, which any can restore."""
+        """Return the workers with waiting messages; while any message is unsettled, also those awake, or else all."""
         asked = [(worker, queue) for worker, queues in self.queues.items() for queue in queues]
         commands = [*(("LLEN", queue_key(queue)) for _, queue in asked), ("HLEN", UNSETTLED)]
         *waiting, unsettled = await self.counts(commands)
@@ -79,11 +79,11 @@ class Dozing:
 
 
 async def counts(address: Path, password: str, commands: Sequence[tuple[str, str]]) -> list[int]:
-    """Ask a Valkey for the lengths of keys.
+    """Ask a Valkey server for the lengths of keys.
 
     Raises:
         OSError: it does not listen, or closes the connection.
-        ValueError: it answers something else than numbers, such as that it is loading.
+        ValueError: it answers something other than numbers, such as that it is loading.
     """
     words = [f"AUTH {password}", *(f"{verb} {key}" for verb, key in commands)]
     request = "".join(f"{word}\r\n" for word in words).encode()

@@ -1,12 +1,12 @@
-"""Python processes of an installation, forked from one that has imported already what they import.
+"""Python processes of an installation, forked from one that has already imported what they import.
 
-To import a service takes a second or two of processor time, and 30 to 90 MB of memory; here both are paid once: what
-forks shares its memory with what it forked until one of them writes to it. `python -m services.standalone.forks` only
-forks. Each process that it makes is a child of the supervisor, not its own, and runs a module as `python -m` would: it
-has the process id, environment, folder, output, sockets, session, command line and exit status of one that was started
-by its command, dies with the supervisor, and lives on if the process that forked it dies.
+Importing a service takes a second or two of processor time, and 30 to 90 MB of memory; here both are paid once: a
+forked process shares its memory with the one that forked it until either writes to it.
+`python -m services.standalone.forks` only forks. Each process that it makes is the supervisor's child, not its own, and
+runs a module as `python -m` would: its process id, environment, folder, output, sockets, session, command line and exit
+status are as if its command had started it; it dies with the supervisor, and survives the process that forked it.
 
-What a process is to run is read by itself, after the fork: no secret of one is ever in another's memory.
+A process reads what it should run by itself, after the fork: no secret of one is ever in another's memory.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _TITLE = "-" * 512
 
 
 def imported_by(services: Iterable[Service], workers: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules that the processes of an installation import, the migrations of its database among them."""
+    """Return the modules that the processes of an installation import, including the migrations of its database."""
     of_workers = (name for worker in workers for name in _OF_WORKERS[worker])
     return tuple(dict.fromkeys((*of_workers, *(each.module for each in services), "migrations.run")))
 
 
 class Forked:
-    """A running process, with what the supervisor uses of `asyncio.subprocess.Process`."""
+    """A running process, with the part of the interface of `asyncio.subprocess.Process` that the supervisor uses."""
 
     def __init__(self, pid: int) -> None:
-        """Take a child of this process that nobody waits for yet."""
+        """Take a child of this process that nobody is waiting for yet."""
         self.pid = pid
         self.returncode: int | None = None
         self._descriptor = os.pidfd_open(pid)
@@ -69,7 +69,7 @@ class Forked:
         asyncio.get_running_loop().add_reader(self._descriptor, self._reap)
 
     async def wait(self) -> int:
-        """Return its exit status once it has ended; negative if it died of a signal."""
+        """Return its exit status once it has ended; negative if a signal killed it."""
         await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
@@ -99,10 +99,10 @@ class Forks:
     """The process that forks, as the supervisor sees it; it is started again when it has died."""
 
     def __init__(self, environment: Mapping[str, str], preloaded: Iterable[str]) -> None:
-        """Start it; it imports while other things are done.
+        """Start the process; it imports in the background.
 
         Args:
-            environment: Its own; each process gets one of its own, but this is what their interpreter was started in.
+            environment: Its environment; each process gets its own, but their interpreter was started in this one.
             preloaded: The modules to import.
         """
         self._preloaded = preloaded
@@ -115,7 +115,7 @@ class Forks:
 
         Args:
             command: Python, its options, `-m`, the module, its arguments.
-            options: As `Process.popen_options` returns them; of their files, `stdout` and `pass_fds` count.
+            options: As `Process.popen_options` returns them; of the files, only `stdout` and `pass_fds` count.
 
         Raises:
             OSError: no process can be made.
@@ -128,7 +128,7 @@ class Forks:
             raise
 
     async def close(self) -> None:
-        """End the process that forks; what it forked lives on."""
+        """End the process that forks; the processes that it forked live on."""
         self._server.close()
         await asyncio.to_thread(self._process.wait)
 
@@ -172,14 +172,14 @@ class Forks:
 
 
 def _end(asked: asyncio.Task[Forked]) -> None:
-    """Kill a process that nobody waits for any more."""
+    """Kill a process that nobody is waiting for any more."""
     if not asked.cancelled() and asked.exception() is None:
         with contextlib.suppress(ProcessLookupError):
             asked.result().kill()
 
 
 def _serve(server: socket.socket) -> list[str]:
-    """Fork for each socket that is handed over, until the supervisor is gone; return only in a child: what it runs."""
+    """Fork for each socket that is handed over, until the supervisor is gone; return only in a child, with its task."""
     while True:
         message, files, *_ = socket.recv_fds(server, 1, 1)
         if not message:
@@ -191,9 +191,9 @@ def _serve(server: socket.socket) -> list[str]:
 
 
 def _fork() -> int:
-    """Fork a child of the parent: `os.fork` with CLONE_PARENT. The process must have one thread alone.
+    """Fork a child of the parent: `os.fork` with CLONE_PARENT. The process must have only one thread.
 
-    The address of the thread's own id is that which glibc's fork gives the kernel.
+    The address of the thread id is the one that glibc's fork gives the kernel.
     """
     libc, python = ctypes.PyDLL(None, use_errno=True), ctypes.pythonapi
     address = ctypes.c_void_p()
@@ -211,7 +211,7 @@ def _fork() -> int:
 
 
 def _become(connection: socket.socket) -> list[str]:
-    """Be the process that the supervisor asks for; return the module to run, and its arguments."""
+    """Turn into the process that the supervisor asks for; return the module to run, and its arguments."""
     length, files, *_ = socket.recv_fds(connection, 4, _MOST_FILES)
     asked: dict[str, Any] = json.loads(connection.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
     os.setsid()
@@ -235,9 +235,9 @@ def _become(connection: socket.socket) -> list[str]:
 
 
 def _show(words: Sequence[str]) -> None:
-    """Make `words` this process's command line, where others read it: in the memory of the one it was started by.
+    """Show `words` as this process's command line, by overwriting the memory of the one that it was started with.
 
-    Where the last byte is not 0, the kernel shows what is there up to the first 0.
+    If the last byte is not 0, the kernel shows everything up to the first 0.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
     start, size = int(fields[45]), int(fields[46]) - int(fields[45])  # arg_start and arg_end of proc(5)
@@ -247,7 +247,7 @@ def _show(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Import everything, then fork; in a child, run what it is for."""
+    """Import everything, then fork; in a child, run its module."""
     _, number, _, *preloaded = sys.argv
     server = socket.socket(fileno=int(number))
     _show([*PYTHON, "-m", MODULE])

@@ -1,7 +1,7 @@
-"""Exit 0 if a process of a container is well: `python -m services.standalone.healthcheck PORT|pulse|tcp:ADDRESSES`.
+"""Exit 0 if a container's process is well: `python -m services.standalone.healthcheck PORT|pulse|tcp:ADDRESSES`.
 
-With a port, the service on it has to be ready; with `pulse`, the event loop of a worker has to turn; with the addresses
-of servers elsewhere, `HOST:PORT,HOST:PORT/...` as URLs have them, one has to be reached.
+With a port, the service on it has to be ready; with `pulse`, a worker's event loop has to be turning; with the
+addresses of servers elsewhere, `HOST:PORT,HOST:PORT/...` as in URLs, one has to be reachable.
 """
 
 import os
@@ -25,7 +25,7 @@ def is_well(what: str) -> bool:
 
 
 def is_reached(address: str) -> bool:
-    """Return whether something listens at an address, `HOST:PORT`."""
+    """Return whether something listens at an address `HOST:PORT`."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=2.0):

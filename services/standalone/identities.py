@@ -1,4 +1,4 @@
-"""Which secrets each process of an installation gets: its own, and none besides."""
+"""Which secrets each process of an installation gets: its own and no others."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OF_WORKERS = {"worker": "optimizer", "plan-solver": "optimizer", "simulator-work
 
 
 class Identities:
-    """The secrets of an installation, and what of them each process is given."""
+    """The secrets of an installation, and which of them each process is given."""
 
     def __init__(self, folder: DataFolder, environment: Mapping[str, str]) -> None:
-        """Read the secrets, or make them; ``environment`` may have a WATTSHIFT_SECRETS_KEY of the operator's own.
+        """Read the secrets, or make them; ``environment`` may have the operator's own WATTSHIFT_SECRETS_KEY.
 
         Raises:
             BadInputError: A secret cannot be read.
@@ -32,7 +32,7 @@ class Identities:
         self._redis_password: str | None = None
 
     def owns_redis(self, password: str) -> None:
-        """Take the password of the server that this installation runs, and in which each process has its own user."""
+        """Take the password of this installation's own Redis server, in which each process has its own user."""
         self._redis_password = password
 
     def credential(self, service: str) -> Credential:
@@ -40,11 +40,11 @@ class Identities:
         return Credential.derived(service, roots_of(self.roots))
 
     def credential_of(self, process: str) -> dict[str, str]:
-        """Return the part of the environment of a service, or of a worker, that follows from the roots."""
+        """Return the part of a service's or worker's environment that is derived from the root secrets."""
         return {"WATTSHIFT_SERVICE_CREDENTIAL": self.credential(OF_WORKERS.get(process, process)).text()}
 
     def of_service(self, service: str, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a service, of the installation's."""
+        """Return the environment of a service, made from the installation's."""
         own = _without_secrets(environment) | self.credential_of(service)
         if service not in WITHOUT_DATABASE:
             own["DATABASE_URL"] = environment["DATABASE_URL"]
@@ -57,7 +57,7 @@ class Identities:
         return own | self._redis(service, environment)
 
     def of_worker(self, name: str, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a worker: its service's."""
+        """Return the environment of a worker: that of its service."""
         return self.of_service(OF_WORKERS[name], environment)
 
     def of_node(self, node_id: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The door by which hosts join: telemetry over TLS, with a certificate that is known by its fingerprint."""
+"""How other hosts join: telemetry over TLS, with a certificate that is known by its fingerprint."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def read_listen(text: str) -> tuple[str, int]:
 
 
 def check(listen: str, environment: Mapping[str, str]) -> None:
-    """Check what `--listen` asks for.
+    """Check the value of `--listen`.
 
     Raises:
-        BadInputError: it is not HOST:PORT, or a setting says otherwise how nodes reach telemetry.
+        BadInputError: it is not HOST:PORT, or contradicts a setting of how nodes reach telemetry.
     """
     read_listen(listen)
     if others := [name for name in _NOT_BESIDE if environment.get(name)]:
@@ -40,7 +40,7 @@ def check(listen: str, environment: Mapping[str, str]) -> None:
 
 
 def settings(folder: DataFolder, host: str, port: int) -> dict[str, str]:
-    """Return the settings of telemetry for the door; its certificate is made at the first call, and kept.
+    """Return telemetry's settings for other hosts; its certificate is made at the first call, and kept.
 
     Raises:
         BadInputError: the certificate cannot be read or written.
@@ -59,7 +59,7 @@ def settings(folder: DataFolder, host: str, port: int) -> dict[str, str]:
 
 
 def own_address(host: str) -> str:
-    """Return the address from which this machine reaches others; nothing is sent to find it."""
+    """Return the address from which this machine reaches others, found without sending anything."""
     is_ipv6 = ":" in host
     with socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:

@@ -2,9 +2,9 @@
 
     python -m services.standalone.node_power DATA_DIR on|off NODE
 
-is what a scheduler with ``SCHEDULER_NODE_POWER=command`` runs here, unless other commands are configured. It stores the
-request (``power/NODE`` in the data folder) and returns once the supervisor has carried it out. A node that comes back
-counts as a machine that has booted: its simulated devices drew nothing in the meantime.
+is the command of a scheduler with ``SCHEDULER_NODE_POWER=command`` here, unless other commands are configured. It
+stores the request (``power/NODE`` in the data folder) and returns once the supervisor has carried it out. A node that
+comes back counts as a machine that has booted: its simulated devices drew nothing in the meantime.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ WITHIN_S = 30.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """Whether a node is to run, and how often it has been powered up again."""
+    """Whether a node should run, and how often it has been powered up again."""
 
     on: bool = True
     boots: int = 0
@@ -36,7 +36,7 @@ class Wanted:
 
 
 def commands(folder: DataFolder) -> dict[str, str]:
-    """Return the scheduler's settings for nodes of this installation."""
+    """Return the scheduler's settings with the power commands for nodes of this installation."""
     words = [sys.executable, "-P", "-m", "services.standalone.node_power", str(folder.path)]
     return {
         "SCHEDULER_NODE_POWER_ON_COMMAND": json.dumps([*words, "on", "{node}"]),
@@ -45,7 +45,7 @@ def commands(folder: DataFolder) -> dict[str, str]:
 
 
 def read_wanted(folder: DataFolder) -> dict[str, Wanted]:
-    """Return the last requests, by node."""
+    """Return the latest requests, by node."""
     found: dict[str, Wanted] = {}
     for path in _folder(folder).glob("[!.]*"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # somebody else's file
@@ -54,7 +54,7 @@ def read_wanted(folder: DataFolder) -> dict[str, Wanted]:
 
 
 def write_wanted(folder: DataFolder, node_id: str, on: bool) -> None:
-    """Request that a node runs or not; a request that was already made is not repeated."""
+    """Request that a node run or not; a request that was already made is not repeated."""
     before = read_wanted(folder).get(node_id, Wanted())
     if before.on != on:
         _folder(folder).mkdir(mode=0o700, exist_ok=True)
@@ -73,7 +73,7 @@ async def follow(folder: DataFolder, set_running: Callable[[str, Wanted], Awaita
 
 
 def power(folder: DataFolder, node_id: str, on: bool) -> str:
-    """Have a node powered up or down, and wait for it; return what went wrong, or nothing."""
+    """Have a node powered up or down, and wait for it; return what went wrong, empty if nothing did."""
     name = f"agent-{node_id}"
     deadline = time.monotonic() + WITHIN_S
     if name not in {process.name for process in folder.status().processes}:

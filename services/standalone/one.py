@@ -10,7 +10,7 @@ def command(name: str) -> tuple[str, ...]:
     """Return the command of a service or worker.
 
     Raises:
-        SystemExit: there is none of that name.
+        SystemExit: there is none with that name.
     """
     modules = {service.name: ("-m", service.module) for service in SERVICES}
     arguments = modules.get(name) or WORKERS.get(name)

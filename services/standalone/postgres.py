@@ -49,12 +49,12 @@ def _wheel() -> importlib.metadata.Distribution:
 
 
 def socket_in(sockets: Path) -> Path:
-    """Return where the server listens whose folder of sockets this is."""
+    """Return where the server with this folder of sockets listens."""
     return sockets / f".s.PGSQL.{_PORT}"
 
 
 def url(password: str, sockets: Path, database: str = DATABASE) -> str:
-    """Return the address of `database` for asyncpg and libpq; `sockets` is a folder of the server's own."""
+    """Return the address of `database` for asyncpg and libpq; `sockets` is the server's own folder."""
     return f"postgresql://{USER}:{password}@/{database}?host={quote(str(sockets))}&port={_PORT}"
 
 
@@ -62,16 +62,16 @@ def prepare(folder: Path, *, password: str, sockets: Path) -> Process:
     """Create the database in `folder` if it is not there, and return the server to start.
 
     A database left unfinished by a killed call is made again, and leftovers of a killed server are removed. The caller
-    holds the data folder, so no server of ours runs here. Started by root, the server runs as `nobody`, from places
-    that this user can reach: `folder` becomes a link to /var/lib/wattshift if its parents are closed to others.
+    holds the data folder, so no server of ours is running here. If root starts it, the server runs as `nobody`, in
+    places that this user can reach: `folder` becomes a link to /var/lib/wattshift if its parents are closed to others.
 
     Args:
-        folder: Of its data.
-        password: Of its only user, from the first start on.
-        sockets: A folder that the server's account can write to, and no other.
+        folder: Where its data is.
+        password: The password of its only user, from the first start on.
+        sockets: A folder that only the server's account can write to.
 
     Raises:
-        StackError: the database is of another major version, or cannot be made.
+        StackError: the database has another major version, or cannot be made.
     """
     account = account_of_server()
     binaries = _binaries(account)
@@ -103,20 +103,20 @@ def prepare(folder: Path, *, password: str, sockets: Path) -> Process:
 
 
 def _wal_mb(home: Path) -> int:
-    """Return how large the log may grow between checkpoints: the server's own default, less on a small disk."""
+    """Return how large the write-ahead log may grow between checkpoints: the server's default, less on a small disk."""
     found = os.statvfs(home)
     return min(max(int(found.f_blocks * found.f_frsize * _WAL_SHARE) >> 20, 32), 1_024)
 
 
 def remove(folder: Path) -> None:
-    """Remove the database in `folder`, wherever its files are; its server must not run."""
+    """Remove the database in `folder`, wherever its files are; its server must not be running."""
     shutil.rmtree(folder.resolve(), ignore_errors=True)
     if folder.is_symlink():
         folder.unlink()
 
 
 def is_ready(address: Address) -> bool:
-    """Return whether the server has recovered and takes sessions: it then asks for a password instead of refusing."""
+    """Return whether the server has recovered and accepts sessions: it then asks for a password instead of refusing."""
     parameters = f"user\0{USER}\0database\0{DATABASE}\0\0".encode()
     try:
         with connected(address) as connection:
@@ -142,7 +142,7 @@ def client_program(name: str) -> str:
 
 
 def account_of_server() -> Account | None:
-    """Return what the server runs as, if that is not the caller."""
+    """Return the account that the server runs as, if that is not the caller's."""
     if os.geteuid() != 0:
         return None
     nobody = pwd.getpwnam(SYSTEM_USER)  # the server refuses root, and wants a user that has a name

@@ -18,7 +18,7 @@ PLACEHOLDERS = {
 
 
 def check_settings(services: Sequence[Service], environment: Mapping[str, str]) -> None:
-    """Check what the processes would read from ``environment``.
+    """Check the settings that the processes would read from ``environment``.
 
     Raises:
         BadInputError: settings are wrong; one line for each variable, with what would be right.
@@ -37,7 +37,7 @@ def check_settings(services: Sequence[Service], environment: Mapping[str, str]) 
 
 
 def _settings_of(service: Service) -> type[SharedSettings] | None:
-    """Return the settings of a process: the class in its ``settings`` module that has its prefix."""
+    """Return the settings class of a process: the one in its ``settings`` module with its prefix."""
     package = service.module.rpartition(".")[0]
     try:
         found = importlib.util.find_spec(f"{package}.settings")

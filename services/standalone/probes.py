@@ -1,7 +1,7 @@
-"""Ask processes whether they live, and what they lack.
+"""Ask processes whether they are alive, and what they lack.
 
-Each answers by its own event loop, or it does not answer. One that answers is left alone, however little it can do:
-what it lacks, such as its database, comes back without its being started again.
+Each answers from its own event loop, or not at all. One that answers is left alone, however little it can do: what it
+lacks, such as its database, comes back without a restart.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Probe(Protocol):
 
 
 class HttpProbe:
-    """Asks a service: `/healthz` comes from its event loop alone, `/readyz` looks at what it depends on."""
+    """Asks a service: `/healthz` is answered by its event loop alone, `/readyz` checks what it depends on."""
 
     def __init__(self, address: Address, context: ssl.SSLContext | None = None) -> None:
         self._address = address
         self._context = context
 
     async def answer(self) -> None:
-        """Return once `/healthz` was answered."""
+        """Return once `/healthz` has answered."""
         await self._get("/healthz")
 
     async def lacks(self) -> str:
@@ -73,7 +73,7 @@ class HttpProbe:
 
 
 class PostgresProbe:
-    """Asks a PostgreSQL on this machine for a session, up to where it wants a password."""
+    """Asks a PostgreSQL server on this machine for a session, up to the point where it wants a password."""
 
     def __init__(self, address: Address, user: str, database: str) -> None:
         self._address = address
@@ -81,7 +81,7 @@ class PostgresProbe:
         self._hello = struct.pack("!ii", 8 + len(parameters), 3 << 16) + parameters
 
     async def answer(self) -> None:
-        """Return once the server has answered: it lives while it recovers, too."""
+        """Return once the server has answered: it is alive even while it recovers."""
         await self.lacks()
 
     async def lacks(self) -> str:
@@ -101,7 +101,7 @@ class ValkeyProbe:
         self._hello = f"AUTH {password}\r\nPING\r\n".encode()
 
     async def answer(self) -> None:
-        """Return once the server has answered: it lives while it loads, too."""
+        """Return once the server has answered: it is alive even while it loads."""
         await self.lacks()
 
     async def lacks(self) -> str:
@@ -112,9 +112,9 @@ class ValkeyProbe:
 
 
 class PulseProbe:
-    """Waits until a process that has no port, such as a Celery worker, has touched its file again.
+    """Waits until a process without a port, such as a Celery worker, has touched its file again.
 
-    It goes by the file's time having changed, not by the clock, which may be set.
+    It looks for a change of the file's time and does not use the clock, which may be set.
     """
 
     def __init__(self, path: Path, look_every_s: float = 0.25) -> None:
@@ -130,7 +130,7 @@ class PulseProbe:
         self._seen_ns = found_ns
 
     async def lacks(self) -> str:
-        """Return nothing: a worker waits for its broker by itself."""
+        """Return nothing: a worker itself waits for its broker."""
         return ""
 
     def _touched_ns(self) -> int:
@@ -143,7 +143,7 @@ class PulseProbe:
 async def exchange(
     address: Address, request: bytes, is_enough: Callable[[bytes], bool], context: ssl.SSLContext | None = None
 ) -> bytes:
-    """Send a request to a process and return its answer, up to where it is enough or the connection is closed.
+    """Send a request to a process and return its answer, until it is complete or the connection is closed.
 
     Raises:
         OSError: nobody listens, or there was no answer at all.

@@ -1,4 +1,4 @@
-"""One process to be run: how it is started, how readiness is detected, how it is stopped."""
+"""One process to run: how it is started, how readiness is detected, how it is stopped."""
 
 import ctypes
 import http.client
@@ -26,12 +26,12 @@ class StackError(Exception):
 
 
 class BadInputError(StackError):
-    """An option, a setting or a file of the installation is wrong, and nothing was changed; one line for each fault."""
+    """An option, a setting or a file of the installation is wrong, and nothing was changed; one line for each error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The user another process runs as."""
+    """The user that another process runs as."""
 
     user_id: int
     group_id: int
@@ -46,15 +46,15 @@ class Process:
         command: Program by its full path, and its arguments.
         environment: The whole environment of the process.
         folder: Working folder.
-        is_ready: Blocks up to two seconds, never raises. Without one a process counts as ready once it was started.
+        is_ready: Blocks for up to two seconds, never raises. Without it, a process counts as ready once it is started.
         address: Where it listens, for display.
-        sockets: Handed over to it, and held here, so that nobody else listens in between.
+        sockets: Handed over to it, and held here, so that nobody else can listen in between.
         account: The user it runs as, if that is not the caller.
         stop_signal: Asks it to shut down cleanly.
-        stop_within_s: How long it may take for that before it is killed.
+        stop_within_s: How long that may take before it is killed.
         owns_its_group: Its process group is killed with it. False for an agent, which finds its jobs again on restart.
-        probe: Asks it whether it lives, for as long as it runs. Without one it is never replaced while it runs.
-        before_start: Called before every start, also after it has ended by itself; an OSError counts as a failed start.
+        probe: Asks it whether it is alive, for as long as it runs. Without one it is never replaced while it runs.
+        before_start: Called before every start, including restarts; an OSError counts as a failed start.
         repair: Called when it has ended several times before it was ready.
         replaces_children: Whether it starts another process for each of its own that ends; those that are stopped are
             killed then.
@@ -77,7 +77,7 @@ class Process:
     replaces_children: bool = False
 
     def popen_options(self, output: int | None = None) -> dict[str, Any]:
-        """Return the keyword arguments `subprocess.Popen` takes beside the command, those of `dying_too` among them.
+        """Return the keyword arguments for `subprocess.Popen` besides the command, including those of `dying_too`.
 
         Args:
             output: File descriptor for everything the process writes; None discards it.
@@ -100,7 +100,7 @@ class Process:
 def dying_too() -> dict[str, Any]:
     """Return keyword arguments of `subprocess.Popen` for a process that does not outlive a killed parent, on Linux.
 
-    Start it from the main thread, or from one that lives as long: it dies with the thread that started it.
+    Start it from the main thread, or from one that lives equally long: it dies with the thread that started it.
     """
     parent = os.getpid()
 
@@ -113,10 +113,10 @@ def dying_too() -> dict[str, Any]:
 
 
 def connected(address: Address) -> socket.socket:
-    """Return a connection, on which nothing takes longer than two seconds.
+    """Return a connection on which no operation takes longer than two seconds.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nobody is listening there.
     """
     if not isinstance(address, Path):
         return socket.create_connection(address, timeout=2)
@@ -131,9 +131,9 @@ def connected(address: Address) -> socket.socket:
 
 
 def http_ready(address: Address, context: ssl.SSLContext | None = None) -> bool:
-    """Return whether the service at `address` works, if only in part; blocks two seconds at most.
+    """Return whether the service at `address` works, if only in part; blocks for at most two seconds.
 
-    Without a context, no TLS.
+    Without a context, no TLS is used.
     """
     host = "localhost" if isinstance(address, Path) else address[0]
     connection = http.client.HTTPConnection(host)

@@ -1,4 +1,4 @@
-"""What runs on one machine: the services, their workers, an agent per node."""
+"""What runs on one machine: the services, their workers, and one agent per node."""
 
 import os
 import pwd
@@ -24,7 +24,7 @@ PYTHON = (sys.executable, "-P")  # -P: a file in the working folder must not sta
 
 @dataclass(frozen=True)
 class Service:
-    """A process that answers HTTP, at `port` if it has one; its settings are in variables that begin with `prefix`."""
+    """A process that answers HTTP, at `port` if it has one; its settings are variables that begin with `prefix`."""
 
     name: str
     module: str
@@ -65,9 +65,9 @@ DEFAULT_MODEL = "A100-SXM4-40GB"
 
 @dataclass(frozen=True)
 class Node:
-    """A node to run an agent for: `gpus` simulated GPUs of `model`, or the machine's own where `gpus` is None.
+    """A node to run an agent for: `gpus` simulated GPUs of `model`, or the machine's own if `gpus` is None.
 
-    `zone` is its grid zone; without one it is that of the environment.
+    `zone` is its grid zone; without one it is the environment's.
     """
 
     node_id: str
@@ -79,12 +79,12 @@ class Node:
 def parse_nodes(text: str | None, *, simulate: bool = False) -> tuple[Node, ...]:
     """Read `2x4:A100-SXM4-40GB,1x8:H100-SXM5-80GB@DE`: two nodes of four GPUs, and one of eight in grid zone DE.
 
-    Model and zone may be left out; a model goes by any of its names in the GPU catalogue. None is this machine as one
+    Model and zone may be left out; a model may have any of its names in the GPU catalogue. None is this machine as one
     node with its GPUs, or `2x4` with ``simulate``; the empty text is no node.
 
     Raises:
         BadInputError: the text is not of that form, names an unknown GPU model, or names more than 64 nodes; or it is
-            None on a machine without GPUs: none are simulated unless somebody says so.
+            None on a machine without GPUs: none are simulated unless that is asked for.
     """
     if text == "":
         return ()
@@ -136,7 +136,7 @@ def host_of(service: Service, environment: Mapping[str, str]) -> str:
 def service_processes(
     services: Sequence[Service], doors: Mapping[str, Door], environments: Mapping[str, Mapping[str, str]], folder: Path
 ) -> list[Process]:
-    """Return `services` as processes in `folder`, each at the door and in the environment that it has by its name."""
+    """Return `services` as processes in `folder`, with their doors and environments, by name."""
     return [
         _http_process(service.name, service, doors[service.name], environments[service.name], folder)
         for service in services
@@ -144,7 +144,7 @@ def service_processes(
 
 
 def agent_process(node: Node, door: Door, environment: Mapping[str, str], nodes_folder: Path) -> Process:
-    """Return the agent of `node`; its state is kept in a folder of its own beneath `nodes_folder`."""
+    """Return the agent of `node`; its state is kept in its own folder beneath `nodes_folder`."""
     state = nodes_folder / node.node_id
     state.mkdir(mode=0o700, exist_ok=True)
     own = {
@@ -167,9 +167,9 @@ def agent_process(node: Node, door: Door, environment: Mapping[str, str], nodes_
 def first_account(environment: Mapping[str, str]) -> str:
     """Return the account that jobs of the installation's own admin key run as: that of whoever starts it.
 
-    Where root starts it by ``sudo``, it is the account that called ``sudo``. It is empty, for the account that the
-    agents choose, where ``GPU_AGENT_RUN_AS`` says which that is, where root itself starts it, as which no job runs, and
-    where the user id has no account.
+    If root starts it by ``sudo``, it is the account that called ``sudo``. It is empty, which leaves the choice to the
+    agents, if ``GPU_AGENT_RUN_AS`` names an account, if root itself starts it (no job runs as root), or if the user id
+    has no account.
     """
     if environment.get("GPU_AGENT_RUN_AS"):
         return ""
@@ -185,7 +185,7 @@ def first_account(environment: Mapping[str, str]) -> str:
 
 
 def accounts(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that say as which accounts jobs run, and what of the installation they can read."""
+    """Return the settings for the accounts that jobs run as, and for what those can read of the installation."""
     shown = [environment.get("GPU_AGENT_SHOWN_FOLDERS", ""), *(str(ROOT / name) for name in _SHOWN)]
     settings = {"GPU_AGENT_SHOWN_FOLDERS": ",".join(filter(None, shown))}
     if os.geteuid() == 0 and "GPU_AGENT_RESERVED_ACCOUNTS" not in environment:
@@ -206,7 +206,7 @@ def command_process(name: str, arguments: Sequence[str], environment: Mapping[st
 
 
 def queues_of(worker: str) -> list[str]:
-    """Return the queues whose messages a worker takes."""
+    """Return the queues from which a worker takes messages."""
     words = WORKERS[worker]
     return words[words.index("-Q") + 1].split(",")
 

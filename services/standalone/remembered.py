@@ -1,7 +1,7 @@
 """The options that an installation was made with, so that a plain `up` brings back the same cluster.
 
-They are in ``options.json`` in the data folder, written when everything is ready. An option that is given replaces what
-is remembered; one that is not given is taken from there.
+They are in ``options.json`` in the data folder, written when everything is ready. An option that is given replaces the
+remembered one; one that is not given is taken from there.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _FLAGS = {"nodes": "--nodes", "port": "--port", "listen": "--listen", **ZONE_VAR
 
 @dataclass(frozen=True)
 class Options:
-    """What an installation is made with; None: not given, so that the default holds.
+    """What an installation is made with; None: not given, so that the default applies.
 
     Attributes:
-        nodes: Nodes as `parse_nodes` reads them.
+        nodes: Nodes in the form that `parse_nodes` reads.
         port: The gateway's port.
         zone: Grid zone of nodes that name none, `WATTSHIFT_ZONE`.
-        agents_zone: The same for agents alone, `GPU_AGENT_ZONE`.
+        agents_zone: The same for agents only, `GPU_AGENT_ZONE`.
         listen: Where other hosts join, as HOST:PORT; empty: nowhere.
     """
 
@@ -49,7 +49,7 @@ class Options:
 
 
 def asked(nodes: str | None, port: int | None, environment: Mapping[str, str], listen: str | None = None) -> Options:
-    """Return the options that a caller gives: arguments, and the zones and the port of the environment."""
+    """Return the options that a caller gives: the arguments, and the zones and port in the environment."""
     if port is None and environment.get("GATEWAY_PORT", "").isdigit():
         port = int(environment["GATEWAY_PORT"])
     zones = {name: environment.get(variable) or None for name, variable in ZONE_VARIABLES.items()}
@@ -80,7 +80,7 @@ def read(folder: DataFolder) -> Options:
 
 
 def merge(before: Options, given: Options) -> tuple[Options, list[str]]:
-    """Return the options in force, and a line for each remembered value that a given one replaces."""
+    """Return the options in force, and a line for each remembered value that is replaced by a given one."""
     merged: dict[str, str | int | None] = {}
     changes: list[str] = []
     for name in (field.name for field in fields(Options)):

@@ -1,4 +1,4 @@
-"""What a backup and a restore ask a database."""
+"""The database queries of backup and restore."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def schema(url: str) -> str:
     """Return the revision of the database's tables.
 
     Raises:
-        BadInputError: it has none of ours.
+        BadInputError: it has none of our tables.
         StackError: it does not answer.
     """
     try:

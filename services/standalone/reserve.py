@@ -1,6 +1,6 @@
-"""Room on the disk that PostgreSQL gets when nobody else has left it any.
+"""Disk space reserved for PostgreSQL, for when nobody else has left it any.
 
-A file beside the database holds blocks that nobody else can take. When the disk is all but full, the file is emptied,
+A file beside the database holds blocks that nobody else can take. When the disk is almost full, the file is emptied,
 so that heartbeats and the ends of jobs can still be stored; when there is room again, it is filled again.
 """
 
@@ -23,14 +23,14 @@ class Reserve:
     """The file ``reserve`` in a folder.
 
     Args:
-        folder: On the disk of the database.
+        folder: A folder on the database's disk.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "reserve"
 
     async def keep(self) -> None:
-        """Fill and empty the file as the disk is; never returns."""
+        """Fill and empty the file as the free space requires; never returns."""
         while True:
             try:
                 await asyncio.to_thread(self.look)
@@ -39,7 +39,7 @@ class Reserve:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Empty the file if the disk is all but full; fill it if there is plenty of room.
+        """Empty the file if the disk is almost full; fill it if there is plenty of room.
 
         Raises:
             OSError: The file cannot be written.

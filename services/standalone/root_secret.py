@@ -1,8 +1,9 @@
-"""Replace the secret that the credentials of all services follow from, while the installation runs.
+"""Replace the secret from which the credentials of all services are derived, while the installation runs.
 
-Three steps, each of which is one file, written whole. First the new secret is made, and all processes accept what is
-signed by either; then the new one signs; at last the old one is dropped. The supervisor starts the processes again, one
-after the other, at each step. Whatever is killed in between, the files say what holds, and the same command goes on.
+There are three steps, each of which writes one file completely. First the new secret is made, and all processes accept
+what either signs; then the new one signs; finally the old one is dropped. At each step the supervisor restarts the
+processes, one after the other. Whatever is killed in between, the files say how far it is, and the same command
+continues.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ def read(folder: DataFolder) -> str:
 
 
 def rotate(folder: DataFolder) -> None:
-    """Let a new secret sign, beside which the old one is accepted; returns when all processes know.
+    """Let a new secret sign, and accept the old one beside it; return when all processes know.
 
     Raises:
         BadInputError: The secret was replaced before, and the old one is still accepted.
-        StackError: The processes were not started again in time; the same call goes on.
+        StackError: The processes were not restarted in time; the same call continues.
     """
     with _alone(folder):
         roots, following = _roots(folder), _next(folder)
@@ -60,11 +61,11 @@ def rotate(folder: DataFolder) -> None:
 
 
 def finish(folder: DataFolder) -> None:
-    """Accept the old secret no more; returns when all processes know.
+    """Stop accepting the old secret; return when all processes know.
 
     Raises:
         BadInputError: No secret is being replaced, or the new one does not sign yet.
-        StackError: The processes were not started again in time; the secret is dropped when they are.
+        StackError: The processes were not restarted in time; the secret is dropped when they are.
     """
     with _alone(folder):
         roots = _roots(folder)
@@ -77,7 +78,7 @@ def finish(folder: DataFolder) -> None:
 
 
 async def follow(folder: DataFolder, roots: str, roll: Callable[[str], Awaitable[None]]) -> None:
-    """Have the processes started again whenever the secrets change, until cancelled."""
+    """Have the processes restarted whenever the secrets change, until cancelled."""
     while True:
         _note(folder, roots)
         wanted = roots

@@ -1,7 +1,7 @@
-"""The folder of an installation's sockets, which nobody enters but the control plane.
+"""The folder of an installation's sockets, which only the control plane can enter.
 
-Its path is short: the address of a Unix socket has 107 bytes on Linux and 103 on macOS, and a data folder may lie deep.
-It is made anew at each start, under a name that nobody has made before, and removed at the end.
+Its path is short: the address of a Unix socket has at most 107 bytes on Linux and 103 on macOS, and a data folder may
+be nested deeply. It is made anew at each start, under a name that nobody has used before, and removed at the end.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def make(postgres: Account | None = None) -> Path:
     """Return a new folder (0700).
 
     Args:
-        postgres: What PostgreSQL runs as, if that is not the caller: its group may pass through, and read nothing.
+        postgres: The account of PostgreSQL, if not the caller's: its group may pass through, and read nothing.
 
     Raises:
         StackError: no folder with a short path can be made.
@@ -53,7 +53,7 @@ def make(postgres: Account | None = None) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that `make` made; what is none, or belongs to others, is left alone."""
+    """Remove a folder that `make` made; one that it did not make, or that belongs to others, is left alone."""
     with contextlib.suppress(OSError):
         found = folder.lstat()
         if folder.name.startswith(_PREFIX) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():

@@ -91,12 +91,12 @@ class Stack:
             env: Settings on top of the caller's environment. Where either has DATABASE_URL or REDIS_URL, that server
                 is used and none is started; `<PREFIX>PORT` asks for exactly that port.
             port: The gateway's port, exactly; None takes the remembered one, or else prefers 8000.
-            listen: Where nodes on other hosts join, HOST:PORT; None takes what is remembered, "" is nowhere.
-            services: What runs beside the servers and the agents.
+            listen: Where nodes on other hosts join, HOST:PORT; None takes the remembered one, "" is nowhere.
+            services: What runs besides the servers and the agents.
             workers: Which of the Celery workers run too.
-            watches: As for `Supervisor`; a test that stops processes for a while does without. Workers then sleep, too,
+            watches: As for `Supervisor`; False for a test that stops processes for a while. If set, workers also sleep
                 while there is nothing for them to do.
-            checks: Whether the settings of all processes are read first, which loads what declares them; `up` has.
+            checks: Whether to check the settings of all processes first, which imports their modules; `up` already has.
         """
         self.folder = DataFolder(data_dir or default_data_dir())
         self.environment: dict[str, str] = {**os.environ, **(env or {})}
@@ -122,11 +122,11 @@ class Stack:
 
     @property
     def gateway_url(self) -> str:
-        """Where the public API answers."""
+        """The address of the public API."""
         return self.urls.get("gateway", "")
 
     def status(self) -> StackStatus:
-        """Return what runs, as `read_status` reads it elsewhere."""
+        """Return what is running, as `read_status` reads it elsewhere."""
         found = self._supervisor.status()
         # One that is stopped is the agent of a node that was powered down.
         all_run = all(process.state in ("running", "stopped", "asleep") for process in found)
@@ -260,7 +260,7 @@ class Stack:
         return servers, valkey_password
 
     def _doze(self, workers: list[Process], password: str) -> None:
-        """Have workers run while something waits for them."""
+        """Have workers run only while something waits for them."""
         assert self._sockets
         self._supervisor.lay_down(workers)
         counts = functools.partial(dozing.counts, self._sockets / runtime.VALKEY, password)
@@ -268,7 +268,7 @@ class Stack:
         self._dozing = asyncio.create_task(follow.follow(), name="dozing")
 
     def _find_addresses(self) -> dict[str, Door]:
-        """Return where each service listens: at a port if users reach it, or if its settings ask for host or port."""
+        """Return where each service listens: on a port if users reach it, or if its settings ask for a host or port."""
         assert self._sockets
         doors: dict[str, Door] = {}
         moved: list[str] = []
@@ -300,7 +300,7 @@ class Stack:
         return doors
 
     def _open_to_others(self, listen: str | None, doors: dict[str, Door]) -> dict[str, str]:
-        """Have telemetry listen for nodes of other hosts, too; return what it needs for that."""
+        """Have telemetry also listen for nodes on other hosts; return the settings that it needs for that."""
         if not listen or "telemetry" not in doors:
             return {}
         host, port = joining.read_listen(listen)
@@ -311,7 +311,7 @@ class Stack:
     def _agent_doors(self, count: int) -> list[tuple[Door, dict[str, str]]]:
         """Return where agents listen, and their settings for progress.
 
-        They keep jobs from all ports of this installation but those that are for users.
+        Agents keep jobs from all ports of this installation except those for users.
         """
         first = int(self.environment.get("GPU_AGENT_PORT") or processes.AGENT.port)
         progress = int(self.environment.get("GPU_AGENT_PROGRESS_PORT") or first + 100)
@@ -334,7 +334,7 @@ class Stack:
         await self._supervisor.set_running(f"agent-{node_id}", wanted.on, wanted.environment)
 
     async def _roll(self, roots: str) -> None:
-        """Start services and workers again, one after the other, with credentials that follow from these secrets."""
+        """Restart services and workers, one after the other, with credentials derived from these secrets."""
         self.identities.roots = roots
         for name in (*(service.name for service in self._services), *self._workers):
             await self._supervisor.replace(name, self.identities.credential_of(name))
@@ -359,10 +359,10 @@ class Settled:
     """What an installation is about to run with, after every check that needs no process.
 
     Attributes:
-        options: Those given, and for the others those remembered.
+        options: The given options, and for the others the remembered ones.
         changes: A line for each remembered option that is replaced by a given one.
         nodes: The nodes to run agents for.
-        environment: Of all processes, without the addresses that are found at the start.
+        environment: The environment of all processes, without the addresses that are found at the start.
     """
 
     options: remembered.Options
@@ -403,7 +403,7 @@ def settle(
 async def serve(
     stack: Stack, *, on_ready: Callable[[], None] = lambda: None, beat: Callable[[], None] = lambda: None
 ) -> None:
-    """Run `stack` until SIGTERM, Ctrl-C or the end of the terminal, also while it starts.
+    """Run `stack` until SIGTERM, Ctrl-C or the end of the terminal, even while it is starting.
 
     Args:
         stack: What to run.
@@ -454,12 +454,12 @@ def up(
         port: See there.
         listen: See there.
         without: Names of services and workers that are not started.
-        timeout_s: How long everything may take to be ready; None: as long as something of it works.
-        waiting: Called with the status again and again meanwhile, to show progress.
+        timeout_s: How long everything may take to become ready; None: no limit as long as any of it is working.
+        waiting: Called with the status repeatedly in the meantime, to show progress.
 
     Raises:
         BadInputError: an option, a setting or a secret is wrong; nothing was started.
-        StackError: it runs already, or did not start; nothing of it is left running then.
+        StackError: it is running already, or did not start; none of it is left running then.
     """
     environment = {**os.environ, **(env or {})}
     _check_packages(environment)
@@ -540,10 +540,10 @@ def _held_by(pid: int | None) -> StackStatus:
 
 
 def erase(data_dir: Path | str | None = None) -> None:
-    """Remove a stopped installation's data folder with all that is in it, and its database.
+    """Remove a stopped installation's data folder with everything in it, and its database.
 
     Raises:
-        StackError: it runs, or the folder is no data folder.
+        StackError: it is running, or the folder is not a data folder.
     """
     folder = DataFolder(data_dir or default_data_dir())
     if not folder.is_one():
@@ -584,7 +584,7 @@ def remembered_options(data_dir: Path | str | None = None) -> remembered.Options
 
 
 def new_admin_key(data_dir: Path | str | None = None) -> Path:
-    """Replace the installation's own admin key, whether it runs or not; return the file that has the new one.
+    """Replace the installation's own admin key, whether it is running or not; return the file with the new one.
 
     Raises:
         BadInputError: there is no installation in the folder, or its database is not known.
@@ -598,7 +598,7 @@ def new_admin_key(data_dir: Path | str | None = None) -> Path:
 
 
 def credential_of(service: str, data_dir: Path | str | None = None) -> str:
-    """Return the credential of one service of an installation, as its setting has it.
+    """Return the credential of one of an installation's services, in the form of its setting.
 
     Raises:
         BadInputError: there is no installation in the folder, or its secrets cannot be read.
@@ -619,7 +619,7 @@ async def _new_admin_key(folder: DataFolder) -> None:
 
 
 def read_status(data_dir: Path | str | None = None) -> StackStatus:
-    """Return what runs in `data_dir`; its state is `stopped` (or `failed`) where nothing does.
+    """Return what is running in `data_dir`; the state is `stopped` (or `failed`) if nothing is.
 
     Raises:
         StackError: the folder belongs to another user.
@@ -628,7 +628,7 @@ def read_status(data_dir: Path | str | None = None) -> StackStatus:
 
 
 def _check_packages(environment: Mapping[str, str]) -> None:
-    """Check in advance for what would otherwise end the processes one by one.
+    """Check in advance for missing packages, which would otherwise end the processes one by one.
 
     Raises:
         StackError: the extra that the processes or servers of one machine need is not installed.
@@ -645,12 +645,13 @@ def _check_packages(environment: Mapping[str, str]) -> None:
 async def database_of(
     folder: DataFolder, environment: Mapping[str, str], *, restoring: bool = False
 ) -> AsyncIterator[str]:
-    """Yield the address of the database: the one that is named, or the folder's own, started if it does not run.
+    """Yield the address of the database: the given one, or the folder's own, started if it is not running.
 
     Args:
-        folder: Of the installation; it is held meanwhile, unless the installation runs, or is being restored.
-        environment: May name a DATABASE_URL.
-        restoring: Whether the database is to be made.
+        folder: The installation's data folder; it is held meanwhile, unless the installation is running or being
+            restored.
+        environment: May have a DATABASE_URL.
+        restoring: Whether to make the database.
 
     Raises:
         BadInputError: the installation's database is not known.
@@ -684,9 +685,9 @@ async def database_of(
 
 
 async def _stop_leftovers(status: StackStatus) -> None:
-    """Kill what a killed supervisor left running, where the kernel has not done so, and remove its sockets.
+    """Kill what a killed supervisor left running, unless the kernel has done so, and remove its sockets.
 
-    A server that is killed recovers; an agent that is killed finds its jobs again, and one that is asked to stop
+    A server that is killed recovers; an agent that is killed finds its jobs again, whereas one that is asked to stop
     would end them.
     """
     for process in status.processes:

@@ -79,8 +79,8 @@ class Supervisor:
         Args:
             log_folder: Gets one `<name>.log` per process, and one older `<name>.log.1`.
             on_change: Called whenever `status` would answer differently.
-            start_within_s: How long a call of `start` goes on in which nothing that it waits for works.
-            watches: Whether processes are probed, and replaced when they hang, and not only when they end.
+            start_within_s: How long a call of `start` continues while nothing that it waits for is working.
+            watches: Whether processes are probed, and replaced when they hang, not only when they end.
         """
         self._log_folder = log_folder
         self._on_change = on_change
@@ -91,18 +91,18 @@ class Supervisor:
         self._forks: Forks | None = None
 
     def fork(self, environment: Mapping[str, str], preloaded: Sequence[str]) -> None:
-        """From now on, fork what is a Python module from one process, which imports modules in this environment."""
+        """From now on, fork Python modules from one process, which imports modules in this environment."""
         self._forks = Forks(environment, preloaded) if POSSIBLE else None
 
     def status(self) -> tuple[ProcessStatus, ...]:
-        """Return every process, in the order of their start."""
+        """Return the status of every process, in the order of their start."""
         return tuple(child.status() for stage in self._stages for child in stage)
 
     async def start(self, *stages: Sequence[Process]) -> None:
         """Start further stages at once and return when all of them are ready; only stopping them has an order.
 
         Raises:
-            StackError: a process is not ready in time or keeps ending; `stop` then still has to be called.
+            StackError: a process is not ready in time or keeps ending; `stop` still has to be called then.
         """
         self._rotation = self._rotation or asyncio.create_task(self._rotate_logs())
         watched = [[self._watched(process) for process in stage] for stage in stages]
@@ -134,7 +134,7 @@ class Supervisor:
 
         Args:
             name: Which one; an unknown name changes nothing.
-            running: Whether it is to run.
+            running: Whether it should run.
             environment: Additional environment variables from now on.
         """
         for child in (child for stage in self._stages for child in stage if child.name == name):
@@ -150,7 +150,7 @@ class Supervisor:
             child.fall_asleep()
 
     async def put_to_sleep(self, name: str) -> None:
-        """Have a process end by itself, however long its last work takes; `set_running` wakes it."""
+        """Let a process finish its work and end; `set_running` wakes it."""
         for child in (child for stage in self._stages for child in stage if child.name == name):
             await child.stop(LAST_WORK_S)
             child.fall_asleep()
@@ -158,7 +158,7 @@ class Supervisor:
     async def replace(self, name: str, environment: Mapping[str, str]) -> None:
         """Stop one of the processes, start it with additional environment variables, and wait until it is ready.
 
-        One that sleeps has them when it wakes.
+        One that is asleep gets them when it wakes.
         """
         for child in (child for stage in self._stages for child in stage if child.name == name):
             child.add_environment(environment)
@@ -285,12 +285,12 @@ class _Child:
         return self._running
 
     def is_at_work(self, after_s: float) -> bool:
-        """Return whether it works, and not only waits, since the last look; it is being started."""
+        """Return whether a starting process has worked since the last look, and not only waited."""
         pid = self._running.pid if self._running else None
         return pid is not None and self._effort.is_made(after_s, cpu_of(pid), answers=self._answered.is_set())
 
     async def stop(self, within_s: float | None = None) -> None:
-        """Stop it; if it has not ended within this time, by default its own, it is killed."""
+        """Stop the process; if it has not ended within this time, by default its own limit, it is killed."""
         if self._running_task:
             await end_tasks([self._running_task])
         self._become("stopping")
@@ -306,7 +306,7 @@ class _Child:
         self._become("stopped")
 
     async def end(self) -> None:
-        """Kill the process if it runs, and what it leaves behind, such as a Celery worker's pool."""
+        """Kill the process if it is running, and what it leaves behind, such as a Celery worker's pool."""
         if self._running is None:
             return
         # Not all of them are in its group: PostgreSQL's have groups of their own.
@@ -389,7 +389,7 @@ class _Child:
             os.kill(pid, signal.SIGKILL)
 
     async def _why_hung(self, pid: int, probe: Probe) -> str:
-        """Return once the process hangs; until then its state follows what it answers."""
+        """Return once the process hangs; until then, update its state from its answers."""
         patience, last_s = Patience(), time.monotonic()
         for number in itertools.count(1):
             if await _answers(probe, patience.timeout_s()):

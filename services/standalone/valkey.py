@@ -1,4 +1,4 @@
-"""Valkey from its wheel, started by ourselves: the wheel's own class keeps nothing on disk."""
+"""Valkey from its wheel, started by ourselves: the wheel's own class stores nothing on disk."""
 
 import importlib.metadata
 import os
@@ -13,12 +13,12 @@ from services.standalone.process import Address, Process, StackError, connected
 
 
 def url(password: str, address: Path) -> str:
-    """Return the address for redis-py and Celery, of the user who may do everything."""
+    """Return the address for redis-py and Celery, for the user with all permissions."""
     return f"unix://:{password}@{quote(str(address))}?db=0"
 
 
 def prepare(folder: Path, *, password: str, address: Path) -> Process:
-    """Return the server to start, which listens at the socket `address`; what it wrote before is in `folder`.
+    """Return the server to start, which listens at the socket `address`; what it stored before is in `folder`.
 
     Two servers on one folder would both run and corrupt it: the caller holds the data folder.
 
@@ -74,14 +74,14 @@ def _configuration(folder: Path, password: str, address: Path) -> str:
 
 
 def _set_aside(folder: Path) -> None:
-    """Let the server start empty where it cannot read what it wrote: all of it is published again from PostgreSQL."""
+    """Let the server start empty if it cannot read what it stored: PostgreSQL has all of it, to be published again."""
     unreadable = folder / "unreadable"
     shutil.rmtree(unreadable, ignore_errors=True)
     (folder / "appendonlydir").rename(unreadable)
 
 
 def is_ready(password: str, address: Address) -> bool:
-    """Return whether the server has loaded what it wrote before and answers."""
+    """Return whether the server has loaded what it stored before and answers."""
     try:
         with connected(address) as connection:
             connection.sendall(f"AUTH {password}\r\nPING\r\n".encode())

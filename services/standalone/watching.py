@@ -1,7 +1,7 @@
 """When a process that does not answer is given up.
 
-A process may be busy: a scheduler that decides about a hundred thousand jobs answers nobody for seconds, and on a
-machine with too much to do everybody is late. Only silence without work is taken for a process that hangs.
+A process may be busy: a scheduler that decides on a hundred thousand jobs answers nobody for seconds, and on an
+overloaded machine everybody is late. Only silence without work counts as hanging.
 
 | the process | is replaced after |
 |---|---|
@@ -46,7 +46,7 @@ does not."""
 
 @dataclass(frozen=True)
 class Activity:
-    """What a process is doing: processor time used since its start, in seconds, and its state as `psutil` names it."""
+    """What a process is doing: processor time used since its start, in seconds, and its state as `psutil` calls it."""
 
     cpu_s: float
     state: str
@@ -72,7 +72,7 @@ def activity(pid: int) -> Activity | None:
 
 
 class Patience:
-    """Decides from probes, one after another, when one process hangs."""
+    """Decides from consecutive probes when a process hangs."""
 
     def __init__(self, *, has_answered: bool = False) -> None:
         self.misses = 0
@@ -83,18 +83,18 @@ class Patience:
         self._worked = False
 
     def timeout_s(self) -> float:
-        """Return how long the next probe may take: longer once it is known that the process is slow."""
+        """Return how long the next probe may take: longer once the process is known to be slow."""
         return 2.0 if self.misses < STOPPED_MISSES else 10.0
 
     def answered(self) -> None:
-        """Note an answer."""
+        """Record an answer."""
         self.__init__(has_answered=True)
 
     def missed(self, after_s: float, found: Activity) -> str:
-        """Note a probe without an answer; return why the process has to be replaced, or nothing.
+        """Record a probe without an answer; return why the process has to be replaced, empty if it does not.
 
         Args:
-            after_s: Since the last answer, or the last call.
+            after_s: Time since the last answer, or the last call.
             found: What the process is doing now.
         """
         self.misses += 1
@@ -118,7 +118,7 @@ class Patience:
 
 
 class Effort:
-    """Tells, from one look to the next, whether a process works that is being started, or what it has started."""
+    """Tells at each look whether a starting process, or anything that it has started, has worked since the last one."""
 
     def __init__(self) -> None:
         self._before: dict[int, float] = {}
@@ -127,9 +127,9 @@ class Effort:
         """Return whether enough processor time was used.
 
         Args:
-            after_s: Since the last look.
+            after_s: Time since the last look.
             cpu_s: What each of the processes has used since its start, by its id.
-            answers: Whether it has answered already, and has to be ready only.
+            answers: Whether it has answered already, and only has to become ready.
         """
         used_s = sum(max(0.0, now_s - self._before.get(pid, 0.0)) for pid, now_s in cpu_s.items())
         self._before = dict(cpu_s)
@@ -137,7 +137,7 @@ class Effort:
 
 
 def cpu_of(pid: int) -> dict[int, float]:
-    """Return the processor time, in seconds, of a process and of each that it has started, by their ids."""
+    """Return the processor time, in seconds, of a process and of each process that it has started, by id."""
     found: dict[int, float] = {}
     for each in (pid, *(child.pid for child in children_of(pid))):
         if (seen := activity(each)) is not None:
@@ -146,7 +146,7 @@ def cpu_of(pid: int) -> dict[int, float]:
 
 
 def children_of(pid: int) -> list[psutil.Process]:
-    """Return the processes that `pid` has started, and those that they have."""
+    """Return the processes that `pid` has started, and all their descendants."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -154,7 +154,7 @@ def children_of(pid: int) -> list[psutil.Process]:
 
 
 def kill_stopped_children(pid: int) -> list[int]:
-    """Kill the processes that `pid` started and that are stopped; return their ids."""
+    """Kill the stopped processes among those that `pid` started; return their ids."""
     killed: list[int] = []
     for child in children_of(pid):
         with contextlib.suppress(psutil.Error):  # it has just ended

@@ -1,7 +1,8 @@
 """What jobs are told, and what is reported of them. Pure.
 
 Ray places: the plan says when a job starts, its size and its grid zone, and Ray puts the bundles of its placement group
-on nodes of that zone. Ray does not say which of a node's GPUs a job holds before it uses them: they are only counted.
+on nodes of that zone. Ray does not say which of a node's GPUs a job holds until it uses them, so the bridge assigns
+indices itself.
 """
 
 from __future__ import annotations
