@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from services.contracts.invalid import JOB_NUMBER
 from services.contracts.schema import Int, Message, Name
 from services.core.domain.dependencies import Condition
 
@@ -71,11 +72,7 @@ def _checked_array(text: str) -> str:
 ArrayText = Annotated[str, StringConstraints(max_length=10_000), AfterValidator(_checked_array)]
 """Indices of tasks as ranges, and after ``%`` how many may run at once: ``0-99:2%8``."""
 
-_NUMBER = r"([1-9]\d{0,17})(?:\.(\d{1,6}))?"
-JOB_NUMBER = rf"#?{_NUMBER}"
-"""A job or an array by its number, and a task by that of its array and its index; a name that is equal comes first."""
-
-Number = Annotated[str, StringConstraints(pattern=rf"^#{_NUMBER}$")]
+Number = Annotated[str, StringConstraints(pattern=rf"^#{JOB_NUMBER}$")]
 Position = Annotated[Int, Field(ge=0, lt=1_000)]
 JobReference = Name | Number | Position
 """A job or an array: its id, name or number, or the beginning of its id; in a batch also its position, from 0."""

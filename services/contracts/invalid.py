@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # the command line looks at names without it
     from pydantic import ValidationError
 
 NAME_RULE = "must be 1 to 63 letters, digits, '.', '-' or '_', the first of them a letter or digit"
+JOB_NUMBER = r"([1-9]\d{0,17})(?:\.(\d{1,6}))?"
+"""A job or an array by its number, and a task by that of its array and its index; a name that is equal comes first."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _LONGEST_SHOWN = 60
 _MAY_BE_SECRET = frozenset(("command", "environment", "password", "secret", "secrets", "token", "url", "value"))

@@ -15,8 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.admission.repository.audit import write_audit
 from services.admission.steering import Decision
-from services.contracts.arrays import JOB_NUMBER, TaskCounts
+from services.contracts.arrays import TaskCounts
 from services.contracts.identity import Identity
+from services.contracts.invalid import JOB_NUMBER
 from services.contracts.jobs import JobArray, JobFootprint, JobSpec
 from services.core.domain.jobs import JobState
 from services.db.tables.admission import jobs
@@ -194,7 +195,7 @@ class ArrayRepository:
         """Return the ids of at most eight jobs and arrays: of that name, or else number, or else whose ids begin so."""
         owner = {"tenant_id": tenant_id, "project": project}
         named = list((await self._connection.execute(_NAMED, {**owner, "word": word})).scalars())
-        if not named and (number := re.fullmatch(JOB_NUMBER, word)):
+        if not named and (number := re.fullmatch(f"#?{JOB_NUMBER}", word)):
             given = {"number": int(number[1]), "index": None if number[2] is None else int(number[2])}
             named = list((await self._connection.execute(_NUMBERED, {**owner, **given})).scalars())
         part = _ID_PART.fullmatch(word)

@@ -11,8 +11,7 @@ from typing import Any
 from services.cli import output
 from services.cli.client import Gateway
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
-from services.contracts.arrays import JOB_NUMBER
-from services.contracts.invalid import NAME_PATTERN, NAME_RULE
+from services.contracts.invalid import JOB_NUMBER, NAME_PATTERN, NAME_RULE
 
 PATHS = {"job": "/v1/jobs", "array": "/v1/arrays"}
 _ID = re.compile(r"(?:job|array)_[0-9a-z]{26}")
@@ -64,7 +63,7 @@ def job_or_array(gateway: Gateway, word: str) -> str:
     if re.match(NAME_PATTERN, word):
         for path in PATHS.values():
             found |= _by_id(gateway.pages(path, _SHOWN + 1, name=word))
-    if not found and (number := re.fullmatch(JOB_NUMBER, word)):
+    if not found and (number := re.fullmatch(f"#?{JOB_NUMBER}", word)):
         found = _by_number(gateway, *number.groups())
     if not found and (beginning := _BEGINNING.fullmatch(word)):
         for kind, path in PATHS.items():
