@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,8 @@ def test_the_rest_of_what_has_a_meaning_here() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *("--mem=32G", "--cpus-per-task 8", "-p gpu", "--mail-type=END", "--exclusive", "--qos=high", "--time=soon"),
-        *("--dependency=singleton", "--dependency=afterok:1?afterok:2", "--begin=now+1hour", "--export=ALL", "stray"),
+        *("--mem=32G", "--cpus-per-task 8", "-p gpu", "--open-mode=append", "--exclusive", "--qos=high", "--time=soon"),
+        *("--dependency=singleton", "--dependency=afterok:1?afterok:2", "--begin=now+1hour", "stray"),
     ],
 )
 def test_every_other_line_is_named(line: str) -> None:
@@ -138,6 +139,100 @@ def test_only_lines_that_slurm_reads_count() -> None:
         "",
         [],
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("--export=ALL", "--env *"),
+        ("--export=ALL,A=1,HOME", "--env * --env A=1 --env HOME"),
+        ("--export=NONE", "--clean-env"),
+        ("--export=A=1", "--clean-env --env A=1"),
+        ("-o %x-%j.out --error=%A_%a.err", "--output %x-%j.out --error %A_%a.err"),
+        ("--mail-type=NONE", ""),
+    ],
+)
+def test_variables_and_files_have_a_meaning(line: str, options: str) -> None:
+    assert asked("#SBATCH --gpus=1", f"#SBATCH {line}", given=("gpus", "env")) == (options, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--mail-type=END,FAIL", "no mail is sent; `wattshift webhooks create URL` has a message posted when jobs end"),
+        ("--output=a.%s", "of patterns, a file's name may have %j, %A, %a, %x, %u, %N and %%"),
+        ("--export=ALL,NOT_SET_HERE", "a variable that it names is not set here"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_named_with_the_reason(line: str, why: str) -> None:
+    assert asked("#SBATCH --gpus=1", f"#SBATCH {line}", given=("gpus",)) == ("", [f"line 3: {line} ({why})"])
+
+
+def test_pbs_is_obeyed_and_named_where_not() -> None:
+    assert asked(
+        "#PBS -N a -l select=1:ngpus=1,walltime=1:30:00 -J 0-9:3%2",
+        "#PBS -j oe -o logs/ -d /data -h -v A=1,B=2 -W depend=afterok:12:x,afterany:y",
+    ) == (
+        "--gpus 1 --processes per_node --name a --time 5400s --array 0-9:3%2 --output logs/%x.o%A --workdir /data "
+        "--hold --clean-env --env A=1 --env B=2 --after ok:12 --after ok:x --after any:y",
+        [],
+    )
+    assert asked("#PBS -l nodes=2:ppn=4:gpus=2 -q gpu", "#PBS -l mem=4gb,walltime=90 -m ae -V -v A=1") == (
+        "--gpus 4 --processes per_node --time 90s --env * --env A=1",
+        [
+            "line 2: -l nodes=2:ppn=4:gpus=2 (a gang may lie on any number of nodes, and the script runs once on each)",
+            "line 2: -l nodes=2:ppn=4:gpus=2 (not obeyed: ppn=4)",
+            "line 2: -q gpu",
+            "line 3: -l mem=4gb",
+            "line 3: -m ae (no mail is sent; `wattshift webhooks create URL` has a message posted when jobs end)",
+        ],
+    )
+
+
+def test_lsf_is_obeyed_and_named_where_not() -> None:
+    assert asked(
+        '#BSUB -J "sweep[1-9:2]%3" -W 1:30 -n 1 -gpu num=2 -oo out.%J.%I -cwd /data -H',
+        '#BSUB -w \'done(12) && ended("prep") && exit(x)\' -env "all, A=1"',
+    ) == (
+        "--gpus 2 --processes per_node --name sweep --array 1-9:2%3 --time 5400s --output out.%A.%a --workdir /data "
+        "--hold --after ok:12 --after any:prep --after not_ok:x --env * --env A=1",
+        [],
+    )
+    assert asked("#BSUB -W 90 -R 'rusage[ngpus_physical=2] span[hosts=1]' -q a", "#BSUB -w 'done(1) || done(2)'") == (
+        "--gpus 2 --processes per_node --time 5400s",
+        [
+            "line 2: -R rusage[ngpus_physical=2] span[hosts=1] (only the number of GPUs is obeyed)",
+            "line 2: -q a",
+            "line 3: -w done(1) || done(2)",
+        ],
+    )
+
+
+def test_the_folder_it_was_submitted_in_and_calls_of_srun_are_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "#!/bin/bash\n#PBS -l ngpus=1\ncd $PBS_O_WORKDIR\nsrun python3 a.py\n"
+    monkeypatch.setenv("PATH", "")
+    read = read_script("a.sh", script)
+
+    options, said = obeyed("a.sh", script, read.foreign, ())
+
+    assert options[-2:] == ["--env", f"PBS_O_WORKDIR={Path.cwd()}"]
+    assert said == [
+        "it calls srun, which is not here: let it start the program itself, by --processes per_gpu once a GPU"
+    ]
+    assert obeyed("a.sh", script, read.foreign, ("upload",))[1][0].startswith("it reads PBS_O_WORKDIR, not set here")
+
+
+def test_every_variable_but_those_of_the_control_plane_may_be_passed_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("WATTSHIFT_API_KEY", "secret")
+
+    spec = spec_of(monkeypatch, "--env", "*", "--env", "NCCL_DEBUG=WARN", "true")
+    assert (spec["environment"]["NCCL_DEBUG"], "HOME" in spec["environment"]) == ("WARN", "HOME" in os.environ)
+    assert not [name for name in spec["environment"] if name.startswith("WATTSHIFT_")]
+    assert spec_of(monkeypatch, "--env", "NCCL*", "--clean-env", "true")["environment"] == {"NCCL_DEBUG": "INFO"}
 
 
 def test_variables_of_slurm_that_the_script_reads_are_named() -> None:

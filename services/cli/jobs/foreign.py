@@ -1,18 +1,23 @@
 """The lines of a script that other schedulers obey: ``#SBATCH``, ``#PBS`` and ``#BSUB``.
 
-What a ``#SBATCH`` line asks for is obeyed where it has an exact meaning here, and named to the caller where not, like
-everything that ``#PBS`` and ``#BSUB`` lines say. Nothing is ignored silently, for a job that runs on one GPU instead of
-four, or without its time limit, is another job.
+What a line asks for is obeyed where it has an exact meaning here, and named to the caller where not. Nothing is ignored
+silently, for a job that runs on one GPU instead of four, or without its time limit, is another job. Lines of PBS and
+LSF are read as the options of Slurm that mean the same (``foreign_words``). Of a script with lines for several
+schedulers, those for Slurm count, or else those for PBS.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.cli.errors import EXIT_USAGE, CliError
+from services.cli.jobs.copied_output import PATTERN
+from services.cli.jobs.foreign_words import SAME_AS, SECONDS
 
 SBATCH = "#SBATCH"
 SUBMITTERS = ("sbatch", "srun")
@@ -35,16 +40,23 @@ _VALUES = frozenset(
 )
 """Options of Slurm that stand alone, and those that a value follows."""
 _SAME = {"--array": "--array", "--job-name": "--name", "--chdir": "--workdir"}
+_FILES = ("--output", "--error")
+_MAIL = ("--mail-type", "--mail-user")
 _OF_GPUS = ("--gpus", "--gpus-per-node", "--gres", "--gpus-per-task")
 _OF_TASKS = ("--ntasks", "--ntasks-per-node")
 _WHY_NOT = {
     "--nodes": "a gang may lie on any number of nodes, and the script runs once on each",
     **dict.fromkeys(_OF_TASKS, "the script runs once on each node"),
-    **dict.fromkeys(("--output", "--error"), "`wattshift logs` shows the output"),
+    **dict.fromkeys(_FILES, "of patterns, a file's name may have %j, %A, %a, %x, %u, %N and %%"),
+    **dict.fromkeys(_MAIL, "no mail is sent; `wattshift webhooks create URL` has a message posted when jobs end"),
+    "--export": "a variable that it names is not set here",
 }
 _CONDITIONS = {"afterok": "ok", "afterany": "any", "afternotok": "not_ok"}
 _COUNT = re.compile(r"(?:gpu|(?:gpu:)?(?:(?P<count>\d{1,6})|(?P<type>[^:]*[^:\d][^:]*?)(?::(?P<of_type>\d{1,6}))?))")
-_VARIABLE = re.compile(r"\bSLURM_[A-Z_]+")
+_VARIABLE = re.compile(r"\b(?:SLURM|PBS|LSB)_[A-Z_]+")
+_FOLDERS = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD")
+"""Where the script was submitted."""
+_SRUN = re.compile(r"^\s*(?:exec\s+|time\s+)?srun\s", re.MULTILINE)
 
 
 @dataclass
@@ -73,17 +85,27 @@ def obeyed(
     asked: dict[str, _Asked] = {}
     ignored: list[tuple[int, str]] = []
     of_another_part = False
+    there = {line.split(maxsplit=1)[0] for _, line in lines}
+    counts = next((each for each in (SBATCH, *SAME_AS) if each in there), SBATCH)
     for number, line in lines:
         directive, rest = re.split(r"\s", line, maxsplit=1)
         try:
-            words = shlex.split(rest, comments=True) if directive == SBATCH and not of_another_part else []
+            words = shlex.split(rest, comments=True) if directive == counts and not of_another_part else []
         except ValueError as error:
             raise CliError(f"{name}, line {number}: {str(error).lower()}", EXIT_USAGE) from None
         of_another_part |= words in (["hetjob"], ["packjob"])
-        if directive != SBATCH or of_another_part:
+        if directive != counts or of_another_part:
             ignored.append((number, line.strip()))
-        else:
+        elif directive == SBATCH:
             _add(asked, number, words)
+        else:
+            for option, value, text_of in SAME_AS[directive](words):
+                if option == "--export" and option in asked:
+                    asked[option].value += f",{value}"
+                elif option:
+                    asked[option] = _Asked(number, text_of, value)
+                else:
+                    ignored.append((number, f"{text_of} ({value})" if value else text_of))
     gpus, inexact = _gpus(asked)
     options = ["--gpus", str(gpus)] if gpus and "gpus" not in given else []
     if options and "processes" not in given:
@@ -93,14 +115,20 @@ def obeyed(
         if meaning is None:
             why = f"it gets {gpus} GPUs, of any type" if option in inexact and gpus else _WHY_NOT.get(option)
             ignored.append((each.line, f"{each.text} ({why})" if why else each.text))
-        elif meaning and meaning[0].removeprefix("--") not in given:
+        elif meaning and (option == "--export" or meaning[0].removeprefix("--") not in given):
             options += meaning
     said = [f"line {number}: {what}" for number, what in sorted(ignored)]
     if asked and not gpus and not {"gpus", "slice"} & set(given):
         said.append("it asks for no number of GPUs that is understood, and gets 1")
-    if asked and (variables := sorted(set(_VARIABLE.findall(text)))):
-        instead = " (WATTSHIFT_ARRAY_INDEX is)" if any("ARRAY" in each for each in variables) else ""
+    if asked and "upload" not in given:
+        options += [word for each in _FOLDERS if re.search(rf"\b{each}\b", text) for word in _set_to_here(each)]
+    if asked and (variables := sorted(set(_VARIABLE.findall(text)) - {word.partition("=")[0] for word in options})):
+        instead = " (WATTSHIFT_ARRAY_INDEX is)" if any(each.find("ARRAY") > 0 for each in variables) else ""
         said.append(f"it reads {', '.join(variables)}, not set here{instead}")
+    if asked and _SRUN.search(text) and shutil.which("srun") is None:
+        said.append(
+            "it calls srun, which is not here: let it start the program itself, by --processes per_gpu once a GPU"
+        )
     return options, said
 
 
@@ -169,6 +197,12 @@ def _meaning(option: str, value: str, gpus: int) -> list[str] | None:
         return _after(value)
     if option == "--hold":
         return ["--hold"]
+    if option in _FILES:
+        return [option, value] if PATTERN.fullmatch(value) else None
+    if option == "--export":
+        return _export(value)
+    if option == "--mail-type" and value.upper() == "NONE":
+        return []
     if value == "1" and (option in _OF_TASKS or (option == "--nodes" and gpus <= 1)):
         return []
     return [_SAME[option], value] if option in _SAME and value else None
@@ -204,6 +238,8 @@ def _time(value: str) -> list[str] | None:
     """Return the words for a limit of Slurm's: ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M``, ``D-H:M:S`` or none."""
     if value.upper() in ("UNLIMITED", "INFINITE"):
         return []
+    if SECONDS.fullmatch(value):
+        return ["--time", value]
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", value):
         return None
     days, has_days, clock = value.rpartition("-")
@@ -222,3 +258,20 @@ def _after(value: str) -> list[str] | None:
             return None
         words += [word for job in jobs for word in ("--after", f"{_CONDITIONS[condition]}:{job}")]
     return words
+
+
+def _export(value: str) -> list[str] | None:
+    """Return the words for variables to pass on: ``ALL``, ``NONE``, or which alone; None if one is not set here."""
+    names = value.split(",")
+    every = [each for each in ("ALL", "NONE", "NIL") if each in (name.upper() for name in names)]
+    rest = [name for name in names if name and name.upper() not in every]
+    if not all("=" in name or name in os.environ for name in rest):
+        return None
+    return [
+        *(["--env", "*"] if "ALL" in every else ["--clean-env"]),
+        *(word for name in rest for word in ("--env", name)),
+    ]
+
+
+def _set_to_here(variable: str) -> list[str]:
+    return ["--env", f"{variable}={os.getcwd()}"]

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
+from services.cli.jobs.copied_output import copying
 from services.cli.jobs.scripts import needs_shell
 from services.cli.jobs.sources import LocalSources
 from services.cli.values import duration_s, filled, time_of
@@ -62,6 +63,9 @@ class SpecOptions:
     container: str | None = None
     env: list[str] | None = None
     env_file: list[Path] | None = None
+    clean_env: bool | None = None
+    output: str | None = None
+    error: str | None = None
     workdir: Path | None = None
     checkpoint_dir: Path | None = None
     secret: list[str] | None = None
@@ -194,11 +198,17 @@ def spec_of(
     Raises:
         CliError: An option is not valid; the message names it.
     """
+    name = options.name or job_name(name)
+    captures = not (options.container or elsewhere or options.clean_env)
+    if options.output or options.error:
+        if not command:
+            raise CliError("--output and --error go with a command", EXIT_USAGE)
+        command = copying(command, name, options.output, options.error)
     document: dict[str, Any] = {
-        "name": options.name or job_name(name),
+        "name": name,
         "command": command,
         "image": options.container,
-        "environment": _environment(options, environment, captures=not (options.container or elsewhere)),
+        "environment": _environment(options, environment, captures=captures),
         "source": source,
         "working_dir": _working_dir(options, source),
         "checkpoint_dir": os.path.abspath(options.checkpoint_dir) if options.checkpoint_dir else None,
@@ -388,10 +398,18 @@ def _environment(options: SpecOptions, own: dict[str, str], *, captures: bool) -
                 chosen[name.strip()] = _unquoted(value.strip())
     for word in options.env or []:
         name, separator, value = word.partition("=")
+        if not separator and name.endswith("*"):
+            chosen |= {each: own[each] for each in own if each.startswith(name[:-1]) and _may_pass(each)}
+            continue
         if not separator and name not in own:
             raise CliError(f"--env: {name} is not set here; write {name}=VALUE", EXIT_USAGE)
         chosen[name] = value if separator else own[name]
     return chosen
+
+
+def _may_pass(name: str) -> bool:
+    """Return whether a variable may be passed on without being named: keys for the control plane may not."""
+    return name.isidentifier() and name.isascii() and not name.startswith("WATTSHIFT_")
 
 
 def _unquoted(value: str) -> str:

@@ -249,10 +249,25 @@ def submit(
         list[str] | None,
         typer.Option(
             metavar="NAME[=VALUE]",
-            help="A variable for the job, by default with its value here; may be repeated. PATH, VIRTUAL_ENV and "
-            "CONDA_PREFIX are always passed on, except to containers.",
+            help="A variable for the job, by default with its value here; may be repeated; '*' is every one. PATH, "
+            "VIRTUAL_ENV and CONDA_PREFIX are always passed on, except to containers.",
             rich_help_panel=JOB,
         ),
+    ] = None,
+    clean_env: Annotated[
+        bool | None,
+        typer.Option("--clean-env", help="Pass on what --env names alone, and no PATH.", rich_help_panel=JOB),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write what the job prints to a file too; its name may have Slurm's %j, %x, %A, %a.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
+    error: Annotated[
+        str | None, typer.Option(metavar="FILE", help="As --output, for standard error alone.", rich_help_panel=JOB)
     ] = None,
     env_file: Annotated[
         list[Path] | None, typer.Option(help="File with lines NAME=VALUE; may be repeated.", rich_help_panel=JOB)
@@ -427,9 +442,16 @@ def submit(
     sources.send(gateway)
     accepted = submit_all(gateway, specs, idempotency_key)
     _announce(accepted, as_json=as_json, follow=follow, wait=wait)
-    if not (wait or follow):
-        return
-    ids = [job["id"] for job in accepted]
+    if wait or follow:
+        _wait(gateway, [job["id"] for job in accepted], follow=follow, as_json=as_json)
+
+
+def _wait(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) -> None:
+    """Wait for jobs to end, or follow the output of the only one, and say how they ended.
+
+    Raises:
+        typer.Exit: One did not succeed.
+    """
     with following.interruptible(ids):
         ended = [following.follow(gateway, ids[0])] if follow else list(following.wait_for(gateway, ids))
     if as_json:

@@ -1,0 +1,164 @@
+"""Lines of PBS and LSF, in the options of Slurm that mean the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+SECONDS = re.compile(r"\d+s")
+
+
+class Meant(NamedTuple):
+    """What an option means: one of Slurm's and its value, or no option, and why it is not obeyed."""
+
+    option: str
+    value: str
+    text: str
+
+
+_PBS_FLAGS = frozenset("hIVXz")
+_PBS_SAME = {"N": "--job-name", "J": "--array", "t": "--array", "d": "--chdir", "w": "--chdir", "M": "--mail-user"}
+_LSF_FLAGS = frozenset(("H", "N", "B", "x", "r", "rn", "K", "I", "Ip", "Is"))
+_LSF_VALUES = ("gpu", "cwd", "env", "oo", "eo", "app", "sla", "sp", "ext", "hl")
+_LSF_SAME = {"cwd": "--chdir", "n": "--ntasks", "u": "--mail-user"}
+_LSF_CONDITIONS = {"done": "afterok", "ended": "afterany", "exit": "afternotok"}
+_NO_MAIL_YET = "END"
+
+
+def _of_pbs(words: Sequence[str]) -> Iterator[Meant]:
+    """Yield what the options of a ``#PBS`` line mean."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        option, value = word[1:2], word[2:]
+        if word.startswith("-") and option and option not in _PBS_FLAGS and not value and left:
+            value = left.pop(0)
+            word = f"{word} {value}"
+        if not word.startswith("-"):
+            yield Meant("", "", word)
+        elif option == "l":
+            yield from _resources(value)
+        elif option in _PBS_SAME:
+            yield Meant(_PBS_SAME[option], value, word)
+        elif option == "h":
+            yield Meant("--hold", "", word)
+        elif option == "V":
+            yield Meant("--export", "ALL", word)
+        elif option == "v":
+            yield Meant("--export", value, word)
+        elif option == "m":
+            yield Meant("--mail-type", "NONE" if value == "n" else _NO_MAIL_YET, word)
+        elif option == "W" and value.startswith("depend="):
+            yield Meant("--dependency", value.removeprefix("depend="), word)
+        elif option in "oe" and option:
+            file = value.removeprefix(":").replace("^array_index^", "%a")
+            file += f"%x.{option}%A" if file.endswith("/") else ""
+            yield Meant("" if ":" in file else "--output" if option == "o" else "--error", file, word)
+        elif option == "j" and value in ("oe", "eo", "n"):
+            continue  # the log has both, and a file of output too unless errors have their own
+        else:
+            yield Meant("", "", word)
+
+
+def _resources(value: str) -> Iterator[Meant]:
+    """Yield what a list such as ``select=2:ncpus=8:ngpus=4,walltime=1:00:00`` means."""
+    for part in value.split(","):
+        name, _, amount = part.partition("=")
+        text = f"-l {part}"
+        if name == "walltime" and re.fullmatch(r"(\d+:){0,2}\d+", amount):
+            limit_s = 0
+            for digits in amount.split(":"):
+                limit_s = limit_s * 60 + int(digits)
+            yield Meant("--time", f"{limit_s}s", text)
+        elif name in ("ngpus", "gpus") and amount.isdecimal():
+            yield Meant("--gpus", amount, text)
+        elif name in ("select", "nodes"):
+            yield from _chunks(amount, text)
+        else:
+            yield Meant("", "", text)
+
+
+def _chunks(amount: str, text: str) -> Iterator[Meant]:
+    nodes = gpus = 0
+    others: list[str] = []
+    for chunk in amount.split("+"):
+        first, *parts = chunk.split(":")
+        count = int(first) if first.isdecimal() else 1
+        others += [] if first.isdecimal() else [first]
+        nodes += count
+        for part in parts:
+            found = re.fullmatch(r"n?gpus=(\d+)", part)
+            gpus += count * int(found[1]) if found else 0
+            others += [] if found or part in ("ncpus=1", "ppn=1") else [part]
+    if gpus:
+        yield Meant("--gpus", str(gpus), text)
+    yield Meant("--nodes", str(nodes), text)
+    if others:
+        yield Meant("", f"not obeyed: {', '.join(dict.fromkeys(others))}", text)
+
+
+def _of_lsf(words: Sequence[str]) -> Iterator[Meant]:
+    """Yield what the options of a ``#BSUB`` line mean."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        option = word[1:]
+        value = ""
+        if not word.startswith("-") or not option:
+            yield Meant("", "", word)
+            continue
+        if option not in _LSF_FLAGS:
+            named = next((each for each in _LSF_VALUES if option.startswith(each)), option[:1])
+            option, value = named, option[len(named) :]
+            if not value and left:
+                value = left.pop(0)
+                word = f"{word} {value}"
+        yield from _lsf_option(option, value.strip(), word)
+
+
+def _lsf_option(option: str, value: str, word: str) -> Iterator[Meant]:
+    if option in _LSF_SAME:
+        yield Meant(_LSF_SAME[option], value, word)
+    elif option == "H":
+        yield Meant("--hold", "", word)
+    elif option in ("N", "B"):
+        yield Meant("--mail-type", _NO_MAIL_YET, word)
+    elif option == "W" and (limit := re.fullmatch(r"(?:(\d+):)?(\d+)(?:/.*)?", value)):
+        yield Meant("--time", f"{int(limit[1] or 0) * 3_600 + int(limit[2]) * 60}s", word)
+    elif option == "J" and (found := re.fullmatch(r"([^\[\]]*)(?:\[([^\]]*)\](%\d+)?)?", value)):
+        if found[1]:
+            yield Meant("--job-name", found[1], word)
+        if found[2]:
+            yield Meant("--array", found[2] + (found[3] or ""), word)
+    elif option in ("o", "oo", "e", "eo"):
+        file = value.replace("%J", "%A").replace("%I", "%a")
+        yield Meant("--output" if option.startswith("o") else "--error", file, word)
+    elif option == "env":
+        yield Meant("--export", re.sub(r"\s*,\s*", ",", value), word)
+    elif option == "w" and (needs := _needs(value)):
+        yield Meant("--dependency", needs, word)
+    elif option == "gpu":
+        found = re.search(r"(?:^|:)num=(\d+)(/\w+)?(?::|$)", value)
+        yield Meant("--gres", f"gpu:{found[1] if found else 1}", word)
+        if value != "-" and not re.fullmatch(r"num=\d+(?:/host)?", value):
+            yield Meant("", "only the number of GPUs is obeyed", word)
+    elif option == "R" and (found := re.search(r"\bngpus(?:_physical|_excl_p)?=(\d+)", value)):
+        yield Meant("--gres", f"gpu:{found[1]}", word)
+        if not re.fullmatch(r"rusage\[\w+=\d+\]", value):
+            yield Meant("", "only the number of GPUs is obeyed", word)
+    else:
+        yield Meant("", "", word)
+
+
+def _needs(value: str) -> str:
+    """Return a condition on jobs in Slurm's words; empty if it is not that all of some have ended in some way."""
+    parts = [re.fullmatch(r"\s*(?:(\w+)\()?[\"']?([\w.-]+)[\"']?\)?\s*", part) for part in value.split("&&")]
+    named = [(_LSF_CONDITIONS.get(part[1] or "done"), part[2]) for part in parts if part]
+    if len(named) < len(parts) or not all(condition for condition, _ in named):
+        return ""
+    return ",".join(f"{condition}:{job}" for condition, job in named)
+
+
+SAME_AS = {"#PBS": _of_pbs, "#BSUB": _of_lsf}
+"""How the lines of other schedulers are read."""
