@@ -29,6 +29,7 @@ ROOMS = {
     "jobs.exec": ("exec",),
     "jobs.shell": ("shell",),
     "jobs.forward": ("forward", "cp"),
+    "jobs.notebook": ("notebook",),
     "site.cluster": ("check", "nodes", "policy", "carbon"),
     "site.engines": ("engine",),
     "accounts.clusters": ("login", "logout", "clusters"),

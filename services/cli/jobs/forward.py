@@ -7,6 +7,7 @@ import socket
 import tarfile
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from wattshift.sessions import Sender, SessionEvent, read_event
 _PIECE_BYTES = 64 * 1024
 RELAY = """\
 import os, socket, sys, threading
-peer = socket.create_connection(("localhost", int(sys.argv[1])))
+peer = socket.create_connection(("localhost", int(os.environ.get(sys.argv[1], sys.argv[1]))))
 def send():
     while data := os.read(0, 65536):
         peer.sendall(data)
@@ -35,7 +36,10 @@ while data := peer.recv(65536):
     while data:
         data = data[os.write(1, data):]
 """
-"""What a connection runs in the job: bytes pass both ways, whatever is spoken, WebSockets too."""
+"""What a connection runs in the job: bytes pass both ways, whatever is spoken, WebSockets too.
+
+Its port is a number, or the variable of the job that has it."""
+LOOK_S = 2.0
 
 
 def register(app: typer.Typer) -> None:
@@ -58,20 +62,43 @@ def forward(
     """
     gateway = Gateway()
     found = job_id(gateway, job)
-    try:
-        listener = socket.create_server(("127.0.0.1", port if local is None else local))
-    except OSError as error:
-        why = f"cannot listen on port {port if local is None else local}: {error.strerror}"
-        raise CliError(f"{why}; choose another with --local", EXIT_USAGE) from None
-    with listener:
+    with listener_at(port if local is None else local) as listener:
         output.say(f"http://127.0.0.1:{listener.getsockname()[1]} leads to port {port} of {job}; Ctrl-C ends that")
         with suppress(KeyboardInterrupt):
-            while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=carry, args=(gateway, found, port, connection), daemon=True).start()
+            carry_all(gateway, found, port, listener, lambda: False)
 
 
-def carry(gateway: Gateway, found: str, port: int, connection: socket.socket) -> None:
+def listener_at(port: int) -> socket.socket:
+    """Return a socket that listens here, for this machine alone; at a free port for 0.
+
+    Raises:
+        CliError: The port is taken.
+    """
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        why = f"cannot listen on port {port}: {error.strerror}"
+        raise CliError(f"{why}; choose another with --local", EXIT_USAGE) from None
+
+
+def carry_all(
+    gateway: Gateway, found: str, port: int | str, listener: socket.socket, is_over: Callable[[], bool]
+) -> None:
+    """Carry connections to a port of a job until it is over, which is asked every ``LOOK_S``. See ``carry``."""
+    listener.settimeout(LOOK_S)
+    look_at = time.monotonic() + LOOK_S
+    while True:
+        with suppress(TimeoutError):
+            connection, _ = listener.accept()
+            connection.settimeout(None)
+            threading.Thread(target=carry, args=(gateway, found, port, connection), daemon=True).start()
+        if time.monotonic() >= look_at:
+            if is_over():
+                return
+            look_at = time.monotonic() + LOOK_S
+
+
+def carry(gateway: Gateway, found: str, port: int | str, connection: socket.socket) -> None:
     """Carry one connection to a port of a job, until either end closes it; say why if that cannot be."""
     said: list[bytes] = []
 

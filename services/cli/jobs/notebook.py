@@ -1,0 +1,170 @@
+"""``wattshift notebook``: Jupyter, or another server, on GPUs, reached at a port here while the command runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import time
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from services.cli import output
+from services.cli.client import Gateway
+from services.cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
+from services.cli.jobs import job_output
+from services.cli.jobs.following import FINAL, ended_words
+from services.cli.jobs.forward import carry_all, listener_at, piped
+from services.cli.jobs.names import number_of
+from services.cli.jobs.specs import SpecOptions, spec_of
+from services.cli.jobs.submit import check_folders, signed, submit_all
+from services.cli.terminal import LostError
+
+PORT = "{port}"
+PORT_VARIABLE = "MASTER_PORT"
+"""Of the ports of its node, the job alone has this one."""
+POLL_S = 0.5
+_MOST_FAILURES = 5
+# The token is made where it is used: what the job's spec has, all of its tenant can read.
+_SERVE = """umask 077
+[ "$NODE_RANK" = 0 ] || exec sleep infinity
+token=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \\n') && printf %s "$token" >"$WATTSHIFT_CHECKPOINT_DIR/token" || exit 1
+export JUPYTER_TOKEN="$token"
+{serve}
+"""
+_JUPYTER = """for each in notebook jupyterlab; do
+  python3 -c "import importlib.util as found; exit(not found.find_spec('$each'))" && set -- "$each"
+done
+if [ $# = 0 ]; then
+  echo "Jupyter is not there; this line installs it: $(command -v python3) -m pip install jupyterlab" >&2
+  exit 127
+fi
+[ "$(id -u)" != 0 ] || set -- "$1" --allow-root
+exec python3 -m "$@" --no-browser --ip=127.0.0.1 --port="$MASTER_PORT" --ServerApp.port_retries=0"""
+_NOT_YET = 75
+_AWAIT = f"""\
+import os, socket, sys, time
+for _ in range(25):
+    try:
+        socket.create_connection(("localhost", int(os.environ[sys.argv[1]]))).close()
+        print(open(os.environ["WATTSHIFT_CHECKPOINT_DIR"] + "/token").read())
+        sys.exit()
+    except ConnectionRefusedError:
+        time.sleep(0.2)
+sys.exit({_NOT_YET})
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command(context_settings={"allow_interspersed_args": False})(notebook)
+
+
+def notebook(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[COMMAND]", help=f"Another server than Jupyter; {PORT} in it is where to listen."),
+    ] = None,
+    gpus: Annotated[str, typer.Option(help="How many GPUs, as for submit.")] = "1",
+    model: Annotated[str | None, typer.Option(help="GPU model that it needs.")] = None,
+    limit: Annotated[str | None, typer.Option("--time", help="How long it may run, such as 8h.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the job.")] = "notebook",
+    local: Annotated[
+        int,
+        typer.Option("--local", min=0, max=65_535, help="Port here; by default 8888, or a free one; 0: a free one."),
+    ] = 8888,
+    keep: Annotated[bool, typer.Option("--keep", help="Let the job go on when this command ends.")] = False,
+) -> None:
+    """Run Jupyter on GPUs in this folder, and reach it from here until Ctrl-C, which ends it.
+
+    wattshift notebook --gpus 2
+    wattshift notebook tensorboard --logdir runs --port {port}
+    """
+    if command and not any(PORT in word for word in command):
+        raise CliError(f"write {PORT} where the command takes its port: --port {PORT}", EXIT_USAGE)
+    options = SpecOptions(gpus=gpus, model=model, time=limit, name=name, processes="per_node", preemptible=False)
+    words = ["/bin/sh", "-c", _SERVE.format(serve=_serve(command)), "notebook"]
+    spec = signed(spec_of(options, words, name, dict(os.environ)))
+    gateway = Gateway()
+    check_folders(gateway, [spec])
+    (job,) = submit_all(gateway, [spec])
+    output.say(f"{number_of(job)}  {job['id']}  {name}")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # a closed terminal must not leave GPUs behind
+    is_over = False
+    try:
+        token = _started(gateway, job["id"])
+        with _listening(local) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/" + ("" if command else f"?token={token}")
+            output.console.print(url, soft_wrap=True, highlight=False)
+            output.say(f"Ctrl-C ends {'this, and not the job' if keep else 'the job'}.")
+            carry_all(gateway, job["id"], PORT_VARIABLE, listener, lambda: _is_over(gateway, job["id"]))
+        is_over = True
+    except KeyboardInterrupt:
+        pass
+    except CliError:
+        is_over = _is_over(gateway, job["id"])
+        raise
+    finally:
+        if not (keep or is_over):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            ended = gateway.call("POST", f"/v1/jobs/{job['id']}/cancel")
+            output.say(f"\n{ended['name']} is being ended.")
+    if is_over:
+        output.say(ended_words(gateway.get(f"/v1/jobs/{job['id']}")))
+        raise typer.Exit(EXIT_FAILED)
+    if keep:
+        output.say(f"\nIt goes on. To end it: wattshift cancel {job.get('number') or job['id']}")
+
+
+def _serve(command: list[str] | None) -> str:
+    if not command:
+        return _JUPYTER
+    return "exec " + " ".join(f'"${PORT_VARIABLE}"'.join(map(_quoted, word.split(PORT))) for word in command)
+
+
+def _quoted(part: str) -> str:
+    return shlex.quote(part) if part else ""
+
+
+def _listening(port: int) -> socket.socket:
+    """Listen at a port here, or at a free one where that is taken."""
+    with suppress(CliError):
+        return listener_at(port)
+    return listener_at(0)
+
+
+def _started(gateway: Gateway, job_id: str) -> str:
+    """Wait until the server listens; return its token.
+
+    Raises:
+        CliError: The job ended before; the message has the last lines of its errors.
+    """
+    said, failures = "", 0
+    while True:
+        job: Any = gateway.get(f"/v1/jobs/{job_id}")
+        if job["state"] in FINAL:
+            raise CliError("\n".join([ended_words(job), *job_output.last_lines(gateway, job)]), EXIT_FAILED)
+        if job["state"] == "running":
+            token: list[bytes] = []
+            errors: list[bytes] = []
+            code = _NOT_YET
+            with suppress(LostError):  # it ends
+                code, _ = piped(gateway, job_id, ["python3", "-c", _AWAIT, PORT_VARIABLE], token.append, errors.append)
+            if not code:
+                return b"".join(token).decode().strip()
+            failures += code != _NOT_YET
+            if failures == _MOST_FAILURES:
+                last = b"".join(errors).decode(errors="replace").strip().rpartition("\n")[2]
+                raise CliError(f"its port cannot be reached: {last}", EXIT_FAILED)
+        elif job["state"] != said:
+            said = job["state"]
+            output.say(f"{job['name']} is {said}" + (f": {job['detail']}" if job.get("detail") else ""))
+        time.sleep(POLL_S)
+
+
+def _is_over(gateway: Gateway, job_id: str) -> bool:
+    return gateway.get(f"/v1/jobs/{job_id}")["state"] in FINAL
