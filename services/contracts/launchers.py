@@ -60,8 +60,8 @@ _ONE_ARGUMENT = {
 _DEEPEST = 4
 
 
-COPIES_OUTPUT = "wattshift-output"
-"""The name of the shell that copies what the command behind it prints to a file: ``sh -c TEXT NAME COMMAND``."""
+WRAPPER = "wattshift-wrapper"
+"""The name of a shell that only prepares the command behind it: ``sh -c TEXT NAME COMMAND``."""
 
 
 def is_launcher(command: Sequence[str]) -> bool:
@@ -116,7 +116,7 @@ def _without_prefixes(words: list[str]) -> list[str]:
         program = PurePosixPath(words[0]).name
         if _ASSIGNMENT.match(words[0]) or words[0] in _PREFIXES:
             words = words[1:]
-        elif words[3:4] == [COPIES_OUTPUT]:
+        elif words[3:4] == [WRAPPER]:
             words = words[4:]
         elif program in _ONE_ARGUMENT:
             words = _after_options(words[1:], _ONE_ARGUMENT[program])

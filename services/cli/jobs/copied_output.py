@@ -7,7 +7,7 @@ import shlex
 
 from services.cli.errors import EXIT_USAGE, CliError
 from services.cli.jobs.names import user_name
-from services.contracts.launchers import COPIES_OUTPUT
+from services.contracts.launchers import WRAPPER
 
 PATTERN = re.compile(r"(?:[^%\0]|%[jAaxuN%])+")
 _PARTS = re.compile(r"(%[jAaxuN%])")
@@ -45,7 +45,7 @@ def copying(command: list[str], name: str, out: str | None, err: str | None) -> 
         CliError: A pattern is not known.
     """
     out_word, err_word = (_shell_word(pattern, name) for pattern in (out or "/dev/null", err or out or "/dev/null"))
-    return ["/bin/sh", "-c", _COPY.format(out=out_word, err=err_word), COPIES_OUTPUT, *command]
+    return ["/bin/sh", "-c", _COPY.format(out=out_word, err=err_word), WRAPPER, *command]
 
 
 def _shell_word(pattern: str, name: str) -> str:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from services.cli.errors import EXIT_NOT_FOUND, EXIT_USAGE, CliError
 from services.cli.jobs.copied_output import copying
+from services.cli.jobs.results import staying
 from services.cli.jobs.scripts import needs_shell
 from services.cli.jobs.sources import LocalSources
 from services.cli.values import duration_s, filled, time_of
@@ -66,6 +67,7 @@ class SpecOptions:
     clean_env: bool | None = None
     output: str | None = None
     error: str | None = None
+    results: list[str] | None = None
     workdir: Path | None = None
     checkpoint_dir: Path | None = None
     secret: list[str] | None = None
@@ -200,9 +202,11 @@ def spec_of(
     """
     name = options.name or job_name(name)
     captures = not (options.container or elsewhere or options.clean_env)
+    if not command and (options.output or options.error or options.results):
+        raise CliError("--output, --error and --results go with a command", EXIT_USAGE)
+    if options.results and source is not None:
+        command = staying(command)
     if options.output or options.error:
-        if not command:
-            raise CliError("--output and --error go with a command", EXIT_USAGE)
         command = copying(command, name, options.output, options.error)
     document: dict[str, Any] = {
         "name": name,

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from services.cli.jobs import following, foreign
 from services.cli.jobs.estimate import show_estimates
 from services.cli.jobs.names import USER_LABEL, job_or_array, number_of, user_name
 from services.cli.jobs.reach import Obstacle, Runner, closed_folders, obstacles, opened_by, programs_of, runner_of
+from services.cli.jobs.results import checked_results, fetched
 from services.cli.jobs.scripts import Script, read_script
 from services.cli.jobs.sources import LocalSources
 from services.cli.jobs.specs import (
@@ -41,7 +42,7 @@ from services.contracts.jobs import MAX_BATCH_JOBS, JobBatch, JobSpec
 
 _REST, _SCRIPT, _TEXT, _TYPED = "wattshift.rest", "wattshift.script", "wattshift.text", "wattshift.typed"
 _NOT_IN_SCRIPTS = frozenset(
-    ("file", "command", "wait", "follow", "as_json", "test_only", "read_only", "idempotency_key")
+    ("file", "command", "wait", "follow", "results", "as_json", "test_only", "read_only", "idempotency_key")
 )
 
 
@@ -280,6 +281,14 @@ def submit(
             rich_help_panel=JOB,
         ),
     ] = None,
+    results: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="With --upload or --git, and --wait or --follow: bring this back when the job ends; may be repeated.",
+            rich_help_panel=JOB,
+        ),
+    ] = None,
     git: Annotated[
         str | None,
         typer.Option(
@@ -439,19 +448,19 @@ def submit(
         raise CliError("--follow shows the output of one job, not of an array; use --wait", EXIT_USAGE)
     if follow and len(specs) > 1:
         raise CliError(f"--follow shows the output of one job, not of {len(specs)}; use --wait", EXIT_USAGE)
+    coming = checked_results(results or [], specs, ends=wait or follow)
     sources.send(gateway)
     accepted = submit_all(gateway, specs, idempotency_key)
     _announce(accepted, as_json=as_json, follow=follow, wait=wait)
     if wait or follow:
-        _wait(gateway, [job["id"] for job in accepted], follow=follow, as_json=as_json)
+        with fetched(gateway, accepted[0]["id"], coming) if coming else nullcontext():
+            ended = _waited(gateway, [job["id"] for job in accepted], follow=follow, as_json=as_json)
+        if any(job["state"] != "succeeded" for job in ended):
+            raise typer.Exit(EXIT_FAILED)
 
 
-def _wait(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) -> None:
-    """Wait for jobs to end, or follow the output of the only one, and say how they ended.
-
-    Raises:
-        typer.Exit: One did not succeed.
-    """
+def _waited(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) -> list[Any]:
+    """Wait for jobs to end, or follow the output of the only one; say how they ended, and return them."""
     with following.interruptible(ids):
         ended = [following.follow(gateway, ids[0])] if follow else list(following.wait_for(gateway, ids))
     if as_json:
@@ -459,8 +468,7 @@ def _wait(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) -> N
     elif not follow:
         for job in ended:
             output.say(following.ended_words(job))
-    if any(job["state"] != "succeeded" for job in ended):
-        raise typer.Exit(EXIT_FAILED)
+    return ended
 
 
 def _specs(
