@@ -184,7 +184,7 @@ class WorkRepository:
     async def cancel(self, work_id: str, caller: Identity) -> bool:
         """Cancel work that is queued or running, and return whether it was; its worker notices at its next renewal.
 
-        An operator who cancels another tenant's work is recorded in the audit log.
+        If an operator cancels another tenant's work, the audit log records it.
         """
         work = self._work
         wanted = and_(work.c.id == work_id, work.c.state.in_(LIVE))

@@ -65,15 +65,15 @@ async def connect(database_url: str, *, application_name: str, **server_settings
 
 
 async def ping(connection: Connection) -> None:
-    """Return if the server answers."""
+    """Return once the server has answered a query; otherwise raise."""
     await connection.fetchval("SELECT 1")
 
 
 class _Shared(Connection):
-    """A connection of a pool: whoever has had it leaves no state of a session, so that none has to be reset."""
+    """A shared connection: no user leaves any session state behind, so that it never has to be reset."""
 
     def get_reset_query(self) -> str:
-        """Return nothing to ask the server before the next one has it: locks and settings are of transactions."""
+        """Return an empty query, because locks and settings end with their transactions."""
         return ""
 
 
@@ -123,7 +123,7 @@ class Database:
         return self._connections.get_size() - idle, idle, self._connections.get_max_size()
 
     async def ping(self) -> None:
-        """Return if the database answers."""
+        """Return once the database has answered a query; otherwise raise."""
         async with self.connection() as connection:
             await ping(connection)
 

@@ -1,4 +1,6 @@
-"""The query for a node's power, shared by the scheduler, which powers nodes, and telemetry, which lists them."""
+"""The query for a node's power state, shared by the scheduler, which switches nodes on and off, and telemetry, which
+lists them.
+"""
 
 NODE_POWER = """
 SELECT n.id AS node_id, coalesce(p.state, 'on') AS state, p.since, coalesce(p.pinned, false) AS pinned_awake,

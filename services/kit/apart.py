@@ -1,4 +1,4 @@
-"""Call functions in a process of its own, which ends afterwards: what they load, such as scikit-learn, is not kept."""
+"""Call functions in a separate process that ends afterwards, so that what they load, such as scikit-learn, is freed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("!Q")
 
 
 class Apart:
-    """One process, started with the first call; an async context manager, at whose end the process ends."""
+    """A process that is started by the first call; an async context manager that ends it on exit."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -36,10 +36,10 @@ class Apart:
             await self._process.wait()
 
     async def call(self, function: Callable[_P, _R], *given: _P.args, **options: _P.kwargs) -> _R:
-        """Return what a function of a module returns, or raise what it raises.
+        """Return what a module-level function returns, or raise what it raises.
 
         Raises:
-            ChildProcessError: the process was killed, or did not start.
+            ChildProcessError: The process was killed, or did not start.
         """
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
@@ -77,7 +77,7 @@ def _answer(asked: BinaryIO, answers: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Answer calls from standard input to standard output; what is printed meanwhile goes to standard error."""
+    """Read calls from standard input and write answers to standard output; anything printed goes to standard error."""
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         log_format, level = (os.environ.get(f"WATTSHIFT_LOG_{name}") for name in ("FORMAT", "LEVEL"))

@@ -1,4 +1,4 @@
-"""What a route declares beside its signature: to FastAPI, and to ``tools.routes``, which builds the public table."""
+"""What a route declares besides its signature: to FastAPI, and to ``tools.routes``, which builds the public table."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def outgoing_to_node(credential: Credential, node_id: str, enrolment: bytes) -> 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: a service, and the user on whose behalf."""
+    """Who sent a request: a service, and the user on whose behalf it acts."""
 
     service: str
     calls: Calls

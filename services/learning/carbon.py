@@ -59,8 +59,8 @@ class Backtest:
         mae: Mean absolute error by method and day ahead, gCO2/kWh.
         coverage: Share of the hours that lay between the quantiles of the method in use, learned from what came before;
             if that is too short, learned from the first half of the backtest and evaluated on the second.
-        greenest_regret: By how much the six hours of the next day that the method in use predicted as greenest emitted
-            more than the six that were greenest; a share.
+        greenest_regret: Excess emissions of the six hours of the next day that the method in use predicted as greenest
+            over the six that were greenest, as a share.
     """
 
     first_s: float
@@ -253,7 +253,7 @@ def mean_errors(made: Floats, truth: Floats) -> tuple[float, ...]:
 
 
 def greenest_regret(made: Floats, truth: Floats, hours: int = 6) -> float:
-    """Return by how much the hours of the first day predicted as greenest emitted more than the greenest; a share.
+    """Return the excess emissions of the first day's predicted greenest hours over its actual greenest, as a share.
 
     Over all forecasts together: the sum of what the chosen hours emitted over the sum of the best, less 1.
     """

@@ -116,8 +116,8 @@ def _hourly(rows: Ints, columns: Floats, length: int) -> Floats:
 def is_wild(values: Floats) -> NDArray[np.bool_]:
     """Return which values are implausible, such as those of a failed meter or in another unit: (n,).
 
-    They lie further outside the 1st and 99th percentiles than these are apart, and than the median is from zero; a
-    grid's rare peaks stay within that.
+    They lie outside the 1st to 99th percentile by more than the width of that range, and by more than the median's
+    distance from zero; a grid's rare peaks do not.
     """
     low, median, high = np.quantile(values, (0.01, 0.5, 0.99))
     margin = max(high - low, abs(median))

@@ -2,7 +2,7 @@
 
 At most one runs at a time in an installation, whoever asks and however often; a new one begins only when somebody asks
 and the last is too old or does not include the job. The rows belong to a reserved name that no tenant can have; workers
-claim, renew and retry them like any other run, so that a kill only delays the answer.
+claim, renew and retry them like any other run, so a kill only delays the answer.
 """
 
 from __future__ import annotations

@@ -412,7 +412,7 @@ class CarbonTrace:
         curve: The true intensity.
         forecast: What policies know of the hours ahead.
         issued: The forecasts for ``ForecastKind.FILE``, including those from before the simulated time.
-        before: The true intensity before ``curve``, which shows how far off the first of those were; None: unknown.
+        before: The true intensity before ``curve``, which shows how far off the first issues were; None: unknown.
         notes: Gaps filled, rows dropped, the source and its licence; for people.
     """
 

@@ -31,7 +31,7 @@ class Sweeper:
         await repeat(self.sweep, self._settings.sweep_s, failed="sweep.failed")
 
     async def sweep(self) -> None:
-        """Queue abandoned work again, send lost messages again, delete old work."""
+        """Requeue abandoned work, resend lost messages, delete old work."""
         for row in await self._store.release_abandoned(self._settings.max_attempts, self._settings.lease_s):
             event = "requeued" if row.state == WorkState.QUEUED else "given_up"
             log.warning(f"{self._what}.{event}", id=row.id, attempts=row.attempts)

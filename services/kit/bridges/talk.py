@@ -214,7 +214,7 @@ class Talk:
 
 
 def unknown_job(name: str, *, number: str, submitted_at: datetime | None = None) -> EngineJob:
-    """Return the report of a job that this process has never seen, and of which nothing is known any more."""
+    """Return the report of a job that this process has never seen and that nobody knows any more."""
     return EngineJob(
         external_id=name,
         number=number[:100],

@@ -123,7 +123,7 @@ class KeyCache:
 
 
 def resolve_at(admission: ServiceClient) -> Resolve:
-    """Return a function that asks ``admission`` for the owner of a key, by its hash."""
+    """Return a function that asks ``admission`` for the owner of a key, by the key's hash."""
 
     async def resolve(key_sha256: str) -> ResolvedKey | None:
         try:

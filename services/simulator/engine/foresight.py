@@ -18,7 +18,7 @@ from services.simulator.workload import Workload
 
 
 class Foresight:
-    """Predictions by workload row, refreshed at every training."""
+    """Predictions by workload row, renewed whenever the predictor is trained."""
 
     def __init__(self, workload: Workload, predictor: Predictor, retrain_s: float) -> None:
         if workload.recurrence is None:

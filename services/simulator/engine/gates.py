@@ -3,7 +3,7 @@
 Live, ``services.core.cycle.gates.withheld`` decides this anew in every round. Here it is updated incrementally: a job
 is shown when what it waits for has ended, and a task of an array with a limit when one of the tasks shown has ended. A
 task that has been shown stays visible while preempted, because it keeps its turn; the tasks of an array are submitted
-together, so that none of a lower index comes later. ``tests/simulator/test_gates.py`` compares the two.
+together, so no task with a lower index arrives later. ``tests/simulator/test_gates.py`` compares the two.
 """
 
 from __future__ import annotations

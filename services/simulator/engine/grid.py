@@ -46,7 +46,7 @@ class Grid:
         return self._curve.integral(time_s)
 
     def between(self, start_s: float, end_s: float) -> CarbonCurve:
-        """Return the true intensity over ``[start_s, end_s)``, which is not empty."""
+        """Return the true intensity over the non-empty interval ``[start_s, end_s)``."""
         if end_s >= self._end_s:
             self._extend(end_s)
         return self._curve.cut(start_s, end_s)

@@ -49,7 +49,7 @@ class JobColumns:
 
     @property
     def jct_s(self) -> Floats:
-        """Submission to end, seconds; NaN for jobs that did not end."""
+        """Time from submission to end, seconds; NaN for jobs that did not end."""
         return self.ended_s - self.submitted_s
 
 

@@ -216,7 +216,7 @@ class Simulation:
         return whole and (wishes is None or not wishes.any()) and (asked is None or not asked.any())
 
     def _slices_of(self, cluster: ClusterSpec, eligible: Bools) -> Slices | None:
-        """Return the slices of a cluster; None where there are none and no job asks for one."""
+        """Return the slices of a cluster; None if there are none and no job asks for one."""
         asked = self.workload.slice_sevenths
         if not any(group.slices for group in cluster.groups) and (asked is None or not asked.any()):
             return None
@@ -301,7 +301,7 @@ class Simulation:
                 self._waiting.add(self._arrive(row))
 
     def _done_before(self, row: int) -> float:
-        """Return the work of a job that was done before the run began."""
+        """Return how much of a job's work was done before the run began."""
         return 0.0 if self._beginning is None else float(self._beginning.progress[row] * self.workload.work_s[row])
 
     def _take_over(self, beginning: Beginning) -> list[float]:

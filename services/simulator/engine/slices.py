@@ -132,7 +132,7 @@ class Slices:
         """Take the objects of the run.
 
         Args:
-            eligible: (n_jobs, n_gpu_models) on which models jobs may run.
+            eligible: (n_jobs, n_gpu_models) which models each job may run on.
         """
         self._workload, self._eligible, self._nodes, self._live = workload, eligible, nodes, live
         self._recorder, self._events, self._options, self._clock = recorder, events, options, clock

@@ -26,7 +26,7 @@ FEW = 256
 
 
 class Standing:
-    """The waiting jobs in the order of the last active ranking, as far as it has been walked."""
+    """The waiting jobs in the order of the last active ranking, as far as that has been walked."""
 
     def __init__(self, live: LiveJobs, total_gpus: int, order: StandingOrder) -> None:
         self._live = live

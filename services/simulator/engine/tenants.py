@@ -30,7 +30,7 @@ class TenantTime:
         self._since_s = 0.0
 
     def sample(self, now_s: float, live: LiveJobs) -> None:
-        """Count the time since the last sample at that sample's state, and take this one."""
+        """Count the time since the last sample at that sample's state, and record the new state."""
         self._count(now_s)
         ints = live.ints[:, : live.count]
         tenant, most = self._code[ints[IntRow.ROW]], len(self.names)

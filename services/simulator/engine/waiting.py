@@ -2,11 +2,10 @@
 
 In a round that stops no job, only jobs without devices are ranked. If a policy keeps waiting jobs in a fixed order
 (``PolicyEntry.waits_by``), most of those can be skipped too. Jobs that ask for the same sizes on the same GPU models
-are alike: with room for r GPUs and gangs of at least g, the first ``floor(r / g)`` of them either take all the room or
-stop fitting in what is left, and then the next does not fit either; it may still block others if the policy does not
-backfill. So the first ``floor(r / g) + 1`` of each kind decide the round. A policy that keeps its own queue
-(``PolicyEntry.keeps_queue``) gets only the jobs that are new in it; for one that ranks ahead see ``standing``.
-``tests/simulator/test_waiting.py`` compares this with rounds that rank all jobs.
+are alike: with room for r GPUs and gangs of at least g, no more than ``floor(r / g)`` of them can start. The next one
+may still block others if the policy does not backfill. So the first ``floor(r / g) + 1`` of each kind decide the round.
+A policy that keeps its own queue (``PolicyEntry.keeps_queue``) gets only the jobs that are new in it; for one that
+ranks ahead see ``standing``. ``tests/simulator/test_waiting.py`` compares this with rounds that rank all jobs.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def table(
 def cells_of(lines: Iterable[str], report: ReadReport, *, named: bool = False) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and cells of each row of a table; the first row, which may be a header, is not counted.
 
-    Arguments and dropped rows are as for ``table``; if the first row cannot be parsed, its cells are empty.
+    Arguments and dropped rows are as for ``table``; a first row that cannot be parsed has no cells.
     """
     rows = numbered(lines)
     first = next(rows, None)

@@ -6,10 +6,9 @@ same measured steps as the speed of fixed batches; statistical efficiency from t
 during training. A job goes through ten stages, equal shares of its work, each with its own noise.
 
 **Unit.** Work is counted in samples of the application's smallest batch, M0. A fixed-batch job of the same profile does
-one second of work per second on one GPU of the reference tag. The samples it processes count for what they are worth in
-training at the batch that job was measured at or asked for: the samples until trained at M0 over those at that batch.
-Both are interpolated linearly between validated batches; a batch below M0 counts as M0, since nothing was measured
-there.
+one second of work per second on one GPU of the reference tag. Each sample it processes counts for the
+samples needed until trained at M0 over those needed at the batch that job was measured at or asked for. Both are
+interpolated linearly between validated batches; a batch below M0 counts as M0, since nothing was measured there.
 
 A fixed-batch job that is given a larger gang is not charged for the lower efficiency of its larger total batch; a job
 that tunes its batch is. That favours schedulers without tuning.

@@ -1,4 +1,4 @@
-"""The measured models as job profiles: speed from Sia's tables, power from Zeus' and our own.
+"""The measured models as job profiles: speed from Sia's tables, power from Zeus's and our own.
 
 ========== ======================= ============================== ================= =========================
 model      speed by gang           samples per GPU                power             measured power limit, GPU

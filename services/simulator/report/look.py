@@ -1,4 +1,4 @@
-"""The look of pages of figures, and their tables: one HTML file each, without scripts or anything to fetch."""
+"""The look and the tables of report pages: one HTML file each, without scripts or anything to fetch."""
 
 from __future__ import annotations
 
