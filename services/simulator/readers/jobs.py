@@ -71,8 +71,8 @@ def read_jobs(
         source: A bundled name or a file.
         format: The file's format; by default detected from its header.
         recipe: The name of a recipe, which says how jobs behave; by default the bundle's own or that of the format.
-        start: Where the simulated time begins, ISO 8601 (UTC) or UTC seconds. A trace whose own dates overlap ``[start,
-            start + days)`` keeps them; any other is shifted so that the midnight before its first job falls on
+        start: Where the simulated time begins, ISO 8601 (UTC) or UTC seconds. A trace whose own dates overlap
+            the ``days`` from it keeps them; any other is shifted so that the midnight before its first job falls on
             ``start`` (dated traces keep the time of day). By default, dated traces stay and others begin at 0.
         days: Only jobs submitted within this many days of the start.
         seed: Seed of everything the recipe draws.
