@@ -85,7 +85,7 @@ async def counts(address: Path, password: str, commands: Sequence[tuple[str, str
         OSError: it does not listen, or closes the connection.
         ValueError: it answers something other than numbers, such as that it is loading.
     """
-    words = [f"AUTH {password}", *(f"{verb} {key}" for verb, key in commands)]
+    words = [f"AUTH {password}", *(f"{command} {key}" for command, key in commands)]
     request = "".join(f"{word}\r\n" for word in words).encode()
     answer = await exchange(address, request, lambda so_far: so_far.count(b"\r\n") >= len(words))
     return [int(line.removeprefix(b":")) for line in answer.splitlines()[1:]]
