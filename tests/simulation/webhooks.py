@@ -8,7 +8,7 @@ all, and its answer may be lost. The sender is killed and followed by another on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -420,7 +420,7 @@ async def _begin(world: _World, number: int) -> tuple[Sender, asyncio.Task[None]
     return sender, process.start(look()), process
 
 
-def _told(world: _World, sender: Any) -> Callable[[str], Awaitable[int]]:
+def _told(world: _World, sender: Any) -> Callable[[str], Coroutine[Any, Any, int]]:
     """Have whoever sends hear of what could not be stored: then nothing more is sent before the next look."""
     attempt, send, failed = sender._attempt, sender.send, set[str]()
 

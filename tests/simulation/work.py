@@ -224,8 +224,8 @@ class _Connection:
 
     def ensure_connection(self, *_: Any, callback: Any = None, **__: Any) -> _Connection:
         """As of kombu, which uses it itself, too, and then calls nobody."""
-        for _ in range(self._draw(4)):
-            self.waited += 1
+        for second in range(self._draw(4)):
+            self.waited = 1 + second
             if callback is not None:
                 callback()
         return self
