@@ -79,7 +79,7 @@ class Forwarder:
         }
         if body is None:
             headers.pop("content-type", None)
-        headers["authorization"] = self._tokens[route.to].authorization(key.identity)
+        headers |= self._tokens[route.to].headers(key.identity)
         headers["accept-encoding"] = "identity"  # bodies are passed on unread, so they must not be compressed
         headers[REQUEST_ID_HEADER] = exchange.request_id.decode()
         return headers

@@ -114,9 +114,12 @@ class Gatherer:
         return group
 
     async def _carry(self, group: list[_Waiting]) -> None:
+        with traces.within(group[0].entry.get("traceparent")):  # a group is noted in the trace of its first
+            await self._settle(group)
+
+    async def _settle(self, group: list[_Waiting]) -> None:
         try:
-            with traces.within(group[0].entry.get("traceparent")):  # a group is noted in the trace of its first
-                answers = await self._send(group)  # may shorten the group
+            answers = await self._send(group)  # may shorten the group
             for waiting, answer in zip(group, answers, strict=True):
                 if not waiting.answer.done():
                     waiting.answer.set_result(answer)

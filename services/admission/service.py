@@ -55,7 +55,11 @@ class Submissions:
         """Return the answers in the order of the entries, once the accepted jobs are on disk."""
         spans = [traces.begin("job.submit", entry.traceparent) for entry in entries]
         try:
-            return await self._submit(entries, [span.traceparent for span in spans])
+            answers = await self._submit(entries, [span.traceparent for span in spans])
+            for entry, span, answer in zip(entries, spans, answers, strict=True):
+                with traces.within(span.traceparent):
+                    _log_answer(entry, answer)
+            return answers
         finally:
             for span in spans:
                 span.end()
@@ -121,3 +125,12 @@ class Submissions:
                 raise
             return list(read)  # the commit waits for the database and answers 503 if it stays unreachable
         return [(check_capacity(item, capacity) or item) if isinstance(item, Draft) else item for item in read]
+
+
+def _log_answer(entry: SubmissionEntry, answer: SubmissionAnswer) -> None:
+    """Log how one of a group of submissions ended, which the line about their common request does not say."""
+    who = {"tenant_id": entry.tenant_id, "key_id": entry.key_id}
+    if entry.user_id is not None:
+        who["user_id"] = entry.user_id
+    made = {} if answer.location is None else {"path": answer.location}
+    log.info("submission.answered", status=answer.status, **made, **who)

@@ -65,7 +65,7 @@ class Draft:
     """A valid submission on its way to a commit.
 
     ``problem``: why it is refused unless it repeats one that was accepted; jobs that it names may have changed since.
-    ``traceparent``: the span of which the starts of its jobs are children; None while traces are off.
+    ``traceparent``: the request and the span of which the starts of its jobs are part; None where none is known.
     """
 
     entry: SubmissionEntry

@@ -564,7 +564,7 @@ class SubmissionEntry(Message):
     user_id: str | None = Field(default=None, description="Whose key submits it; null for a key of no user.")
     project: str | None = Field(default=None, description="The only project that the key may submit to; null: any.")
     traceparent: str | None = Field(
-        default=None, description="What its user asked for it by, as in W3C Trace Context; null while traces are off."
+        default=None, description="The trace, as in W3C Trace Context, `;` and the id of the user's request."
     )
 
 

@@ -20,7 +20,7 @@ NEWEST_ENTRY = "$"
 """Behind this id are those that come from now on."""
 COMMAND_FIELD = "command"
 TRACEPARENT_FIELD = "traceparent"
-"""The span that a command is a child of, as W3C Trace Context has it; only where traces are on."""
+"""What a command is part of: a span, as W3C Trace Context has it, `;` and the id of a request, or one of them."""
 
 
 def command_stream(node_id: str) -> str:

@@ -1,4 +1,4 @@
-"""The traces of submissions, to which later work on their jobs belongs."""
+"""The traces and requests of submissions, to which later work on their jobs belongs."""
 
 TRACEPARENTS = """
 SELECT job_id, data ->> 'traceparent' AS traceparent FROM job_events

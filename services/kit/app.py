@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
-from services.kit import traces
+from services.kit import access, traces
 from services.kit.crowd import show_known
 from services.kit.heads import Server, ServerConfig
 from services.kit.identity import CALLER
@@ -88,6 +88,7 @@ class ServiceTokenMiddleware:
                     await problem_response(error)(scope, receive, send)
                     return
                 scope[CALLER] = caller.identity
+                access.note_caller(caller.identity, caller.service)
                 show_known(scope)
             elif path not in OPEN_PATHS:
                 await self._app(scope, receive, self._showing(scope, send))
@@ -266,7 +267,7 @@ def serve(
     say_what_is_trusted(settings, sockets, host, port)
     traces.start(process, settings)
     config = ServerConfig(
-        traces.traced(app),
+        traces.traced(access.AccessLog(app)),
         host=host,
         port=port,
         timeout_graceful_shutdown=3,

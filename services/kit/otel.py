@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes
 
+from services.kit import traces
 from services.kit.logging import Log
 from services.kit.release import RELEASE
 from services.kit.traces import Attribute
@@ -48,7 +48,6 @@ STOP_WITHIN_S = 2.0
 UNTRACED = r"/(healthz|readyz|metrics)$"
 """Paths that are asked all the time, and are part of nobody's work."""
 _PROPAGATOR = TraceContextTextMapPropagator()
-_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class OpenTelemetry:
@@ -98,8 +97,9 @@ class OpenTelemetry:
     def begin(self, name: str, parent: str | None, attributes: Mapping[str, Attribute]) -> NotedSpan:
         """Begin a span, as a child of ``parent`` or else of the current span."""
         named = {f"wattshift.{key}": value for key, value in attributes.items()}
-        within = None if parent is None else _context_of(parent)
-        return NotedSpan(self._tracer.start_span(name, within, attributes=named))
+        trace_of, _, request = (parent or "").partition(";")
+        within = None if parent is None else _context_of(trace_of)
+        return NotedSpan(self._tracer.start_span(name, within, attributes=named), request or traces.request_id())
 
     def traced(self, app: ASGIApp) -> ASGIApp:
         """Return an app that records a span for each of its requests."""
@@ -139,15 +139,17 @@ class OpenTelemetry:
 class NotedSpan:
     """An OpenTelemetry span behind the interface of ``services.kit.traces``."""
 
-    def __init__(self, span: trace.Span) -> None:
+    def __init__(self, span: trace.Span, request: str = "") -> None:
         self._span = span
+        self._request = request
 
     @property
     def traceparent(self) -> str | None:
         """The ``traceparent`` that makes other work a child of this span."""
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, trace.set_span_in_context(self._span, Context()))
-        return carrier.get("traceparent")
+        found = carrier.get("traceparent")
+        return f"{found};{self._request}" if found and self._request else found
 
     def end(self) -> None:
         """Record that the work is over; a second call does nothing."""
@@ -229,7 +231,7 @@ class _Routed:
 
 def _context_of(traceparent: str) -> Context:
     """Return the context that a ``traceparent`` names; an empty one if it is malformed."""
-    if not _TRACEPARENT.fullmatch(traceparent):
+    if not traces.TRACEPARENT.fullmatch(traceparent):
         return Context()
     return _PROPAGATOR.extract({"traceparent": traceparent}, Context())
 

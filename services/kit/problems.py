@@ -149,7 +149,7 @@ def install_problem_handlers(app: FastAPI) -> None:
         problem = as_problem(error)
         request_id = request.headers.get(REQUEST_ID_HEADER)
         if problem.status >= 500 and not isinstance(error, ProblemError):
-            log.exception("request.failed", method=request.method, path=request.url.path, request_id=request_id)
+            log.exception("request.failed", method=request.method, path=request.url.path)
         return problem_response(problem, request_id)
 
     for kind in (WattshiftError, RequestValidationError, HTTPException, Exception):

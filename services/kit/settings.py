@@ -133,8 +133,17 @@ class SharedSettings(BaseSettings):
         validation_alias="WATTSHIFT_TRACES",
         description="otlp: spans of requests and jobs go to the collector at OTEL_EXPORTER_OTLP_ENDPOINT.",
     )
-    log_format: str = Field("text", pattern="^(text|json)$", validation_alias="WATTSHIFT_LOG_FORMAT")
-    log_level: str = Field("INFO", validation_alias="WATTSHIFT_LOG_LEVEL")
+    log_format: str = Field(
+        "text",
+        pattern="^(text|json)$",
+        validation_alias="WATTSHIFT_LOG_FORMAT",
+        description="json: one object a line; text: time, level, event, and its fields as logfmt.",
+    )
+    log_level: str = Field(
+        "INFO",
+        validation_alias="WATTSHIFT_LOG_LEVEL",
+        description="Of Python's logging; DEBUG adds what probes and services ask all day.",
+    )
 
     @field_validator("redis_url")
     @classmethod

@@ -43,6 +43,8 @@ _NUMBER = re.compile(r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|inf|nan)"
 
 def visible(text: str, keep: str = "") -> str:
     r"""Return text with each of ``CONTROLS``, except those in ``keep``, as its escape, such as ``\x1b``."""
+    if text.isprintable():  # no character of CONTROLS is; most text is, and this is found out in no time
+        return text
     return CONTROLS.sub(
         lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text
     )

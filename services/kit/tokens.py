@@ -17,6 +17,7 @@ import jwt
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity
+from services.kit import traces
 from services.kit.callers import CALLERS, NODE, Calls
 from services.kit.credentials import Credential, caller_key, node_secret
 from services.kit.problems import ProblemError
@@ -66,8 +67,11 @@ class Outgoing:
         return value
 
     def headers(self, identity: Identity | None = None) -> dict[str, str]:
-        """Return the headers for a request, on behalf of ``identity`` or of the service itself."""
-        return {"authorization": self.authorization(identity)}
+        """Return the headers for a request, on behalf of ``identity`` or of the service itself.
+
+        They name the request that the work at hand is part of, so that the other's log has its id, too.
+        """
+        return {"authorization": self.authorization(identity), **traces.passed_on()}
 
     def _sign(self, identity: Identity | None, now_s: int) -> str:
         claims: dict[str, Any] = {

@@ -1,14 +1,19 @@
 """Traces: which request or job the current work belongs to.
 
-They are off unless ``WATTSHIFT_TRACES`` switches them on. While they are off nothing here does anything, and nothing of
-the extra ``traces`` is imported. Where a trace leaves a process other than by HTTP, it travels as a ``traceparent`` as
-defined by W3C Trace Context; text that is not of that form begins a new trace.
+Spans are off unless ``WATTSHIFT_TRACES`` switches them on; while they are off nothing of the extra ``traces`` is
+imported. The trace that a client named, and the id of its request, are passed on and logged all the same.
+
+Where they leave a process by another way than HTTP, they travel as the text of a ``traceparent``, as W3C Trace Context
+has it, followed by ``;`` and the id of the request where there is one; what is not of that form begins a new trace.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -68,15 +73,21 @@ class Tracer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class _NoSpan:
-    traceparent: str | None = None
+    traceparent: str | None
 
     def end(self) -> None:
         """Do nothing."""
 
 
-_NO_SPAN = _NoSpan()
+TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_REQUEST_ID_HEADER = "x-request-id"  # as contracts have it, which the command line does not load
 _tracer: Tracer | None = None
+_request: ContextVar[str] = ContextVar("request", default="")
+_trace: ContextVar[str | None] = ContextVar("trace", default=None)
+"""The ``traceparent`` that a client sent; only while spans are off."""
 
 
 def start(process: str, settings: SharedSettings) -> None:
@@ -104,18 +115,54 @@ def is_on() -> bool:
 
 
 def trace_id() -> str | None:
-    """Return the id of the current trace; None without one, and while traces are off."""
-    return None if _tracer is None else _tracer.trace_id()
+    """Return the id of the current trace; None without one."""
+    if _tracer is not None:
+        return _tracer.trace_id()
+    return None if (trace := _trace.get()) is None else id_of(trace)
+
+
+def request_id() -> str:
+    """Return the id of the request that the current work is part of; empty for none."""
+    return _request.get()
+
+
+def usable_id(given: bytes | None) -> str:
+    """Return the id of a request as its client sent it; empty for one that is not usable as such."""
+    text = (given or b"").decode("latin-1")
+    return text if _REQUEST_ID.fullmatch(text) else ""
+
+
+def begin_request(request_id: str, traceparent: bytes | None) -> None:
+    """Make what follows in this task part of a request, and of the trace that its client named, and of no other."""
+    _request.set(request_id)
+    if _tracer is None:
+        text = (traceparent or b"").decode("latin-1")
+        _trace.set(text if TRACEPARENT.fullmatch(text) else None)
+
+
+def passed_on() -> dict[str, str]:
+    """Return the headers by which another process knows the current request; OpenTelemetry adds its own."""
+    found: dict[str, str] = {}
+    if request := _request.get():
+        found[_REQUEST_ID_HEADER] = request
+    if _tracer is None and (trace := _trace.get()) is not None:
+        found["traceparent"] = trace
+    return found
 
 
 def current() -> str | None:
-    """Return the current ``traceparent``; None without a trace, and while traces are off."""
-    return None if _tracer is None else _tracer.current()
+    """Return what makes other work part of the current work; None without a trace and a request."""
+    return named(_trace.get() if _tracer is None else _tracer.current())
 
 
-def id_of(traceparent: str) -> str:
-    """Return the trace id in a ``traceparent`` of ours."""
-    return traceparent[3:35]
+def named(traceparent: str | None) -> str | None:
+    """Return a ``traceparent`` with the id of the current request, if there is one."""
+    return f"{traceparent or ''};{request}" if (request := _request.get()) else traceparent
+
+
+def id_of(traceparent: str) -> str | None:
+    """Return the trace id in a ``traceparent`` of ours; None where it names a request alone."""
+    return traceparent[3:35] or None if traceparent[:1] != ";" else None
 
 
 def traced(app: ASGIApp) -> ASGIApp:
@@ -137,20 +184,29 @@ def begin(name: str, parent: str | None = None, **attributes: Attribute) -> Span
         parent: The ``traceparent`` of what it is part of; by default the current span.
         attributes: What else is known about it.
     """
-    return _NO_SPAN if _tracer is None else _tracer.begin(name, parent, attributes)
+    return _NoSpan(parent or current()) if _tracer is None else _tracer.begin(name, parent, attributes)
 
 
 @contextmanager
 def within(traceparent: str | None) -> Generator[None]:
-    """Make the work of the block part of a trace; without one it remains part of what it was."""
-    if (tracer := _tracer) is None or traceparent is None:
+    """Make the work of the block part of a trace and a request; without one it remains part of what it was."""
+    if traceparent is None:
         yield
         return
-    token = tracer.enter(traceparent)
+    trace, _, request = traceparent.partition(";")
+    tracer, token = _tracer, None
+    before = _request.set(usable_id(request.encode()) or _request.get()), _trace.set(_trace.get())
+    if tracer is not None:
+        token = tracer.enter(trace)
+    elif TRACEPARENT.fullmatch(trace):
+        _trace.set(trace)
     try:
         yield
     finally:
-        tracer.leave(token)
+        _request.reset(before[0])
+        _trace.reset(before[1])
+        if tracer is not None:
+            tracer.leave(token)
 
 
 @contextmanager

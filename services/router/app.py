@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from services.contracts.identity import Role
 from services.contracts.routing import RoutingTable
 from services.contracts.streams import ROUTER_LIMITS_HASH
-from services.kit import heads, traces
+from services.kit import access, heads, traces
 from services.kit.app import end_with_parent, say_what_is_trusted
 from services.kit.edge.exchange import Exchange
 from services.kit.edge.keys import KeyCache, resolve_at
@@ -249,10 +249,12 @@ class Router:
         if scope["type"] == "http":
             path: str = scope["path"]
             if path.startswith("/v1/"):
-                traces.name_request(scope["method"], route_of(path))
+                traces.name_request(scope["method"], route := route_of(path))
+                access.note_route(route)
                 await self.door.handle(scope, receive, send)
             elif is_apps(path):
                 traces.name_request(scope["method"], "/apps/{app}")
+                access.note_route("/apps/{app}")
                 await self.app_door.handle(scope, receive, send)
             else:
                 await self._page(path, Exchange.open(scope, receive, send))
@@ -338,7 +340,7 @@ def server_config(router: Router) -> ServerConfig:
     request.
     """
     return ServerConfig(
-        traces.traced(router),
+        traces.traced(access.AccessLog(router)),
         lifespan="on",
         loop="auto",
         timeout_graceful_shutdown=max(1, int(router.settings.drain_s)),

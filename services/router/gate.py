@@ -67,7 +67,7 @@ class Gate:
             if not exchange.has_begun:
                 await refuse(exchange, error)
         except Exception as error:
-            log.exception("request.failed", path=exchange.scope["path"], request_id=exchange.request_id.decode())
+            log.exception("request.failed", path=exchange.scope["path"])
             if exchange.has_begun:
                 raise
             failure = f"The router failed: {type(error).__name__}."

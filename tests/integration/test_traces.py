@@ -124,6 +124,27 @@ async def test_the_log_of_each_process_names_the_trace(traced: Traced) -> None:
     assert request.parent_id == CALLERS_SPAN
 
 
+async def test_the_log_of_each_process_has_the_id_that_a_client_gave(traced: Traced) -> None:
+    spec = {"name": "named", "command": ["true"], "gpus": {"min": 1, "max": 1}}
+    answer = await traced.submit(spec, **{"x-request-id": "mine-1"})
+    job_id = answer.json()["id"]
+    await eventually(lambda: traced.ended(job_id))
+    logs = await traced.http.get(f"/v1/jobs/{job_id}/logs", headers={"x-request-id": "mine-2"})
+    assert logs.status_code == 200
+
+    def events(process: str, request_id: str) -> set[str]:
+        return {each["event"] for each in traced.logged(process) if each.get("request_id") == request_id}
+
+    assert events("gateway", "mine-1") == {"request.answered"}
+    assert events("admission", "mine-1") == {"request.answered", "submission.answered"}
+    assert "job.start" in events("scheduler", "mine-1")
+    assert events("agent-node-1", "mine-1") >= {"gang.accepted", "gang.started"}
+    for process in ("gateway", "admission", "agent-node-1"):
+        assert events(process, "mine-2") == {"request.answered"}
+    (line,) = [each for each in traced.logged("gateway") if each.get("request_id") == "mine-2"]
+    assert (line["path"], line["role"], line["status"]) == (f"/v1/jobs/{job_id}/logs", "admin", 200)
+
+
 async def test_a_task_of_a_worker_is_part_of_the_request_that_gave_it(traced: Traced) -> None:
     trace_id = "8" * 32
     sent = {"traceparent": f"00-{trace_id}-{CALLERS_SPAN}-01"}
@@ -162,6 +183,12 @@ async def test_a_question_to_the_router_is_in_its_callers_trace(traced: Traced) 
     asked = {"model": "nobody-has-it", "messages": [{"role": "user", "content": "hello"}]}
     answer = await traced.http.post(f"{traced.stack.urls['router']}/v1/chat/completions", json=asked, headers=headers)
     assert answer.status_code == 404
+    (line,) = [each for each in traced.logged("router") if each.get("trace_id") == trace_id]
+    assert (line["route"], line["status"], line["request_id"]) == (
+        "/v1/chat/completions",
+        404,
+        answer.headers["x-request-id"],
+    )
 
     async def found() -> list[Received]:
         return [each for each in traced.collector.of(trace_id) if each.process == "router"]

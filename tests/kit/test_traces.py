@@ -118,7 +118,7 @@ for name in {PROCESSES}:
 settings = SharedSettings(WATTSHIFT_SERVICE_TOKEN="a-token-of-sixteen-and-more")
 traces.start("oven", settings)
 with traces.span("bake", {GIVEN!r}) as span:
-    assert (span.traceparent, traces.current(), traces.trace_id()) == (None, None, None)
+    assert (span.traceparent, traces.current(), traces.trace_id()) == ({GIVEN!r}, {GIVEN!r}, {TRACE!r})
 print(sorted(name for name in sys.modules if name.startswith({BROUGHT})))
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}

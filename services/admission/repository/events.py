@@ -133,7 +133,7 @@ async def _name_traces(connection: AsyncConnection, events: Iterable[StoredEvent
     """Add to events of jobs the trace of their submission, where one is known."""
     ids = list({event.job_id for event in events})
     rows = (await connection.exec_driver_sql(TRACEPARENTS, (ids,))).all()
-    known: dict[str, str] = {row.job_id: traces.id_of(row.traceparent) for row in rows}
+    known = {row.job_id: traces.id_of(row.traceparent) for row in rows}
     for event in events:
-        if event.job_id in known:
-            event.data["trace_id"] = known[event.job_id]
+        if (trace_id := known.get(event.job_id)) is not None:
+            event.data["trace_id"] = trace_id

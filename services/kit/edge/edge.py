@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import Identity, ResolvedKey, Role, TenantLimits
+from services.kit import access
 from services.kit.edge.exchange import ClientGoneError, Exchange
 from services.kit.edge.keys import KeyCache
 from services.kit.edge.limits import AddressLimiter, RateLimiter
@@ -107,6 +108,7 @@ class Edge(Generic[R]):
             allowed = ", ".join(sorted(match.methods))
             detail = f"This path answers {allowed}."
             raise ProblemError(405, ProblemCode.METHOD_NOT_ALLOWED, detail, headers={"allow": allowed})
+        access.note_route(route.path, match.path)
         authorization = exchange.headers.get(b"authorization")
         if authorization is None and self._open_routes is not None and self._open_routes.includes(route):
             client = exchange.scope.get("client")
@@ -149,6 +151,6 @@ class EdgeMiddleware:
         except ProblemError as problem:
             await exchange.refuse(problem)
         except Exception as error:
-            log.exception("request.failed", path=scope["path"], request_id=exchange.request_id.decode())
+            log.exception("request.failed", path=scope["path"])
             if not exchange.has_begun:
                 await exchange.refuse(as_problem(error))

@@ -16,13 +16,13 @@ from starlette.types import Message, Receive, Scope, Send
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import REQUEST_ID_HEADER
 from services.contracts.problems import MEDIA_TYPE, FieldError
+from services.kit import access, traces
 from services.kit.problems import ProblemError
 
 Header = tuple[bytes, bytes]
 UNWATCHED_S = 0.02
 """How long a request is worked on before anyone looks whether its client is still there."""
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
 _NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # a job's output is text, whatever it looks like
 _JSON_TYPE = re.compile(rb"application/(?:[a-z0-9!#$&^_.+-]+\+)?json", re.IGNORECASE)
@@ -49,14 +49,17 @@ class Exchange:
     def open(cls, scope: Scope, receive: Receive, send: Send) -> Exchange:
         """Return the exchange for a request; an unusable request id is replaced."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = headers.get(_REQUEST_ID_NAME, b"")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
-        return cls(scope, receive, send, headers, request_id, [(_REQUEST_ID_NAME, request_id), _NO_SNIFFING])
+        request_id = traces.usable_id(headers.get(_REQUEST_ID_NAME)) or secrets.token_hex(8)
+        traces.begin_request(request_id, headers.get(b"traceparent"))
+        sent = request_id.encode()
+        return cls(scope, receive, send, headers, sent, [(_REQUEST_ID_NAME, sent), _NO_SNIFFING])
 
     @property
     def named_scope(self) -> Scope:
         """The scope with the request id among the headers, for an app that reads it there."""
-        return {**self.scope, "headers": [*self.scope["headers"], (_REQUEST_ID_NAME, self.request_id)]}
+        scope = {**self.scope, "headers": [*self.scope["headers"], (_REQUEST_ID_NAME, self.request_id)]}
+        access.note_scope(scope)
+        return scope
 
     async def send_named(self, message: Message) -> None:
         """Send a message for an app that does not handle request ids."""

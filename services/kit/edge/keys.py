@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from services.contracts.codes import ProblemCode
 from services.contracts.identity import KeyLookup, ResolvedKey
+from services.kit import access
 from services.kit.crowd import show_known
 from services.kit.http import ServiceClient
 from services.kit.ids import utc_now
@@ -88,6 +89,7 @@ class KeyCache:
         if key is None or (key.expires_at is not None and utc_now() >= key.expires_at):
             raise unauthenticated("The API key is not known, has expired, or was revoked.")
         show_known(scope)
+        access.note_caller(key.identity)
         return key
 
     async def _ask_once(self, digest: bytes) -> ResolvedKey | None:

@@ -13,7 +13,6 @@ from services.db.database import Connection
 from services.db.job_specs import GRACE_S, MAX_RESTARTS, RESTART_AFTER_NODE_LOSS, WORK_TOTAL
 from services.db.rows import fetch_row, fetch_rows
 from services.db.submission_traces import TRACEPARENTS
-from services.kit import traces
 from services.scheduler.repository.documents import Json, StoredIdentity, StoredShare
 from services.scheduler.repository.jobs import KEEPS_CHECKPOINTS
 
@@ -450,9 +449,7 @@ async def startable(connection: Connection, job_ids: Sequence[str]) -> list[Star
 
 
 async def traceparents(connection: Connection, job_ids: Sequence[str]) -> dict[str, str]:
-    """Return the spans in which jobs were submitted, by job, where traces were on then, and are now."""
-    if not traces.is_on():
-        return {}
+    """Return the requests, and the spans, in which jobs were submitted, by job, where they are known."""
     return {record[0]: record[1] for record in await connection.fetch(TRACEPARENTS, list(job_ids))}
 
 

@@ -1,0 +1,135 @@
+"""One line in the log for each request: who did what, how it ended, and under which id.
+
+The id is what the client sent as ``X-Request-ID``, or one that the edge made; every line that is logged while the
+request is worked on has it, here and in the processes that are asked for it (``traces``). Nothing of a query, a body or
+another header is logged, and of the path only what one of our routes has matched: anything else may be a secret.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.contracts.identity import REQUEST_ID_HEADER, Identity
+from services.kit import traces
+from services.kit.logging import Log
+
+log = Log(__name__)
+
+_REQUEST_ID_NAME = REQUEST_ID_HEADER.encode()
+CLIENT_LEFT = 499
+"""What is logged as the status of a request whose client left before its answer began."""
+
+_UNASKED = frozenset({"/healthz", "/readyz", "/metrics", "/v1/metrics", "/internal/agents/metrics"})
+"""What probes and Prometheus ask for all day."""
+_FILES = "/static/"
+_LONGEST_PATH = 300
+
+
+class Asked:
+    """What becomes known of a request while it is answered.
+
+    Attributes:
+        caller: On whose behalf it is; None while nobody is known.
+        service: The service that sent it.
+        route: That its path matched; empty for none.
+        path: The path, where it holds nothing but what the route names.
+        scope: Where an app of FastAPI notes its route.
+    """
+
+    __slots__ = ("caller", "path", "route", "scope", "service")
+
+    def __init__(self, scope: Scope) -> None:
+        self.caller: Identity | None = None
+        self.service = ""
+        self.route = ""
+        self.path = ""
+        self.scope = scope
+
+
+_asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
+
+
+def note_caller(caller: Identity | None, service: str = "") -> None:
+    """Note who sent the current request."""
+    if (asked := _asked.get()) is not None:
+        asked.caller, asked.service = caller, service
+
+
+def note_route(route: str, path: str = "") -> None:
+    """Note which route the current request is for, and its path if that is to be logged."""
+    if (asked := _asked.get()) is not None:
+        asked.route, asked.path = route, path
+
+
+def note_scope(scope: Scope) -> None:
+    """Note that an app of FastAPI answers the current request with a scope of its own."""
+    if (asked := _asked.get()) is not None:
+        asked.scope = scope
+
+
+class AccessLog:
+    """Logs each request once it is answered.
+
+    Probes, files of pages, and what services ask each other all day as part of no request are logged at debug, unless
+    they are refused.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s, status, sent_bytes = time.perf_counter(), 0, 0
+        headers = dict(scope["headers"])
+        traces.begin_request(traces.usable_id(headers.get(_REQUEST_ID_NAME)), headers.get(b"traceparent"))
+        asked = Asked(scope)
+        _asked.set(asked)
+
+        async def counting(message: Message) -> None:
+            nonlocal status, sent_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                sent_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counting)
+        except Exception:
+            status = status or 500
+            raise
+        finally:
+            _write(asked, scope, status or CLIENT_LEFT, sent_bytes, time.perf_counter() - began_s)
+
+
+def _write(asked: Asked, scope: Scope, status: int, sent_bytes: int, took_s: float) -> None:
+    path: str = scope["path"]
+    is_probe = path in _UNASKED or path.startswith(_FILES)
+    caller = asked.caller
+    fields: dict[str, object] = {"method": scope["method"], "status": status}
+    if asked.route:
+        route, shown = asked.route, asked.path
+    else:
+        route, shown = getattr(asked.scope.get("route"), "path", ""), path
+    if route:
+        fields["route"] = route
+        if shown and shown != route:
+            fields["path"] = shown[:_LONGEST_PATH]
+    if caller is not None:
+        fields |= {"tenant_id": caller.tenant_id, "key_id": caller.key_id, "role": caller.role.value}
+        if caller.user_id is not None:
+            fields["user_id"] = caller.user_id
+    if asked.service:
+        fields["service"] = asked.service
+    elif client := scope.get("client"):
+        fields["client"] = client[0]
+    fields["duration_ms"] = round(took_s * 1000, 1)
+    fields["bytes"] = sent_bytes
+    is_loop = asked.service != "" and caller is None and not traces.request_id()
+    is_quiet = (is_probe or is_loop) and status < 400
+    (log.debug if is_quiet or path == "/readyz" else log.info)("request.answered", **fields)
