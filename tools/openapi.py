@@ -28,6 +28,7 @@ from services.contracts.nodes import (
 from services.contracts.problems import MEDIA_TYPE, Problem
 from services.contracts.queries import LINE_MEDIA
 from services.contracts.serving import Pool
+from services.contracts.slim import FIELDS
 from services.contracts.webhooks import (
     ID_HEADER,
     SIGNATURE_HEADER,
@@ -89,6 +90,11 @@ SUBMISSION_HEADERS = {
         "schema": {"type": "string", "enum": ["true"]},
     },
     "Location": {"description": "Path of the job.", "schema": {"type": "string"}},
+}
+SLIM: Schema = {
+    "type": "object",
+    "additionalProperties": True,
+    "description": "With `fields`: the same, whose rows have the fields asked for and no other.",
 }
 LOG_HEADERS = {
     LOG_OFFSET_HEADER: "Offset at which the text begins; later than requested when older output was discarded.",
@@ -334,6 +340,8 @@ def _responses(operation: Operation, models: _Models) -> Schema:
         }
     elif operation.answer is not None:
         content: Schema = {"schema": models.schema(operation.answer, "serialization")}
+        if operation.query is not None and FIELDS in operation.query.model_fields:
+            content["schema"] = {"anyOf": [content["schema"], SLIM]}
         if example := EXAMPLES["models"].get(getattr(operation.answer, "__name__", "")):
             content["example"] = example
         success["content"] = {JSON: content}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from services.admission.arrays import Arrays
 from services.admission.steering import Command
 from services.contracts.jobs import JobArray, JobArrayList
 from services.contracts.queries import ArrayQuery
+from services.contracts.slim import slim
 from services.kit.identity import ProjectCaller
 from services.kit.routes import from_state
 
@@ -21,13 +22,13 @@ WRONG_STATE: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/v1/arrays")
-async def list_arrays(caller: ProjectCaller, query: Annotated[ArrayQuery, Query()], arrays: TheArrays) -> JobArrayList:
+@router.get("/v1/arrays", response_model=JobArrayList)
+async def list_arrays(caller: ProjectCaller, query: Annotated[ArrayQuery, Query()], arrays: TheArrays) -> Response:
     """List arrays of jobs, newest first.
 
     `POST /v1/jobs` with `array` makes them. `GET /v1/jobs?array=ID` lists the tasks of one.
     """
-    return await arrays.page(caller, query)
+    return Response(slim(await arrays.page(caller, query), query.fields), media_type="application/json")
 
 
 @router.get("/v1/arrays/{array_id}")

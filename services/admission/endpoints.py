@@ -17,6 +17,7 @@ from services.admission.steering import Command
 from services.admission.streaming import EventStreams, read_last_event_id
 from services.contracts.jobs import Job, JobCounts, JobEvent, JobList, SubmissionAnswers, SubmissionRequest
 from services.contracts.queries import EventQuery, EventsQuery, JobQuery, LogQuery
+from services.contracts.slim import slim
 from services.kit.identity import ProjectCaller
 from services.kit.problems import validation_problem
 from services.kit.routes import EventStream, from_state
@@ -49,7 +50,7 @@ async def submit(request: Request, submissions: TheSubmissions) -> Response:
 @router.get("/v1/jobs", response_model=JobList, tags=["jobs"])
 async def list_jobs(caller: ProjectCaller, query: Annotated[JobQuery, Query()], jobs: TheJobs) -> Response:
     """List jobs, newest first."""
-    return Response((await jobs.page(caller, query)).model_dump_json(), media_type="application/json")
+    return Response(slim(await jobs.page(caller, query), query.fields), media_type="application/json")
 
 
 @router.get("/v1/jobs:counts", tags=["jobs"])

@@ -9,8 +9,10 @@ from pydantic import Field, StringConstraints
 
 from services.contracts.carbon import Clock
 from services.contracts.instants import AwareInstant
-from services.contracts.jobs import LogStream
+from services.contracts.jobs import Job, JobArray, LogStream
+from services.contracts.nodes import Node
 from services.contracts.schema import Instant, Message, Name, Text
+from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
 
@@ -97,6 +99,9 @@ class JobQuery(JobFilters):
     )
     tasks: bool = Field(default=True, description="`false` leaves out the tasks of arrays.")
     q: Search | None = Field(default=None, description="Part of the name; upper and lower case are the same.")
+    fields: Annotated[list[str], FieldsOf(Job)] = Field(
+        default_factory=list[str], description=ALL_FIELDS.format(rows="items")
+    )
 
 
 class ArrayQuery(JobFilters):
@@ -104,6 +109,9 @@ class ArrayQuery(JobFilters):
 
     id_prefix: Annotated[str, StringConstraints(pattern=r"^array_[0-9a-z]{0,26}$")] | None = Field(
         default=None, description="Only arrays whose ids begin so."
+    )
+    fields: Annotated[list[str], FieldsOf(JobArray)] = Field(
+        default_factory=list[str], description=ALL_FIELDS.format(rows="items")
     )
 
 
@@ -146,6 +154,9 @@ class NodeQuery(Message):
     limit: int | None = Field(default=None, ge=1, le=500, description="By default, all nodes in one page.")
     cursor: Cursor | None = Field(default=None, description="`next_cursor` of the previous page.")
     clocks: bool = Field(default=True, description="`false` leaves out `clocks_mhz` of devices, which are long lists.")
+    fields: Annotated[list[str], FieldsOf(Node)] = Field(
+        default_factory=list[str], description=ALL_FIELDS.format(rows="items")
+    )
 
 
 class EngineDaysQuery(Message):
@@ -166,24 +177,6 @@ class LedgerQuery(Message):
 
     limit: int = Field(default=100, ge=1, le=1_000)
     cursor: Text | None = Field(default=None, max_length=500, description="`next_cursor` of the previous page.")
-
-
-class FootprintQuery(LedgerQuery):
-    """Which part of the ledger to sum, and by which group."""
-
-    limit: int = Field(default=100, ge=1, le=10_000)
-    group_by: GroupBy = "project"
-    then_by: GroupBy | None = Field(default=None, description="A second group inside each, such as projects by month.")
-    also: list[OtherGroup] = Field(
-        default_factory=list[OtherGroup],
-        max_length=9,
-        description="Sum the same lines by these groups, too; repeatable.",
-    )
-    start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
-    end: Instant | None = Field(
-        default=None,
-        description="Only lines that begin before this time; a period that has not ended yet ends now.",
-    )
 
 
 class HoursQuery(Message):

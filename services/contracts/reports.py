@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
-from services.contracts.queries import GroupBy, RequestGroup
+from services.contracts.queries import GroupBy, LedgerQuery, OtherGroup, RequestGroup
 from services.contracts.schema import Instant, Message
+from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
 
@@ -102,6 +105,27 @@ class FootprintTable(Message):
 
     group_by: GroupBy
     lines: list[FootprintLine]
+
+
+class FootprintQuery(LedgerQuery):
+    """Which part of the ledger to sum, and by which group."""
+
+    limit: int = Field(default=100, ge=1, le=10_000)
+    group_by: GroupBy = "project"
+    then_by: GroupBy | None = Field(default=None, description="A second group inside each, such as projects by month.")
+    also: list[OtherGroup] = Field(
+        default_factory=list[OtherGroup],
+        max_length=9,
+        description="Sum the same lines by these groups, too; repeatable.",
+    )
+    start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
+    end: Instant | None = Field(
+        default=None,
+        description="Only lines that begin before this time; a period that has not ended yet ends now.",
+    )
+    fields: Annotated[list[str], FieldsOf(FootprintLine)] = Field(
+        default_factory=list[str], description=ALL_FIELDS.format(rows="lines")
+    )
 
 
 class FootprintReport(Message):

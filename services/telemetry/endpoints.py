@@ -34,7 +34,6 @@ from services.contracts.nodes import (
 from services.contracts.problems import FieldError
 from services.contracts.queries import (
     LINE_MEDIA,
-    FootprintQuery,
     HoursQuery,
     LedgerQuery,
     LinesQuery,
@@ -43,6 +42,7 @@ from services.contracts.queries import (
     RequestQuery,
 )
 from services.contracts.reports import (
+    FootprintQuery,
     FootprintReport,
     HourlyReport,
     InvariantReport,
@@ -53,6 +53,7 @@ from services.contracts.reports import (
 )
 from services.contracts.schema import Name
 from services.contracts.secrets import OpenedSecrets, SecretsWanted
+from services.contracts.slim import slim
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.contracts.streams import StreamEntries, StreamRead
 from services.kit.identity import Admin, Caller, Operator, ProjectCaller
@@ -169,7 +170,7 @@ async def open_chunk(node_id: Name, body: ChunkWanted, token: Token, service: Se
 @router.get("/nodes", response_model=NodeList, tags=["nodes"])
 async def list_nodes(_: Operator, service: Service, query: Annotated[NodeQuery, Query()]) -> Response:
     """List nodes."""
-    return Response((await service.list_nodes(query)).model_dump_json(), media_type="application/json")
+    return Response(slim(await service.list_nodes(query), query.fields), media_type="application/json")
 
 
 @router.get("/nodes/{node_id}", tags=["nodes"])
@@ -283,17 +284,18 @@ async def get_job_footprint(
     return await job_footprint(service.database, job_id, page.cursor, page.limit)
 
 
-@router.get("/reports/footprint", tags=["footprint"])
+@router.get("/reports/footprint", response_model=FootprintReport, tags=["footprint"])
 async def report_footprint(
     query: Annotated[FootprintQuery, Query()], caller: ProjectCaller, service: Service
-) -> FootprintReport:
+) -> Response:
     """Sum energy and emissions by job, user, project, tenant, GPU model, zone, node, day, week or month.
 
     A user sees its tenant's jobs; an operator sees everything, idle energy included.
     """
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
-    return await footprint_report(service.database, query, tenant_id, caller.project, service.settings)
+    report = await footprint_report(service.database, query, tenant_id, caller.project, service.settings)
+    return Response(slim(report, query.fields, "lines"), media_type="application/json")
 
 
 @router.get("/reports/hours", tags=["footprint"])

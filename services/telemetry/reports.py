@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from services.contracts.jobs import JobFootprint
-from services.contracts.queries import FootprintQuery, GroupBy
+from services.contracts.queries import GroupBy
 from services.contracts.reports import (
     FootprintLine,
+    FootprintQuery,
     FootprintReport,
     FootprintTable,
     HourlyReport,

@@ -81,6 +81,7 @@ async def test_filters(admission: Admission, listed: list[str], params: dict[str
         ({"name": "a\0"}, "?name"),
         ({"q": "\0"}, "?q"),
         ({"stat": "running"}, "?stat"),
+        ({"fields": "id,nope"}, "?fields"),
         ({"submitted_after": "yesterday"}, "?submitted_after"),
         ({"submitted_after": "2026-01-01T00:00:00"}, "?submitted_after"),
         ({"cursor": "AAAA"}, "?cursor"),
@@ -92,6 +93,19 @@ async def test_a_bad_question_is_pointed_out(admission: Admission, params: dict[
     assert answer.status_code == 422
     assert answer.json()["code"] == ("invalid_cursor" if params.get("cursor") == "AAAA" else "invalid_request")
     assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+async def test_a_list_has_the_fields_that_were_asked_for(admission: Admission) -> None:
+    for number in range(3):
+        await admission.submit({"name": f"slim-{number}", "command": ["true"], "environment": {"A": "b" * 2_000}})
+    whole = (await admission.ask("GET", "/v1/jobs", params={"limit": 2})).json()
+    slim = await admission.ask("GET", "/v1/jobs", params={"limit": 2, "fields": "id,name,state"})
+
+    assert slim.json()["items"] == [{field: job[field] for field in ("id", "name", "state")} for job in whole["items"]]
+    assert slim.json()["next_cursor"] == whole["next_cursor"] is not None
+    assert len(slim.content) < 500
+    arrays = await admission.ask("GET", "/v1/arrays", params={"fields": ["id", "tasks"]})
+    assert all(row.keys() == {"id", "tasks"} for row in arrays.json()["items"])
 
 
 async def test_a_job_is_told_with_its_gang_progress_and_footprint(admission: Admission) -> None:

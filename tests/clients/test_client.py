@@ -108,6 +108,11 @@ def test_jobs_are_listed_over_all_pages(client: Client) -> None:
     assert [job.name for job in found] == ["page-17"]
     assert len(newest) == len({job.id for job in newest}) == 550
     assert {job.id for job in newest} < {job.id for job in made}
+    rows = list(client.job_rows("id", "name", limit=550))
+    assert rows == [{"id": job.id, "name": job.name} for job in newest]
+    with pytest.raises(ApiError, match="must be some of id, ") as caught:
+        next(client.job_rows("nmae"))
+    assert caught.value.status == 422
 
 
 def test_a_key_makes_submissions_one(client: Client) -> None:

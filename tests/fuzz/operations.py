@@ -6,6 +6,7 @@ cases takes ten seconds, so this file is collected by `test_api.py` alone, not b
 """
 
 import copy
+import re
 from typing import Any
 
 import schemathesis
@@ -61,6 +62,15 @@ def test_every_answer_was_promised(case: Case, world: World) -> None:
             checks.negative_data_rejection,
         ],
     )
+
+    _says_what_was_sent(answer)
+
+
+def _says_what_was_sent(answer: Any) -> None:
+    """A number beyond its range is repeated, so that one sees which of several was meant, and is never called null."""
+    for error in answer.json().get("errors", []) if answer.status_code == 422 else []:
+        if re.match(r"must be (at least|at most|greater than|less than) ", error["detail"]):
+            assert re.search(r", not -?[0-9]", error["detail"]), error
 
 
 def _make_answerable(case: Case, world: World) -> None:

@@ -59,6 +59,8 @@ async def test_nodes_are_listed_in_pages_and_without_their_clocks(plane) -> None
     everything = (await plane.http.get("/v1/nodes", headers=service_headers(OPERATOR))).json()
     assert names == [node["id"] for node in everything["items"]]
     assert everything["next_cursor"] is None
+    slim = await plane.http.get("/v1/nodes", params={"fields": "id,state"}, headers=service_headers(OPERATOR))
+    assert slim.json()["items"] == [{name: node[name] for name in ("id", "state")} for node in everything["items"]]
     wrong = await plane.http.get("/v1/nodes", params={"cursor": "x"}, headers=service_headers(OPERATOR))
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_cursor")
 

@@ -270,6 +270,9 @@ async def test_reports_group_and_page_and_keep_tenants_apart(plane) -> None:
     assert everything["total"]["carbon_gco2"] == pytest.approx(5 * 360)
     assert everything["idle"]["gpu_energy_j"] == pytest.approx(KWH_J)
     assert everything["metered_gpu_energy_j"] == pytest.approx(everything["total"]["gpu_energy_j"])
+    slim = await report(OPERATOR, group_by="tenant", fields="group,jobs")
+    assert slim["lines"] == [{"group": "other", "jobs": 1}, {"group": "t", "jobs": 3}]
+    assert slim["total"] == everything["total"]
     own = await report(USER, group_by="project", limit=1)
     assert [(line["group"], line["jobs"]) for line in own["lines"]] == [("a", 1)]
     assert own["idle"]["energy_j"] == 0

@@ -219,6 +219,19 @@ class AsyncClient:
         async for item in self._items("/v1/jobs", params, limit):
             yield read(models.Job, item)
 
+    async def job_rows(self, *fields: str, limit: int | None = None, **filters: Any) -> AsyncIterator[dict[str, Any]]:
+        """Yield of each job only these fields, as JSON has them, newest first, such as of ten thousand for a table.
+
+        Args:
+            fields: Such as ``"id", "name", "state"``; ``ApiError`` 422 names all that there are.
+            limit: The most jobs to return.
+            filters: As ``jobs`` takes them.
+        """
+        if "array" in filters:
+            filters["array"] = id_of(filters["array"])
+        async for item in self._items("/v1/jobs", {**filters, "fields": list(fields)}, limit):
+            yield item
+
     async def explain(self, job: AnyJob) -> models.Explanation:
         """Return why a job waits, how it runs, or what happened to it.
 

@@ -218,6 +218,18 @@ class Client:
         for item in self._items("/v1/jobs", params, limit):
             yield read(models.Job, item)
 
+    def job_rows(self, *fields: str, limit: int | None = None, **filters: Any) -> Iterator[dict[str, Any]]:
+        """Yield of each job only these fields, as JSON has them, newest first, such as of ten thousand for a table.
+
+        Args:
+            fields: Such as ``"id", "name", "state"``; ``ApiError`` 422 names all that there are.
+            limit: The most jobs to return.
+            filters: As ``jobs`` takes them.
+        """
+        if "array" in filters:
+            filters["array"] = id_of(filters["array"])
+        yield from self._items("/v1/jobs", {**filters, "fields": list(fields)}, limit)
+
     def explain(self, job: AnyJob) -> models.Explanation:
         """Return why a job waits, how it runs, or what happened to it.
 
