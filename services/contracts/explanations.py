@@ -127,6 +127,9 @@ class RunningExplanation(Message):
     power_limit_w: float | None = None
     clock_mhz: int | None = None
     expected_end_at: Instant | None = Field(default=None, description="Null if the job's length is unknown.")
+    stop_at: Instant | None = Field(
+        default=None, description="By when it will be killed; null while no end is set. As `stop_at` of the job."
+    )
     length: LengthEstimate = LengthEstimate()
     next: NextStep | None = Field(default=None, description="Null while the job is being stopped.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -253,6 +253,23 @@ class JobSpec(Message):
         """The tasks of the array; None of a single job."""
         return None if self.array is None else read_array(self.array)
 
+    def stop_at(self, running_at: datetime | None, asked_at: datetime | None) -> datetime | None:
+        """Return by when a gang of the job will be killed, as its nodes work it out for ``WATTSHIFT_STOP_AT``.
+
+        Args:
+            running_at: When its processes started.
+            asked_at: When it was asked to stop; None if it was not.
+
+        Returns:
+            The earlier of the end of its grace period and that of its time limit; None where it has neither yet. The
+            nodes' own times are later by what the command took.
+        """
+        limit_at = None
+        if running_at is not None and self.time_limit_s is not None:
+            limit_at = running_at + timedelta(seconds=self.time_limit_s)
+        ends = [at + timedelta(seconds=self.grace_s) for at in (limit_at, asked_at) if at is not None]
+        return min(ends, default=None)
+
     def stored(self) -> str:
         """Return the spec as JSON to store: with every default written out, and without fields that are null.
 
@@ -429,6 +446,12 @@ class Job(Message):
         default=None,
         description="Total batch, samples per step, that its gang was started with; null while it holds no GPUs, and "
         "without `batch` in its spec.",
+    )
+    stop_at: Instant | None = Field(
+        default=None,
+        description="By when its processes will be killed, as in the job's own `WATTSHIFT_STOP_AT`: once it was asked "
+        "to stop, the end of its grace period; under a time limit, the end of that and of the grace period after it; "
+        "null while neither is known, and on other engines.",
     )
     preemptions: int
     restarts: int

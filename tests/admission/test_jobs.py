@@ -1,6 +1,7 @@
 """Looking at jobs: one, a page of them, those that match, and never those of others."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -93,6 +94,32 @@ async def test_a_bad_question_is_pointed_out(admission: Admission, params: dict[
     assert answer.status_code == 422
     assert answer.json()["code"] == ("invalid_cursor" if params.get("cursor") == "AAAA" else "invalid_request")
     assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+async def test_a_job_says_by_when_it_will_be_killed(admission: Admission) -> None:
+    async def seconds_after(job_id: str, column: str) -> float | None:
+        at = (await admission.ask("GET", f"/v1/jobs/{job_id}")).json()["stop_at"]
+        since = await admission.database.fetchval(f"SELECT {column} FROM allocations WHERE job_id = $1", job_id)
+        return at and (datetime.fromisoformat(at) - since).total_seconds()
+
+    async def change(job_id: str, what: str, table: str = "allocations", key: str = "job_id") -> None:
+        await admission.database.execute(f"UPDATE {table} SET {what} WHERE {key} = $1", job_id)
+
+    free = await admission.submit({"grace_s": 200})
+    limited = await admission.submit({"grace_s": 200, "time_limit_s": 500})
+    for job_id, limit in ((free, None), (limited, 700)):
+        assert (await admission.ask("GET", f"/v1/jobs/{job_id}")).json()["stop_at"] is None
+        await admission.start(job_id)
+        await change(job_id, "running_at = now()")
+        assert await seconds_after(job_id, "running_at") == limit
+        await change(job_id, "stop_requested_at = running_at + interval '400 s'")
+        assert await seconds_after(job_id, "stop_requested_at") == 200
+    await change(limited, "stop_requested_at = running_at + interval '600 s'")
+    assert await seconds_after(limited, "running_at") == 700, "its limit comes first"
+    await change(limited, "engine = 'slurm'", "jobs", "id")
+    assert await seconds_after(limited, "running_at") is None
+    await change(free, "state = 'ended'")
+    assert await seconds_after(free, "running_at") is None
 
 
 async def test_a_list_has_the_fields_that_were_asked_for(admission: Admission) -> None:

@@ -351,6 +351,12 @@ async def test_the_end_of_a_running_job_is_expected_by_its_own_progress(world: W
     assert found.running.expected_end_at is not None
     left_s = (found.running.expected_end_at - found.as_of).total_seconds()
     assert left_s == pytest.approx(found.running.length.seconds, abs=5)
+    assert found.running.stop_at is None
+    await world.fetch("UPDATE allocations SET stop_requested_at = now() WHERE job_id = $1 RETURNING 1", job)
+    told = (await explain(world, job)).running
+    assert told is not None
+    assert told.stop_at is not None
+    assert (told.stop_at - found.as_of).total_seconds() == pytest.approx(120, abs=30)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from services.admission.agents import Agent
 from services.admission.capacity import DeviceKind
 from services.admission.repository.audit import write_audit
 from services.admission.steering import Decision
+from services.contracts.engines import OURS
 from services.contracts.identity import Identity
 from services.contracts.jobs import Job, JobCounts, JobFootprint, JobProgress, JobSpec, Share
 from services.core.domain.jobs import JobState
@@ -49,6 +50,8 @@ _WITH_ALL: Select[Any] = select(
     allocations.c.power_limit_w,
     allocations.c.clock_mhz,
     allocations.c.batch_size,
+    allocations.c.running_at,
+    allocations.c.stop_requested_at,
     job_progress.c.done,
     job_progress.c.total,
     job_progress.c.updated_at.label("progress_at"),
@@ -281,6 +284,7 @@ def _job(row: Row[Any]) -> Job:
         power_limit_w=row.power_limit_w,
         clock_mhz=row.clock_mhz,
         batch_size=row.batch_size,
+        stop_at=spec.stop_at(row.running_at, row.stop_requested_at) if row.engine == OURS else None,
         preemptions=row.preemptions,
         restarts=row.restarts,
         node_losses=row.node_losses,

@@ -249,6 +249,8 @@ class Page:
         yield from self._length(running["length"])
         end = running["expected_end_at"]
         yield f"  ends: {self._time(end)}, if it goes on like this" if end else "  ends: unknown"
+        if stop_at := running.get("stop_at"):
+            yield f"  killed: {self._time(stop_at)}, if it has not ended by then"
         if following := running["next"]:
             what = "it would be stopped" if following["action"] == "stop" else "it would run on"
             size = f" and restarted on {following['gpus']} GPUs" if following["gpus"] else ""

@@ -154,6 +154,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
         "why": _why(found),
         "expected start": found.get("expected_start_at") or "-",
         "GPUs": f"{found['gpus']} of {gang['min']} to {gang['max'] or gang['min']}",
+        **({"killed": f"{at}, if it has not ended by then"} if (at := found.get("stop_at")) else {}),
         "placement": ", ".join(f"{s['node_id']}{s['devices']}" for s in found["placement"]) or "-",
         **_batch_row(found),
         "set to": _settings_words(found, profile),

@@ -21,8 +21,9 @@ SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.reason, j.detail, j.spec
 """
 
 GANG = """
-SELECT gpus, shares, started_at, running_at, power_limit_w, clock_mhz
-  FROM allocations WHERE job_id = $1 AND state <> 'ended'
+SELECT a.gpus, a.shares, a.started_at, a.running_at, a.power_limit_w, a.clock_mhz, a.stop_requested_at,
+       j.engine = 'wattshift' AS is_ours
+  FROM allocations a JOIN jobs j ON j.id = a.job_id WHERE a.job_id = $1 AND a.state <> 'ended'
 """
 
 HELD_S = """
@@ -160,6 +161,8 @@ class GangRow(NamedTuple):
     running_at: datetime | None
     power_limit_w: float | None
     clock_mhz: int | None
+    stop_requested_at: datetime | None = None
+    is_ours: bool = True
 
 
 class EventRow(NamedTuple):

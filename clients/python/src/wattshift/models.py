@@ -538,6 +538,9 @@ class Job:
         clock_mhz: Clock that its GPUs are locked to; null for the default.
         batch_size: Total batch, samples per step, that its gang was started with; null while it holds no GPUs,
             and without `batch` in its spec.
+        stop_at: By when its processes will be killed, as in the job's own `WATTSHIFT_STOP_AT`: once it was asked
+            to stop, the end of its grace period; under a time limit, the end of that and of the grace period
+            after it; null while neither is known, and on other engines.
         node_losses: How often it lost a GPU, or a node while most others stayed up, each within a day of the one
             before; after three times it is held, and a release begins the count anew.
         checkpoint_nodes: The nodes that alone have the checkpoint of a job that waits: it starts on these, or
@@ -567,6 +570,7 @@ class Job:
     power_limit_w: float | None = None
     clock_mhz: int | None = None
     batch_size: int | None = None
+    stop_at: datetime | None = None
     preemptions: int
     restarts: int
     node_losses: int = 0
@@ -1056,6 +1060,7 @@ class RunningExplanation:
     Attributes:
         why: Why it has this size, power limit and clock, in sentences.
         expected_end_at: Null if the job's length is unknown.
+        stop_at: By when it will be killed; null while no end is set. As `stop_at` of the job.
         next: Null while the job is being stopped.
     """
 
@@ -1066,6 +1071,7 @@ class RunningExplanation:
     power_limit_w: float | None = None
     clock_mhz: int | None = None
     expected_end_at: datetime | None = None
+    stop_at: datetime | None = None
     length: LengthEstimate | None = None
     next: NextStep | None = None
 

@@ -62,6 +62,7 @@ function showJob() {
     waits ? ["Expected start", h("span", { id: "expected" }, job.expected_start_at ? at(job.expected_start_at) : unknown())] : null,
     ["Submitted", at(job.submitted_at), h("span", { class: "sub" }, ago(job.submitted_at))],
     job.started_at ? ["First start", at(job.started_at), h("span", { class: "sub" }, `waited ${duration((new Date(job.started_at) - new Date(job.submitted_at)) / 1000)}`)] : null,
+    job.stop_at ? ["Killed", h("span", { id: "stop-at" }, at(job.stop_at)), h("span", { class: "sub" }, "if it has not ended by then")] : null,
     ended() ? ["Ended", at(job.ended_at), job.exit_code !== null ? h("span", { class: "sub" }, `exit code ${job.exit_code}`) : null] : null,
     ["GPUs", ended() ? (wanted.max && wanted.max !== wanted.min ? `${wanted.min}–${wanted.max} asked for` : `${wanted.min} asked for`) : placement()],
     holdsGpus() ? ["Power limit, clock", `${job.power_limit_w === null ? "default" : power(job.power_limit_w)}, ${job.clock_mhz === null ? "default" : clock(job.clock_mhz)}`] : null,
