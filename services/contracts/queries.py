@@ -195,6 +195,7 @@ class LinesQuery(Message):
 
     start: Instant | None = Field(default=None, description="Only lines that begin at or after this time.")
     end: Instant | None = Field(default=None, description="Only lines that begin before this time.")
+    job: Name | None = Field(default=None, description="Only those of the job with this id.")
     format: Literal["csv", "jsonl"] = Field(default="csv", description="CSV with a head, or an object a line.")
     seals: bool = Field(
         default=False,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from services.contracts.jobs import JobFootprint
 from services.contracts.queries import GroupBy, LedgerQuery, OtherGroup, RequestGroup
-from services.contracts.schema import Instant, Message
+from services.contracts.schema import Instant, Message, Name
 from services.contracts.slim import ALL_FIELDS, FieldsOf
 from services.core.domain.jobs import JobState
 from services.core.domain.signal import Signal
@@ -112,6 +112,7 @@ class FootprintQuery(LedgerQuery):
 
     limit: int = Field(default=100, ge=1, le=10_000)
     group_by: GroupBy = "project"
+    project: Name | None = Field(default=None, description="Only jobs of this project.")
     then_by: GroupBy | None = Field(default=None, description="A second group inside each, such as projects by month.")
     also: list[OtherGroup] = Field(
         default_factory=list[OtherGroup],

@@ -56,7 +56,7 @@ from services.contracts.secrets import OpenedSecrets, SecretsWanted
 from services.contracts.slim import slim
 from services.contracts.sources import ChunkWanted, OpenedChunk
 from services.contracts.streams import StreamEntries, StreamRead
-from services.kit.identity import Admin, Caller, Operator, ProjectCaller
+from services.kit.identity import Admin, Caller, Operator, ProjectCaller, not_of_a_project
 from services.kit.ids import utc_now
 from services.kit.problems import ProblemError, not_found
 from services.kit.routes import Lines, from_state
@@ -294,7 +294,10 @@ async def report_footprint(
     """
     _check_period(query.start, query.end)
     tenant_id = None if caller.is_operator else caller.tenant_id
-    report = await footprint_report(service.database, query, tenant_id, caller.project, service.settings)
+    project = caller.project or query.project
+    if query.project not in (None, project):
+        raise not_of_a_project(project)
+    report = await footprint_report(service.database, query, tenant_id, project, service.settings)
     return Response(slim(report, query.fields, "lines"), media_type="application/json")
 
 
@@ -323,8 +326,11 @@ async def export_ledger_lines(
     _check_period(query.start, query.end)
     if query.seals and (not caller.is_operator or caller.project is not None):
         raise ProblemError(403, ProblemCode.FORBIDDEN, "Seals are of the whole ledger: an operator exports them.")
+    if query.seals and query.job is not None:
+        pointer = FieldError(pointer="?job", detail="Seals are of all lines of a period: leave it out, or `seals`.")
+        raise ProblemError(422, ProblemCode.INVALID_REQUEST, pointer.detail, errors=[pointer])
     about = Subject(query.start, query.end, None if caller.is_operator else caller.tenant_id, caller.project)
-    pieces = await service.exports.begin(about, query.format, service.signer if query.seals else None)
+    pieces = await service.exports.begin(about, query.format, service.signer if query.seals else None, query.job)
     return StreamingResponse(pieces, media_type=LINE_MEDIA[query.format])
 
 

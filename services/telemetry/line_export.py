@@ -28,9 +28,9 @@ class LineExports:
         self._under_way = 0
 
     async def begin(
-        self, about: Subject, form: Literal["csv", "jsonl"], signer: Signer | None = None
+        self, about: Subject, form: Literal["csv", "jsonl"], signer: Signer | None = None, job_id: str | None = None
     ) -> AsyncGenerator[bytes]:
-        """Return the lines of a period, of one instant, piece by piece, once the first piece is there.
+        """Return the lines of a period, or of one job in it, of one instant, piece by piece, once the first is there.
 
         With a ``signer``, they are followed by what shows that nothing was changed.
 
@@ -41,17 +41,19 @@ class LineExports:
             detail = f"{AT_ONCE} exports are being read; ask again when one has ended."
             raise ProblemError(429, ProblemCode.RATE_LIMITED, detail, headers={"Retry-After": "10"})
         sign = await signer.ready() if signer is not None else None
-        pieces = self._pieces(about, form, sign)
+        pieces = self._pieces(about, form, sign, job_id)
         await anext(pieces)
         return pieces
 
-    async def _pieces(self, about: Subject, form: Literal["csv", "jsonl"], sign: Sign | None) -> AsyncGenerator[bytes]:
+    async def _pieces(
+        self, about: Subject, form: Literal["csv", "jsonl"], sign: Sign | None, job_id: str | None
+    ) -> AsyncGenerator[bytes]:
         """Yield nothing once the first piece is there, and then the pieces."""
         pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(PIECES_AHEAD)
 
         async def write() -> None:
             try:
-                await write_lines(self._database, about, form, pieces.put, sign)
+                await write_lines(self._database, about, form, pieces.put, sign, job_id)
                 await pieces.put(None)
             except Exception as error:  # raised where the pieces are read
                 await pieces.put(error)

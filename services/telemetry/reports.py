@@ -85,7 +85,7 @@ async def footprint_report(
         signals=sorted({Signal(part.signal) for part in rows.parts}),
         zones=zone_intensities(rows.parts, inputs),
         units=units,
-        metered_gpu_energy_j=found.metered_gpu_energy_j if tenant_id is None else total.gpu_energy_j,
+        metered_gpu_energy_j=found.metered_gpu_energy_j if tenant_id is project is None else total.gpu_energy_j,
         next_cursor=write_cursor("\n".join(page[-1][:2])) if len(found.groups) > query.limit else None,
     )
 

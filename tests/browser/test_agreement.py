@@ -53,6 +53,29 @@ def test_the_report_is_that_of_the_ledger(open_page: OpenPage, site: Installatio
     assert value(row.locator("data").first) == pytest.approx(line["footprint"]["carbon_gco2"], rel=1e-9)
 
 
+def test_a_report_leads_from_a_project_to_its_jobs_and_the_lines_of_the_ledger(
+    open_page: OpenPage, site: Installation, ended: str
+) -> None:
+    page = open_page("/reports?period=today")
+    page.locator("#groups").get_by_role("link", name="agreement").click()
+    expect(page.locator("#project")).to_contain_text("Only the project agreement")
+    jobs = page.locator("#groups tbody tr").filter(has_not=page.locator(".sum"))
+    expect(page.locator("#groups").get_by_role("link", name="counted")).to_have_count(1)
+    assert "period=today" in page.url
+    expect(page.locator("#requests-card")).to_be_hidden()
+    assert value(page.locator("#total-energy")) == pytest.approx(site.job(ended)["footprint"]["energy_j"], rel=1e-9)
+    assert jobs.count() >= 1
+    page.locator("#groups").get_by_role("link", name="counted").click()
+    rows = page.locator("#ledger tbody tr")
+    expect(rows.first).to_be_visible()
+    sums = [sum(value(row.locator("data").nth(column)) for row in rows.all()) for column in (0, 2)]
+    assert sums[0] == pytest.approx(value(page.locator("#job-energy")), rel=1e-9)
+    assert sums[1] == pytest.approx(value(page.locator("#job-carbon")), rel=1e-9)
+    expect(page.locator("#ledger-note")).to_contain_text("all of them")
+    page.go_back()
+    expect(page.locator("#project")).to_contain_text("Only the project agreement")
+
+
 def test_counts_of_now_are_those_of_the_api(open_page: OpenPage, site: Installation) -> None:
     batch = {"jobs": [{"name": f"counted-{i}", "command": ["true"], "hold": True} for i in range(3)]}
     site.gateway.call("POST", "/v1/jobs:batch", body=batch)

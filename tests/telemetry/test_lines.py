@@ -109,6 +109,34 @@ async def test_a_tenant_and_a_project_see_their_own_lines_and_no_idle_energy(pla
     assert len({row["job_id"] for row in rows_of(await export(plane))}) == 3
 
 
+async def test_the_lines_of_one_job_and_the_jobs_of_one_project_add_up_to_its_footprint(plane: Plane) -> None:
+    mine, theirs = await a_busy_hour(plane, project="p"), await a_busy_hour(plane, tenant="other", project="q")
+    rows = [json.loads(line) for line in (await export(plane, job=mine, format="jsonl")).splitlines()]
+    report = await plane.http.get(
+        "/v1/reports/footprint", params={"group_by": "job", "project": "p"}, headers=service_headers(OPERATOR)
+    )
+    (line,) = report.json()["lines"]
+
+    assert {row["job_id"] for row in rows} == {mine}
+    assert [row["start_at"] for row in rows] == sorted(row["start_at"] for row in rows)
+    assert len(rows) == 6
+    assert line["group"] == mine
+    assert line["footprint"]["energy_j"] == pytest.approx(sum(row["energy_j"] for row in rows), rel=1e-12)
+    total, idle = report.json()["total"], report.json()["idle"]
+    assert (total, idle["energy_j"]) == (line["footprint"], 0.0)
+    assert report.json()["metered_gpu_energy_j"] == total["gpu_energy_j"]
+    assert rows_of(await export(plane, USER, job=theirs)) == []
+    sealed = {"job": mine, "seals": True}
+    refused = await plane.http.get("/v1/reports/lines", params=sealed, headers=service_headers(OPERATOR))
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "?job")
+    for project, status in (("p", 200), ("q", 403)):
+        of_p = USER.model_copy(update={"project": "p"})
+        answer = await plane.http.get(
+            "/v1/reports/footprint", params={"project": project}, headers=service_headers(of_p)
+        )
+        assert answer.status_code == status
+
+
 async def test_a_period_takes_the_lines_that_begin_in_it(plane: Plane) -> None:
     await a_busy_hour(plane)
     rows = rows_of(await export(plane, start="2001-09-09T01:56:40Z", end="2001-09-09T02:06:40Z"))
@@ -145,7 +173,7 @@ async def test_an_export_waits_for_its_reader(plane: Plane, monkeypatch: pytest.
     await many_lines(plane, 40_000)
     written: list[int] = []
 
-    async def write(database: Database, about: Subject, form: Any, output: Output, sign: Any) -> None:
+    async def write(database: Database, about: Subject, form: Any, output: Output, *_: Any) -> None:
         async def counted(piece: bytes) -> None:
             written.append(len(piece))
             await output(piece)

@@ -65,7 +65,7 @@ _OF_DAYS = """
 
 _LINES = f"""
 SELECT {_COLUMNS} FROM ({{lines}}) l {OWNER}
-WHERE {PERIOD} AND {OWNED} ORDER BY l.start_at, l.node_id, {{order}}
+WHERE {PERIOD} AND {OWNED} AND ($5::text IS NULL OR l.job_id = $5) ORDER BY l.start_at, l.node_id, {{order}}
 """
 
 _EXPORTS = (
@@ -87,15 +87,21 @@ _ANY_ORDER = _IN_ORDER.replace("= off", "= on")
 
 
 async def write_lines(
-    database: Database, about: Subject, form: Literal["csv", "jsonl"], output: Output, sign: Sign | None = None
+    database: Database,
+    about: Subject,
+    form: Literal["csv", "jsonl"],
+    output: Output,
+    sign: Sign | None = None,
+    job_id: str | None = None,
 ) -> None:
-    """Write the lines that begin in a period, of one instant of the ledger, in order of time, piece by piece.
+    """Write the lines that begin in a period, or one job's, of one instant of the ledger, in order of time, piecewise.
 
     PostgreSQL goes no faster than ``output`` takes them. With ``sign``, what shows that nothing was changed follows.
     """
     written = Written(output, form)
     async with database.transaction("repeatable_read", readonly=True) as connection:
-        await connection.execute(_IN_ORDER)
+        if job_id is None:  # those of one job are few, and found by its index
+            await connection.execute(_IN_ORDER)
         for number, query in enumerate(_EXPORTS):
             if form == "csv":
                 options: dict[str, Any] = {"header": number == 0}
@@ -105,7 +111,13 @@ async def write_lines(
                     {"delimiter": "\x02", "quote": "\x01"},
                 )
             await connection.copy_from_query(
-                query, *about, output=written.take if sign else output, format="csv", timeout=LONGEST_S, **options
+                query,
+                *about,
+                job_id,
+                output=written.take if sign else output,
+                format="csv",
+                timeout=LONGEST_S,
+                **options,
             )
         if sign is not None:
             await connection.execute(_ANY_ORDER)

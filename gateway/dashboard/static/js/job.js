@@ -1,11 +1,12 @@
 // One job: its state, why, its life against the grid, its footprint and its output.
-import { get, send } from "./api.js";
+import { get, send, stream } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
 import { ago, at, badge, carbon, count, counted, duration, energy, figure, gpuHours, intensity, numberOf, percent, power, startsNow, unknown, within, words, clock } from "./format.js";
 import { Chart, colour, faded, stepped } from "./charts.js";
 import { LifeLine } from "./life.js";
 import { follow, throttled, every } from "./live.js";
 import { Output } from "./output.js";
+import { busy } from "./forms.js";
 import { confirmed, me, trying } from "./shell.js";
 
 const id = location.pathname.split("/").at(-1);
@@ -19,6 +20,7 @@ const usedChart = new Chart(by("used"), () => ({
   ],
 }));
 const output = new Output(path, by("log"), by("log-note"), by("tail"));
+const LINES = 100;
 const events = [];
 let job = null;
 
@@ -79,8 +81,6 @@ async function showFootprint() {
   const report = await get(`${path}/footprint`, { limit: 500 });
   const { footprint: used } = report;
   const started = job.started_at !== null;
-  const shown = report.intervals.slice(-12);
-  const [joules, grams] = [energy.of(shown.map((each) => each.energy_j)), carbon.of(shown.map((each) => each.carbon_gco2))];
   fill(by("footprint"), facts([
     ["Energy", started ? figure(used.energy_j, energy, { id: "job-energy" }) : "none yet", within(report.half_width?.energy_j, used.energy_j)],
     ["Emissions", started ? figure(used.carbon_gco2, carbon, { id: "job-carbon" }) : "none yet", within(report.half_width?.carbon_gco2, used.carbon_gco2)],
@@ -88,10 +88,40 @@ async function showFootprint() {
     ["Of it estimated", started && used.energy_j ? percent(used.estimated_energy_j / used.energy_j) : "–"],
     ["Zone, signal", report.zone ? `${report.zone}, ${words(report.signal)}` : unknown()],
     ["PUE", report.pue === null ? unknown() : report.pue.toFixed(2)],
-  ]), report.intervals.length ? h("details", {}, h("summary", {}, `Energy by intensity, the last ${counted(shown.length, "interval")}`), table("Energy by the intensity that applied", [["From"], ["Until"], ["Energy", "number"], ["Intensity", "number"], ["Carbon", "number"]],
-    shown.map((each) => h("tr", {}, h("td", { class: "time" }, at(each.start_at)), h("td", { class: "time" }, at(each.end_at)),
-      h("td", { class: "number" }, figure(each.energy_j, joules)), h("td", { class: "number" }, intensity(each.intensity_gco2_per_kwh)), h("td", { class: "number" }, figure(each.carbon_gco2, grams)))))) : null);
+  ]));
   return report;
+}
+
+let most = LINES;
+
+/** Return the first lines that the ledger has of the job, and whether there are more; the rest is not read. */
+async function readLines() {
+  const reading = new AbortController();
+  const reader = (await stream("/v1/reports/lines", { job: id, format: "jsonl" }, { signal: reading.signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+  const lines = [];
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    const found = (rest + (value ?? "")).split("\n");
+    rest = found.pop();
+    lines.push(...found.map((line) => JSON.parse(line)));
+    if (!done && lines.length <= most) continue;
+    reading.abort();
+    return [lines.slice(0, most), lines.length > most];
+  }
+}
+
+/** Show the lines whose sums are the job's footprint, once somebody looks. */
+async function showLines() {
+  if (!by("lines").open) return;
+  const [lines, more] = await readLines();
+  const [joules, grams] = [energy.of(lines.map((each) => each.energy_j)), carbon.of(lines.map((each) => each.carbon_gco2))];
+  fill(by("ledger"), lines.length ? table("Lines of the ledger", [["From"], ["Until"], ["Node"], ["GPUs"], ["Energy", "number"], ["Measured by"], ["Intensity", "number"], ["It was"], ["Carbon", "number"]], lines.map((each) => h("tr", {},
+    h("td", { class: "time" }, at(each.start_at)), h("td", { class: "time" }, at(each.end_at)), h("td", {}, me.isOperator ? h("a", { href: `/nodes#${encodeURIComponent(each.node_id)}` }, each.node_id) : each.node_id), h("td", {}, each.devices ?? unknown()),
+    h("td", { class: "number" }, figure(each.energy_j, joules)), h("td", {}, each.gpu_source ? words(each.gpu_source) : unknown()), h("td", { class: "number" }, figure(each.intensity_gco2_per_kwh, intensity)),
+    h("td", {}, each.intensity_kind ? words(each.intensity_kind) : unknown()), h("td", { class: "number" }, figure(each.carbon_gco2, grams))))) : h("p", { class: "empty" }, "The ledger has no line of it yet."));
+  fill(by("ledger-note"), more ? `The first ${count(lines.length)} lines.` : `${counted(lines.length, "line")}, all of them.`, " With every column: ", h("a", { href: `/v1/reports/lines?job=${encodeURIComponent(id)}`, download: `wattshift-lines-${id}.csv` }, "CSV"), ".");
+  by("more-lines").hidden = !more;
 }
 
 /** Draw the power and the energy so far of what a job used, in gaps where it held nothing. */
@@ -188,4 +218,7 @@ const refresh = throttled(() => trying(showAll), 1000);
   });
   every(15_000, () => (ended() ? null : trying(showAll)));
 })();
+by("lines").addEventListener("toggle", () => trying(showLines));
+by("lines").open = location.hash === "#lines";
+by("more-lines").addEventListener("click", (event) => { most *= 4; return busy(event.target, () => trying(showLines)); });
 by("stream").addEventListener("change", (event) => output.choose(event.target.value));

@@ -1,5 +1,5 @@
 // Energy and emissions of a period, as the ledger has them.
-import { get } from "./api.js";
+import { get, withQuery } from "./api.js";
 import { by, facts, fill, h, table } from "./dom.js";
 import { carbon, count, counted, digits, duration, energy, figure, gpuHours, intensity, percent, relativeChange, unknown, within, words } from "./format.js";
 import { Chart, colour, faded, meter } from "./charts.js";
@@ -51,8 +51,13 @@ function showTotal(report) {
   h("p", { class: "note" }, `Signals: ${report.signals.map(words).join(", ") || "none"}. The baseline is the same energy at its zone's mean intensity in the period. ± is the 90 % interval; that of a sum is less than its parts'.`));
 }
 
-/** Where the jobs of a group, or the group itself, can be looked at. */
-const LINKS = { job: (name) => (name.startsWith("array_") ? `/jobs?array=${name}` : `/jobs/${name}`), project: (name) => `/jobs?project=${encodeURIComponent(name)}`,
+const CHOICES = ["period", "from", "to", "group", "project"];
+
+/** Return the address of the page with what is chosen, and `changes`. */
+const address = (changes = {}) => withQuery("/reports", { ...Object.fromEntries(CHOICES.map((name) => [name, form.elements[name].value])), ...changes });
+
+/** Where the jobs of a group, or the group itself, can be looked at: of a project its jobs in the period, of a job its lines. */
+const LINKS = { job: (name) => (name.startsWith("array_") ? `/jobs?array=${name}` : `/jobs/${name}#lines`), project: (name) => address({ project: name, group: "job" }),
   user: (name) => (name === "(unknown)" ? null : `/jobs?user=${encodeURIComponent(name)}`), tenant: (name) => `/jobs?tenant=${encodeURIComponent(name)}`, node: (name) => (me.isOperator ? `/nodes#${encodeURIComponent(name)}` : null) };
 
 function showGroups({ idle, idle_accounts: idleAccounts, total, total_accounts: totalAccounts }) {
@@ -141,15 +146,20 @@ function showRest(report, requests) {
 
 async function show() {
   for (const each of form.querySelectorAll(".custom")) each.hidden = form.elements.period.value !== "custom";
-  asked = { ...period(), group_by: form.elements.group.value, limit };
+  history.replaceState(null, "", address());
+  by("project").hidden = !form.elements.project.value;
+  fill(by("project"), "Only the project ", h("strong", {}, form.elements.project.value), ". ", h("a", { href: address({ project: null, group: "project" }) }, "All projects"), " · ", h("a", { href: withQuery("/jobs", { project: form.elements.project.value }) }, "its jobs now"));
+  asked = { ...period(), group_by: form.elements.group.value, project: form.elements.project.value, limit };
   const report = await get("/v1/reports/footprint", asked); // all of one moment, at which the requests end too
-  const requests = await trying(() => get("/v1/reports/requests", { group_by: "model", start: asked.start, end: report.end_at }));
+  const whole = !asked.project; // what follows is of the installation, or of the tenant
+  for (const name of ["trend", "levers", "requests"]) by(`${name}-card`)?.toggleAttribute("hidden", !whole);
+  const requests = whole ? await trying(() => get("/v1/reports/requests", { group_by: "model", start: asked.start, end: report.end_at })) : null;
   ({ lines, next_cursor: cursor, end_at: endAt } = report);
   showTotal(report);
   showGroups(report);
   showRest(report, requests);
-  await trying(() => showTrend(asked.start, report.end_at));
-  if (me.isOperator) await trying(() => showLevers(asked.start, asked.end));
+  if (whole) await trying(() => showTrend(asked.start, report.end_at));
+  if (whole && me.isOperator) await trying(() => showLevers(asked.start, asked.end));
 }
 
 const named = (ending) => `wattshift-${asked.group_by}-${(asked.start ?? "all").slice(0, 10)}.${ending}`;
@@ -184,6 +194,9 @@ function download() {
   if (cursor) notice("Only the groups that are shown are in the file; press More for the rest.", "good");
 }
 
+for (const [name, value] of new URLSearchParams(location.search)) if (CHOICES.includes(name)) form.elements[name].value = value;
+if (!form.elements.period.value) form.elements.period.value = "7";
+if (!form.elements.group.value) form.elements.group.value = "project";
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("change", () => { limit = PAGE; return trying(show); });
 by("more").addEventListener("click", (event) => { limit = Math.min(2 * limit, MOST); return busy(event.target, () => trying(show)); });
