@@ -30,6 +30,7 @@ ROOMS = {
     "jobs.shell": ("shell",),
     "jobs.forward": ("forward", "cp"),
     "jobs.notebook": ("notebook",),
+    "jobs.mcp": ("mcp",),
     "site.cluster": ("check", "nodes", "policy", "carbon"),
     "site.engines": ("engine",),
     "accounts.clusters": ("login", "logout", "clusters"),

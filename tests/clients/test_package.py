@@ -33,7 +33,7 @@ def test_the_helper_for_jobs_needs_the_standard_library_alone() -> None:
 
 def test_httpx_is_all_that_it_needs() -> None:
     project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
-    extras = {"lightning", "mlflow", "torch", "transformers", "wandb"}
+    extras = {"lightning", "mcp", "mlflow", "torch", "transformers", "wandb"}
 
     assert [requirement.partition(">")[0] for requirement in project["dependencies"]] == ["httpx"]
     for module in PACKAGE.rglob("*.py"):

@@ -171,7 +171,7 @@ function draw() {
 }
 
 async function read() {
-  const [found, running] = await Promise.all([all("/v1/nodes", { clocks: false }, 100_000), all("/v1/jobs", { state: ["running", "starting", "preempting"] }, 5000)]);
+  const [found, running] = await Promise.all([all("/v1/nodes", { clocks: false }, 100_000), all("/v1/jobs", { state: ["running", "starting", "preempting"], fields: "id,name,placement" }, 5000)]);
   nodes = found.sort((a, b) => a.zone.localeCompare(b.zone) || a.id.localeCompare(b.id, "en", { numeric: true }));
   jobs = new Map();
   for (const job of running) for (const share of job.placement) for (const index of share.devices) {

@@ -28,7 +28,7 @@ async function showCounts() {
 }
 
 async function showRunning() {
-  const found = (await get("/v1/jobs", { state: RUNNING, limit: LOOKED_AT })).items;
+  const found = (await get("/v1/jobs", { state: RUNNING, limit: LOOKED_AT, fields: "id,name,project,user,state,gpus,progress,started_at" })).items;
   // Servers of pools and applications report no progress, and need no looking after.
   const items = [...found.filter((job) => shareOf(job) !== null), ...found.filter((job) => shareOf(job) === null)].slice(0, SHOWN);
   const row = (job) => h("tr", {}, h("td", { class: "name" }, h("a", { href: `/jobs/${job.id}` }, job.name), h("small", {}, [job.project, job.user].filter(Boolean).join(" · "))),
@@ -38,7 +38,7 @@ async function showRunning() {
 
 /** Show each reason with the number of jobs that it holds, and of the newest of them when they are expected to start. */
 async function showWaiting(counts) {
-  const items = (await Promise.all([["queued", LOOKED_AT], ["held", 1]].map(([state, limit]) => get("/v1/jobs", { state, limit })))).flatMap((page) => page.items);
+  const items = (await Promise.all([["queued", LOOKED_AT], ["held", 1]].map(([state, limit]) => get("/v1/jobs", { state, limit, fields: "id,name,state,reason,detail,expected_start_at" })))).flatMap((page) => page.items);
   const reasons = Object.entries(counts.waiting).sort((a, b) => b[1] - a[1]).slice(0, SHOWN);
   fill(by("waiting"), table("Reasons why jobs wait", [["Why"], ["Jobs", "number"], ["Next expected start"]], reasons.map(([reason, number]) => {
     const these = items.filter((job) => (job.reason || job.state) === reason);
@@ -183,7 +183,7 @@ function showLatest() {
 
 /** Begin with the newest jobs: events come only from now on. */
 async function fillLatest() {
-  const { items } = await get("/v1/jobs", { limit: 12 });
+  const { items } = await get("/v1/jobs", { limit: 12, fields: "id,name,state,submitted_at,started_at,ended_at" });
   for (const job of items.reverse()) {
     latest.push({ id: job.id, job_id: job.id, name: job.name, at: job.ended_at ?? job.started_at ?? job.submitted_at, type: `job.${job.state}` });
     names.set(job.id, job.name);
@@ -195,7 +195,7 @@ async function fillLatest() {
 /** Learn the names of jobs that are new here, one request for as many as came together. */
 const learn = throttled(() => trying(async () => {
   const missing = latest.items.map((each) => each.job_id).filter((id) => !names.has(id));
-  if (missing.length) for (const job of (await get("/v1/jobs", { limit: LATEST })).items) names.set(job.id, job.name);
+  if (missing.length) for (const job of (await get("/v1/jobs", { limit: LATEST, fields: "id,name" })).items) names.set(job.id, job.name);
   const kept = new Set(latest.items.map((each) => each.job_id));
   for (const id of names.keys()) if (!kept.has(id)) names.delete(id);
   showLatest();

@@ -1,0 +1,27 @@
+"""Let an assistant submit, explain and account for jobs, by the Model Context Protocol."""
+
+from __future__ import annotations
+
+import typer
+
+from services.cli.client import api_key, gateway_url
+from services.cli.errors import EXIT_USAGE, CliError
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command()(mcp)
+
+
+def mcp() -> None:
+    """Serve submit, explain, what-if and report as tools of the Model Context Protocol.
+
+    An assistant starts this and speaks to it over standard input and output. It may do what your API key may.
+    """
+    try:
+        from wattshift.integrations.mcp import main
+    except ModuleNotFoundError as error:
+        if error.name not in ("mcp", "mcp.server"):
+            raise
+        raise CliError("this needs the package mcp: pip install 'wattshift[mcp]'", EXIT_USAGE) from None
+    main(gateway_url(), api_key())
