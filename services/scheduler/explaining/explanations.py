@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from pydantic import ValidationError
 
+from services.contracts.engines import OURS
 from services.contracts.explanations import (
     EndedExplanation,
     Explanation,
@@ -209,6 +210,8 @@ class Explanations:
     async def _running(self, facts: Facts, gang: GangRow, state: JobState) -> Explanation:
         live, comparison = await asyncio.gather(self._view.read(), self._comparison(facts.row.id))
         run, effects, assumptions = await asyncio.to_thread(self._run, facts, gang, state, live)
+        if facts.row.engine == OURS:
+            run = run.model_copy(update={"stop_at": facts.spec.stop_at(gang.running_at, gang.stop_requested_at)})
         does = {JobState.STARTING: "It starts", JobState.RUNNING: "It runs"}.get(state, "It is being stopped")
         where = ", ".join(dict.fromkeys(share["node_id"] for share in gang.shares))
         detail = facts.row.detail or sentence(facts.row.reason)

@@ -44,7 +44,6 @@ def how_it_runs(
         power_limit_w=gang.power_limit_w,
         clock_mhz=gang.clock_mhz,
         expected_end_at=None if seconds is None else datetime.fromtimestamp(now_s, UTC) + timedelta(seconds=seconds),
-        stop_at=spec.stop_at(gang.running_at, gang.stop_requested_at) if gang.is_ours else None,
     )
     return run if estimate is None else run.model_copy(update={"length": estimate})
 

@@ -13,7 +13,7 @@ from services.scheduler.repository.documents import Json, StoredShare
 EXPLAINED = """
 SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.reason, j.detail, j.spec, j.submitted_at, j.queued_at,
        j.ended_at, j.expected_start_at, j.exit_code, j.generation, j.preemptions, j.restarts,
-       j.number, j.array_index,
+       j.number, j.array_index, j.engine,
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.gpu_energy_j, 0) AS gpu_energy_j,
        coalesce(f.carbon_gco2, 0) AS carbon_gco2, coalesce(f.gpu_s, 0) AS gpu_s,
        coalesce(f.estimated_energy_j, 0) AS estimated_energy_j
@@ -21,9 +21,8 @@ SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.reason, j.detail, j.spec
 """
 
 GANG = """
-SELECT a.gpus, a.shares, a.started_at, a.running_at, a.power_limit_w, a.clock_mhz, a.stop_requested_at,
-       j.engine = 'wattshift' AS is_ours
-  FROM allocations a JOIN jobs j ON j.id = a.job_id WHERE a.job_id = $1 AND a.state <> 'ended'
+SELECT gpus, shares, started_at, running_at, power_limit_w, clock_mhz, stop_requested_at
+  FROM allocations WHERE job_id = $1 AND state <> 'ended'
 """
 
 HELD_S = """
@@ -111,6 +110,7 @@ class ExplainedRow(NamedTuple):
     restarts: int
     number: int | None
     array_index: int | None
+    engine: str
     energy_j: float
     gpu_energy_j: float
     carbon_gco2: float
@@ -161,8 +161,7 @@ class GangRow(NamedTuple):
     running_at: datetime | None
     power_limit_w: float | None
     clock_mhz: int | None
-    stop_requested_at: datetime | None = None
-    is_ours: bool = True
+    stop_requested_at: datetime | None
 
 
 class EventRow(NamedTuple):
