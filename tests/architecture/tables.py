@@ -107,7 +107,7 @@ def named_tables(source: str, module: str, known: set[str]) -> dict[str, set[str
             names.add(each.own)
         found.setdefault(each.place, set()).update(names & known)
     for place, table in expressions_in(source, module):
-        found.setdefault(place, set()).add(table)
+        found.setdefault(place, set()).update({table} & known)
     return {place: names for place, names in found.items() if names}
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, MetaData, text
 from services.db.database import connect, plain_url
 from services.db.engine import create_engine, is_connection_error
 from services.db.metadata import metadata
-from tests.support.schema import DESCRIBED
+from tests.support.schema import DESCRIBED, VIEWED
 from tests.support.servers import ROOT, fresh_database
 
 
@@ -34,17 +34,23 @@ async def ask(url: str, question):
         await engine.dispose()
 
 
-def described(connection: Connection) -> MetaData:
-    """Return all tables: those of the metadata, and those of the SQL beside it."""
+def described(connection: Connection) -> tuple[MetaData, dict[str, str]]:
+    """Return all tables, those of the metadata and those of the SQL beside it, and the views."""
     for statement in ("DROP SCHEMA public CASCADE", "CREATE SCHEMA public"):
         connection.exec_driver_sql(statement)
     metadata.create_all(connection)
-    for statement in DESCRIBED.split(";\n"):
+    for statement in (DESCRIBED + VIEWED).split(";\n"):
         connection.exec_driver_sql(statement)
     every = MetaData()
     every.reflect(connection)
+    views = views_of(connection)
     connection.rollback()
-    return every
+    return every, views
+
+
+def views_of(connection: Connection) -> dict[str, str]:
+    found = connection.execute(text("SELECT viewname, definition FROM pg_views WHERE schemaname = 'public'"))
+    return {row.viewname: row.definition for row in found}
 
 
 def differences(every: MetaData) -> Callable[[Connection], list[object]]:
@@ -58,18 +64,22 @@ def table_names(connection: Connection) -> set[str]:
 
 
 async def test_the_migrated_schema_is_the_described_one(database_url: str) -> None:
-    every = await ask(database_url, described)
+    every, views = await ask(database_url, described)
 
     assert await ask(database_url, differences(every)) == []
     assert await ask(database_url, table_names) == set(every.tables)
+    assert await ask(database_url, views_of) == views
 
 
 async def test_every_migration_goes_back_and_forth(postgres_url: str) -> None:
     url = fresh_database(postgres_url)
     await asyncio.to_thread(migrate, url, "downgrade", "base")
     assert await ask(url, table_names) == set()
+    assert await ask(url, views_of) == {}
     await asyncio.to_thread(migrate, url)
-    assert await ask(url, differences(await ask(url, described))) == []
+    every, views = await ask(url, described)
+    assert await ask(url, differences(every)) == []
+    assert await ask(url, views_of) == views
 
 
 POINT = (
@@ -229,7 +239,9 @@ async def test_two_processes_may_migrate_at_once(postgres_url: str) -> None:
     url = fresh_database(postgres_url)
     await asyncio.to_thread(migrate, url, "downgrade", "base")
     await asyncio.gather(*(asyncio.to_thread(migrate, url) for _ in range(2)))
-    assert await ask(url, differences(await ask(url, described))) == []
+    every, views = await ask(url, described)
+    assert await ask(url, differences(every)) == []
+    assert await ask(url, views_of) == views
 
 
 def test_the_history_is_one_line() -> None:

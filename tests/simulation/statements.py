@@ -45,7 +45,6 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "services/scheduler/planning/snapshot.py",
         "services/scheduler/repository/gangs.py",
         "services/scheduler/repository/jobs.py",
-        "services/scheduler/repository/leases.py",
         "services/scheduler/repository/outbox.py",
         "services/scheduler/repository/rounds.py",
         "services/scheduler/repository/snapshots.py",

@@ -9,4 +9,5 @@ from services.db import tables
 from services.db.metadata import metadata
 
 DESCRIBED = Path(tables.__file__).with_name("described.sql").read_text()
+VIEWED = Path(tables.__file__).with_name("views.sql").read_text()
 TABLES = {*metadata.tables, *re.findall(r"^CREATE TABLE (\w+)", DESCRIBED, re.MULTILINE)}

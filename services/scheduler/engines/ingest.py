@@ -13,6 +13,7 @@ from services.contracts.jobs import GpuRequest, JobSpec
 from services.contracts.streams import command_stream
 from services.core.domain.ids import JobId, allocation_id
 from services.core.domain.jobs import JobState
+from services.db import nodes
 from services.db.database import Connection, Database
 from services.kit.ids import new_id
 from services.kit.logging import Log
@@ -60,7 +61,7 @@ class EngineIngest:
                 break
             folded += count
         async with self._database.transaction() as connection:
-            await engines.lose_nodes(connection, self._settings.lease_margin_s)
+            await nodes.lose_of_engines(connection, self._settings.lease_margin_s)
             wished = 0
             for wish in await engines.wishes(connection, self._settings.engine_start_timeout_s):
                 wished += await self._do(connection, wish)

@@ -6,9 +6,9 @@ import math
 import time
 from collections.abc import Callable
 
+from services.db import nodes
 from services.db.database import Connection
 from services.kit.logging import Log
-from services.scheduler.repository import leases
 
 log = Log(__name__)
 
@@ -47,8 +47,8 @@ class DatabaseClock:
     async def is_steady(self, connection: Connection) -> bool:
         """Read the database's clock, and return whether leases that it says are over are; first in a transaction."""
         asked_at_s = self._steady_s()
-        await leases.end_as_they_would_have(connection)
-        database_s, longest_s = await leases.clock(connection)
+        await nodes.shorten_leases(connection)
+        database_s, longest_s = await nodes.clock(connection)
         answered_at_s = self._steady_s()
         allowed_s = self._least_jump_s + SLEW * (answered_at_s - self._read_at_s)
         ahead_by_s = database_s - answered_at_s - self._most_ahead_s

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from services.contracts.nodes import ControlsStatus, EndedBy, RankState
 from services.core.domain.jobs import JobState
+from services.db import nodes
 from services.db.database import Connection, Database
 from services.kit.logging import Log
 from services.scheduler.commands import set_commands, start_commands, stop_commands
@@ -29,7 +30,7 @@ from services.scheduler.ingest.gangs import (
     fate_of,
 )
 from services.scheduler.power.device_controls import take_refusals, unacknowledged_shares
-from services.scheduler.repository import gangs, jobs, node_power, outbox
+from services.scheduler.repository import gangs, jobs, outbox
 from services.scheduler.repository.gangs import (
     CONTROL_COLUMNS,
     Earlier,
@@ -177,7 +178,7 @@ class Ingest:
         async with self._database.transaction() as connection:
             if not await self._clock.is_steady(connection):
                 return 0
-            lost = await node_power.lock_expired(connection, self._settings.lease_margin_s)
+            lost = await nodes.lock_expired(connection, self._settings.lease_margin_s)
             if lost:
                 await gangs.lose_nodes(connection, lost)
         for node in lost:

@@ -26,14 +26,14 @@ SELECT e.engine, g.mode = 'control' AS controls, e.external_id, e.report, e.job_
        coalesce(j.cancel_requested OR j.state = 'cancelled' AND j.reason = 'cancelled', false) AS cancel_requested,
        coalesce(j.hold_requested, false) AS hold_requested, coalesce(j.generation, 0) AS generation,
        a.id AS gang_id, a.state AS gang_state, a.shares, a.stop_reason
-  FROM engine_jobs e JOIN engines g ON g.name = e.engine
+  FROM engine_jobs e JOIN known_engines g ON g.name = e.engine
   LEFT JOIN jobs j ON j.id = e.job_id
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
  WHERE e.external_id = ANY($1::text[]) AND e.unfolded ORDER BY e.engine, e.external_id
 """
 
 FOLDED = """
-UPDATE engine_jobs e SET unfolded = false, watched = g.mode = 'dry_run' FROM engines g
+UPDATE engine_jobs e SET unfolded = false, watched = g.mode = 'dry_run' FROM known_engines g
  WHERE g.name = e.engine AND e.external_id = ANY($1::text[]) AND e.unfolded
 """
 
@@ -95,14 +95,14 @@ SELECT id, tenant_id, 'job.' || $2, jsonb_build_object('reason', $3::text) FROM 
 DECIDE = """
 UPDATE engine_jobs e SET revision = e.revision + 1, sent_at = now(),
        decision = w.wanted || jsonb_build_object('external_id', e.external_id, 'revision', e.revision + 1)
-  FROM unnest($1::text[], $2::jsonb[]) AS w (job_id, wanted), engines g
+  FROM unnest($1::text[], $2::jsonb[]) AS w (job_id, wanted), known_engines g
  WHERE e.job_id = w.job_id AND NOT e.over AND g.name = e.engine
    AND (e.decision - 'external_id' - 'revision') IS DISTINCT FROM w.wanted
 RETURNING e.engine, g.mode, e.decision
 """
 
 UNFOLLOWED = """
-UPDATE engine_jobs e SET sent_at = now() FROM engines g
+UPDATE engine_jobs e SET sent_at = now() FROM known_engines g
  WHERE g.name = e.engine AND g.mode = 'control' AND NOT e.over AND e.decision IS NOT NULL
    AND (e.report ->> 'revision')::bigint < e.revision AND e.sent_at < now() - make_interval(secs => $1)
    AND (e.report ->> 'steered')::bool
@@ -112,7 +112,7 @@ RETURNING e.engine, e.decision
 
 # One that its engine refused to make smaller is stopped instead.
 SHRINKABLE = """
-SELECT e.job_id FROM engine_jobs e JOIN engines g ON g.name = e.engine AND g.mode = 'control'
+SELECT e.job_id FROM engine_jobs e JOIN known_engines g ON g.name = e.engine AND g.mode = 'control'
   JOIN allocations a ON a.job_id = e.job_id AND a.state = 'running'
  WHERE e.job_id = ANY($1::text[]) AND NOT e.over AND e.report @> '{"shrinkable": true, "state": "running"}'
    AND NOT (e.decision @> '{"action": "shrink"}' AND e.report ->> 'refused' <> ''
@@ -121,7 +121,7 @@ SELECT e.job_id FROM engine_jobs e JOIN engines g ON g.name = e.engine AND g.mod
 
 LIVE_JOBS = """
 SELECT e.job_id, e.engine, g.mode, g.kind, coalesce(e.decision ->> 'action', '') AS action
-  FROM engine_jobs e JOIN engines g ON g.name = e.engine WHERE NOT e.over AND e.job_id IS NOT NULL
+  FROM engine_jobs e JOIN known_engines g ON g.name = e.engine WHERE NOT e.over AND e.job_id IS NOT NULL
 """
 
 GATE = """
@@ -133,7 +133,7 @@ WISHES = """
 SELECT e.job_id, e.engine, g.kind, j.state, j.cancel_requested, j.hold_requested,
        a.id AS gang_id, a.state AS gang_state,
        coalesce(a.state = 'starting' AND a.started_at < now() - make_interval(secs => $1), false) AS late
-  FROM engine_jobs e JOIN jobs j ON j.id = e.job_id JOIN engines g ON g.name = e.engine AND g.mode = 'control'
+  FROM engine_jobs e JOIN jobs j ON j.id = e.job_id JOIN known_engines g ON g.name = e.engine AND g.mode = 'control'
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
  WHERE NOT e.over AND NOT e.unfolded
    AND (j.cancel_requested OR j.hold_requested OR j.state = 'cancelled' AND j.reason = 'cancelled' OR j.state = 'held'
@@ -155,7 +155,7 @@ SELECT a.id, a.state, a.shares, j.engine, extract(epoch FROM a.started_at)::floa
 """
 
 DEVICES = """
-SELECT n.id, (d ->> 'index')::int AS device FROM nodes n, jsonb_array_elements(n.devices) d
+SELECT n.id, (d ->> 'index')::int AS device FROM known_nodes n, jsonb_array_elements(n.devices) d
  WHERE n.engine <> 'wattshift' ORDER BY 1, 2
 """
 
@@ -170,16 +170,17 @@ DELETE FROM engine_jobs e WHERE over AND NOT unfolded AND reported_at < now() - 
 
 ENGINES = """
 SELECT e.name, e.kind, e.version, e.places, e.mode, to_jsonb(e.queues) AS queues, e.problem, e.reported_at,
-       coalesce((SELECT n.lease_until > now() FROM nodes n WHERE n.id = e.name), false) AS heard,
-       (SELECT count(*) FROM nodes n WHERE n.engine = e.name) AS nodes,
-       (SELECT coalesce(sum(jsonb_array_length(n.devices)), 0) FROM nodes n WHERE n.engine = e.name) AS gpus,
-       (SELECT count(*) FROM device_claims c JOIN nodes n ON n.id = c.node_id WHERE n.engine = e.name) AS gpus_in_use,
+       coalesce((SELECT n.heard FROM known_nodes n WHERE n.id = e.name), false) AS heard,
+       (SELECT count(*) FROM known_nodes n WHERE n.engine = e.name) AS nodes,
+       (SELECT coalesce(sum(jsonb_array_length(n.devices)), 0) FROM known_nodes n WHERE n.engine = e.name) AS gpus,
+       (SELECT count(*) FROM device_claims c JOIN known_nodes n ON n.id = c.node_id WHERE n.engine = e.name)
+           AS gpus_in_use,
        (SELECT coalesce(jsonb_object_agg(s.state, s.count), '{}') FROM (
             SELECT j.state, count(*) AS count FROM jobs j WHERE j.engine = e.name AND j.ended_at IS NULL GROUP BY 1) s
        ) AS jobs,
        (SELECT count(*) FROM engine_jobs k WHERE k.engine = e.name AND e.mode = 'control' AND NOT k.over
            AND k.decision IS NOT NULL AND (k.report ->> 'revision')::bigint < k.revision) AS unfollowed
-  FROM engines e ORDER BY e.name
+  FROM known_engines e ORDER BY e.name
 """
 
 DAYS = """
@@ -190,12 +191,7 @@ SELECT engine, day::text AS day, coalesce(c.counts, '{}') AS counts, s.savings
  ORDER BY engine, day DESC
 """
 
-IS_KNOWN = "SELECT EXISTS (SELECT FROM engines WHERE name = $1)"
-
-LOSE_NODES = """
-UPDATE nodes SET state = 'lost' WHERE state = 'up' AND engine <> 'wattshift'
-   AND lease_until < now() - make_interval(secs => $1)
-"""
+IS_KNOWN = "SELECT EXISTS (SELECT FROM known_engines WHERE name = $1)"
 
 
 class UnfoldedRow(NamedTuple):
@@ -449,11 +445,6 @@ async def replace_claims(connection: Connection, gone: Collection[Claim], new: C
 async def forget(connection: Connection) -> None:
     """Delete what was mirrored of jobs that ended long ago."""
     await connection.execute(FORGET)
-
-
-async def lose_nodes(connection: Connection, margin_s: float) -> None:
-    """Note which nodes of engines are not reported any more; what runs there is their engine's business."""
-    await connection.execute(LOSE_NODES, margin_s)
 
 
 async def engines(connection: Connection) -> list[EngineRow]:

@@ -17,7 +17,7 @@ SELECT j.id, j.tenant_id, j.project, j.name, j.state, j.reason, j.detail, j.spec
        coalesce(f.energy_j, 0) AS energy_j, coalesce(f.gpu_energy_j, 0) AS gpu_energy_j,
        coalesce(f.carbon_gco2, 0) AS carbon_gco2, coalesce(f.gpu_s, 0) AS gpu_s,
        coalesce(f.estimated_energy_j, 0) AS estimated_energy_j
-  FROM jobs j LEFT JOIN job_footprints f ON f.job_id = j.id WHERE j.id = $1
+  FROM jobs j LEFT JOIN footprints f ON f.job_id = j.id WHERE j.id = $1
 """
 
 GANG = """
@@ -39,7 +39,7 @@ SELECT a.started_at, a.running_at, a.ended_at, a.gpus, n.devices -> 0 ->> 'model
        a.power_limit_w IS NOT NULL OR EXISTS (
            SELECT FROM settings_in_force s WHERE s.allocation_id = a.id AND s.power_limit_w IS NOT NULL
        ) AS was_limited
-  FROM allocations a LEFT JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+  FROM allocations a LEFT JOIN known_nodes n ON n.id = a.shares -> 0 ->> 'node_id'
  WHERE a.job_id = $1 ORDER BY a.generation
 """
 
@@ -50,11 +50,11 @@ SELECT c.allocation_id, c.gpus, n.devices -> 0 ->> 'model' AS gpu_model, c.power
   FROM (SELECT s.allocation_id, a.gpus, s.node_id, s.power_limit_w, s.since,
                coalesce(lead(s.since) OVER (PARTITION BY a.id ORDER BY s.revision), a.ended_at, now()) AS until
           FROM settings_in_force s JOIN allocations a ON a.id = s.allocation_id
-         WHERE a.job_id = $1 AND s.node_id = a.shares -> 0 ->> 'node_id') c LEFT JOIN nodes n ON n.id = c.node_id
+         WHERE a.job_id = $1 AND s.node_id = a.shares -> 0 ->> 'node_id') c LEFT JOIN known_nodes n ON n.id = c.node_id
  WHERE c.power_limit_w IS NOT NULL
 """
 
-NOISE_SCALE = "SELECT noise_scale FROM job_progress WHERE job_id = $1"
+NOISE_SCALE = "SELECT noise_scale FROM reported_work WHERE job_id = $1"
 
 STORY_ENDS = 100
 """So many events of a job are read from the beginning of its story, and so many from its end."""
@@ -68,12 +68,8 @@ SELECT at, type, data, nth, of FROM story WHERE nth <= {STORY_ENDS} OR nth > of 
 """
 
 ENERGY_BY_ZONE = """
-SELECT zone, sum(energy_j) / 3.6e6 AS kwh, count(DISTINCT signal) = 1 AS one_signal, min(signal) AS signal FROM (
-    SELECT zone, signal, (gpu_energy_j + cpu_energy_j + static_energy_j) * pue AS energy_j
-      FROM energy_usages WHERE job_id = $1
-    UNION ALL
-    SELECT zone, signal, energy_j * pue FROM energy_days WHERE job_id = $1
-) l GROUP BY zone ORDER BY zone
+SELECT zone, sum(facility_energy_j) / 3.6e6 AS kwh, count(DISTINCT signal) = 1 AS one_signal, min(signal) AS signal
+  FROM booked_energy WHERE job_id = $1 GROUP BY zone ORDER BY zone
 """
 
 NAMES = "SELECT id, name FROM jobs WHERE id = ANY($1::text[])"

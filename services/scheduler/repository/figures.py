@@ -29,7 +29,7 @@ SELECT s.policy, s.last_active_at,
 
 NODE_POWER = "SELECT state, count(*) AS nodes FROM node_power GROUP BY 1"
 
-NODES = "SELECT id FROM nodes WHERE state = 'up' ORDER BY id"
+NODES = "SELECT id FROM known_nodes WHERE state = 'up' ORDER BY id"
 
 
 class LiveJobs(NamedTuple):

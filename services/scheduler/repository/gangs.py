@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from services.contracts.nodes import ControlsStatus
 from services.core.domain.controls import ControlKind
+from services.db import nodes
 from services.db.array_tasks import SPEC_TO_RUN
 from services.db.database import Connection
 from services.db.job_specs import GRACE_S, MAX_RESTARTS, RESTART_AFTER_NODE_LOSS, WORK_TOTAL
@@ -31,7 +32,7 @@ SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a
        j.tenant_id, j.cancel_requested, j.hold_requested, j.restarts, j.node_losses,
        {MAX_RESTARTS} AS max_restarts, {RESTART_AFTER_NODE_LOSS} AS restart_after_node_loss, {GRACE_S} AS grace_s,
        coalesce({WORK_TOTAL} <= p.done, false) AS work_done
-  FROM allocations a JOIN jobs j ON j.id = a.job_id LEFT JOIN job_progress p ON p.job_id = a.job_id
+  FROM allocations a JOIN jobs j ON j.id = a.job_id LEFT JOIN reported_work p ON p.job_id = a.job_id
   LEFT JOIN LATERAL (
     SELECT max(CASE WHEN np.state = 'waking' THEN now() ELSE np.since END) AS awake_at,
            bool_or(np.state <> 'on') AS asleep
@@ -43,7 +44,7 @@ SELECT a.id, a.job_id, a.generation, a.state, a.shares, a.gpus, a.stop_reason, a
 
 REPORTS = """
 SELECT s.allocation_id, s.node_id, s.state, s.exit_code, s.ended_by, s.detail
-  FROM rank_statuses s JOIN allocations a ON a.id = s.allocation_id WHERE a.state <> 'ended'
+  FROM rank_reports s JOIN allocations a ON a.id = s.allocation_id WHERE a.state <> 'ended'
 """
 
 LOST_SHARES = """
@@ -56,18 +57,18 @@ SELECT e.allocation_id, e.node_id, e.ended_by
 FINISHED_BEFORE = """
 SELECT DISTINCT a.job_id
   FROM rank_ends e
-  JOIN rank_statuses s ON s.allocation_id = e.allocation_id AND s.node_id = e.node_id
+  JOIN rank_reports s ON s.allocation_id = e.allocation_id AND s.node_id = e.node_id
    AND s.state = 'exited' AND s.ended_by = 'itself' AND s.exit_code = 0
   JOIN allocations a ON a.id = e.allocation_id AND a.state = 'ended' AND a.end_reason <> 'finished'
   JOIN jobs j ON j.id = a.job_id AND j.state NOT IN ('succeeded', 'failed', 'cancelled')
  WHERE ($1::text IS NULL OR a.job_id = $1)
    AND NOT EXISTS (SELECT FROM jsonb_array_elements(a.shares) x WHERE NOT EXISTS (
-       SELECT FROM rank_statuses o WHERE o.allocation_id = a.id AND o.node_id = x ->> 'node_id'
+       SELECT FROM rank_reports o WHERE o.allocation_id = a.id AND o.node_id = x ->> 'node_id'
           AND o.state = 'exited' AND o.ended_by = 'itself' AND o.exit_code = 0))
 """
 
 CONTROLS_REPORTS = """
-SELECT s.allocation_id, s.node_id, s.settings FROM rank_statuses s JOIN allocations a ON a.id = s.allocation_id
+SELECT s.allocation_id, s.node_id, s.settings FROM rank_reports s JOIN allocations a ON a.id = s.allocation_id
  WHERE a.state IN ('starting', 'running') AND a.settings_revision > 0 AND s.settings IS NOT NULL
 """
 
@@ -86,13 +87,13 @@ SELECT n.id, n.address, coalesce(p.state, 'on') AS power,
        (SELECT jsonb_object_agg(d ->> 'index', jsonb_build_object(
             'uuid', d -> 'uuid', 'parent', d -> 'parent', 'profile', d -> 'profile'))
           FROM jsonb_array_elements(n.devices) d) AS units
-  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+  FROM known_nodes n LEFT JOIN node_power p ON p.node_id = n.id
  WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND NOT n.draining AND n.closed IS NULL
-   AND NOT n.measures_only AND coalesce(p.state, 'on') IN ('on', 'off', 'waking') FOR SHARE OF n
+   AND NOT n.measures_only AND coalesce(p.state, 'on') IN ('on', 'off', 'waking')
 """
 
 PORTS = """
-SELECT n.address, a.master_port FROM allocations a JOIN nodes n ON n.id = a.shares -> 0 ->> 'node_id'
+SELECT n.address, a.master_port FROM allocations a JOIN known_nodes n ON n.id = a.shares -> 0 ->> 'node_id'
  WHERE a.state <> 'ended'
 """
 
@@ -111,7 +112,7 @@ UUIDS = "SELECT node_id, device, uuid FROM device_claims WHERE allocation_id = $
 
 # A node that came back with other slices no longer has those that gangs hold, though it may number others as they were.
 LOST_SLICES = """
-SELECT DISTINCT c.allocation_id FROM device_claims c JOIN nodes n ON n.id = c.node_id
+SELECT DISTINCT c.allocation_id FROM device_claims c JOIN known_nodes n ON n.id = c.node_id
  WHERE c.parent IS NOT NULL
    AND NOT n.devices @> jsonb_build_array(jsonb_build_object('index', c.device, 'uuid', c.uuid))
 """
@@ -124,8 +125,8 @@ UPDATE jobs j SET bound_to = CASE WHEN ran.holds THEN ran.nodes END
                coalesce(bool_or(n.checkpoints = 'local' AND r.started_at IS NOT NULL
                                 AND r.holds_checkpoint IS DISTINCT FROM false), false) AS holds
           FROM allocations a CROSS JOIN jsonb_array_elements(a.shares) WITH ORDINALITY AS s (share, at)
-          LEFT JOIN nodes n ON n.id = s.share ->> 'node_id'
-          LEFT JOIN rank_statuses r ON r.allocation_id = a.id AND r.node_id = n.id
+          LEFT JOIN known_nodes n ON n.id = s.share ->> 'node_id'
+          LEFT JOIN rank_reports r ON r.allocation_id = a.id AND r.node_id = n.id
          WHERE a.id = $2) ran
  WHERE j.id = $1 AND ran.began AND {KEEPS_CHECKPOINTS}
    AND j.bound_to IS DISTINCT FROM CASE WHEN ran.holds THEN ran.nodes END
@@ -135,12 +136,12 @@ UPDATE jobs j SET bound_to = CASE WHEN ran.holds THEN ran.nodes END
 # knows nothing of those that gangs compute on.
 LOST_GPUS = """
 SELECT c.allocation_id, c.node_id, h.gpu, h.detail
-  FROM gpu_health h JOIN device_claims c ON c.node_id = h.node_id AND coalesce(c.parent, c.device) = h.gpu
+  FROM unusable_gpus h JOIN device_claims c ON c.node_id = h.node_id AND coalesce(c.parent, c.device) = h.gpu
  WHERE h.cause IS NOT NULL AND h.ends_gangs AND ($1::text IS NULL OR c.allocation_id = $1)
 UNION ALL
 SELECT c.allocation_id, c.node_id, c.device, ''
   FROM device_claims c JOIN allocations a ON a.id = c.allocation_id
-  JOIN nodes n ON n.id = c.node_id AND n.registered_at > a.started_at AND n.devices <> '[]'
+  JOIN known_nodes n ON n.id = c.node_id AND n.registered_at > a.started_at AND n.devices <> '[]'
  WHERE c.parent IS NULL AND c.uuid IS NOT NULL AND ($1::text IS NULL OR c.allocation_id = $1)
    AND NOT n.devices @> jsonb_build_array(jsonb_build_object('index', c.device, 'uuid', c.uuid))
  ORDER BY 1, 2, 3, 4
@@ -159,14 +160,13 @@ UPDATE allocations SET state = 'stopping', stop_requested_at = now(), stop_reaso
  WHERE id = $1 AND state IN ('starting', 'running') RETURNING id
 """
 
+WAKING = "SELECT node_id FROM node_power WHERE node_id = ANY($1::text[]) AND state = 'waking'"
+
 GIVE_UP_ASLEEP = """
-WITH asleep AS (
-    SELECT n.id FROM nodes n JOIN node_power p ON p.node_id = n.id
-     WHERE n.id = ANY($2::text[]) AND p.state = 'waking' AND NOT coalesce(n.lease_until > now(), false)
-       FOR UPDATE OF n
-)
 INSERT INTO rank_ends (allocation_id, node_id, ended_by, detail)
-SELECT $1, id, 'lost', 'Its node was not awake yet.' FROM asleep ON CONFLICT DO NOTHING RETURNING node_id
+SELECT $1, n.id, 'lost', 'Its node was not awake yet.'
+  FROM known_nodes n JOIN node_power p ON p.node_id = n.id
+ WHERE n.id = ANY($2::text[]) AND p.state = 'waking' AND NOT n.heard ON CONFLICT DO NOTHING RETURNING node_id
 """
 
 RELEASE_ON = "DELETE FROM device_claims WHERE allocation_id = $1 AND node_id = ANY($2::text[])"
@@ -188,15 +188,12 @@ LOSE_SHARES = """
 INSERT INTO rank_ends (allocation_id, node_id, ended_by, detail)
 SELECT a.id, n.id, CASE WHEN $2 = 'lost' AND coalesce(k.draining, false) THEN 'drained' ELSE $2 END,
        'The node was lost.'
-  FROM allocations a, unnest($1::text[]) AS n(id) LEFT JOIN nodes k ON k.id = n.id
+  FROM allocations a, unnest($1::text[]) AS n(id) LEFT JOIN known_nodes k ON k.id = n.id
  WHERE a.state <> 'ended' AND a.shares @> jsonb_build_array(jsonb_build_object('node_id', n.id))
 ON CONFLICT DO NOTHING
 """
 
-LOSE = """
-WITH lost AS (
-    UPDATE nodes SET state = 'lost' WHERE id = ANY($1::text[]) RETURNING id, zone, heartbeat_at, devices
-)
+TELL_LOST = """
 INSERT INTO webhook_events (type, data)
 SELECT 'node.lost', jsonb_build_object(
            'node_id', n.id, 'zone', n.zone, 'gpus',
@@ -204,7 +201,7 @@ SELECT 'node.lost', jsonb_build_object(
            'last_heartbeat_at', n.heartbeat_at,
            'job_ids', (SELECT coalesce(jsonb_agg(DISTINCT a.job_id ORDER BY a.job_id), '[]') FROM device_claims c
                          JOIN allocations a ON a.id = c.allocation_id WHERE c.node_id = n.id))
-  FROM lost n
+  FROM known_nodes n WHERE n.id = ANY($1::text[])
 """
 
 # A node that fell silent at about the same time was lost to what took the gang's own: to a network, or to a control
@@ -212,20 +209,19 @@ SELECT 'node.lost', jsonb_build_object(
 # though its lease was renewed.
 LOSS_STANDS_OUT = """
 WITH heard AS (
-    SELECT n.id, n.draining, coalesce(n.lease_until > now(), false) AS is_heard,
-           CASE WHEN n.lease_until > now() THEN n.silent_at ELSE n.lease_until END AS silent_at
-      FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
+    SELECT n.id, n.draining, n.heard AS is_heard, CASE WHEN n.heard THEN n.silent_at ELSE n.lease_until END AS silent_at
+      FROM known_nodes n LEFT JOIN node_power p ON p.node_id = n.id
      WHERE n.engine = 'wattshift' AND NOT n.measures_only AND coalesce(p.state, 'on') = 'on'
 ), lost AS (
     SELECT h.id, CASE WHEN h.silent_at >= a.started_at THEN h.silent_at ELSE now() END AS at, a.started_at, a.job_id
       FROM heard h JOIN allocations a ON a.id = $1
      WHERE NOT h.draining AND h.id IN (
            SELECT node_id FROM rank_ends WHERE allocation_id = $1 AND ended_by = 'lost'
-           UNION SELECT node_id FROM rank_statuses WHERE allocation_id = $1 AND ended_by IN ('lease', 'host'))
+           UNION SELECT node_id FROM rank_reports WHERE allocation_id = $1 AND ended_by IN ('lease', 'host'))
      ORDER BY 2, 1 LIMIT 1
 ), others AS (
     SELECT h.is_heard, coalesce(h.silent_at > since.at, false) OR EXISTS (
-               SELECT FROM rank_statuses r JOIN allocations a ON a.id = r.allocation_id
+               SELECT FROM rank_reports r JOIN allocations a ON a.id = r.allocation_id
                 WHERE r.node_id = h.id AND r.ended_by = 'lease' AND r.updated_at > since.at AND a.job_id <> l.job_id
                   AND (a.state <> 'ended' OR a.ended_at > since.at)) AS was_silent
       FROM lost l JOIN heard h ON h.id <> l.id
@@ -460,6 +456,7 @@ async def account(connection: Connection, job_id: str) -> str | None:
 
 async def hosts(connection: Connection, node_ids: Sequence[str]) -> list[Host]:
     """Return those of these nodes that accept work, locked against being drained or given up."""
+    await nodes.share(connection, node_ids)
     return await fetch_rows(connection, Host, HOSTS, list(node_ids))
 
 
@@ -544,7 +541,10 @@ async def give_up_asleep(connection: Connection, allocation_id: str, node_ids: S
 
     Under the node's lock: the answer to its next heartbeat does not name the gang.
     """
-    asleep = {record[0] for record in await connection.fetch(GIVE_UP_ASLEEP, allocation_id, list(node_ids))}
+    waking = [record[0] for record in await connection.fetch(WAKING, list(node_ids))]
+    if waking:
+        await nodes.lock(connection, waking)
+    asleep = {record[0] for record in await connection.fetch(GIVE_UP_ASLEEP, allocation_id, waking)}
     if asleep:
         await connection.execute(RELEASE_ON, allocation_id, list(asleep))
     return asleep
@@ -576,7 +576,8 @@ async def lose_nodes(connection: Connection, node_ids: Sequence[str], ended_by: 
         ended_by: As what: ``lost`` (or drained, where they were), ``not_woken``, or ``stopped`` with the installation.
     """
     names = list(node_ids)
-    await connection.execute(LOSE, names)
+    await nodes.lose(connection, names)
+    await connection.execute(TELL_LOST, names)
     await connection.execute(LOSE_SHARES, names, ended_by)
     # A node may run what it holds devices for: should it come back, the answer to its heartbeat names none of them.
     await connection.execute("DELETE FROM device_claims WHERE node_id = ANY($1::text[])", names)
@@ -589,7 +590,7 @@ async def loss_stands_out(connection: Connection, allocation_id: str) -> bool:
 
 async def address(connection: Connection, node_id: str) -> str:
     """Return where other nodes reach a node."""
-    return await connection.fetchval("SELECT address FROM nodes WHERE id = $1", node_id)
+    return await connection.fetchval("SELECT address FROM known_nodes WHERE id = $1", node_id)
 
 
 async def lock(connection: Connection, allocation_id: str) -> None:

@@ -15,7 +15,7 @@ from services.scheduler.repository.profiles import KIND
 
 MEASURABLE = f"""
 SELECT a.id, a.job_id, a.gpus, a.shares, {KIND} AS kind,
-       (SELECT jsonb_agg(n.devices ORDER BY n.id) FROM nodes n
+       (SELECT jsonb_agg(n.devices ORDER BY n.id) FROM known_nodes n
          WHERE a.shares @> jsonb_build_array(jsonb_build_object('node_id', n.id))) AS devices
   FROM allocations a JOIN jobs j ON j.id = a.job_id
  WHERE a.job_id = ANY($1::text[]) AND a.state IN ('starting', 'running') ORDER BY a.job_id FOR UPDATE OF a
@@ -43,7 +43,7 @@ SELECT m.allocation_id, m.job_id, m.kind, m.gpu_model, m.setting AS control, m.g
 
 REPORTS = """
 SELECT s.allocation_id, s.node_id, s.settings
-  FROM rank_statuses s JOIN setting_measurements m ON m.allocation_id = s.allocation_id
+  FROM rank_reports s JOIN setting_measurements m ON m.allocation_id = s.allocation_id
  WHERE m.state = 'running' AND s.settings IS NOT NULL
 """
 

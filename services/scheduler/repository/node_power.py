@@ -1,4 +1,4 @@
-"""Nodes that are given up, powered down and woken."""
+"""Nodes that are powered down and woken."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from datetime import datetime
 from typing import NamedTuple
 
 from services.contracts.nodes import PowerState
+from services.db import nodes
 from services.db.database import Connection
 from services.db.node_power import NODE_POWER
 from services.db.rows import fetch_row, fetch_rows
-
-EXPIRED = """
-SELECT id FROM nodes n WHERE state = 'up' AND lease_until < now() - make_interval(secs => $1) AND engine = 'wattshift'
-   AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('going_down', 'off', 'waking'))
-   FOR UPDATE SKIP LOCKED
-"""
 
 FRESH = "since = now(), attempts = 0, acted_at = NULL, done_at = NULL, next_attempt_at = NULL"
 
 GO_DOWN = f"""
 INSERT INTO node_power AS p (node_id, state, reason, detail)
-SELECT n.id, 'going_down', $2, $3 FROM nodes n
- WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND n.lease_until > now() AND NOT n.measures_only
+SELECT n.id, 'going_down', $2, $3 FROM known_nodes n
+ WHERE n.id = ANY($1::text[]) AND n.state = 'up' AND n.heard AND NOT n.measures_only
    AND NOT EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id)
 ON CONFLICT (node_id) DO UPDATE SET state = 'going_down', reason = $2, detail = $3, off_at = NULL, {FRESH}
  WHERE p.state = 'on' AND NOT p.pinned
@@ -36,10 +31,9 @@ UPDATE node_power SET state = 'waking', reason = $2, detail = $3, {FRESH}
 
 CHANGING = """
 SELECT p.node_id, p.state, p.pinned, p.attempts, p.acted_at, p.off_at, n.heartbeat_at, n.registered_at, now() AS at,
-       coalesce(n.lease_until > now(), false) AS leased,
-       coalesce(n.lease_until > now() AND n.heartbeat_at > p.since, false) AS heard,
+       n.heard AS leased, coalesce(n.heard AND n.heartbeat_at > p.since, false) AS heard,
        extract(epoch FROM now() - p.done_at)::float8 AS done_for_s
-  FROM node_power p JOIN nodes n ON n.id = p.node_id WHERE p.state <> 'on'
+  FROM node_power p JOIN known_nodes n ON n.id = p.node_id WHERE p.state <> 'on'
 """
 
 DUE = """
@@ -54,7 +48,7 @@ BOOTING = "SELECT count(*) FROM node_power WHERE state = 'waking' AND acted_at I
 # A node goes down only with nothing left to do: no device held, no command that it has not had.
 BEGIN = """
 UPDATE node_power p SET attempts = p.attempts + 1, acted_at = coalesce(p.acted_at, now()), next_attempt_at = NULL
-  FROM nodes n
+  FROM known_nodes n
  WHERE n.id = p.node_id AND p.node_id = $1 AND p.state = $2 AND p.done_at IS NULL
    AND (p.state = 'waking' OR (p.acted_at IS NOT NULL OR NOT p.pinned)
         AND NOT EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id)
@@ -83,10 +77,10 @@ UPDATE node_power SET detail = $2, next_attempt_at = now() + make_interval(secs 
 """
 
 POWERED = """
-SELECT n.state = 'up' AND coalesce(n.lease_until > now(), false) AS heard, coalesce(p.state, 'on') AS state,
+SELECT n.state = 'up' AND n.heard AS heard, coalesce(p.state, 'on') AS state,
        coalesce(p.pinned, false) AS pinned, EXISTS (SELECT FROM device_claims c WHERE c.node_id = n.id) AS busy,
        n.measures_only
-  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id WHERE n.id = $1
+  FROM known_nodes n LEFT JOIN node_power p ON p.node_id = n.id WHERE n.id = $1
 """
 
 KNOWN = "INSERT INTO node_power (node_id) VALUES ($1) ON CONFLICT DO NOTHING"
@@ -166,15 +160,6 @@ class NodePowerRow(NamedTuple):
     estimated_energy_j: float
 
 
-async def lock_expired(connection: Connection, margin_s: float) -> list[str]:
-    """Lock and return the nodes whose leases are over by a margin.
-
-    Nodes that ought to be silent are not among them: nothing runs there, and changes of their power have time limits
-    of their own.
-    """
-    return [record[0] for record in await connection.fetch(EXPIRED, margin_s)]
-
-
 async def power_down(connection: Connection, node_ids: Collection[str], reason: str, detail: str) -> list[str]:
     """Take nodes out of the plans, to be powered down; return those that were on, idle, leased and not pinned."""
     if not node_ids:
@@ -203,7 +188,7 @@ async def changing(connection: Connection) -> list[ChangingNode]:
 
 async def lock_changing(connection: Connection, node_id: str) -> ChangingNode | None:
     """Lock and return a node, None if it is simply on."""
-    await connection.fetchval("SELECT id FROM nodes WHERE id = $1 FOR UPDATE", node_id)
+    await nodes.lock(connection, [node_id])
     return await fetch_row(connection, ChangingNode, f"{CHANGING} AND p.node_id = $1 FOR UPDATE OF p", node_id)
 
 

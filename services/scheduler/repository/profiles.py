@@ -17,7 +17,7 @@ that tenant."""
 NEWS = """
 SELECT p.kind, p.gpu_model, p.setting AS control, max(p.measured_at) AS newest,
        coalesce((SELECT max((SELECT count(*) FROM jsonb_array_elements(n.devices) d WHERE d ->> 'parent' IS NULL))
-                   FROM nodes n WHERE n.devices -> 0 ->> 'model' = p.gpu_model), 1) AS gpus_per_node
+                   FROM known_nodes n WHERE n.devices -> 0 ->> 'model' = p.gpu_model), 1) AS gpus_per_node
   FROM setting_points p LEFT JOIN setting_profiles f USING (kind, gpu_model, setting)
  WHERE NOT EXISTS (SELECT FROM setting_measurements m
                     WHERE m.state = 'running' AND (m.kind, m.gpu_model, m.setting) = (p.kind, p.gpu_model, p.setting))

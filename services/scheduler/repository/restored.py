@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from services.db import nodes
 from services.db.database import Connection
 from services.scheduler.repository import gangs
 
 LIVE_NODES = """
-SELECT id FROM nodes WHERE state = 'up'
+SELECT id FROM known_nodes WHERE state = 'up'
 UNION SELECT node_id FROM device_claims
 UNION SELECT share ->> 'node_id' FROM allocations, jsonb_array_elements(shares) share WHERE state <> 'ended'
 """
@@ -22,9 +23,9 @@ UPDATE jobs j SET generation = generation + $1
 async def lose_everything(connection: Connection) -> int:
     """Give up every node with its shares of gangs; return how many gangs were live."""
     live = await connection.fetchval("SELECT count(*) FROM allocations WHERE state <> 'ended'")
-    nodes = [record[0] for record in await connection.fetch(LIVE_NODES)]
-    known = [record[0] for record in await connection.fetch("SELECT id FROM nodes ORDER BY id FOR UPDATE")]
-    await gangs.lose_nodes(connection, sorted({*nodes, *known}), "stopped")
+    of_gangs = [record[0] for record in await connection.fetch(LIVE_NODES)]
+    known = await nodes.lock(connection)
+    await gangs.lose_nodes(connection, sorted({*of_gangs, *known}), "stopped")
     return live
 
 

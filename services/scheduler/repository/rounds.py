@@ -34,11 +34,9 @@ SELECT (SELECT count(*) || '/' || coalesce(max(id), '') || '/' || coalesce(max(q
        (SELECT count(*) FROM device_claims),
        (SELECT coalesce(string_agg(id || zone || labels || (draining OR closed IS NOT NULL) || registered_at, ','
                                    ORDER BY id), '')
-          FROM nodes
-         WHERE state = 'up' AND lease_until > now() AND NOT measures_only),
+          FROM known_nodes WHERE state = 'up' AND heard AND NOT measures_only),
        (SELECT string_agg(node_id || gpu || '/' || revision || state, ',' ORDER BY node_id, gpu) FROM gpu_partitions),
-       (SELECT string_agg(node_id || gpu, ',' ORDER BY node_id, gpu) FROM gpu_health
-         WHERE cause IS NOT NULL OR drained),
+       (SELECT string_agg(node_id || gpu, ',' ORDER BY node_id, gpu) FROM unusable_gpus),
        (SELECT coalesce(string_agg(node_id || state || pinned || (since + make_interval(secs => $1) <= now()), ','
                                    ORDER BY node_id), '') FROM node_power),
        (SELECT policy || parameters FROM scheduler_state WHERE id = 1),

@@ -33,8 +33,8 @@ SELECT e.job_id, e.planned, extract(epoch FROM e.would_start_at)::float8 AS woul
 USED = """
 SELECT job_id, zone, signal, extract(epoch FROM min(start_at))::float8 AS start_s,
        extract(epoch FROM max(end_at))::float8 AS end_s,
-       sum((gpu_energy_j + cpu_energy_j + static_energy_j) * pue) AS energy_j, sum(carbon_gco2) AS carbon_gco2
-  FROM energy_usages WHERE job_id = ANY($1::text[])
+       sum(energy_j * pue) AS energy_j, sum(carbon_gco2) AS carbon_gco2
+  FROM energy_lines WHERE job_id = ANY($1::text[])
  GROUP BY 1, 2, 3, floor(extract(epoch FROM start_at) / 900) ORDER BY start_s, 1, 2
 """
 

@@ -8,10 +8,10 @@ from services.db.database import Connection
 from services.db.rows import fetch_rows
 
 SHARES = """
-SELECT j.tenant_id, coalesce(min((t.limits ->> 'share_weight')::float8), 1) AS weight,
+SELECT j.tenant_id, coalesce(min(t.share_weight), 1) AS weight,
        coalesce(sum(a.gpus), 0)::int AS gpus, count(*) FILTER (WHERE j.state = 'queued')::int AS waiting_jobs
   FROM jobs j
-  LEFT JOIN tenants t ON t.id = j.tenant_id
+  LEFT JOIN tenant_limits t ON t.tenant_id = j.tenant_id
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
  WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
  GROUP BY j.tenant_id ORDER BY j.tenant_id

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from services.contracts.engines import OURS
 from services.db.database import Connection, Database
-from services.db.gpu_health import UNUSABLE
 from services.db.job_specs import (
     ASKED_GPUS,
     BATCH_MAX,
@@ -62,21 +61,21 @@ SELECT j.id, j.tenant_id, j.state,
 _LIVE = """
   FROM jobs j
   LEFT JOIN allocations a ON a.job_id = j.id AND a.state <> 'ended'
-  LEFT JOIN job_footprints f ON f.job_id = j.id
-  LEFT JOIN job_progress p ON p.job_id = j.id
+  LEFT JOIN footprints f ON f.job_id = j.id
+  LEFT JOIN reported_work p ON p.job_id = j.id
   LEFT JOIN job_predictions q ON q.job_id = j.id AND q.predicted_at IS NOT NULL
  WHERE j.state IN ('queued', 'starting', 'running', 'preempting')
-   AND NOT (EXISTS (SELECT FROM budgets WHERE exceeded AND action = 'hold')  -- asked once: mostly there is none
+   AND NOT (EXISTS (SELECT FROM held_projects)  -- asked once: mostly there is none
             AND j.state = 'queued' AND j.spec -> 'service' IS NULL AND EXISTS (
-       SELECT FROM budgets b
-        WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project) AND b.exceeded AND b.action = 'hold'))
+       SELECT FROM held_projects b WHERE b.tenant_id = j.tenant_id AND b.project IN ('', j.project)))
 """
 _OF_GATED = " AND (NOT j.gated OR j.id = ANY($1::text[]))"
 _BY_ID = ' ORDER BY j.id COLLATE "C"'
 JOBS = f"{_COLUMNS} {_LIVE}"
 JOBS_BY_ID = f"{JOBS} AND j.id = ANY($1::text[]) {_BY_ID}"
 VERSIONS = f"""
-SELECT j.id, j.xmin, coalesce(a.xmin, '0'), coalesce(f.xmin, '0'), coalesce(p.xmin, '0'), coalesce(q.xmin, '0') {_LIVE}
+SELECT j.id, j.xmin, coalesce(a.xmin, '0'), coalesce(f.version, '0'), coalesce(p.version, '0'), coalesce(q.xmin, '0')
+{_LIVE}
 """
 # Jobs beyond their project's budget are not there to be started; admission holds them and says why.
 
@@ -90,44 +89,35 @@ SELECT r.job_id, r.gpus, r.generation, r.progress / r.energy_j AS progress_per_j
 """
 
 NODES = """
-SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining OR n.closed IS NOT NULL AS draining, n.containers,
-       coalesce(p.state, 'on') AS power,
+SELECT n.id, n.zone, n.labels, n.devices, n.readings, n.draining, n.containers, n.power,
        n.engine = 'wattshift'
            AND coalesce(p.state = 'off'
                 OR p.state = 'on' AND NOT p.pinned AND p.since + make_interval(secs => $1) <= now()
                    AND coalesce(p.stays_on_until <= now(), true), true) AS may_sleep,
        n.engine, to_jsonb(n.queues) AS queues
-  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
- WHERE n.state = 'up' AND NOT n.measures_only AND coalesce(p.state, 'on') <> 'failed'
-   AND (n.lease_until > now() OR p.state IN ('off', 'waking'))
- ORDER BY n.id
+  FROM usable_nodes n LEFT JOIN node_power p ON p.node_id = n.id ORDER BY n.id
 """
 
 # Nodes that get no new work, or some GPUs of which get none, and why not.
-AWAY = f"""
+AWAY = """
 SELECT n.id, n.zone, n.labels, n.devices, n.containers, n.engine, to_jsonb(n.queues) AS queues,
        CASE WHEN p.state = 'failed' THEN 'its power could not be switched'
-            WHEN n.state <> 'up' OR NOT coalesce(n.lease_until > now(), false) THEN 'it is silent'
+            WHEN n.state <> 'up' OR NOT n.heard THEN 'it is silent'
             WHEN n.draining THEN 'it is drained'
             ELSE coalesce(n.closed, 'GPUs of it are out of service') END AS why
-  FROM nodes n LEFT JOIN node_power p ON p.node_id = n.id
- WHERE NOT n.measures_only AND n.devices <> '[]' AND (n.draining OR n.closed IS NOT NULL OR p.state = 'failed'
-    OR n.state <> 'up'
-    OR NOT coalesce(n.lease_until > now(), false) AND coalesce(p.state, 'on') NOT IN ('off', 'waking')
-    OR EXISTS (SELECT FROM gpu_health h WHERE h.node_id = n.id AND {UNUSABLE}))
+  FROM known_nodes n LEFT JOIN node_power p ON p.node_id = n.id LEFT JOIN usable_nodes u ON u.id = n.id
+ WHERE NOT n.measures_only AND n.devices <> '[]'
+   AND (u.id IS NULL OR u.draining OR EXISTS (SELECT FROM unusable_gpus h WHERE h.node_id = n.id))
  ORDER BY n.id
 """
 
-ZONES = "SELECT DISTINCT zone FROM nodes WHERE state = 'up' AND NOT measures_only ORDER BY zone"
+ZONES = "SELECT DISTINCT zone FROM known_nodes WHERE state = 'up' AND NOT measures_only ORDER BY zone"
 
 HOSTS = """
-SELECT u.node_id, coalesce(sum(u.cpu_energy_j + u.static_energy_j)
-       / nullif(extract(epoch FROM max(u.end_at) - min(u.start_at))::float8, 0), 0) AS power_w
-  FROM energy_usages u JOIN nodes n ON n.id = u.node_id
- WHERE u.start_at > now() - interval '60 seconds' AND u.boot_id <> 'power' AND n.state = 'up' AND n.lease_until > now()
-   AND NOT n.measures_only
-   AND NOT EXISTS (SELECT FROM node_power p WHERE p.node_id = n.id AND p.state IN ('off', 'waking', 'failed'))
- GROUP BY u.node_id
+SELECT l.node_id, coalesce(sum(l.host_energy_j)
+       / nullif(extract(epoch FROM max(l.end_at) - min(l.start_at))::float8, 0), 0) AS power_w
+  FROM energy_lines l JOIN usable_nodes n ON n.id = l.node_id AND n.power NOT IN ('off', 'waking')
+ WHERE l.start_at > now() - interval '60 seconds' AND l.boot_id <> 'power' GROUP BY l.node_id
 """
 
 ASLEEP_W = """
@@ -140,22 +130,17 @@ CLAIMS = "SELECT node_id, device FROM device_claims"
 
 PARTITIONS = "SELECT node_id, gpu, sizes, owner, state FROM gpu_partitions"
 
-UNUSABLE_GPUS = f"SELECT h.node_id, h.gpu FROM gpu_health h WHERE {UNUSABLE}"
+UNUSABLE_GPUS = "SELECT node_id, gpu FROM unusable_gpus"
 
-QUOTAS = """
-SELECT id AS tenant_id, (limits ->> 'max_gpus')::int AS gpus FROM tenants WHERE limits ->> 'max_gpus' IS NOT NULL
-"""
+QUOTAS = "SELECT tenant_id, max_gpus AS gpus FROM tenant_limits WHERE max_gpus IS NOT NULL"
 
 NOISE_SCALES = f"""
 SELECT {profiles.KIND} AS kind, exp(avg(ln(p.noise_scale))) AS noise_scale
-  FROM job_progress p JOIN jobs j ON j.id = p.job_id
+  FROM reported_work p JOIN jobs j ON j.id = p.job_id
  WHERE p.noise_scale IS NOT NULL AND {profiles.KIND} = ANY($1::text[]) GROUP BY 1
 """
 
-WEIGHTS = """
-SELECT id AS tenant_id, (limits ->> 'share_weight')::float8 AS weight
-  FROM tenants WHERE (limits ->> 'share_weight')::float8 <> 1
-"""
+WEIGHTS = "SELECT tenant_id, share_weight AS weight FROM tenant_limits WHERE share_weight <> 1"
 
 # A job that waits is bound to the nodes of its last gang, as `gangs.bind` wrote; one that has a gang to those of that,
 # where one of them keeps checkpoints to itself.
@@ -165,9 +150,9 @@ UNION ALL
 SELECT a.job_id, ARRAY(SELECT s.share ->> 'node_id' FROM jsonb_array_elements(a.shares) WITH ORDINALITY AS s (share, at)
                         ORDER BY s.at)
   FROM allocations a JOIN jobs j ON j.id = a.job_id
- WHERE EXISTS (SELECT FROM nodes WHERE checkpoints = 'local')  -- asked once: mostly there is none
+ WHERE EXISTS (SELECT FROM known_nodes WHERE checkpoints = 'local')  -- asked once: mostly there is none
    AND a.state <> 'ended' AND {KEEPS_CHECKPOINTS} AND EXISTS (
-       SELECT FROM jsonb_array_elements(a.shares) s JOIN nodes n ON n.id = s ->> 'node_id'
+       SELECT FROM jsonb_array_elements(a.shares) s JOIN known_nodes n ON n.id = s ->> 'node_id'
         WHERE n.checkpoints = 'local')
 """
 
