@@ -11,7 +11,7 @@ def carbon_gco2(energy_j: float, intensity_gco2_per_kwh: float, pue: float = 1.0
 
     Args:
         energy_j: Energy at the device, joules, >= 0.
-        intensity_gco2_per_kwh: Of the grid while the energy was used; a marginal signal may be negative.
+        intensity_gco2_per_kwh: Grid intensity while the energy was used; a marginal signal may be negative.
         pue: Facility energy over device energy, >= 1. GREEN section 9 leaves it at 1.
 
     Raises:
@@ -25,9 +25,9 @@ def carbon_gco2(energy_j: float, intensity_gco2_per_kwh: float, pue: float = 1.0
 
 
 def relative_change(value: float, base: float) -> float | None:
-    """Return the change of a figure from a base, as a share of that base; None if the base is not above 0.
+    """Return the change from a base to a figure, as a share of the base; None if the base is not above 0.
 
-    With a negative base, which sums of marginal emissions can have, an increase would appear as a decrease.
+    With a negative base, as sums of marginal emissions can be, an increase would appear as a decrease.
     """
     return value / base - 1 if base > 0 else None
 

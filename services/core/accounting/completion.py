@@ -12,7 +12,7 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True)
 class CompletionTimes:
-    """Job completion times of a set of jobs; NaN where there are none."""
+    """Job completion times of a set of jobs; NaN if the set is empty."""
 
     jobs: int
     mean_s: float

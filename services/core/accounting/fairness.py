@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 
 def jain_index(served: Iterable[float]) -> float:
-    """Return Jain's index, ``(sum x)^2 / (n * sum x^2)``: 1 if all are served alike, 1/n if one gets everything.
+    """Return Jain's index, ``(sum x)^2 / (n * sum x^2)``: 1 if all are served equally, 1/n if one gets everything.
 
-    NaN if there is nobody, and 1 if nobody has anything.
+    NaN if there are no tenants, and 1 if none has received anything.
 
     Args:
         served: What each has received relative to its weight, in any unit, >= 0. Here: the GPU time of tenants that

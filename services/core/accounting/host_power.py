@@ -1,4 +1,4 @@
-"""Host power other than the GPUs'. Without NumPy, because agents are installed without it."""
+"""Power a host draws besides its GPUs. Without NumPy, because agents are installed without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CpuPowerModel:
     minimum (``between``); more can be measured per host.
 
     Attributes:
-        utilisation: (k,) shares of all cores in use, from 0 to 1, strictly increasing, k >= 2.
+        utilisation: (k,) share of all cores in use, from 0 to 1, strictly increasing, k >= 2.
         power_w: (k,) watts at those points, not decreasing.
 
     Source: GREEN section 4.1.

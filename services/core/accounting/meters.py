@@ -3,8 +3,8 @@
 No board or package draws more than its limit for longer than its control loop takes to react, so every meter reading
 has a bound: ``E(t1, t2) = integral of P dt <= P_max (t2 - t1)``. An increase beyond it, or a decrease where no counter
 can have wrapped, was not measured, whatever the meter says. Modelled power x time is booked instead, and only once: if
-the counter later carries on from where it was, it counts for what it shows less what was modelled in the meantime. A
-counter that starts anew is believed from its second reading that is consistent with its first.
+the counter later carries on from where it was, what was modelled in the meantime is subtracted from its rise. A counter
+that starts anew is believed once two of its readings are consistent with each other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def board_most_w(model: str, limits_w: Sequence[float | None]) -> float:
     """Return the most that a GPU's board can draw, watts.
 
     Args:
-        model: Its name; the peak of a known board counts where a limit is not stated.
+        model: Its name; for a known board its peak is used where a limit is not stated.
         limits_w: The limit in force, and the highest that can be set; None where it is not stated.
     """
     known_w = [limit_w for limit_w in limits_w if limit_w is not None]
@@ -76,7 +76,7 @@ class Bound:
         return 0 <= energy_j <= self.most_w * (max(elapsed_s, 0.0) + READ_SLACK_S)
 
     def rise_j(self, before_j: float, after_j: float) -> float:
-        """Return how much a counter that wrapped at most once rose; below 0 if it fell for another reason."""
+        """Return by how much a counter that wrapped at most once rose; below 0 if it fell for another reason."""
         rise_j = after_j - before_j
         return rise_j if rise_j >= 0 or math.isinf(self.wraps_at_j) else rise_j + self.wraps_at_j
 
@@ -103,8 +103,8 @@ class Counter:
         at_s: When the last reading was taken, believed or not.
         modelled_j: What was booked since ``read_at_s``.
         doubted_j: The last reading, if it is not believed.
-        spare_j: What may be drawn beyond ``most_w`` x time, because readings are not exact moments. It is used up once
-            and refilled over time, so that the sum of everything booked keeps to the bound.
+        spare_j: What may be drawn beyond ``most_w`` x time, because readings are not instantaneous. Once used up it is
+            only refilled over time, so that the sum of everything booked keeps to the bound.
     """
 
     reading_j: float
@@ -172,7 +172,7 @@ def advance(counter: Counter, bound: Bound, reading_j: float, at_s: float, model
 def sampled(bound: Bound, before_w: float, after_w: float, elapsed_s: float) -> Booked:
     """Return the energy between two power samples, by the trapezium rule; it is modelled where there is a fault.
 
-    A sample that the hardware cannot draw is replaced by the other one; if neither is possible, by the bound.
+    A sample that the hardware cannot draw is replaced by the other one, or by the bound if neither is possible.
     """
     can = [power_w for power_w in (before_w, after_w) if 0 <= power_w <= bound.most_w]
     mean_w = sum(can) / len(can) if can else bound.most_w

@@ -40,12 +40,12 @@ def split_slice_energy(energy_j: float, idle_j: float, slices: Mapping[Key, Slic
     split by size.
 
     Args:
-        energy_j: Of the whole GPU; finite and >= 0.
+        energy_j: Energy of the whole GPU; finite and >= 0.
         idle_j: What it would have drawn idle, counted up to ``energy_j``; 0 if unknown.
-        slices: By any key.
+        slices: The slices, by any key.
 
     Raises:
-        DomainError: an energy or an activity is not a number in its range, or there is no slice.
+        DomainError: an energy or an activity is out of range or not a number, or there is no slice.
     """
     if not (math.isfinite(energy_j) and energy_j >= 0 and math.isfinite(idle_j) and idle_j >= 0):
         raise DomainError("the energy of a GPU is a finite number of joules >= 0")

@@ -19,7 +19,7 @@ class FreeBlocks:
     """Free blocks by order; within an order, nodes that are awake come first, then the fullest, then by index."""
 
     def __init__(self, masks: Mapping[int, int], free_gpus: list[int], asleep: list[bool]) -> None:
-        """Take the free devices of the usable nodes as bit masks, and the number of free devices of all nodes."""
+        """Take the free devices of the usable nodes, as bit masks, and the number of free devices on all nodes."""
         self._masks = dict(masks)
         self._free_gpus, self._asleep = free_gpus, asleep
         self._queues: list[list[tuple[bool, int, int]]] = [[] for _ in range(ORDERS)]
@@ -62,7 +62,7 @@ _ALIGNED = [sum(1 << at for at in range(0, MASK_BITS, 1 << order)) for order in 
 
 @lru_cache(maxsize=1 << 14)
 def largest_blocks(mask: int) -> Mapping[int, int]:
-    """Return, for each order, where the first free block begins that is not part of a larger one; no entry if none."""
+    """Return where the first free block of each order begins that is in no larger one; some orders have none."""
     found: dict[int, int] = {}
     starts = mask
     for order in range(ORDERS):

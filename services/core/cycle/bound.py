@@ -2,9 +2,9 @@
 
 Such a job starts on exactly these nodes, all of them, in the order in which its gang had them, so that each rank finds
 its part where it was written; otherwise it waits. ``run_cycle`` shows policies what it may still have: the sizes that
-its nodes can hold, and no GPU model while one of its nodes takes no work. ``reconcile`` counts what bound jobs get node
-by node (``NodeRoom``) and places them before all others. As elsewhere, the policy's order decides who gets a node's
-GPUs; free ones are kept for a bound job that waits for the rest.
+its nodes can hold, and no eligible GPU model while one of its nodes takes no work. ``reconcile`` counts what bound jobs
+get node by node (``NodeRoom``) and places them before all others. As elsewhere, the policy's order decides who gets a
+node's GPUs; free ones are kept for a bound job that waits for the rest.
 
 Nothing here is used while no job is bound.
 """
@@ -67,7 +67,7 @@ def _units(snapshot: Snapshot, job_id: JobId) -> Bools:
 
 
 def _sizes(snapshot: Snapshot, job: int, on: Sequence[NodeId]) -> tuple[int, int] | None:
-    """Return the smallest and the largest gang that a job can have on its nodes; None if they cannot take it."""
+    """Return the smallest and the largest gang that a job can have on its nodes; None if it can have none."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     rows = [nodes.index[node_id] for node_id in on if node_id in nodes.index]
     if len(rows) < len(on) or not nodes.schedulable[rows].all() or len(set(nodes.gpu_model[rows].tolist())) > 1:
@@ -82,7 +82,7 @@ def _sizes(snapshot: Snapshot, job: int, on: Sequence[NodeId]) -> tuple[int, int
 
 
 def with_bound_reasons(snapshot: Snapshot, plan: Plan) -> Plan:
-    """Return the plan with the reasons of bound jobs that wait for their nodes replaced accordingly."""
+    """Return the plan, giving bound jobs that wait for their nodes that reason."""
 
     def explained(action: Action) -> Action:
         if not isinstance(action, Hold) or (on := snapshot.bound.get(action.job_id)) is None:
@@ -152,7 +152,7 @@ class NodeRoom:
     """
 
     def __init__(self, snapshot: Snapshot, *, reclaims: bool) -> None:
-        """Count the GPUs to be had; with ``reclaims`` including those of jobs that may be stopped."""
+        """Count the available GPUs; with ``reclaims``, including those of jobs that may be stopped."""
         jobs, nodes = snapshot.jobs, snapshot.nodes
         index = nodes.index
         self.shares: dict[int, list[tuple[int, int]]] = {}
@@ -189,16 +189,16 @@ class NodeRoom:
         return job not in self._on or self._spread(self._on[job], gpus, self._room) is not None
 
     def keeps(self, job: int) -> bool:
-        """Whether the GPUs that a running job holds on such nodes are not claimed by jobs ranked before it."""
+        """Whether the GPUs that a running job holds on such nodes have not been claimed by jobs ranked before it."""
         return all(self._room[node] >= gpus for node, gpus in self._held.get(job, ()))
 
     def keep(self, job: int) -> None:
-        """Count the GPUs that a running job keeps."""
+        """Count as taken the GPUs that a running job keeps."""
         for node, gpus in self._held.get(job, ()):
             self._room[node] -= gpus
 
     def claim(self, job: int, gpus: int) -> None:
-        """Count the GPUs that a bound job gets on its nodes, now or later."""
+        """Count as taken the GPUs that a bound job gets on its nodes, now or later."""
         for node, count in (self._spread(self._on[job], gpus, self._room) or ()) if job in self._on else ():
             self._room[node] -= count
 
@@ -207,7 +207,7 @@ class NodeRoom:
         return self._spread(self._on[job], gpus, self._free) is not None
 
     def start(self, job: int, gpus: int) -> None:
-        """Give a bound job free GPUs of its nodes; there must be enough."""
+        """Give a bound job free GPUs of its nodes; the caller checks that there are enough."""
         self.shares[job] = self._spread(self._on[job], gpus, self._free) or []
         for node, count in self.shares[job]:
             self._free[node] -= count

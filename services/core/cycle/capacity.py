@@ -47,12 +47,12 @@ class Capacity:
 
     @property
     def model(self) -> Ints:
-        """(n_jobs,) GPU model of the devices the job holds, -1 if it holds none on a known node."""
+        """(n_jobs,) index of the GPU model the job holds, -1 if it holds none on a known node."""
         return self._located[0]
 
     @property
     def held(self) -> Ints:
-        """(n_jobs,) devices the job holds on schedulable nodes: what stopping it would free."""
+        """(n_jobs,) number of devices the job holds on schedulable nodes: what stopping it would free."""
         return self._located[1]
 
     @property

@@ -79,12 +79,12 @@ class Ranked:
 
     @cached_property
     def model(self) -> Ints:
-        """GPU model of the devices the job holds, or -1."""
+        """Index of the GPU model the job holds, or -1."""
         return self._capacity.model[self.jobs]
 
     @cached_property
     def held(self) -> Ints:
-        """Devices the job holds on schedulable nodes."""
+        """Number of devices the job holds on schedulable nodes."""
         return self._capacity.held[self.jobs]
 
     @cached_property
@@ -103,7 +103,7 @@ class Ranked:
         return np.flatnonzero(waiting | self._table.preemptible[self.jobs])
 
     def unfilled(self) -> Ints:
-        """Return the verdicts as they are when there is no capacity: (n_ranked,)."""
+        """Return the verdicts when there is no capacity: (n_ranked,)."""
         waits = np.where(self.models == 0, NOWHERE, SHORT)
         runs = np.where(self.held > 0, OUT, KEEP)
         return np.where(self.phase == QUEUED, waits, np.where(self.phase == PREEMPTING, KEEP, runs))
@@ -132,12 +132,12 @@ class Quota:
         return limit is None or self._claimed.get(tenant, 0) + gpus <= limit
 
     def claim(self, job: int, gpus: int) -> None:
-        """Count GPUs the job will hold."""
+        """Count GPUs that the job will hold against its tenant's quota."""
         tenant = self._tenants[job]
         self._claimed[tenant] = self._claimed.get(tenant, 0) + gpus
 
     def take_now(self, job: int, gpus: int) -> bool:
-        """Count GPUs the job holds from now on; False if its tenant must release some first."""
+        """Count GPUs that the job holds from now on; return False if its tenant must release some first."""
         tenant = self._tenants[job]
         limit = self._limits.get(tenant)
         held = self._held.get(tenant, 0) + gpus
@@ -150,8 +150,8 @@ class Quota:
 class Filler:
     """Gives out capacity, best rank first.
 
-    Jobs that start and jobs that wait for a release draw on the same room, but only starts draw on what is free now. So
-    a job may start on a free device although a better-ranked gang waits, as long as the devices being released cover
+    Starts and waits for a release draw on the same capacity, but only starts use what is free now. So
+    a job may start on a free device while a better-ranked gang waits, as long as the devices being released cover
     that gang.
 
     Attributes:
@@ -171,7 +171,7 @@ class Filler:
     ) -> None:
         """Take the obtainable devices of each model, and how many of them are free now: (n_gpu_models,).
 
-        ``bound`` counts those of the nodes to which jobs are bound, if there are any.
+        ``bound`` tracks the nodes to which jobs are bound, if any.
         """
         self._ranked = ranked
         self._room = room.copy()
@@ -216,10 +216,11 @@ class Filler:
                     self._given[position] = OVER_QUOTA
 
     def _keep_first(self, positions: Ints) -> Ints:
-        """Keep jobs that run at the size they should have, as long as there is room; return the other positions.
+        """Keep running jobs that already have the right size, as long as there is room; return the other positions.
 
-        Those are the jobs ranked first or, where there is room for all that every job wants, all of them. The result is
-        what ``_keep`` would decide one by one, for one GPU model and no quotas, as in most jobs of most active rounds.
+        The jobs ranked first are kept or, if there is room for everything that the jobs want, all of them. The result
+        is what ``_keep`` would decide one by one, for one GPU model and no quotas: the case of most jobs in most active
+        rounds.
         """
         ranked = self._ranked
         phase, held, wanted = ranked.phase[positions], ranked.held[positions], ranked.wanted[positions]
@@ -264,7 +265,7 @@ class Filler:
             quota.claim(job, gpus)
 
     def _admit(self, position: int, job: int, queued: bool, wanted: int, models: int) -> None:
-        """Let a waiting job start or claim: on the model with free devices, then with the most room, then the first."""
+        """Let a waiting job start or claim: on the model with free devices, else with the most room, else the first."""
         quota = self._quota
         if quota is not None and not quota.allows(job, wanted):
             if queued:

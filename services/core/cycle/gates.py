@@ -1,5 +1,5 @@
 """Which queued jobs must not start yet: those that depend on others, tasks beyond their array's limit, those that pause
-because they ended soon after each of their last starts, and those that their engine does not start.
+because they ended soon after each of their last starts, and those that their engine will not start.
 
 They are left out of snapshots, so that no policy can start them and none needs to know about arrays and dependencies.
 Both the live scheduler and the simulator use this module to decide.
@@ -34,7 +34,7 @@ class Need:
         dependent: The job or array that depends.
         needed: The job or array it depends on.
         condition: How ``needed`` must have ended.
-        name: The name users gave ``needed``.
+        name: The name of ``needed`` that users see.
         ends: How far ``needed`` has got.
     """
 
@@ -65,8 +65,8 @@ class GatedJob:
         index: Its index in the array.
         holds_gpus: Whether it has a gang, even one that is stopping.
         has_run: Whether it ever had one: a task that was preempted keeps its turn.
-        blocked: Why its engine does not start it, whatever GPUs are free; empty if only GPUs are missing.
-        paused: Until when it pauses before it starts again, in words; empty if it does not.
+        blocked: Why its engine will not start it, whatever GPUs are free; empty if only GPUs are missing.
+        paused: Until when it pauses before starting again, in words; empty if it does not.
     """
 
     id: str
@@ -80,7 +80,7 @@ class GatedJob:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """A job that must not start yet: why, as a code and a sentence."""
+    """A job that must not start yet, and why, as a code and a sentence."""
 
     id: str
     reason: Reason
@@ -126,7 +126,7 @@ def withheld(jobs: Sequence[GatedJob], limits: Mapping[str, int], needs: Iterabl
 
 
 def blocked_words(blocked: str) -> str:
-    """Return why a job that its engine does not start is waiting."""
+    """Return why a job that its engine will not start is waiting."""
     return f"Its engine does not start it: {blocked}."
 
 

@@ -2,11 +2,11 @@
 
 A job that would lose much by being spread (``COMM_HEAVY``) gets the fewest nodes; any other gang takes the nodes with
 the fewest free devices first, and so leaves whole nodes to such jobs. A tensor group never spans nodes: a gang whose
-groups do not fit waits. ``refined`` also times gangs of the first kind on nodes with room to spare, because even shares
-of more nodes can beat uneven ones of fewer. ``first-fit`` takes the first nodes with free devices whatever the job: the
-paper's baselines use A-SRPT's mapping of replicas, but not its choice of servers.
+groups do not fit waits. ``refined`` also tries gangs of the first kind on nodes with room to spare, because even shares
+of more nodes can beat uneven shares of fewer. ``first-fit`` takes the first nodes with free devices whatever the job:
+the paper's baselines use A-SRPT's mapping of replicas, but not its choice of servers.
 
-A job without a graph is taken as pure data parallelism of a model of ``UNKNOWN_PARAMETER_BYTES``. A placement lists
+A job without a graph is treated as pure data parallelism of a model of ``UNKNOWN_PARAMETER_BYTES``. A placement lists
 nodes in the order of the first replica they hold, so that ranks, which are numbered in that order, follow the stages.
 
 Source: A-SRPT section IV-C, lines 8 to 23 of Algorithm 1.
@@ -81,11 +81,12 @@ def seats(
 
     Args:
         node_model: (n_nodes,) the GPU model of each node.
-        mapper: Of the job at its size.
-        gpu_model: The model it gets.
+        mapper: The mapper of the job at its size.
+        gpu_model: The GPU model it gets.
         count: (n_nodes,) free devices.
         method: How replicas are mapped.
-        servers: Which it is offered first. On the fullest it gets the fewest nodes, and a single one if that holds it.
+        servers: Which servers it is offered first. On the fullest it gets the fewest nodes, or just one if that
+            suffices.
     """
     gpus = mapper.graph.gpus
     nodes = np.flatnonzero((node_model == gpu_model) & (count > 0))
@@ -120,7 +121,7 @@ def place_by_graph(
     comm_heavy: float = COMM_HEAVY,
     accepts: Callable[[Mapper, Seats], bool] | None = None,
 ) -> Placement | None:
-    """Take devices for one gang where its graph wants them; None: it waits, and nothing was taken.
+    """Take devices for one gang as its graph requires; None: it waits, and nothing was taken.
 
     Args:
         snapshot, job, gpus, gpu_model, free: As for a ``Placer``.
@@ -166,10 +167,10 @@ def _found(mapper: Mapper, counts: tuple[int, ...], method: Method, spare: int) 
     """Return how many GPUs each server gives; None if the gang waits.
 
     Args:
-        mapper: Of the job.
-        counts: Free GPUs, in the order in which servers are taken.
+        mapper: The job's mapper.
+        counts: Free GPUs, in the order in which servers are used.
         method: How replicas are mapped.
-        spare: Servers beyond the necessary ones that may be used if that is faster.
+        spare: How many servers beyond the necessary ones may be used if that is faster.
     """
     width = mapper.narrowest
     room = np.array(counts, dtype=np.int64) // width * width

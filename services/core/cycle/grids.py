@@ -6,7 +6,7 @@ GPUs it may use, in proportion to their numbers of GPUs, free or not. That does 
 elsewhere, so a job that waits for a certain hour keeps waiting for it.
 
 A job that draws from several grids has the mean of their curves, weighted by its shares. In a cluster with one zone
-every job has the curve of that zone itself, and nothing here takes time.
+every job simply has the curve of that zone, at no cost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 @dataclass(frozen=True)
 class JobCurves:
-    """The carbon curves by which some jobs draw power.
+    """The carbon curves of the grids from which some jobs draw power.
 
     Attributes:
         curves: Each distinct curve.
@@ -42,7 +42,7 @@ class JobCurves:
         return self.curves[0 if self.of is None else int(self.of[row])]
 
     def each(self, figure: Callable[[CarbonCurve], float]) -> float | Floats:
-        """Return a figure of each job's curve: (n_jobs,), or one number where all have one curve."""
+        """Return a figure for each job's curve: (n_jobs,), or one number if all have one curve."""
         if self.of is None:
             return figure(self.curves[0])
         return np.array([figure(curve) for curve in self.curves])[self.of]
@@ -70,7 +70,7 @@ def eligible_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
 
 
 def present_curves(snapshot: Snapshot, which: Ints) -> JobCurves:
-    """Return the curves that each of these jobs draws by: its nodes', or the eligible ones' if it holds no GPUs."""
+    """Return the curve of each of these jobs: its nodes', or the eligible ones' if it holds no GPUs."""
     if len(snapshot.outlooks) == 1 or not which.size:
         return _of_first(snapshot)
     nodes, gpus = snapshot.nodes, _eligible_gpus(snapshot, which)
@@ -102,7 +102,8 @@ def _of_first(snapshot: Snapshot) -> JobCurves:
 def _eligible_gpus(snapshot: Snapshot, which: Ints) -> Floats:
     """Return the GPUs that each job may use in each zone, on nodes that accept work: (n_which, n_zones).
 
-    A job that may use none at present, because its nodes are drained or it is about to stop for good, is given all.
+    A job that may use none at present, because its nodes are drained or it is about to stop for good, is given all
+    GPUs.
     """
     nodes = snapshot.nodes
     of_model = np.zeros((len(snapshot.gpu_models), len(snapshot.outlooks)))
@@ -114,7 +115,7 @@ def _eligible_gpus(snapshot: Snapshot, which: Ints) -> Floats:
 
 
 def _mixes(snapshot: Snapshot, gpus: Floats) -> JobCurves:
-    """Return the mean curves of jobs with these GPUs in each zone: (n_jobs, n_zones), no row all 0."""
+    """Return the mean curves of jobs with these GPUs in each zone: (n_jobs, n_zones), no row all zeros."""
     shares, of = np.unique(gpus / gpus.sum(axis=1, keepdims=True), axis=0, return_inverse=True)
     curves = [outlook.curve for outlook in snapshot.outlooks]
     return JobCurves(tuple(mixed(curves, each) for each in shares.tolist()), of.reshape(-1))

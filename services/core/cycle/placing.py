@@ -1,8 +1,8 @@
 """Choose the devices of a gang that is to start.
 
 A ``Placer`` looks at the devices still free and names some of them. Reconciliation hands it gangs one by one, in rank
-order, and removes the devices it names from the free ones. Other placers (heavy-edge cuts, buddy blocks) have
-the same type.
+order, and removes the devices it names from the free ones. Other placers (heavy-edge cuts, buddy blocks) have the same
+type.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Placer(Protocol):
 
 
 def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: FreeDevices) -> Placement | None:
-    """Place a gang on the fewest nodes, and among those on the ones it leaves fullest; ties go to the first node."""
+    """Place a gang on the fewest nodes, choosing those it leaves fullest; ties go to the first node."""
     del job
     count = free.count
     if len(snapshot.gpu_models) > 1:
@@ -148,8 +148,8 @@ def consolidated(snapshot: Snapshot, job: int, gpus: int, gpu_model: int, free: 
 def fewest_nodes(count: Ints, gpus: int) -> list[tuple[int, int]] | None:
     """Return the (index, count) of the fewest nodes that hold a gang; None if all together do not.
 
-    If one node has room, it is the one with the fewest free devices that suffice. Otherwise nodes are taken with the
-    most free devices first, until the rest of the gang fits on one node: again the tightest. Ties go to the first.
+    If one node has room, the one with the fewest free devices that suffice is used. Otherwise nodes with the most free
+    devices are taken first, until the rest of the gang fits on one node, again the tightest. Ties go to the first.
 
     Args:
         count: (n_nodes,) free devices.

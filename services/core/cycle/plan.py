@@ -34,7 +34,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Stop a gang with its grace period; the job waits again. ``next_gpus`` is its size when it comes back."""
+    """Stop a gang with its grace period; the job waits again. ``next_gpus`` is its size when it restarts."""
 
     job_id: JobId
     reason: Reason
@@ -42,9 +42,10 @@ class Preempt:
 
 
 class Hold(NamedTuple):
-    """Leave a job waiting, and say why. A named tuple, twice as fast to make as a dataclass: a round may make 100,000.
+    """Leave a job waiting, and say why. A named tuple, which takes half as long to make as a dataclass.
 
-    ``expected_start_s``: when the policy lets it start, if its GPUs are free by then; UTC seconds, None if unknown.
+    A round may make a hundred thousand. ``expected_start_s``: when the policy will let it start if its GPUs are free by
+    then; UTC seconds, None if unknown.
     """
 
     job_id: JobId

@@ -1,4 +1,4 @@
-"""What a policy is; the round, the scheduler and the simulator use nothing else of it.
+"""What a policy is; the round, the scheduler and the simulator use only this interface.
 
 Besides ``Policy``, a class may implement any of the optional protocols here.
 """
@@ -50,15 +50,15 @@ class StatelessPolicy:
     """The memory methods of a policy that remembers nothing; its memory is None."""
 
     def initial(self) -> None:
-        """Return no memory."""
+        """Return None: there is no memory."""
 
     def dump(self, memory: None) -> dict[str, Any]:
-        """Return no memory as JSON values."""
+        """Return None: there is no memory to store."""
         del memory
         return {}
 
     def load(self, stored: dict[str, Any]) -> None:
-        """Return no memory, whatever was stored."""
+        """Return None, whatever was stored."""
         del stored
 
 
@@ -97,7 +97,7 @@ class PacksJobs(Protocol):
 
 @dataclass(frozen=True)
 class StandingOrder:
-    """The order, and the sizes, in which the rounds until the next active one fill free devices.
+    """The order in which, and the sizes at which, jobs fill free devices in the rounds until the next active one.
 
     Jobs are ordered by their queue, then their key, their time of submission and their id. Columns are (n_jobs + 1,),
     as in the last active round's table; the last entry, at -1, is for jobs that arrived later.
@@ -118,7 +118,7 @@ class StandingOrder:
     left_out: Bools
 
     def walk(self, few: int) -> Iterator[int]:
-        """Yield the index of each job in ``jobs``, in that order; sorting is put off until the first few are past."""
+        """Yield the index of each job in ``jobs``, in that order; those after the first few are sorted on demand."""
         keys = self.queue[:-1], self.key[:-1], self.submitted_s
         first = among_first(few, *keys)
         yield from self._sorted(first, keys)
@@ -135,5 +135,5 @@ class RanksAhead(Protocol):
     """A policy whose passive rounds only follow the last active ranking, so that a caller can tell whom they affect."""
 
     def standing(self, memory: Any) -> StandingOrder:
-        """Return the order that a memory stands for; users' priorities take precedence over it."""
+        """Return the order that a memory stands for; users' priorities come before it."""
         ...

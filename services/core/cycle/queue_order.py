@@ -2,7 +2,7 @@
 
 ``reconcile`` fills free devices in rank order: the gangs it starts come first, and those it leaves waiting follow in
 rank order, ahead of the jobs that the policy did not rank at all. So when GPUs become free, the first job in this order
-that fits them is the next to start, as long as the policy keeps to its ranking.
+that fits is the next to start, as long as the policy's ranking stays the same.
 """
 
 from __future__ import annotations

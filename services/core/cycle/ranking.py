@@ -44,7 +44,7 @@ class Ranking:
         return replace(self, expects=expects)
 
     def expected_s(self) -> dict[int, float]:
-        """Return when other jobs are expected to be ranked, UTC seconds, by index; unknown times are left out."""
+        """Return when other jobs are expected to be ranked, UTC seconds, by index; unknown ones are left out."""
         if self.expects is None:
             return {}
         others, start_s = self.expects()
@@ -71,7 +71,7 @@ def rank(
         which: (n_which,) indices of the wanted jobs, some or all of ``contenders``.
         sizes: (n_which,) the sizes they are ranked at.
         keys: As for ``order_by``; each (n_which,).
-        preemption: That with which the plan is made (``reconcile``).
+        preemption: The value used to make the plan (``reconcile``).
         backfill: Whether jobs below one that does not fit may start.
         unranked: Why the other jobs wait.
     """

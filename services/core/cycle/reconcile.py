@@ -46,7 +46,7 @@ def reconcile(
     place: Placer | None = None,
     backfill: bool = True,
 ) -> Plan:
-    """Return the plan that brings the cluster to what a ranking asks for.
+    """Return the plan that brings the cluster to the state a ranking asks for.
 
     With ``Preemption.NOW`` a running job is restarted at its new size if that fits at its rank, kept if its present
     size fits, and preempted otherwise. A job that is starting may be preempted but never resized; one that may not be
@@ -116,7 +116,7 @@ def _quota(snapshot: Snapshot, *, all_runs_on: bool) -> Quota | None:
 
 
 def _fill_all(snapshot: Snapshot, ranked: Ranked, capacity: Capacity, backfill: bool) -> Filler:
-    """Fill as an active round does: what preemptible jobs hold is given out with the rest."""
+    """Fill as an active round does, also giving out what preemptible jobs hold."""
     jobs = snapshot.jobs
     reclaimed = jobs.preemptible & (jobs.phase != PREEMPTING) & (capacity.model >= 0)
     model, held = capacity.model[reclaimed], capacity.held[reclaimed]
@@ -137,7 +137,7 @@ def _starts(
         snapshot: The cluster.
         found: Job, size and GPU model of each gang, best rank first.
         place: As in ``reconcile``; not used for jobs that are bound to nodes, which are placed first.
-        bound: What those jobs get, and what is kept back for those that wait.
+        bound: What bound jobs get, and what is kept back for those that wait.
     """
     starts: list[tuple[int, Start]] = []
     declined: list[int] = []
@@ -167,7 +167,7 @@ _WAITS: dict[int, Reason] = {
 
 
 def _reasons(snapshot: Snapshot, ranked: Ranked, verdicts: Ints, unranked: Reason) -> dict[int, Reason]:
-    """Return why each queued job waits, by its index: first the ranked ones in order, then the unwanted."""
+    """Return why each queued job waits, by its index: ranked ones first, in order, then the unwanted."""
     queued = np.flatnonzero(ranked.phase == QUEUED)
     codes = map(_WAITS.__getitem__, verdicts[queued].tolist())
     reasons = dict(zip(ranked.jobs[queued].tolist(), codes, strict=True))
@@ -192,7 +192,7 @@ def _count_services(snapshot: Snapshot, ranked: Ranked, reasons: dict[int, Reaso
 def _those_for_the_next_round(
     snapshot: Snapshot, ranked: Ranked, capacity: Capacity, reasons: dict[int, Reason]
 ) -> list[int]:
-    """Return the jobs that outrank running ones: they will be placed at the next active round, so lack no devices."""
+    """Return the jobs that outrank running ones: the next active round will place them, so they lack no devices."""
     if not {Reason.NOT_ENOUGH_FREE_GPUS, Reason.FAIR_SHARE}.intersection(reasons.values()):
         return []
     filler = _fill_all(snapshot, ranked, capacity, backfill=True)

@@ -49,7 +49,7 @@ def with_holds(snapshot: Snapshot, actions: Iterable[Action]) -> tuple[Action, .
 
 
 def without_indices(snapshot: Snapshot) -> RoundHints:
-    """Return the round's hints without indices, for a snapshot whose job table differs."""
+    """Return the round's hints without indices, for a snapshot with a different job table."""
     return replace(snapshot.hints, contenders=None, newly_waiting=None, before=None)
 
 
@@ -126,7 +126,7 @@ def queue_changes(snapshot: Snapshot, known: Callable[[], set[JobId]]) -> tuple[
 
 
 def ranks_whole_queue(snapshot: Snapshot) -> bool:
-    """Whether a strict queue is to be ranked to its end, and not only to the first job that finds no room.
+    """Whether a strict queue must be ranked to its end, rather than only to the first job that finds no room.
 
     That is the case if the round gives reasons; with several GPU models or tenant quotas, where a job that does not fit
     blocks only some of those behind it; where GPUs are divided between tenants, which changes the order; and where jobs
@@ -136,7 +136,7 @@ def ranks_whole_queue(snapshot: Snapshot) -> bool:
 
 
 def is_uniform(snapshot: Snapshot) -> bool:
-    """Whether all devices are alike to all jobs: one GPU model, on nodes that take work, and no bound jobs."""
+    """Whether all devices are equivalent for all jobs: one GPU model, on nodes that take work, and no bound jobs."""
     return len(snapshot.gpu_models) == 1 and snapshot.nodes.all_schedulable and not snapshot.bound
 
 

@@ -8,8 +8,8 @@ Each waiting instance, oldest first,
 2. reserves its devices on a node where the free ones, those of stopping gangs and those of preemptible gangs suffice:
    the node where gangs with the fewest GPUs must stop. Those of lowest priority stop first, and among these the
    youngest; or
-3. reserves what is free or being released on the node where the fewest of its devices are out of reach, and stops
-   no gang: what is missing belongs to gangs that may not be preempted.
+3. reserves what is free or being released on the node where the fewest of the devices it needs are out of reach, and
+   stops no gang: what is missing belongs to gangs that may not be preempted.
 
 What was reserved is hidden from the policy, so that nothing starts there and a waiting service is never overtaken by
 training jobs. Reservations are not stored: the next round finds them again, because devices being released cost no
@@ -155,7 +155,7 @@ class _Placing:
         return True
 
     def _reserve(self, service: ServiceInstance) -> Reason:
-        """Take as many of a service's devices as possible off one node, and return why it waits."""
+        """Reserve as many of a service's devices as possible on one node, and return why it waits."""
         nodes = self._snapshot.nodes
         usable: list[int] = np.flatnonzero(service.nodes & nodes.schedulable).tolist()
         could = [
@@ -226,7 +226,7 @@ class _Placing:
         return replace(jobs, phase=phase, gpus=gpus, placements=placements).rows(trains)
 
     def _expected_w(self) -> float:
-        """Return the power to assume for each device a service is about to get: the highest known of any, watts."""
+        """Return the power to assume for each device a service is about to get: the highest known for any, watts."""
         snapshot = self._snapshot
         of_jobs = snapshot.jobs.gpu_power_w[np.isfinite(snapshot.jobs.gpu_power_w)]
         known = [*of_jobs.tolist(), *snapshot.idle_w.tolist(), snapshot.services_w / max(snapshot.services_gpus, 1)]
@@ -234,7 +234,7 @@ class _Placing:
 
 
 def _placed_together(services: Sequence[ServiceInstance], nodes: NodeTable, free: Sequence[int]) -> dict[JobId, int]:
-    """Return a node for each waiting service, if all fit together but one after another would not; else nothing."""
+    """Return a node for each waiting service if all fit together but would not one after another; else nothing."""
     waiting = [service for service in services if service.nodes.any()]
     sizes = [service.gpus for service in waiting]
     if len(waiting) < 2 or sum(sizes) > sum(free):

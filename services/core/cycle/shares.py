@@ -1,7 +1,7 @@
 """GPUs between tenants: whose job comes next, whatever the policy; within a tenant the policy's order stands.
 
 The ranking of a policy is taken apart by tenant and put together again: the next place goes to the first remaining
-job of the tenant that has had the least for its weight,
+job of the tenant that has had the least relative to its weight,
 
     level = (used + lasting_s * GPUs given in this round) / weight
 
@@ -49,7 +49,7 @@ def share_out(
 
     Args:
         snapshot: The cluster.
-        shares: What its tenants have used.
+        shares: What tenants have used.
         ranking: The policy's.
         preemption: As used for the plan; running jobs compete only if it is ``NOW``.
     """
@@ -76,8 +76,8 @@ class _Table:
     """One round's ranking, by tenant; lists are by place in the ranking.
 
     Attributes:
-        tenants: Those with a job that is ranked or holds GPUs, in order of first appearance.
-        competes: (n_ranked,) whose place is open: jobs that wait, and running ones that may be stopped now.
+        tenants: Tenants with a job that is ranked or holds GPUs, in order of first appearance.
+        competes: (n_ranked,) whether the job's place is open: it waits, or runs and may be stopped now.
         tenant: The owner of each job.
         stays: GPUs of jobs that run on whatever is decided, by tenant.
         room: GPUs to give, by model.
@@ -107,7 +107,7 @@ class _Table:
         self.room: list[int] = (room + np.array(capacity.room)).tolist()
 
     def admitted(self, places: list[int]) -> list[int]:
-        """Return those of these places, in this order, whose jobs find room."""
+        """Return those of the given places, in the same order, whose jobs find room."""
         room, given, gpus = _Room(self), dict(self.stays), self.ranking.gpus.tolist()
         found: list[int] = []
         for at in places:
@@ -185,7 +185,7 @@ class _Table:
         return not (own or has_turn), level, at
 
     def _least_used(self, tenant: str) -> float:
-        """Return the least that any other tenant has used for its weight."""
+        """Return the least that any other tenant has used relative to its weight."""
         used, weights = self._shares.used_gpu_s, self.snapshot.tenant_weights
         others = (each for each in self.tenants if each != tenant)
         return min((used.get(each, 0.0) / weights.get(each, 1.0) for each in others), default=math.inf)

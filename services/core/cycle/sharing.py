@@ -62,7 +62,7 @@ def guests_of(snapshot: Snapshot) -> dict[int, int]:
 
 
 def less_quota(quota: dict[str, int], jobs: JobTable) -> dict[str, int]:
-    """Return what tenants may hold besides these jobs, of one GPU each."""
+    """Return what tenants may hold besides these jobs, which have one GPU each."""
     held = Counter(jobs.tenants)
     return {tenant: max(gpus - held[tenant], 0) for tenant, gpus in quota.items()} if quota else quota
 
@@ -82,7 +82,7 @@ def with_guests_stops(snapshot: Snapshot, plan: Plan, policy: object) -> Plan:
 
 
 def without_stops_of_guests(plan: Plan, guests: JobTable | None) -> Plan:
-    """Return the part of a plan that concerns the jobs of the table."""
+    """Return a plan without the guests' stops: the part that concerns the jobs of the table."""
     if guests is None:
         return plan
     actions = (each for each in plan.actions if not (isinstance(each, Preempt) and each.job_id in guests.index))

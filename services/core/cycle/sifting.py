@@ -55,7 +55,7 @@ def within_reach(
 def _within_reach_of_room(
     snapshot: Snapshot, waits: Ints, sizes: Ints, key: Floats | Ints | Bools, *, backfill: bool
 ) -> Bools | None:
-    """Return which waiting jobs may get something without stops.
+    """Return which waiting jobs may get something without stopping others.
 
     With room for r GPUs, nothing is left below the r-th one-GPU job that fits; without backfilling, a job takes a GPU
     or blocks all below it, so none below the (r + 1)-th job matters.
@@ -79,7 +79,7 @@ def _within_reach_of_room(
 def _within_reach_of_stops(snapshot: Snapshot, which: Ints, sizes: Ints, keys: Keys) -> Ints | None:
     """Return the positions of the jobs that an active round has to look at.
 
-    Waiting jobs get nothing, whatever is stopped, below as many waiting one-GPU jobs as there are GPUs.
+    With n GPUs, jobs below the n-th waiting one-GPU job get nothing, whatever is stopped.
     """
     jobs, gpus = snapshot.jobs, snapshot.total_gpus
     if which.size - gpus <= MANY:
@@ -100,7 +100,7 @@ def _within_reach_of_stops(snapshot: Snapshot, which: Ints, sizes: Ints, keys: K
 def sifted(
     snapshot: Snapshot, order: Ints, gpus: Ints, capacity: Capacity, preemption: Preemption, *, backfill: bool
 ) -> tuple[Ints, Ints]:
-    """Return a ranking, (n_ranked,) indices and sizes, less jobs that a round without reasons leaves as they are."""
+    """Return a ranking, (n_ranked,) indices and sizes, without jobs that a round without reasons leaves unchanged."""
     if gives_reasons(snapshot):
         return order, gpus
     if preemption is Preemption.NOW:
@@ -125,7 +125,7 @@ def sifted(
 def starts_of_few(
     snapshot: Snapshot, order: Ints, gpus: Ints, preemption: Preemption, *, backfill: bool
 ) -> list[tuple[int, int, int]] | None:
-    """Return (job, size, GPU model) of each start if they are quickly found one by one; None if not.
+    """Return (job, size, GPU model) of each start if these can be found quickly, one by one; None if they cannot.
 
     That is what ``Filler`` decides for one GPU model and no quota, in a round without preemption or reasons. Most of a
     simulation's rounds are like that, with one job to start.

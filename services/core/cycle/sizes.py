@@ -11,7 +11,7 @@ from services.core.domain.arrays import Ints
 
 
 def model_gpus(snapshot: Snapshot) -> Ints:
-    """Return the GPUs on schedulable nodes of each model: (n_gpu_models,)."""
+    """Return the number of GPUs of each model on schedulable nodes: (n_gpu_models,)."""
     nodes = snapshot.nodes
     if len(snapshot.gpu_models) == 1:
         return np.array([snapshot.total_gpus])

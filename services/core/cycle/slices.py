@@ -1,8 +1,8 @@
 """Jobs on MIG slices: each gets one slice of its size before any policy decides, and no policy sees them.
 
-Jobs come in the order of ``Snapshot.slice_jobs``. A job takes the free slice whose GPU has the most slices in use, so
-that other GPUs become free and can be cut anew. Nothing is stopped for a job on a slice, and no slice is reserved for
-one: the next to become free goes to the first job that may have it.
+Jobs are placed in the order of ``Snapshot.slice_jobs``. A job takes the free slice whose GPU has the most slices in
+use, so that other GPUs become free and can be repartitioned. Nothing is stopped for a job on a slice, and no slice is
+reserved for one: the next to become free goes to the first job that may have it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class SliceTable:
     takes_work: Bools
 
     def suits(self, sevenths: int, memory_gib: float, eligible: Bools) -> Bools:
-        """Return which of them a job may run on: (n_units,).
+        """Return which of the units a job may run on: (n_units,).
 
         Args:
             sevenths: The size that it asks for; no other will do.
             memory_gib: The least memory it needs.
-            eligible: (n_gpu_models,) where it may run.
+            eligible: (n_gpu_models,) GPU models on which it may run.
         """
         return (
             (self.sevenths == sevenths) & (self.memory_gib >= memory_gib) & eligible[self.gpu_model] & self.takes_work
@@ -49,7 +49,7 @@ class SliceTable:
 
 
 def slice_turn(*, is_service: bool, priority: int, submitted_s: float, job_id: str) -> tuple[bool, int, float, str]:
-    """Return the sort key of jobs that wait for slices: service instances first, then by priority, then the oldest."""
+    """Return the sort key of a job that waits for a slice: service instances first, then by priority, then by age."""
     return not is_service, -priority, submitted_s, job_id
 
 

@@ -75,7 +75,7 @@ class JobTable:
         phase: ``Phase`` codes.
         min_gpus, max_gpus, step_gpus: The sizes the gang may have.
         asked_gpus: The size its user asked for; the smallest unless given.
-        gpus: Devices held now, 0 for a queued job.
+        gpus: Number of devices held now, 0 for a queued job.
         eligible: (n_jobs, n_gpu_models) whether the job may run on devices of that model. All False for a job that is
             stopping for good (cancelled, put on hold): it then claims nothing of what it releases.
         preemptible: Whether the job may be stopped once it runs.
@@ -99,7 +99,7 @@ class JobTable:
             at its present progress; -1 if there is none; all -1 unless given.
         batch_min, batch_max: The range of total batches, samples, from which its user lets policies choose; -1 where
             the batch is fixed by the user; all -1 unless given.
-        shareable: Whether the job may share its GPU with another job that may; none unless given.
+        shareable: Whether the job may share its GPU with another such job; all False unless given.
         memory_gib: The memory that the job needs on each GPU; NaN if unknown, and unless given.
     """
 
@@ -167,7 +167,7 @@ class JobTable:
         return self.phase.size
 
     def rows(self, keep: Bools) -> JobTable:
-        """Return the table of some of the jobs, given by a mask: (n_jobs,)."""
+        """Return the table of the jobs that a mask selects: (n_jobs,)."""
         columns: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         for name, column in columns.items():
             columns[name] = column[keep] if isinstance(column, np.ndarray) else tuple(compress(column, keep))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
@@ -185,13 +185,13 @@ class NodeTable:
     Attributes:
         ids: Node ids, unique.
         gpu_model: Index of the node's model in ``Snapshot.gpu_models``.
-        gpus: Devices on the node.
+        gpus: Number of devices on the node.
         schedulable: False while the node is drained: running jobs continue, nothing new starts there.
         free_devices: Per node, the indices of free devices, ascending.
         free_gpus: The number of free devices; counted unless given.
         zone: Index of the node's grid in ``Snapshot.outlooks``; 0 unless given.
-        asleep: Powered down; a gang that starts there waits for the node to boot. None unless given.
-        may_sleep: Whether plans may power the node down and up. None unless given.
+        asleep: Powered down; a gang that starts there waits for the node to boot. All False unless given.
+        may_sleep: Whether plans may power the node down and up. All False unless given.
     """
 
     ids: tuple[NodeId, ...]
@@ -216,7 +216,7 @@ class NodeTable:
 
     @cached_property
     def schedulable_gpus(self) -> int:
-        """GPUs on nodes that take work."""
+        """Number of GPUs on nodes that take work."""
         return int(self.gpus[self.schedulable].sum())
 
     def __post_init__(self) -> None:
@@ -231,12 +231,12 @@ class NodeTable:
 
     @cached_property
     def free_total(self) -> int:
-        """Free GPUs on all nodes, including those that take no work."""
+        """Number of free GPUs on all nodes, including those that take no work."""
         return int(self.free_gpus.sum())
 
     @cached_property
     def widest(self) -> int:
-        """Devices of the largest node, at least 1."""
+        """Number of devices on the largest node, at least 1."""
         return int(self.gpus.max(initial=1))
 
     @cached_property
@@ -268,7 +268,7 @@ class ServiceInstance:
     """A waiting service instance: a job of fixed size that is placed before any policy decides.
 
     Attributes:
-        job_id: Its row in the job table has the rest.
+        job_id: Its id; the job table has the rest.
         gpus: The number of its devices, all on one node.
         nodes: (n_nodes,) where it may run, on nodes that take work and are wide enough.
     """
@@ -304,7 +304,7 @@ class SliceJob:
     """A job that waits for a slice: one device, not placed by any policy.
 
     Attributes:
-        job_id: Its row in the job table has the rest.
+        job_id: Its id; the job table has the rest.
         sevenths: The size of the slice.
         units: (n_slice_units,) where it may run, free or not: slices of its size, on nodes that take work.
     """
@@ -319,7 +319,7 @@ class TenantShares:
     """What decides between tenants; see ``services.core.cycle.shares``.
 
     Attributes:
-        used_gpu_s: The usage of each that still counts, GPU seconds; 0 where none is given.
+        used_gpu_s: Each tenant's usage that still counts, GPU seconds; 0 where none is given.
         lasting_s: Mean life of usage, seconds.
         turn_s: How long a running job keeps its GPUs from a tenant that has used as much as its own, seconds.
     """
@@ -343,7 +343,7 @@ class RoundHints:
             declares a standing order (``PolicyEntry.waits_by``) that leaves nothing for them, or keeps its own queue
             (``PolicyEntry.keeps_queue``). None: not determined.
         newly_waiting: (n,) indices of the jobs that began to wait since the previous round, for a policy that keeps its
-            own queue; given only if jobs stop waiting in no other way than by starting. None: not determined.
+            own queue; given only if jobs stop waiting only by starting. None: not determined.
         before: (n_jobs,) where each job stood in the table of the last active round, -1 if it was not there. None:
             not kept.
     """
@@ -383,7 +383,7 @@ class Snapshot:
         next_active_s: When the next active round is due, UTC seconds; NaN: unknown.
         placement: How gangs are placed unless the policy says otherwise: a name in ``placers.PLACERS``.
         graphs: What is known of jobs' stages, replicas and bytes, for placers that use it.
-        network: Between and within nodes; ``server_gpus`` is the widest node's.
+        network: Bandwidths between and within nodes; ``server_gpus`` is the widest node's.
         length_spreads: Standard deviation of jobs' predicted lengths, as a share of the prediction; jobs for which it
             is not known are left out.
         measured_w: What the cluster draws by its meters, including hosts, watts, with all changes in effect; NaN:
@@ -392,13 +392,13 @@ class Snapshot:
         measuring: The jobs whose gangs are being measured in this way; None: unknown.
         goodput_curves: (n_curves, 2, n_sizes) predicted speed at 1, 2, ... GPUs with the batch size tuned to them, on
             one node and over several, in one unit per curve; indexed by ``JobTable.goodput_curve``.
-        goodput_batches: Of the same shape: the total batch, samples, at which that speed is reached.
-        goodput_gains: Of the same shape: that speed over the one with the user's own batch; empty: unknown.
+        goodput_batches: Same shape: the total batch, samples, at which that speed is reached.
+        goodput_gains: Same shape: that speed relative to the one with the user's own batch; empty: unknown.
         services: The service instances that wait, oldest first. ``run_cycle`` places them; a policy sees none. Those
             that start or run are in no table, nor are their devices, and ``tenant_gpu_quota`` is reduced by them.
         services_gpus: Devices that service instances hold or have reserved on nodes in the table, and GPUs that are cut
             or kept for others; neither are among the devices of the table.
-        services_w: What those draw, with their share of the host, watts; not in ``measured_w``.
+        services_w: What those draw, including their share of the host, watts; not in ``measured_w``.
         slice_units: The slices that jobs may run on; never devices of the node table.
         slice_jobs: The jobs that wait for one, in the order in which they get it. ``run_cycle`` places them; a policy
             sees none. Those that hold one are in no table, and ``tenant_gpu_quota`` is reduced by them.
@@ -471,5 +471,5 @@ class Snapshot:
 
     @property
     def total_gpus(self) -> int:
-        """GPUs on nodes that accept work: the capacity that a policy shares out."""
+        """Number of GPUs on nodes that accept work: the capacity that a policy shares out."""
         return self.nodes.schedulable_gpus

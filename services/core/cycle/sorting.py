@@ -44,7 +44,7 @@ def order_by(ids: Sequence[JobId], *keys: Floats | Ints | Bools, which: Ints | N
 
 
 def _sorted(keys: tuple[Floats | Ints | Bools, ...]) -> Ints:
-    """Return the positions sorted by all keys, like ``np.lexsort``, but faster: that sorts everything by every key.
+    """Return the positions sorted by all keys, as ``np.lexsort`` does, but without sorting everything by every key.
 
     NumPy's stable sort takes a fraction of the time of its other sorts and partitions if many values are equal.
     """

@@ -27,14 +27,14 @@ HOLDING = {QUEUED: False, STARTING: True, RUNNING: True, PREEMPTING: False}
 def check_plan(snapshot: Snapshot, plan: Plan) -> None:
     """Raise unless the plan can be carried out on the cluster the snapshot shows.
 
-    Checked: the snapshot's version; that each job has at most one action and besides it one for each kind of control,
+    Checked: the snapshot's version; that each job has at most one action, plus one for each kind of control,
     that the job is known and its phase allows the action (controls are set only for a gang that continues or starts, on
     devices that take them); that devices exist, are free, on a schedulable node, and given once, except to a gang that
     shares the one device of another that runs on, which both must permit; that gangs are whole, of a size on the job's
     grid and on one GPU model the job may use, with a batch that its user permits; tenant quotas, counting what is held
     now; that nodes may be powered down or up, and down only where nothing runs or starts; that a service instance
-    starts on one node where it may run, and a job on a slice on one free slice of its size; that a job bound to the
-    nodes that alone have its checkpoint starts there.
+    starts on one node where it may run, and a job on a slice on one free slice of its size; that a job starts
+    on the nodes that alone have its checkpoint.
 
     Raises:
         PlanError: the first check that fails, naming the job.

@@ -95,7 +95,7 @@ class CarbonCurve:
         return integral[step] + values[step] * (time_s - times[step])
 
     def mean(self, start_s: float, end_s: float) -> float:
-        """Return the time-weighted mean over ``[start_s, end_s)``, gCO2/kWh; if empty, the value at its start.
+        """Return the time-weighted mean over ``[start_s, end_s)``, gCO2/kWh; if that is empty, the value at its start.
 
         Source: GREEN section 4.2: the mean times energy is what a constant power emits.
         """
@@ -137,7 +137,7 @@ class CarbonCurve:
         return begins, ends, self.intensity_gco2_per_kwh[self._steps_at(begins)]
 
     def cut(self, start_s: float, end_s: float) -> CarbonCurve:
-        """Return the curve over ``[start_s, end_s)`` alone, a window that must not be empty."""
+        """Return the curve over ``[start_s, end_s)`` alone; this window must not be empty."""
         begins, _, intensity = self.steps(start_s, end_s)
         estimated = self.estimated[self._steps_at(begins)] | (begins < self.start_s)
         if end_s > self.end_s:
@@ -164,10 +164,10 @@ class CarbonCurve:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a grid, with gaps where nothing was.
+    """What was measured of a grid's intensity, with gaps where nothing was.
 
     Attributes:
-        starts_s, ends_s: (n,) of each measured step, UTC seconds, in order and without overlap; n >= 1.
+        starts_s, ends_s: (n,) when each measured step starts and ends, UTC seconds, in order without overlap; n >= 1.
         curve: The same without gaps: in each, the preceding value holds, as an estimate.
     """
 
@@ -180,7 +180,7 @@ class Measured:
         """Return measured steps as columns (n,): their values, gCO2/kWh, and whether the provider estimated each.
 
         Raises:
-            DomainError: there are none, or they are not in order of time.
+            DomainError: there are none, or they are not in chronological order.
         """
         gaps = np.flatnonzero(ends_s[:-1] < starts_s[1:])
         curve = CarbonCurve(
@@ -234,8 +234,8 @@ class CarbonOutlook:
         signal: What the intensities measure.
         curve: Recent history and forecast in one curve.
         stale: Whether the newest value is past its maximum age; decisions still use it, and say so.
-        low, high: (n,) for the curve's steps, the deciles between which a forecast is taken to lie four times out of
-            five, gCO2/kWh; a step whose deciles are not known has its value there. None: none are known.
+        low, high: (n,) for the curve's steps, the deciles between which the actual value is taken to lie four times out
+            of five, gCO2/kWh; where they are not known they equal the step's value. None: none are known.
 
     Raises:
         DomainError: the deciles do not match the steps of the curve.

@@ -12,7 +12,7 @@ from services.core.domain.errors import DomainError
 
 @dataclass(frozen=True, eq=False)
 class ControlCurve:
-    """Speed and power of one kind of job on one GPU model by one control, with the other left at its default.
+    """Speed and power of one kind of job on one GPU model by the value of one control, with the other at its default.
 
     Attributes:
         values: (n_values,) watts or MHz, ascending, above 0.

@@ -12,7 +12,7 @@ own failures (a missing job, a bad key) live in ``services.kit.problems``, which
 
 
 class WattshiftError(Exception):
-    """Root of every error the project raises on purpose."""
+    """Root of all errors that the project raises on purpose."""
 
     code = "internal"
 

@@ -21,7 +21,7 @@ class GangTable:
         gpus: (n_sizes,) gang sizes, ascending.
         speed: (n_sizes, n_values) seconds of work done per second.
         power_w: (n_sizes, n_values) draw of the whole gang with its share of the hosts, watts.
-        kind: The control that is set; None if none can be or nothing is known of it, with one control value then.
+        kind: The control that is set; None if none can be set or nothing is known about it; then there is one value.
         values: (n_values,) watts or MHz, ascending; the last is the default.
         power_error: The mean error that the underlying model states for its powers, as a share of them; 0: measured.
     """
@@ -45,7 +45,7 @@ class GangTable:
             raise DomainError("without a kind of control there is one control value")
 
     def at(self, gpus: Ints) -> tuple[Floats, Floats]:
-        """Return speed and power at each size: (n,) to (n, n_values), twice."""
+        """Return speed and power at each size: (n,) to (n, n_values) each."""
         lower, upper, share = _between(self.gpus, gpus)
         share = share[:, None]
         per_gpu_w = self.power_w / self.gpus[:, None]
@@ -62,8 +62,8 @@ class StackedTables:
     """Many tables in which gangs can be looked up at once: those of equal sizes and value counts share one array.
 
     Attributes:
-        kinds: Of each table.
-        values: (n_tables, n_values) those of the tables, inf beyond a table's own.
+        kinds: The kind of each table.
+        values: (n_tables, n_values) the tables' control values, inf beyond a table's own.
         n_values: (n_tables,) how many control values each has.
     """
 
@@ -121,7 +121,7 @@ class StackedTables:
 
 
 def _between(sizes: Ints, gpus: Ints) -> tuple[Ints, Ints, Floats]:
-    """Return the table's sizes on either side of each gang's, and how far it lies between: all as ``gpus``."""
+    """Return the table's sizes below and above each gang's, and how far it lies between: all shaped as ``gpus``."""
     upper = np.minimum(np.maximum(np.searchsorted(sizes, gpus), 1), max(sizes.size - 1, 1)) % sizes.size
     lower = np.maximum(upper - 1, 0)
     span = np.maximum(sizes[upper] - sizes[lower], 1)

@@ -161,7 +161,7 @@ def mig_memory_gib(board: GpuModel) -> tuple[float, float, float, float, float] 
 
 
 def can_be_sliced(name: str) -> bool:
-    """Return whether GPUs of a model can be cut into MIG slices."""
+    """Return whether GPUs of this model can be cut into MIG slices."""
     board = find_gpu_model(name)
     return board is not None and mig_memory_gib(board) is not None
 

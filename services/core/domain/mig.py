@@ -82,9 +82,9 @@ def sevenths_of(name: str) -> int:
 
 
 def placed(sizes: Sequence[int]) -> tuple[SlicePlace, ...]:
-    """Return where slices of these sizes, in sevenths and any order, go on one GPU, in order of their places.
+    """Return where slices of these sizes, in sevenths and any order, go on one GPU, ordered by place.
 
-    It is a placement in which large slices come first; the same sizes always get the same one.
+    Large slices come first in the placement; the same sizes always get the same one.
 
     Raises:
         DomainError: a size is not a slice's, or the sizes do not fit on one GPU together.
@@ -113,7 +113,7 @@ def _place(sizes: tuple[int, ...], taken: int = 0) -> tuple[SlicePlace, ...] | N
 
 
 def fits(places: Sequence[SlicePlace]) -> bool:
-    """Return whether slices may begin where they do without overlapping."""
+    """Return whether slices may begin where they do, without overlapping."""
     taken = 0
     for sevenths, start in places:
         if start not in _STARTS.get(sevenths, ()):

@@ -47,10 +47,10 @@ def pack(sizes: Sequence[int], allowed: Bools, free: Sequence[int], most_steps: 
     """Return a node for each instance, so that all fit; None if there is no way, or none was found in time.
 
     Args:
-        sizes: (n_instances,) GPUs of each.
+        sizes: (n_instances,) number of GPUs of each.
         allowed: (n_instances, n_nodes) where each may run.
-        free: (n_nodes,) free GPUs; of two equal nodes the first is used.
-        most_steps: After how many steps to give up.
+        free: (n_nodes,) number of free GPUs; of two equal nodes the first is used.
+        most_steps: The number of steps after which to give up.
     """
     if not sizes:
         return []

@@ -31,7 +31,7 @@ def unreported(progress: Progress) -> None:
 
 
 def part_of(report: Report, first: float, last: float) -> Report:
-    """Return the report function of a part of the work, whose shares 0 to 1 are ``first`` to ``last`` of the whole."""
+    """Return a report function for a part of the work, mapping shares 0 to 1 to ``first`` to ``last`` of the whole."""
 
     def of_part(progress: Progress) -> None:
         report(Progress(first + (last - first) * progress.share, progress.doing, progress.best))

@@ -18,7 +18,7 @@ MAX_REGIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """The thresholds of a request class, seconds; None for none."""
+    """The thresholds of a request class, seconds; None: no threshold."""
 
     ttft_s: float | None = None
     tbt_s: float | None = None

@@ -20,8 +20,8 @@ MOST_GCO2_PER_KWH = 100_000.0
 def impossible(value: float, scale: float, signal: Signal) -> str:
     """Return why no grid can have such an intensity; empty if one can.
 
-    Emissions are not negative, unless they are avoided ones: a marginal intensity may be. Providers write -999, -9999
-    or more nines where they have no value.
+    Emissions are not negative unless they are avoided emissions, so only a marginal intensity may be. Providers write
+    -999, -9999 or more nines where they have no value.
 
     Args:
         value: As the provider wrote it.

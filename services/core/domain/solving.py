@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Backend(StrEnum):
-    """The solvers that are available."""
+    """The available solvers."""
 
     HIGHS = "highs"
     CBC = "cbc"

@@ -42,10 +42,10 @@ class Architecture:
     """A model to plan for.
 
     Attributes:
-        name: As users type it.
+        name: The name that users type.
         layers: In order.
-        batch: Mini-batch of A-SRPT's Table I.
-        bytes_per_value: For parameters, gradients and activations.
+        batch: Mini-batch in A-SRPT's Table I.
+        bytes_per_value: Width of parameters, gradients and activations.
         flops_per_s: What one GPU achieves.
         tensor_parallel, pipeline: Width of tensor groups and least number of stages of a published layout; 1 and 1 if
             the model fits on one GPU, and the planner may cut it freely.
@@ -105,8 +105,7 @@ Branches = tuple[tuple[tuple[int, int, int], ...], ...]
 def _inception(name: str, into: int, side: int, branches: Branches, *, before: int | None = None) -> Layer:
     """Return a block whose outputs are ``side`` wide.
 
-    If ``before`` is given, it is the width up to the last convolution of each branch, and there is a pooled branch
-    besides.
+    If ``before`` is given, it is the width up to the last convolution of each branch, and a pooled branch is added.
     """
     parts: list[Layer] = []
     for branch in branches:

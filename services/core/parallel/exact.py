@@ -32,7 +32,7 @@ RELATIVE_GAP = 1e-6
 
 @dataclass(frozen=True)
 class Exact:
-    """The programme's solution: (n_classes, n_servers) counts, and whether it is proven optimal."""
+    """The programme's solution: (n_classes, n_servers) counts, and whether it is proven to be optimal."""
 
     counts: Ints
     proven: bool
@@ -50,7 +50,7 @@ def exact(
     """Return the best placement found, which is ``start`` if the solver found none that is faster.
 
     Args:
-        model: Of the job.
+        model: The job's iteration model.
         servers: (n_servers,) free GPUs.
         start: (n_classes, n_servers) a placement that fits; its time bounds the search.
         backend: The solver to use.

@@ -84,7 +84,7 @@ class JobGraph:
 
     @cached_property
     def _hash(self) -> int:
-        """Cached, because placers look up by the graph in every round."""
+        """The hash, cached because placers look up by graph in every round."""
         return hash((self.stages, self.all_reduce is AllReduce.RING))
 
     @cached_property
@@ -134,10 +134,10 @@ class JobGraph:
         return sizes[self.stage_of_class]
 
     def sized(self, gpus: int) -> JobGraph:
-        """Return the job on a different number of GPUs, with the mini-batch of each replica kept.
+        """Return the job on a different number of GPUs, keeping the mini-batch of each replica.
 
-        A multiple of the layout's GPUs multiplies the replicas of each stage accordingly; any other number gives plain
-        data parallelism of the whole model.
+        For a multiple of the layout's GPUs, the replicas of each stage are multiplied accordingly; any other number
+        gives plain data parallelism of the whole model.
         """
         if gpus == self.gpus:
             return self
@@ -159,5 +159,5 @@ class JobGraph:
 
 
 def data_parallel(gpus: int, parameter_bytes: float, computation_s: float = 0.0) -> JobGraph:
-    """Return pure data parallelism: one stage of ``gpus`` replicas, a third of the computation being forward."""
+    """Return pure data parallelism: one stage of ``gpus`` replicas, with a third of the computation spent forward."""
     return JobGraph((Stage(gpus, computation_s / 3, computation_s * 2 / 3, parameter_bytes),))

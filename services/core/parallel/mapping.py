@@ -23,7 +23,7 @@ class Mapping:
 
     Attributes:
         server: (n_vertices,) the server of each replica.
-        iteration_time_s: By eq. 7.
+        iteration_time_s: Iteration time by eq. 7.
         cut_bytes: Weight of the edges between servers, bytes per iteration.
         proven: Whether no placement is faster.
         note: What a reader should know about the solve.

@@ -1,9 +1,9 @@
 """How a common model is laid out on a number of GPUs, so that a user need not say.
 
 Models that fit on one GPU are cut as in PipeDream: of all ways to cut the layers into stages and to give each stage
-replicas, the one whose slowest stage is fastest. The planner does not know where the gang will sit, so it assumes only
-what every GPU has anywhere: its share of a NIC. Gangs larger than ``CUT_GPUS`` are several such pipelines side by side,
-each with its own mini-batch.
+replicas, the one whose slowest stage is fastest. The planner does not know where the gang will sit, so it relies only
+on what every GPU has anywhere: its share of a NIC. Gangs larger than ``CUT_GPUS`` are several such pipelines side by
+side, each with its own mini-batch.
 
 Large models take a published layout (``architectures``): tensor groups of that width or of the greatest power of two
 that divides the number of GPUs, at least that many stages of even length, and replicas of the whole; of the depths that
@@ -51,7 +51,7 @@ def plan_layout(
         all_reduce: How replicas sum gradients.
 
     Raises:
-        DomainError: there is no such model, or the numbers do not go together.
+        DomainError: there is no such model, or the numbers are inconsistent.
     """
     shape = architecture(model) if isinstance(model, str) else model
     samples = shape.batch if batch is None else batch

@@ -4,8 +4,8 @@ It begins from the given placement, and from the best of some hundred others: se
 stages in the order of the chain or in another. From each it descends. The iteration takes as long as the slowest
 server, and a server's time depends only on its own replicas. So a step looks at one slowest server: exchanges of up to
 ``MOST_AT_ONCE`` of its replicas of a class with as many elsewhere, or with free GPUs, are timed together, and the one
-that leaves the two servers fastest is made if both are then below the slowest. The number of slowest servers falls with
-each step, so a descent ends. The orders are drawn from a fixed seed: equal input gives equal placements.
+that leaves the two servers fastest is made if both are then faster than the slowest. The number of slowest servers
+falls with each step, so a descent ends. The orders are drawn from a fixed seed: equal input gives equal placements.
 """
 
 from __future__ import annotations

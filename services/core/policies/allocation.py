@@ -3,8 +3,8 @@
 One round of PowerFlow without a cluster around it. GPUs go to jobs by marginal return (``powerflow.allocate``). Gangs
 are placed in the order of the jobs, those already running where they are, each by its graph (``cycle.graph_placing``).
 Control values use the power that is left (``powerflow.controls``). The first step only counts GPUs and assumes that
-gangs are packed, so what it cannot know is settled here: a size whose tensor groups fit whole on no nodes is ruled out
-and the GPUs are given out anew, and if free GPUs draw more than assumed, the last gangs wait.
+gangs are packed, so what it cannot know is settled here: a size whose tensor groups do not fit whole on any nodes is
+ruled out and the GPUs are given out anew, and if free GPUs draw more than assumed, the last gangs wait.
 
 Source: PowerFlow Algorithm 1; A-SRPT section IV.
 """
@@ -113,7 +113,7 @@ class GivenNodes:
         return float(draws_w[free < self.gpus].sum() if self.power_down else draws_w.sum())
 
     def room(self, held: Ints) -> Room:
-        """Return what the greedy allocation shares out, given the GPUs that running jobs hold (n_nodes,)."""
+        """Return the GPUs and power that the greedy shares out, given the GPUs that running jobs hold (n_nodes,)."""
         models = self.idle_w.size
         on = held > 0 if self.power_down else np.ones(held.size, dtype=np.bool_)
         gpus = np.bincount(self.gpu_model, self.gpus, models).astype(np.int64)
@@ -228,7 +228,7 @@ def allocate(
 
 
 def _without(choices: Choices, misfits: Bools) -> Choices:
-    """Return the choices without these sizes, (n_jobs, n_sizes), each row closed up to the left."""
+    """Return the choices without these sizes, (n_jobs, n_sizes), with the rest of each row packed to the left."""
     if not misfits.any():
         return choices
     gpus = np.where(misfits, 0, choices.gpus)
@@ -270,7 +270,7 @@ def _within(
     greedy: Greedy,
     method: Method,
 ) -> Allocation:
-    """Return the allocation with control values that keep the limit, less the last gangs it has no power for."""
+    """Return the allocation with control values that keep the limit, without the last gangs it has no power for."""
     choices, n_jobs = jobs.choices, gpus.size
     gpus = gpus.copy()
     sits: list[Shares] = list(places)

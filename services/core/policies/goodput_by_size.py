@@ -17,7 +17,7 @@ def goodput_of(snapshot: Snapshot, jobs: Ints, sizes: int, node_gpus: int) -> tu
     Args:
         snapshot: The cluster.
         jobs: (n,) indices into its job table.
-        sizes: How many sizes.
+        sizes: How many sizes to return.
         node_gpus: Devices of the largest node.
     """
     table = snapshot.jobs

@@ -1,7 +1,7 @@
 """Whether a job should run now, or has greener hours ahead before it must be done.
 
-A job that still needs ``r`` seconds and must be done by ``d`` runs now exactly if the time until ``d`` that is greener
-than now is less than ``r``:
+A job that still needs ``r`` seconds and must be done by ``d`` runs now if and only if the time until ``d`` that is
+greener than now is less than ``r``:
 
     sum over steps t in [now, d) with c[t] < c[now] of length(t)  <  r
 
@@ -24,9 +24,9 @@ from services.core.domain.carbon import CarbonCurve
 def should_run(snapshot: Snapshot, which: Ints, left_s: Floats, deadline_s: Floats) -> Bools:
     """Return which of these jobs run now: (n,).
 
-    In a cluster of several zones a job that holds GPUs goes on if either its own nodes' grids say so or those of all
-    nodes that it may use. If it were stopped by its own alone, the others might start it again at once, on the same
-    nodes: placers do not look at zones.
+    In a cluster with several zones, a job that holds GPUs goes on if either the grids of its own nodes say so or those
+    of all nodes that it may use. If its own alone could stop it, the others might start it again at once, on the same
+    nodes, because placers do not look at zones.
 
     Args:
         snapshot: The cluster.
@@ -74,7 +74,7 @@ def hour_comes_s(curve: CarbonCurve, now_s: float, left_s: Floats, deadline_s: F
     """Return when each job's hour comes, from now on, if the forecast holds, UTC seconds: (n_jobs,).
 
     That is now or the beginning of a step, since within a step the greener time ahead stays the same. NaN if it also
-    depends on what follows the curve, i.e. if the hour would not have come were all of that greener.
+    depends on what follows the curve, i.e. if the hour would not come if all of that were greener.
 
     Args:
         curve: What is known of the grid.

@@ -1,6 +1,6 @@
 """Which lever did what for one job: grams saved and minutes added, against the same job without that lever.
 
-How a job does what it has left is described by its draw, its speed and the hours in which it runs. Each lever that a
+How a job does its remaining work is described by its draw, its speed and the hours in which it runs. Each lever that a
 policy used is removed on its own, with the others unchanged:
 
 =============== =======================================================================================================
@@ -10,11 +10,11 @@ lever           without it
 ``batch``       the user's own batch, at the same size and draw
 ``power_limit`` the default power limit
 ``hours``       the same run, from now on without a pause
-``order``       jobs that wait go in order of submission; what that delays is the work ahead over the cluster's GPUs
+``order``       jobs wait in order of submission; the delay is the work ahead divided by the cluster's GPUs
 ``sleep``       the GPUs that it does not use yet stay awake until it starts
 =============== =======================================================================================================
 
-Effects of several levers do not add up to their combined effect. If something needed is not known, a figure is None.
+The effects of several levers do not add up to their combined effect. A figure is None if something it needs is unknown.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ExplainsLevers(Protocol):
 
         Args:
             snapshot: The cluster.
-            memory: The policy's, after the round that decided on this cluster.
+            memory: The policy's memory, after the round that decided on this cluster.
             job_id: The job; it must be in the snapshot.
         """
         ...
@@ -166,7 +166,7 @@ def width_in_ledger(records: Sequence[SizeRecord], smallest: int, gco2_per_j: fl
     """Return what its widths did for a finished job, compared with its smallest gang as measured.
 
     Args:
-        records: For each size that it had.
+        records: One record for each size that it had.
         smallest: The smallest gang it may have.
         gco2_per_j: What it emitted per joule.
     """
@@ -238,7 +238,7 @@ def batches_in_ledger(records: Sequence[BatchRecord], gco2_per_j: float) -> Effe
     """Return what chosen batches did for a finished job.
 
     Args:
-        records: For the gangs that had one.
+        records: Records of the gangs that had one.
         gco2_per_j: What it emitted per joule.
     """
     saved_j = sum(each.energy_j * (each.gain - 1.0) for each in records)

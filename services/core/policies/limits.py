@@ -57,12 +57,12 @@ def with_limits(
     *,
     anew: bool = True,
 ) -> tuple[Plan, frozenset[JobId]]:
-    """Return a plan with power limits for all gangs that run by it, and the gangs for which measurement was asked.
+    """Return a plan with power limits for all gangs that run by it, and the gangs for which measurement was requested.
 
     Args:
         snapshot: The cluster.
         plan: What starts and stops.
-        asked: The gangs whose measurement was already asked for.
+        asked: The gangs whose measurement was already requested.
         window_s: How long a gang is measured at each limit.
         choose: Chooses the limits of gangs whose kind is known.
         anew: Whether limits are also chosen for gangs that already have one.
@@ -80,7 +80,7 @@ def with_limits(
 
 
 def gangs_of(snapshot: Snapshot, plan: Plan, runs: Bools) -> Iterator[Going]:
-    """Yield the gangs that a plan starts, and the running ones, (n_jobs,) which, that it does not stop; by id."""
+    """Yield the gangs that a plan starts, and those of the running jobs, (n_jobs,), that it does not stop; by id."""
     jobs = snapshot.jobs
     stops = _stopped(plan)
     placements: dict[int, tuple[Placement | None, bool]] = {}
@@ -97,7 +97,7 @@ def gangs_of(snapshot: Snapshot, plan: Plan, runs: Bools) -> Iterator[Going]:
 
 
 def _still_running(snapshot: Snapshot, plan: Plan, asked: Collection[JobId], runs: Bools) -> set[JobId]:
-    """Return the jobs whose measurement was asked for that run on known nodes and continue by the plan."""
+    """Return the jobs whose measurement was requested that run on known nodes and continue by the plan."""
     jobs, stops = snapshot.jobs, _stopped(plan)
     found = ((job_id, jobs.index.get(job_id)) for job_id in asked if job_id not in stops)
     return {
@@ -120,7 +120,7 @@ def _model_of(snapshot: Snapshot, placement: Placement | None) -> int | None:
 def _controls(
     snapshot: Snapshot, going: list[Going], measured: set[JobId], window_s: float, choose: Choice
 ) -> Iterator[SetPowerLimit | SetClock | ProfileControls]:
-    """Yield the controls that differ from those now set; for each unknown kind, one gang is measured at a time."""
+    """Yield the controls that differ from the present ones; of each unknown kind, one gang is measured at a time."""
     jobs = snapshot.jobs
     kinds = {(int(jobs.control_curve[gang.job]), gang.model) for gang in going if jobs.ids[gang.job] in measured}
     limits_w = _limits_w(snapshot, going, choose)
@@ -139,7 +139,7 @@ def _controls(
 
 
 def _limits_w(snapshot: Snapshot, going: list[Going], choose: Choice) -> dict[int, float | None]:
-    """Return the limit of each gang whose kind is known, by job; the gangs of a kind are decided together."""
+    """Return the limit of each gang whose kind is known, by job; gangs of one kind are decided together."""
     of_kind = defaultdict[tuple[int, int], list[Going]](list)
     for gang in going:
         of_kind[snapshot.jobs.control_curve.item(gang.job), gang.model].append(gang)

@@ -41,12 +41,12 @@ class PolicyEntry:
         replans: Whether it is asked at every change, even if no job waits, because it has controls to set or nodes to
             power down.
         waits_by: Columns of the job table in whose order jobs wait in every round, smallest first, after users'
-            priorities and before ids; empty if the order is another or depends on more.
-        keeps_queue: Whether it keeps its own queue of waiting jobs: a simulation then tells it which are new there,
-            rather than which may start.
+            priorities and before ids; empty if the order is different or depends on anything else.
+        keeps_queue: Whether it keeps its own queue of waiting jobs: a simulation then tells it which jobs are new to
+            the queue, rather than which may start.
         tunes_batch: Whether it assumes that jobs tune their batch size to the gang they get.
-        sets_controls: Whether it may set power limits or clocks; bounds rely on it if it does not.
-        powers_nodes: Whether it may power nodes down; likewise.
+        sets_controls: Whether it may set power limits or clocks; if not, bounds rely on that.
+        powers_nodes: Whether it may power nodes down; if not, bounds rely on that.
         orders: Whether jobs wait in one order, in which the first that fits starts when GPUs become free; False if GPUs
             are shared out anew at every round, so that no job is ahead of another.
     """
@@ -171,7 +171,7 @@ def add_policy(name: str, entry: PolicyEntry) -> None:
 
 
 def policy_name(name: str) -> str:
-    """Return a policy's name in the registry, given that or an alias."""
+    """Return a policy's registry name, given that name or an alias."""
     if name.startswith(FAIR):
         return FAIR + policy_name(name.removeprefix(FAIR))
     return ALIASES.get(name, name)
@@ -215,8 +215,8 @@ def unknown_policy(name: str) -> str:
 def _fair_entry(name: str, wrapped: PolicyEntry) -> PolicyEntry:
     """Return the entry of a policy whose GPUs are shared between tenants.
 
-    Its rounds follow every change, so that usage is counted exactly, unless the policy keeps its own queue, whose
-    rounds are then used; and it declares no order of waiting, since that depends on tenants.
+    It is asked at every change, so that usage is counted exactly, unless the policy keeps its own queue and its own
+    rounds; and it declares no order of waiting, since that depends on tenants.
     """
     own = name.removeprefix(FAIR)
     bases = (wrapped.config, FairConfig)
@@ -259,7 +259,7 @@ def describe_policies() -> tuple[PolicyDescription, ...]:
 
 
 def describe_policy(name: str) -> PolicyDescription | None:
-    """Return one policy with its parameters; None if there is none of that name."""
+    """Return one policy with its parameters; None if there is no policy of that name."""
     entry = entry_of(name)
     return None if entry is None else _described(policy_name(name), entry)
 

@@ -54,7 +54,7 @@ class LengthPrediction:
     Attributes:
         tokens: Median of the distribution.
         long_share: Probability that the answer has at least the threshold's tokens.
-        answers: How many answers of the most specific known context it rests on.
+        answers: How many answers in the most specific known context it rests on.
     """
 
     tokens: float
@@ -78,7 +78,7 @@ class AnswerLengths:
         """Learn from an answer.
 
         Args:
-            contexts: Of its request, the most general first.
+            contexts: The contexts of its request, the most general first.
             tokens: Its length, >= 0; an answer without tokens teaches nothing.
 
         Raises:
@@ -110,8 +110,8 @@ class AnswerLengths:
         """Return the predicted length of the answer to a request.
 
         Args:
-            contexts: Of the request, the most general first.
-            long_from: The number of tokens from which an answer is long; None: none is.
+            contexts: The contexts of the request, the most general first.
+            long_from: The number of tokens from which an answer counts as long; None: none does.
         """
         shares, known, answers = None, None, 0
         for key in contexts:

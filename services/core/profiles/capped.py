@@ -10,7 +10,7 @@ board under a limit runs at its top clock until its draw meets the limit, and on
     E_iter     = n * (P_grad u^e T_grad + P_sync u^e T_sync + P_static T_iter)
 
 Times and energies are fitted together, because both bend at the knee. This is ours, not the paper's; what it gains
-is in ``lab/results/powerflow.md`` and ``tests/unit/core/profiles/test_capped.py``.
+is shown in ``lab/results/powerflow.md`` and ``tests/unit/core/profiles/test_capped.py``.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class CappedModel:
     Attributes:
         vector: (21,) the parameters, in the order of ``CappedParameters``.
         covariance: (21, 21)
-        time_quality, energy_quality: Each as for a model of its own.
-        fixed: Why a parameter was not fitted, by parameter.
+        time_quality, energy_quality: Each as if for a separate model.
+        fixed: For each parameter that was not fitted, why.
         time_residuals, energy_residuals: Corrections of what the form predicts, if requested.
     """
 
@@ -132,7 +132,7 @@ class CappedModel:
         return time_s, energy_j
 
     def corrected(self, points: Observations) -> CappedModel:
-        """Return the same model, which has no corrections yet, with corrections learned from its points."""
+        """Return this model, which has no corrections yet, with corrections learned from its points."""
         time_s, energy_j = self.step_and_energy(*where_of(points))
         return replace(
             self,

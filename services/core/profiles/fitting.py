@@ -28,13 +28,13 @@ class Problem:
     Attributes:
         predict: The model.
         observed: What was measured, > 0.
-        weight: Of each point, > 0.
+        weight: Weight of each point, > 0.
         lower, upper: Bounds of the parameters.
         unit: A natural size of each parameter, > 0, in which the search runs.
         centre: The prior value of each parameter.
-        pull: How hard a parameter that is one unit away from its centre is drawn back, relative to one point that is
-            wrong by a factor of e; small, so that parameters that the points do not determine stay where they were.
-        free: Which parameters are fitted; the others stay at their start.
+        pull: How strongly a parameter one unit away from its centre is drawn back, relative to one point that is wrong
+            by a factor of e; small, just so that parameters that the points do not determine stay where they were.
+        free: Which parameters are fitted; the others stay at their starting values.
     """
 
     predict: Predict
@@ -55,7 +55,8 @@ class Solution:
     Attributes:
         parameters: (p,)
         cost: What was minimised; comparable between solutions of one problem.
-        covariance: (p, p) of the parameters, from noise and curvature there; 0 for those that were not fitted.
+        covariance: (p, p) covariance of the parameters, from noise and curvature there; 0 for those that were not
+            fitted.
     """
 
     parameters: Floats

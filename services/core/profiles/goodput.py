@@ -110,10 +110,11 @@ def best_batches(
         noise_scale: Gradient noise scale, samples; > 0.
         base: M0, samples.
         permitted: The smallest and the largest total batch, samples.
-        sizes: How many sizes.
+        sizes: How many gang sizes.
 
-    Returns: (sizes,) total batches, samples; (sizes,) goodput, in samples of batch M0 per unit of time; (sizes,) that
-    goodput relative to the one at batch M0.
+    Returns:
+        (sizes,) total batches, samples; (sizes,) goodput, in samples of batch M0 per unit of time; (sizes,) that
+        goodput relative to the one at batch M0.
 
     Source: Pollux section 3, with the user's own range.
     """
@@ -164,7 +165,7 @@ def best_batch(times: StepTimes, noise: NoiseScale, gpus: int) -> BestBatch:
     Args:
         times: Step times of this gang where it sits.
         noise: Noise at the job's present stage.
-        gpus: Size of the gang, >= 1; its smallest batch is no larger than the largest allowed.
+        gpus: Size of the gang, >= 1; its smallest batch must not exceed the largest allowed.
 
     Source: Pollux section 4.1.
     """

@@ -1,4 +1,4 @@
-"""Which jobs are the same job submitted again: which parts of a stored job spec are hashed.
+"""Which jobs are the same job submitted again: the parts of a stored job spec that are hashed.
 
 =====================================  ============================================================================
 counts                                 does not

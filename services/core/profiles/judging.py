@@ -52,7 +52,7 @@ class Model(Protocol):
         ...
 
     def vector(self) -> Floats:
-        """Return the parameters, (p,)."""
+        """Return the parameter vector, (p,)."""
         ...
 
     def predict(self, vectors: Floats, points: tuple[Any, Any, Any, Any]) -> Floats:
@@ -111,8 +111,8 @@ def judged(
 
     Args:
         fit: Fits a model to some points.
-        points: As measured.
-        merged: The same by configuration.
+        points: The points as measured.
+        merged: The same points merged by configuration.
         what: The column that the model predicts.
         held_out: Whether to fit ten more times, each without a tenth of the points.
         residuals: Whether to correct the form's residuals; held-out points are held out of that too.
@@ -149,7 +149,7 @@ def refuse_strangers(predicted: Floats, measured: Floats, what: str) -> None:
     """Refuse points, (n,), that are off by more than a factor of ``WRONG_BY``; NaN means not measured.
 
     Raises:
-        PointError: there is one; it names its row.
+        PointError: there is such a point; the error names its row.
     """
     error = np.nan_to_num(np.abs(np.log(predicted / measured)))
     if error.max() > np.log(WRONG_BY):

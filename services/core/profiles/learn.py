@@ -210,7 +210,7 @@ def _problem(
 
 
 def _named(found: Solution, gpus_per_node: float) -> Solution:
-    """Return the fit with the part that grows faster with the batch named gradients, and the other part reading.
+    """Return the fit in which the part that grows faster with the batch is named gradients, and the other reading.
 
     If neither the clock nor the GPUs per node vary, the two parts have the same form, and the points do not show which
     is which; only computing draws power.

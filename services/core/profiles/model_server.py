@@ -2,7 +2,7 @@
 
 All requests that it holds are decoded together, one token each per step. A step takes longer the more requests take
 part and the lower the clock. A new request is first prefilled, which produces its first token. The delay that prefills
-cause others is part of the step times, if these were measured under load.
+cause to other requests is part of the step times, if these were measured under load.
 
 The same model answers in virtual time in the simulator and in real time in the stand-in server
 (``examples/pools/stand_in_server.py``).
@@ -45,7 +45,7 @@ class ModelServer:
     """One instance: times at its highest clock, how they follow the clock, and its power.
 
     Attributes:
-        capacity: Requests that it decodes together at most.
+        capacity: The most requests that it decodes together.
         prefill_base_s: Seconds of a prefill, whatever its length.
         prefill_s_per_token: Seconds for each token of the prompt.
         decode_base_s: Seconds of a step, whatever its batch, > 0.
@@ -100,7 +100,7 @@ class ModelServer:
         return not self.kv_tokens or held_tokens <= 0 or held_tokens + tokens <= self.kv_tokens
 
     def for_prompts(self, mean_tokens: float) -> ModelServer:
-        """Return a server whose prefills take longer for longer prompts, and as long as here at the given mean.
+        """Return a server whose prefills take longer for longer prompts, but as long as this one's at the given mean.
 
         Raises:
             DomainError: the mean is not finite or is below 0.

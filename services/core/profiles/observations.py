@@ -99,7 +99,7 @@ class Observations:
         mean_power_w: Sequence[float] | Floats | None = None,
         axis: ControlKind = ControlKind.CLOCK,
     ) -> Observations:
-        """Return observations from (n,) columns, of which only times are required; ``mean_power_w`` is per GPU."""
+        """Return observations from columns (n,), of which only times are required; ``mean_power_w`` is per GPU."""
         time_s = np.atleast_1d(np.asarray(seconds_per_iteration, dtype=np.float64))
         given = {"gpus": gpus, "local_batch": local_batch, COLUMN_OF[axis]: control, "nodes": nodes}
 

@@ -38,12 +38,12 @@ class PrefixCache:
         return max(min(self.shared(blocks) * self._block_tokens, input_tokens - 1), 0)
 
     def shared(self, blocks: Sequence[int]) -> int:
-        """Return how many of a prompt's leading blocks are in the cache."""
+        """Return how many of a prompt's leading blocks are cached."""
         # whoever reads a block reads all before it, so that none of those is dropped earlier
         return bisect_left(blocks, True, key=lambda block: block not in self._blocks)
 
     def read(self, blocks: Sequence[int], input_tokens: int) -> int:
-        """Keep a prompt that is read, and return what ``cached_tokens`` was before."""
+        """Cache a prompt that is read, and return what ``cached_tokens`` was before."""
         found = self.cached_tokens(blocks, input_tokens)
         for block in reversed(blocks[: self._most]):
             self._blocks[block] = None

@@ -1,8 +1,9 @@
 """The prior of a job before its first point: its board, and the family of its model.
 
-Only orders of magnitude and shapes: a job's first points set its scale, and a prior then says how the rest would go.
-Boards are those of ``services.core.profiles.boards``. For families, seconds per sample and shape are set by hand after
-Zeus' and Sia's tables of their models; nothing in the repository fits them.
+It gives only orders of magnitude and shapes: a job's first points set its scale, and the prior then says how the rest
+would go.
+Boards are those of ``services.core.profiles.boards``. For families, seconds per sample and shape were set by hand
+from what Zeus' and Sia's tables show of their models; nothing in the repository fits them.
 """
 
 from __future__ import annotations

@@ -92,8 +92,7 @@ class JobProfile:
         Rejected points change nothing, since profiles are immutable.
 
         Raises:
-            DomainError: the points are of the other axis, or inconsistent with the others; ``PointError`` names one by
-                row.
+            DomainError: the points are of the other axis, or inconsistent with the others; ``PointError`` names a row.
         """
         if new.axis is not self.axis:
             raise DomainError(f"the job is known by {self.axis.value}, and these points are by {new.axis.value}")

@@ -36,7 +36,7 @@ def group_id(meta: Mapping[str, object]) -> int:
 
 @dataclass(frozen=True)
 class Runs:
-    """Jobs that have ended; every column is (n_jobs,), in one order.
+    """Jobs that have ended; every column is (n_jobs,), in the same order.
 
     Attributes:
         group, user: The group and the user of each job.
@@ -56,7 +56,7 @@ class Predictions:
     """Predicted amounts; every column is (n_jobs,).
 
     Attributes:
-        amount: 0 for an unseen group.
+        amount: The predicted amount; 0 for an unseen group.
         spread: How far apart earlier jobs, or the model's parts, lie: a standard deviation.
         seen: Whether the group occurred before.
     """

@@ -1,10 +1,11 @@
-"""The residuals of a fitted form, where measured steps are like stairs: an optional correction. Ours, not PowerFlow's.
+"""A correction of a fitted form for what it leaves over, where measured steps are like stairs. Ours, not PowerFlow's.
 
-A step time is not a smooth function of the batch: libraries choose a different kernel at another size, and a collective
-a different algorithm at another gang. No form that grows with the batch follows that. The correction multiplies the
-form's prediction by ``exp(g)``, with ``g`` a Gaussian process over the logarithms of the configuration, conditioned on
-the logarithms of measured over predicted. Its kernel is exponential, ``exp(-sum |ln x - ln x'| / scale)``, which is as
-rough as stairs are; far from all points ``g`` goes to 0, and the prediction to the form's.
+The correction is optional. A step time is not a smooth function of the batch: libraries choose a different kernel at
+another size, and a collective a different algorithm at another gang. No form that grows with the batch follows that.
+The correction multiplies the form's prediction by ``exp(g)``, with ``g`` a Gaussian process over the logarithms of the
+configuration, conditioned on the logarithms of measured over predicted. Its kernel is exponential,
+``exp(-sum |ln x - ln x'| / scale)``, which is as rough as stairs are; far from all points ``g`` goes to 0, and the
+prediction to the form's.
 
 Scales and noise are those with the least leave-one-out error. If that is hardly below the form's own error, as when
 the residuals are noise, there is no correction.
@@ -46,7 +47,7 @@ class Residuals:
     Attributes:
         scales: (4,) length scales of ``gpus``, ``local_batch``, ``control`` and ``nodes``, in natural logarithms.
         at: (n, 4) natural logarithms of the configurations it was learned from.
-        weight: (n,) of each of them.
+        weight: (n,) weight of each of them.
     """
 
     scales: Floats

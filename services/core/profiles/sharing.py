@@ -3,10 +3,10 @@
 Each keeps the GPU busy for a share of the time. Shares of two jobs that sum to 1 or less fit side by side; beyond that
 both are slowed down in proportion. In addition, sharing itself costs both of them ``SHARING_COST`` of their speed. The
 form and the figure come from Gavel's measurements of 26 jobs in pairs on one V100 (Narayanan et al., OSDI'20): with one
-share per job and one cost fitted to 330 pairs, it is off by 22 % of a pair's joint speed on average; on a P100 by 4 %
-and on a K80 by 6 %, with costs of 0.29 and 0.28 (``lab/results/powerflow.md``). What is not measured there is how busy
-one of our jobs keeps a GPU. **We take it to be the share of the board's power range that it draws**, so that a pair
-never draws more than the board's limit.
+share per job and one cost fitted to 330 pairs, the form is off by 22 % of a pair's joint speed on average; on a P100 by
+4 % and on a K80 by 6 %, with costs of 0.29 and 0.28 (``lab/results/powerflow.md``). What is not measured there is how
+busy one of our jobs keeps a GPU. **We take it to be the share of the board's power range that it draws**, so that a
+pair never draws more than the board's limit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pace_beside(busy: float, others_busy: float) -> float:
 
 
 def shared_gpu(alone_w: float, other_w: float, *, idle_w: float, limit_w: float) -> SharedGpu:
-    """Return what a job does next to another on a GPU. Its work takes the same energy above idle as alone.
+    """Return what a job does when it shares a GPU with another. Its work takes the same energy above idle as alone.
 
     Args:
         alone_w, other_w: What the GPU draws with either job alone, watts; at least ``idle_w`` is assumed.

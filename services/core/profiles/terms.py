@@ -26,7 +26,7 @@ class Terms:
     Attributes:
         free: (p,)
         at: (p,) values at which those that are not fitted are held; NaN to leave them as in the start.
-        fixed: Why a parameter is not fitted, by parameter.
+        fixed: For each parameter that is not fitted, why.
     """
 
     free: Bools
@@ -34,7 +34,7 @@ class Terms:
     fixed: Mapping[str, str]
 
     def hold(self, starts: Floats) -> Floats:
-        """Return starts, (s, p), with parameters that are not fitted at their fixed values."""
+        """Return starts, (s, p), with the parameters that are not fitted set to their fixed values."""
         held = ~self.free & ~np.isnan(self.at)
         return np.where(held, self.at, starts)
 

@@ -84,11 +84,11 @@ class Traffic:
         return cls(steps.max(axis=1) / WINDOW_S, steps)
 
     def until(self, step: int) -> Traffic:
-        """Return the traffic before a step."""
+        """Return the traffic before the given step."""
         return Traffic(self.peaks_qps[:step], None if self.counts is None else self.counts[:step])
 
     def since(self, step: int) -> Traffic:
-        """Return the traffic from a step on."""
+        """Return the traffic from the given step on."""
         return Traffic(self.peaks_qps[step:], None if self.counts is None else self.counts[step:])
 
 
@@ -149,12 +149,12 @@ class Forecaster(Protocol):
 
 @dataclass(frozen=True)
 class LastPeak:
-    """Predicts that the next half hour peaks as the last step did."""
+    """Predicts that every step of the next half hour peaks as the last step did."""
 
     name: str = "last peak"
 
     def steps_needed(self, history: Traffic) -> int:
-        """One step, whatever is known."""
+        """One step is needed, whatever is known."""
         del history
         return 1
 
@@ -175,7 +175,7 @@ class SeasonalNaive:
     name: str = "seasonal naive"
 
     def steps_needed(self, history: Traffic) -> int:
-        """One step, whatever is known."""
+        """One step is needed, whatever is known."""
         del history
         return 1
 
@@ -195,9 +195,9 @@ class Backtest:
     """What a forecaster would have predicted, and what actually came.
 
     Attributes:
-        name: Of the forecaster.
-        origins: (n_origins,) the first step that was not known.
-        forecast_qps: (n_origins, STEPS_AHEAD, n_classes).
+        name: The forecaster's name.
+        origins: (n_origins,) the first step that was not known at each moment.
+        forecast_qps: (n_origins, STEPS_AHEAD, n_classes) the predicted peaks.
         actual_qps: The same shape; NaN after the end of history.
     """
 
@@ -238,8 +238,8 @@ def backtest(history: Traffic, forecaster: Forecaster, origins: Sequence[int], *
     Args:
         history: What actually came.
         forecaster: Fitted at the first origin, and again once ``refit_steps`` have gone by.
-        origins: Ascending; each the first step not known, from the number of steps that the forecaster needs to below
-            the length of the history.
+        origins: Ascending; each is the first step not known, at least the number of steps that the forecaster needs and
+            less than the length of the history.
         refit_steps: How many steps a fit is used for.
 
     Raises:
@@ -272,7 +272,7 @@ class Criterion(Protocol):
         ...
 
     def replayed(self, score: Backtest) -> Backtest:
-        """Return what would have been planned for, had this criterion been applied to a forecaster in the past."""
+        """Return what would have been planned for, had this criterion been used with a forecaster in the past."""
         ...
 
     def cost_qps(self, score: Backtest) -> float:
@@ -280,7 +280,7 @@ class Criterion(Protocol):
         ...
 
     def ready(self, model: Model, score: Backtest) -> Model:
-        """Return the model to forecast with from now on, given the fitted model and its own backtest."""
+        """Return the model to use for forecasts from now on, given the fitted model and its own backtest."""
         ...
 
 
@@ -356,10 +356,10 @@ def choose(
     Args:
         history: What is known.
         forecasters: The simpler ones first.
-        criterion: By default the least mean absolute error, which does not distinguish shortage from spare.
-        least_origins: Two hours by default: with too few moments the choice is random.
-        most_origins: The most moments to compare at, evenly spaced; None for every step.
-        latest_steps: How many steps at the end of the history to compare within; None for no such bound.
+        criterion: By default the least mean absolute error, which does not distinguish shortage from spare capacity.
+        least_origins: Two hours by default: with too few moments the choice is left to chance.
+        most_origins: The most moments at which to compare, evenly spaced; None for every step.
+        latest_steps: The number of latest steps within which to compare; None for no such bound.
         refit_steps: As in ``backtest``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a learner of peak rates sees: past rates as ratios to the recent level, so that growth needs no relearning."""
+"""What a learner of peak rates sees: past rates relative to the recent level, so that growth needs no relearning."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def levels_qps(history: Traffic, origins: Ints) -> Floats:
 def features(history: Traffic, origins: Ints) -> Floats:
     """Return what is known at each origin about each step ahead: (n_origins, STEPS_AHEAD, n_classes, n_features).
 
-    NaN stands for what is beyond the history and, if only peaks are known, for the rates within steps. Steps at or
-    after an origin are never read.
+    NaN stands for anything before the history begins and, if only peaks are known, for the rates within steps. Steps at
+    or after an origin are never read.
 
     Args:
         history: The past.
@@ -52,7 +52,7 @@ def features(history: Traffic, origins: Ints) -> Floats:
 
 
 def ratios(history: Traffic, origins: Ints) -> Floats:
-    """Return the actual peaks over each origin's level: (n_origins, STEPS_AHEAD, n_classes), NaN after the end."""
+    """Return the actual peaks relative to each origin's level: (n_origins, STEPS_AHEAD, n_classes), NaN if unknown."""
     padded = np.concatenate([history.peaks_qps, np.full((STEPS_AHEAD, history.n_classes), np.nan)])
     return padded[origins[:, None] + np.arange(STEPS_AHEAD)] / levels_qps(history, origins)[:, None]
 

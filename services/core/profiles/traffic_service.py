@@ -2,8 +2,8 @@
 
 Half of all peaks exceed a median forecast, and a head-room of a tenth covers few of them. ``ServiceLevel`` says instead
 in which share of the steps capacity should suffice. Each forecaster gets a *margin* learned from its own past errors,
-and the one whose capacity would have cost least is chosen, by a cost in which one query per second of shortage weighs
-as much as many of spare capacity.
+and the one whose capacity would have cost least is chosen, by a cost in which one query per second too few weighs
+as much as many too many.
 
 >>> ServiceLevel(0.95).moments_needed
 24
@@ -51,7 +51,7 @@ class ServiceLevel:
 
     @property
     def errors_needed(self) -> int:
-        """The smallest number of errors whose maximum is exceeded seldom enough."""
+        """The smallest number of errors whose maximum is exceeded rarely enough."""
         return math.ceil(self.service / (1.0 - self.service) - 1e-9)
 
     @property
@@ -60,7 +60,7 @@ class ServiceLevel:
         return self.errors_needed + STEPS_AHEAD - 1
 
     def replayed(self, score: Backtest) -> Backtest:
-        """Return the forecasts with the margins that were known at each moment; moments too early for one are left out.
+        """Return the forecasts with the margins that were known at each moment, without moments too early to have one.
 
         Raises:
             DomainError: no moment is late enough.

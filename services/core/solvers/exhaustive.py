@@ -1,4 +1,4 @@
-"""Try every solution: slow, but beyond doubt. The other backends are tested against it."""
+"""Try every combination: slow, but beyond doubt. The other backends are tested against it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def solve(model: LinearModel) -> Solution:
 
 
 def _points(numbers: Ints, counts: Ints) -> Floats:
-    """Return the points (len(numbers), len(counts)) with these numbers in lexicographic order, from the origin."""
+    """Return the points (len(numbers), len(counts)) with these numbers in lexicographic order from the origin."""
     if not counts.size:
         return np.zeros((numbers.size, 0))
     return np.stack(np.unravel_index(numbers, tuple(counts.tolist())), axis=1).astype(np.float64)

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Gurobi, where its licence suffices; the wheel's own allows 2,000 variables and 2,000 constraints."""
+"""Gurobi, where its licence suffices; the one in its wheel allows 2,000 variables and 2,000 constraints."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""HiGHS, the default: open source, with a wheel for every platform, and takes arrays as they are."""
+"""HiGHS, the default: open source, available as a wheel for every platform, and takes arrays as they are."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class LinearModel:
         return np.repeat(np.arange(self.rows, dtype=np.int64), np.diff(self.starts))
 
     def relaxed(self) -> LinearModel:
-        """Return the model with fractions allowed everywhere."""
+        """Return the model with fractional values allowed everywhere."""
         return replace(self, integer=np.zeros_like(self.integer))
 
     def objective(self, values: Floats) -> float:
@@ -83,7 +83,7 @@ class LinearModel:
         return float(self.costs @ values) + self.offset
 
     def violation(self, values: Floats) -> float:
-        """Return the largest violation of a bound, row or integrality by ``values`` (n,); 0 if they keep all."""
+        """Return the largest violation of a bound, row or integrality by ``values`` (n,); 0 if there is none."""
         activity = np.bincount(self.row_of_entry, self.coefficients * values[self.columns], minlength=self.rows)
         fractions = np.abs(values - np.round(values))[self.integer]
         excesses = (self.lower - values, values - self.upper, self.row_lower - activity, activity - self.row_upper)
@@ -136,8 +136,8 @@ class ModelBuilder:
         """Add ``count`` constraints and return their rows.
 
         Args:
-            count: How many.
-            rows: (entries,) 0 for the first of the new rows.
+            count: How many constraints.
+            rows: (entries,) the rows, 0 being the first of the new ones.
             columns: (entries,) the variables.
             coefficients: One value or (entries,); those of one row and variable are summed.
             lower, upper: One value or one per new row; equal for an equation.
@@ -153,7 +153,7 @@ class ModelBuilder:
         return np.arange(self._rows - count, self._rows, dtype=np.int64)
 
     def build(self, offset: float = 0.0) -> LinearModel:
-        """Return the model; ``offset`` is added to its objective."""
+        """Return the model, with ``offset`` added to its objective."""
         rows = _join([entry[0] for entry in self._entries], np.int64)
         columns = _join([entry[1] for entry in self._entries], np.int64)
         coefficients = _join([entry[2] for entry in self._entries], np.float64)
@@ -204,7 +204,7 @@ class Solution:
         status: How it ended.
         solver: The solver that gave the result.
         values: (n,) the best solution found, with integer variables exactly whole; None if there is none.
-        objective: At ``values``, computed from the model, so that it means the same for every solver.
+        objective: The objective at ``values``, computed from the model, so that it means the same for every solver.
         bound: No solution is better than this, as far as the solver has proven; None if it has proven nothing.
         note: What a reader should know: that another solver stepped in, or how it failed.
         solver_s: How long the solver took, by its own clock.

@@ -34,7 +34,7 @@ def solve(
         relative_gap: A solution this close to the bound, relative to itself, counts as optimal; >= 0.
         start: (n,) a solution to begin from, if one is known; the exhaustive search does not need it.
         patience: When to accept a solution further from the bound than ``relative_gap``.
-        cutoff: Stop once no solution can be below this objective; CBC, which does not report its bound, goes on.
+        cutoff: Stop once no solution can be below this objective; CBC, which does not report its bound, ignores it.
         report: Called with the progress, as a share of the time limit (0 without one); only by HiGHS.
 
     Raises:

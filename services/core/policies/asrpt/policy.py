@@ -214,7 +214,7 @@ class Asrpt:
         return machine, queue
 
     def _arrivals(self, snapshot: Snapshot, new: Sequence[int]) -> list[tuple[float, VirtualJob]]:
-        """Return these jobs as arrivals at the machine, sorted."""
+        """Return the arrivals of these jobs at the machine, sorted."""
         if not new:
             return []
         jobs, total = snapshot.jobs, max(snapshot.total_gpus, 1) * self.config.machine_speed
@@ -312,7 +312,7 @@ class _Placer:
     """Places gangs in the order of the queue until one waits for better servers; no job of its GPU model passes it.
 
     Attributes:
-        offers: To gangs that wait for better servers.
+        offers: The offers of gangs that wait for better servers.
         declined: Why a gang that could have been placed was not.
     """
 
@@ -353,7 +353,7 @@ class _Placer:
         return placed
 
     def explained(self, action: Action) -> Action:
-        """Return an action of the plan, with the reason if only the placer knows it."""
+        """Return an action of the plan, with the placer's own reason if it has one."""
         if not isinstance(action, Hold) or action.job_id not in self.declined:
             return action
         offer = self.offers.get(action.job_id)

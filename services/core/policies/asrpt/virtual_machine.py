@@ -1,8 +1,8 @@
 """One machine as fast as the cluster, which runs the shortest remaining job and may set it aside for a shorter one.
 
 It only decides an order; nothing runs on it. Between two rounds it moves event by event, through arrivals and ends. It
-keeps when its running job ends rather than what that job has left, so that what it has done by an instant does not
-depend on how often it was looked at.
+keeps when its running job ends rather than what that job has left, so that its progress does not depend on how
+often it is looked at.
 
 Source: A-SRPT section IV-C, instance A~1; SRPT is optimal there for the sum of completion times.
 """

@@ -33,7 +33,7 @@ class FifoConfig:
 
 
 class Fifo(StatelessPolicy):
-    """Jobs in order of submission, after users' priorities. Never preempts."""
+    """Jobs in order of submission, but users' priorities come first. Never preempts."""
 
     name = "fifo"
 

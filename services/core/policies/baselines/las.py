@@ -167,5 +167,5 @@ def served_since_promotion(snapshot: Snapshot, memory: LasMemory, which: Ints) -
 
 
 def queue_of(served_gpu_s: Floats, thresholds_gpu_s: tuple[float, ...]) -> Ints:
-    """Return the queue of each job, 0 first: how many thresholds its service has reached. (n,) to (n,)."""
+    """Return the queue of each job, 0 first: how many thresholds its service has reached, (n,) to (n,)."""
     return np.searchsorted(np.array(thresholds_gpu_s, dtype=np.float64), served_gpu_s, side="right").astype(np.int64)

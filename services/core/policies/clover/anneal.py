@@ -25,7 +25,8 @@ class AnnealingConfig:
     """The paper's schedule (§4.2).
 
     Attributes:
-        start_temperature, end_temperature, cooling: From 1 to 0.1 in steps of 0.05 per evaluation, then constant.
+        start_temperature, end_temperature, cooling: By default from 1 to 0.1 in steps of 0.05 per evaluation, then
+            constant.
         patience: Stop after this many evaluations in a row without a better configuration.
         max_evaluations: Stop after this many evaluations; 5 minutes at 10 seconds each.
     """
@@ -119,7 +120,7 @@ def anneal(
 
     Args:
         search: Where it begins, and what is known so far.
-        application, gpus: What neighbours may be.
+        application, gpus: What limits the neighbours.
         rng: The source of randomness.
         config: Schedule and stopping rules.
         first: Measured before any neighbour, and accepted or rejected like them.

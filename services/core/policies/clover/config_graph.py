@@ -50,7 +50,7 @@ class ConfigGraph:
 
     @property
     def slices(self) -> SliceCounts:
-        """The number of slices of each type it needs."""
+        """The number of slices of each type that it needs."""
         ones, twos, threes, fours, sevens = self.weights.sum(axis=0).tolist()
         return ones, twos, threes, fours, sevens
 

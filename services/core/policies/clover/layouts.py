@@ -91,7 +91,7 @@ class Realisation:
 
     Attributes:
         layouts: For each GPU the index of its layout in ``LAYOUTS``.
-        recut: The GPUs whose layout changes, by their position.
+        recut: The positions of the GPUs whose layout changes.
     """
 
     layouts: tuple[int, ...]

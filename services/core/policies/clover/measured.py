@@ -29,8 +29,8 @@ class MeasuredSearch:
         application, gpus: What runs, and on how many GPUs.
         rate_per_s: Mean rate of requests, for predictions.
         goal, gco2_per_j: What is maximised, and the carbon intensity of energy.
-        first: What a model proposes: measured before any neighbour.
-        seed: For the neighbours.
+        first: Configurations a model proposes, which are measured before any neighbour.
+        seed: Seed for the neighbours.
         config: Schedule and stopping rules.
     """
 

@@ -13,7 +13,7 @@ class Baseline:
     """What configurations are compared with.
 
     Attributes:
-        accuracy: Of the variant with the highest quality, in the profile's unit; above 0.
+        accuracy: Accuracy of the variant with the highest quality, in the profile's unit; above 0.
         carbon_gco2: Per request: that variant's energy on whole GPUs times a baseline intensity; above 0.
         p95_s: Its 95th percentile latency at the same load, which is the SLA.
     """
@@ -76,7 +76,7 @@ def delta_accuracy_pct(accuracy: float, baseline: float) -> float:
 
 
 def delta_carbon_pct(carbon_gco2: float, baseline_gco2: float) -> float:
-    """Return the reduction of carbon per request, per cent of the baseline (equation 2)."""
+    """Return the reduction in carbon per request, per cent of the baseline (equation 2)."""
     return (baseline_gco2 - carbon_gco2) / baseline_gco2 * 100
 
 

@@ -32,7 +32,7 @@ class Demand:
     """An application and its demand.
 
     Attributes:
-        name: For messages.
+        name: Its name, for messages.
         application: Its variants.
         rate_per_s: Mean rate of requests.
         carbon_weight: Lambda.
@@ -75,7 +75,7 @@ class Share:
         gpus: How many GPUs it gets.
         outcome: Its configuration and what it does, by the queue model.
         goal: What was maximised.
-        objective: Of the configuration, per cent.
+        objective: The configuration's objective, per cent.
         bound: No configuration has a higher objective; None if none keeps the limits.
         keeps_limits: Whether the SLA and the accuracy floor are kept.
         evaluations: How many configurations were measured.
@@ -105,10 +105,10 @@ def partition(
 
     Args:
         demands, fleet: What is asked for, and the GPUs to serve it.
-        seed: For requests and searches.
-        config: For the searches.
+        seed: Seed for requests and searches.
+        config: Parameters of the searches.
         screen: Whether configurations are predicted before they are measured.
-        report: Called as GPUs are shared out, configurations evaluated and programmes solved.
+        report: Called as GPUs are shared out, configurations are evaluated and programmes are solved.
 
     Raises:
         DomainError: as for ``checked``.
@@ -205,7 +205,7 @@ def _worth(demand: Demand, goal: Goal, gpus: int, fleet: Fleet) -> float:
 
 
 def _goal(demand: Demand, fleet: Fleet, arrivals: Arrivals) -> Goal:
-    """Return the goal; if no SLA is given, it is the p95 of BASE on all GPUs."""
+    """Return the goal; if no SLA is given, the p95 of BASE on all GPUs is used."""
     if demand.sla_p95_s is not None:
         return goal_of(demand, fleet, demand.sla_p95_s)
     application = demand.application

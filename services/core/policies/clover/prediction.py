@@ -2,8 +2,8 @@
 
 Requests go to the server that has been free the longest. Every server therefore rests about equally long between two
 requests, so a server with service time s serves ``1 / (s + rest)`` requests per second, and the rest is such that the
-servers together serve the arrivals. Waiting follows Sakasegawa's approximation of the probability that all servers
-are busy, and an exponential tail.
+servers together keep up with the arrivals. Waiting follows Sakasegawa's approximation of the probability that all
+servers are busy, and an exponential tail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HALVINGS = 40
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for a number of configurations.
+    """Predictions for several configurations.
 
     Attributes:
         accuracy: (configurations,) per cent.

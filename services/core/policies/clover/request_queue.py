@@ -36,7 +36,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Poisson arrivals at a mean rate of 1 per second, and the variation of service times; equal for all.
+    """Poisson arrivals at a mean rate of 1 per second, and random numbers for service times, common to all runs.
 
     Attributes:
         at: (requests,) increasing; divided by a rate they are seconds.

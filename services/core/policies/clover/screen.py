@@ -38,12 +38,12 @@ class ScreenConfig:
     Attributes:
         least_gain: What a configuration must promise beyond the best one's objective, per cent.
         programmes: How many integer programmes propose configurations.
-        anew_pct: Change of intensity after which they propose again.
+        anew_pct: Change of intensity after which they propose again, per cent.
         leaders: Neighbours are predicted until those of this many of the best known configurations are known.
         pairs: Random neighbours of four edits, in addition to all of one and two.
-        kept: How many of the best neighbours of each are remembered.
-        modelled: Most runs of the queue model per proposal.
-        corrected: Most further runs if those yield nothing, by predictions corrected for the errors found in them.
+        kept: How many of each configuration's best neighbours are remembered.
+        modelled: Maximum runs of the queue model per proposal.
+        corrected: Maximum further runs if those yield nothing, by predictions corrected for the errors found in them.
         accuracy_tolerance: How far the closed form may fall below the floor, points of accuracy.
         late_tolerance: How far it may exceed the permitted share of late requests.
         objective_tolerance: How far its objective may be too low, per cent.
@@ -104,7 +104,7 @@ class Screen:
         rng: np.random.Generator,
         config: ScreenConfig | None = None,
     ) -> None:
-        """Create a screen; ``model`` runs a configuration through the queue model."""
+        """Create a screen; ``model`` is the function that runs a configuration through the queue model."""
         self._application, self._gpus, self._rate_per_s = application, gpus, rate_per_s
         self._model, self._rng, self._config = model, rng, config or ScreenConfig()
         self._known = _Known()

@@ -21,11 +21,11 @@ def mean_life_s(half_life_s: float) -> float:
 
 @dataclass(frozen=True)
 class Usage:
-    """GPU time of tenants that still counts.
+    """Tenants' GPU time that still counts.
 
     Attributes:
         at_s: The time to which it applies, UTC seconds.
-        used_gpu_s: By tenant, GPU seconds; each second counts half once a half-life has passed.
+        used_gpu_s: GPU seconds by tenant; each second counts half once a half-life has passed.
         gpus: What each tenant holds from then on.
     """
 

@@ -97,7 +97,7 @@ def fair(name: str, inner: Policy[Any], config: FairConfig) -> Fair[Any]:
     """Return a policy with its GPUs shared between tenants.
 
     Args:
-        name: Its own name.
+        name: The name of the new policy.
         inner: The policy that it wraps.
         config: The parameters of both policies.
     """

@@ -54,7 +54,7 @@ class ClockSample:
         report: The latencies that they saw.
         power_w: Mean over the interval for all its GPUs together; NaN where unknown.
         queued_s: Mean time that requests waited before their prefill, a part of TTFT and of the end-to-end time.
-        tokens_per_request: Mean length of the answers that ended; None if none did.
+        tokens_per_request: Mean length of completed answers; None if there were none.
         tokens_per_s: Tokens produced per second.
         busy_share: Share of the interval with requests, 0 .. 1.
     """
@@ -175,7 +175,7 @@ class ClockLearner:
 
 
 def fit_clocks(samples: Sequence[ClockSample]) -> FittedClocks | None:
-    """Return the models fitted by non-negative least squares; None if too few clocks or powers were seen."""
+    """Return the models fitted by non-negative least squares; None if too few clocks or power values were seen."""
     if len({each.clock_mhz for each in samples}) < ENOUGH_CLOCKS:
         return None
     decodes = [(_decode(each.batch, each.clock_mhz), each.report.tbt_s) for each in samples]
@@ -220,9 +220,9 @@ def best_clock(
     Args:
         fitted: The models of this kind of instance.
         sample: What the instance did last.
-        limits: Of its class.
+        limits: Latency limits of its class.
         clocks: Those that its devices support.
-        capacity: Requests that it decodes together at most.
+        capacity: The most requests that it decodes together.
         idle_w: Its power without requests at the lowest clock.
     """
     allowed: list[tuple[float, float]] = []

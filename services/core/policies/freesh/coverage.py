@@ -40,7 +40,7 @@ def coverages(problem: PoolProblem, partition: int, wanted_qps: Floats) -> list[
     Args:
         problem: The problem.
         partition: Index of the partition.
-        wanted_qps: (n_classes,) of all regions, with head-room.
+        wanted_qps: (n_classes,) demand of all regions, with head-room.
     """
     part = problem.partitions[partition]
     reach, found = problem.reach_of(partition), list[Coverage]()

@@ -47,7 +47,7 @@ class WeightedRoundRobin:
         """Return the next instance with room; None if there is none.
 
         Raises:
-            DomainError: A weight is not above 0.
+            DomainError: a weight is not above 0.
         """
         if not all(math.isfinite(each.weight) and each.weight > 0 for each in instances):
             raise DomainError("the weights of instances are finite and above 0")

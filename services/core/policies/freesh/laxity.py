@@ -63,7 +63,7 @@ class ServingRequest:
         input_tokens: Length of its prompt.
         tokens_done: Tokens of the answer that already exist, if it was preempted.
         request_class: Its class, such as ``SL``.
-        tenant: For fair shares between tenants.
+        tenant: Its tenant, for fair shares.
         excluded: Servers that failed to answer it and may not be given it again; unchanged while it waits.
         serial: Number of its entry in the queue; managed by the queue.
     """
@@ -143,8 +143,8 @@ def preempted_by(
     Args:
         waiting: The head of the queue.
         running: Requests in service, with their present ``tokens_done``.
-        order: Any; times must be the same as the queue's.
-        times: Of the class.
+        order: Any order; ``times`` must be the same as the queue's.
+        times: Service times of the class.
         margin_s: By how much the running one must be later; the paper has none. A margin keeps two requests of nearly
             equal laxity from displacing each other in turn.
 

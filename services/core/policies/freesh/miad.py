@@ -22,9 +22,9 @@ class LatencyReport:
     """What the requests of one instance saw in the last interval: means, seconds; None where there was nothing to see.
 
     Attributes:
-        ttft_s: For requests that got their first token, from their arrival.
+        ttft_s: From arrival, for requests that got their first token.
         tbt_s: For tokens that were produced.
-        e2e_s: For requests that ended, from their arrival.
+        e2e_s: From arrival, for requests that ended.
         in_service: Requests that the instance held at the end of the interval.
         is_stale: Whether part of it was seen before the clock was last changed.
     """
@@ -38,8 +38,8 @@ class LatencyReport:
     def is_blind(self, limits: LatencyLimits) -> bool:
         """Return whether there are requests in service but no sign that the clock is high enough.
 
-        TTFT or TBT must have been seen at this clock, if either has a threshold; the end-to-end time is the backstop
-        behind them, and a signal in itself only if it has the only threshold.
+        TTFT or TBT must have been seen at this clock, if either has a threshold; the end-to-end time is only a
+        backstop, and counts by itself only if no other has a threshold.
         """
         pairs = [(self.ttft_s, limits.ttft_s), (self.tbt_s, limits.tbt_s)]
         if limits.ttft_s is None and limits.tbt_s is None:
@@ -113,14 +113,14 @@ def miad_clock(
 ) -> float:
     """Return the next clock of an instance, MHz: one that its devices support.
 
-    An instance without requests also steps down. One with requests of which nothing was seen keeps its clock: silence
-    is no sign that a lower one would do. A device that supports few clocks takes the next one above when it must be
-    faster, and the next one below otherwise, so that it never stays put for want of a fine step.
+    An instance without requests also steps down. One that has requests, but reports nothing about them, keeps its
+    clock: silence is no sign that a lower one would do. A device that supports few clocks takes the next one above when
+    it must be faster, and the next one below otherwise, so that it never stays put for want of a fine step.
 
     Args:
         clock_mhz: The present clock.
-        report: For the last interval.
-        limits: Of the class that the instance serves.
+        report: Report of the last interval.
+        limits: Latency limits of the class that the instance serves.
         clocks: Those that its devices support.
         config: M and delta.
 

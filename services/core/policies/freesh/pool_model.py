@@ -48,8 +48,8 @@ class PoolModel:
 
     Attributes:
         model: To be minimised.
-        location, request_class, mode: (n_columns,) of the first variables, the instances.
-        kept_location, kept_mode: (n_kept,) of the variables after those.
+        location, request_class, mode: (n_columns,) those of the first variables, the instances.
+        kept_location, kept_mode: (n_kept,) those of the variables that follow.
         lacking_qps: (n_classes,) variables of unserved demand, in a model of shortfall; else empty.
         is_clipped: Whether a negative rate was counted as 0, so that the model's bound does not bound the objective.
     """
@@ -89,8 +89,8 @@ class PoolModel:
 def pool_model(problem: PoolProblem, partition: int, wanted_qps: Floats, *, shortfall: bool = False) -> PoolModel:
     """Return the model of ``partition`` that serves ``wanted_qps`` (n_classes,), or the model of its least shortfall.
 
-    The latter minimises the sum of the unserved shares of each class's demand, and counts nothing else: by requests per
-    second, classes that are expensive to serve would get nothing.
+    The latter minimises the sum of the unserved shares of each class's demand, and nothing else: if requests per second
+    counted instead, classes that are expensive to serve would get nothing.
     """
     part, most = problem.partitions[partition], problem.most
     frugal = problem.negative_rates is NegativeRates.FRUGAL
@@ -158,10 +158,10 @@ def _add_loads(
     """Divide each class's mean load among its instances whose power follows it; the others take their load at no cost.
 
     Args:
-        builder: Of the model.
-        load_qps: (n_classes,).
+        builder: The model's builder.
+        load_qps: (n_classes,) mean load.
         x, request_class, qps, upper: (n_columns,) the variables, their class, throughput and bound.
-        cost: (n_columns,) of a full load; 0 where power does not follow it.
+        cost: (n_columns,) cost of a full load; 0 where power does not follow it.
     """
     follows = np.flatnonzero(cost)
     if not follows.size:
@@ -198,7 +198,7 @@ def _may_be_kept(problem: PoolProblem) -> Bools:
 
 
 def _add_kept(builder: ModelBuilder, problem: PoolProblem, location: Ints, mode: Ints, *, free: bool) -> Ints:
-    """Add instances without requests; at a negative rate only those that may not be stopped, unless literal."""
+    """Add instances without requests; at negative rates, unless taken literally, only those that may not be stopped."""
     rate = problem.rate_sums[location]
     upper = problem.running[location, mode]
     if problem.negative_rates is NegativeRates.FRUGAL:
@@ -276,10 +276,10 @@ def _add_totals(
     """Add ``sign * instances >= lower`` for places (location and mode), with slack at a cost where one is given.
 
     Args:
-        builder: Of the model.
+        builder: The model's builder.
         which: (n_places,) those that get a row.
         place, columns: (n_columns,) the place of each variable that counts instances.
-        lower: (n_places,).
+        lower: (n_places,) the lower bounds.
         sign: 1 or -1.
         cost: (n_places,) for each missing instance; None if none may be missing.
     """
@@ -299,11 +299,11 @@ def _add_totals(
 def _add_frugality(
     builder: ModelBuilder, wanted_qps: Floats, x: Ints, pool: Ints, mode: Ints, qps: Floats, upper: Floats, gains: Bools
 ) -> None:
-    """Keep each class's throughput below its demand plus that of any of its instances that draw at a gain.
+    """Keep each class's throughput below its demand plus that of any instance for which drawing is a gain.
 
     Args:
-        builder: Of the model.
-        wanted_qps: (n_classes,).
+        builder: The model's builder.
+        wanted_qps: (n_classes,) demand with head-room.
         x, pool, mode, qps, upper: (n_columns,) the variables, their class, mode, throughput and bound.
         gains: (n_columns,) which of them draw at a negative rate.
     """

@@ -140,11 +140,11 @@ def plan_pools(
     Args:
         problem: The problem to plan.
         backend: The solver to use; relaxations are always solved by HiGHS.
-        time_limit_s: For all solving together, by the solvers' own clocks; > 0.
+        time_limit_s: Limit for all solving together, by the solvers' own clocks; > 0.
         relative_gap: Stop at a plan proven to be this close to the bound. None: the optimum if
             ``PATIENCE_CHECKS`` suffice for it, else a plan within ``GOOD_GAP``.
         incumbent: A plan to begin from, such as the one in force.
-        report: Called with the progress, as a share of the time limit, if HiGHS solves.
+        report: Called with the progress, as a share of the time limit, if HiGHS is the solver.
 
     Raises:
         DomainError: as for ``solve``.
@@ -223,9 +223,9 @@ def _near(model: PoolModel, relaxation: Solution, share: float, below: int) -> L
     """Return the model restricted to the instances that its relaxation uses or nearly uses.
 
     Args:
-        model: Of a partition.
+        model: The model of a partition.
         relaxation: Its fractional solution.
-        share: Of an instance's mean cost; a variable whose use would lose no more counts as nearly used.
+        share: A variable whose use would lose no more than this share of an instance's mean cost counts as nearly used.
         below: How many instances fewer than in the relaxation are allowed.
     """
     whole, (values, losses) = model.model, (relaxation.values, relaxation.reduced_costs)
@@ -274,7 +274,7 @@ def _plan_of(
 def without_needless(problem: PoolProblem, plan: PoolPlan, wanted_qps: Floats) -> PoolPlan:
     """Return the plan without instances whose requests the others of their class can serve, costliest first.
 
-    This finds only what a solver leaves within its tolerances, and what negative rates counted as 0 leave. Where power
+    Such instances are left only by the solver's tolerances, and by negative rates that were counted as 0. Where power
     follows the load and rates are not negative, one more instance may save energy, so none is dropped. One that may not
     be stopped is kept without requests.
     """

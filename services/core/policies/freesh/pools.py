@@ -2,7 +2,7 @@
 
 An *instance* is a running model server; a *mode* says on how many GPUs of which type it runs. A *partition* is one way
 to divide requests into classes (by thresholds on their input and output lengths), and each class has a pool of its
-own. FREESH decides every half hour how many instances of which mode each place runs for each class, and which
+own. FREESH decides every half hour how many instances of each mode each place runs for each class, and which
 partition is in use.
 
 Source: FREESH section 3.1, equation 1.
@@ -27,11 +27,11 @@ class Partition:
     Attributes:
         demand_qps: (n_classes, n_steps) requests per second, before head-room.
         max_qps: (n_classes, n_modes) what one instance serves; 0 if it cannot serve the class.
-        power_w: (n_classes, n_modes) of the whole instance at that load.
+        power_w: (n_classes, n_modes) draw of the whole instance at that load.
         eligible: (n_classes, n_modes) whether the class's latency limits hold (equation 1e, a filter).
         reach: (n_regions, n_locations, n_classes, n_modes) whether they hold for requests from a region, including the
             network; None where every region reaches every location.
-        mean_qps: (n_classes, n_steps) mean requests per second, for power below full load; None for ``demand_qps``.
+        mean_qps: (n_classes, n_steps) mean requests per second, for power below full load; None: ``demand_qps``.
     """
 
     demand_qps: Floats
@@ -54,10 +54,10 @@ class Partition:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """Identical nodes of a location.
+    """Identical nodes at one location.
 
     Attributes:
-        location, gpu_type: Which GPUs, and where.
+        location, gpu_type: Where they are, and the type of their GPUs.
         nodes: How many nodes.
         gpus: Number of GPUs of that type on each.
     """
@@ -74,10 +74,10 @@ class PoolProblem:
 
     Attributes:
         step_s: Length of a step, seconds.
-        rates: (n_locations, n_steps) cost of a kWh there at that time, in the objective's unit: gCO2, money, or 1.
-        gpus: (n_locations, n_types) available.
-        mode_gpus: (n_modes, n_types) that an instance takes.
-        partitions: To choose from.
+        rates: (n_locations, n_steps) cost of a kWh in that place and step, in the objective's unit: gCO2, money, or 1.
+        gpus: (n_locations, n_types) GPUs available.
+        mode_gpus: (n_modes, n_types) GPUs that an instance takes.
+        partitions: The partitions to choose from.
         head_room: Alpha of equation 1b, > 0: the multiple of the demand to be served.
         running: (n_locations, n_modes) instances running now.
         locked: (n_locations, n_modes) those among them that are too young to be stopped; at most ``running``.
@@ -205,12 +205,12 @@ class PoolPlan:
             least shortfall, ``time_limit`` without a plan.
         solver: The solver that found the plan.
         partition: The chosen one; None without a plan.
-        instances: (n_locations, n_classes, n_modes).
+        instances: (n_locations, n_classes, n_modes) how many run.
         kept: (n_locations, n_modes) instances kept running without requests.
         objective: Sum over steps of rate x power x step, unit of ``rates`` times W s; includes starts and stops.
         bound: No plan has a lower objective.
         shortfall: Set if the demand cannot be served.
-        note: What a reader should know.
+        note: Anything else a reader should know.
     """
 
     status: SolveStatus

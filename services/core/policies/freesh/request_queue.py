@@ -1,4 +1,4 @@
-"""The requests that wait at a dispatcher, in the order of ``laxity``: bounded, and fair between tenants if asked.
+"""The requests that wait at a dispatcher, in the order of ``laxity``: bounded, and fair between tenants if requested.
 
 Requests of one tenant that the same servers may serve have a line of their own, which is a heap. When a request is
 removed, its entry stays there as a marker until it reaches the front, and lines that are mostly markers are rebuilt.
@@ -50,7 +50,7 @@ class _Line:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Remove markers from the front; rebuild a line that is mostly markers."""
+        """Remove markers from the front; rebuild the line if it is mostly markers."""
         heap = self.heap
         if self.markers > SPARSE and 2 * self.markers > len(heap):
             heap[:] = self.live()
@@ -99,7 +99,7 @@ class RequestQueue:
         return list(dict.fromkeys(tenant for tenant, _ in self._lines))
 
     def push(self, request: ServingRequest) -> bool:
-        """Add a request; False, with nothing changed, if the queue is full.
+        """Add a request; return False, with nothing changed, if the queue is full.
 
         Raises:
             DomainError: a request with this id is already waiting.
@@ -110,7 +110,7 @@ class RequestQueue:
         return True
 
     def requeue(self, request: ServingRequest) -> None:
-        """Add a request that was preempted or lost by its instance; accepted before, it is exempt from the bound.
+        """Add a request that was preempted or lost by its instance; already accepted, it is exempt from the bound.
 
         Its ``tokens_done`` need not be produced again.
 
@@ -124,7 +124,7 @@ class RequestQueue:
 
         Args:
             behind: Tenants whose turn comes only when no other tenant waits, as ``over_share`` says.
-            without: Sets of servers; requests that exclude exactly one of these sets are passed over.
+            without: Sets of servers; requests that exclude exactly such a set are passed over.
         """
         found = self._first(behind, without)
         return None if found is None else found[4]

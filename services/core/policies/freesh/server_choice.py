@@ -7,8 +7,8 @@ predicted to answer it within its limit; among equals, to the one that answers f
 - *Time*: prompts are read one after another, and each step makes one token of every request held. Whatever is cached
   need not be read, so a cache hit is worth the time that it saves. Load is counted in tokens.
 - *Carbon* is a property of server and request: what one more request in a full batch draws, for as long as the profile
-  takes for its tokens, times PUE and intensity. Power divided by the present rate would be no such property: it falls
-  while a server is busy, so a busy server would look clean and stay busy. Nor is a cache part of it.
+  takes for its tokens, times PUE and intensity. Power divided by the present rate would not be one: it falls while a
+  server is busy, so a busy server would look clean and stay busy. What is cached plays no part in it either.
 - *Balance*: of servers that are no dirtier and no farther, one that is fuller by more than ``BALANCE_SHARE`` and
   ``BALANCE_REQUESTS`` is passed over, whatever it has cached.
 """
@@ -70,7 +70,7 @@ class Work(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The tokens that count as load on a server that holds it."""
+        """The number of tokens that it adds to the load of a server that holds it."""
         return round(PREFILL_BASE_TOKENS + self.input_tokens + self.output_tokens)
 
 
@@ -132,14 +132,14 @@ class Given:
 
 
 class ServerCosts:
-    """How fast a server is, which is a property of it, and what it has to do.
+    """A server's speed, which is a property of it, and its load.
 
     Attributes:
         read_s: Seconds to read a token of a prompt.
         token_s: Seconds between the tokens of a request that it holds alone.
         held_tokens: Tokens of the requests that it was given here.
         others_tokens: Tokens of requests that others gave it.
-        running, queued: Requests that it works on, and that wait inside it, by its own account.
+        running, queued: Requests that it works on, and that wait inside it, as it reports.
         adapters: Those it is thought to have loaded, the most recently used last.
     """
 
@@ -166,7 +166,7 @@ class ServerCosts:
         batch: float = 1.0,
         cache: PrefixCache | None = None,
     ) -> None:
-        """Take the times of its profile, None if unknown, the batch at which they hold, and its cache."""
+        """Take the times from its profile, None if unknown, the batch at which they hold, and its cache."""
         lone_s = (tbt_s or USUAL_TBT_S) / (1.0 + BATCH_SLOWDOWN * max(batch - 1.0, 0.0))
         self._usual = ((ttft_s or USUAL_TTFT_S) / USUAL_READ_TOKENS, lone_s)
         self.read_s, self.token_s = self._usual
@@ -200,14 +200,14 @@ class ServerCosts:
     ) -> float:
         """Return the predicted time until a request's last token if it is given now, seconds.
 
-        Each request that waits inside the server is assumed to take as long as this one, with as many served at a time
-        as it works on.
+        Each request that waits inside the server is assumed to take as long as this one; the server is assumed to work
+        on as many at a time as it does now.
 
         Args:
             work: The request.
-            now_s: By the clock of ``begin``.
-            cached_tokens: From ``cached_tokens``.
-            read_s, token_s: To use in place of its own.
+            now_s: The present time, by the clock of ``begin``.
+            cached_tokens: The result of ``cached_tokens``.
+            read_s, token_s: Times to use in place of its own.
         """
         reads_s = max(self._reads_until_s - self._ahead_s - now_s, 0.0) + self._reads_s(work, cached_tokens, read_s)
         slowed = 1.0 + SLOWDOWN_PER_TOKEN * (self.held_tokens + self.others_tokens)
@@ -249,7 +249,7 @@ class ServerCosts:
         self.held_tokens -= given.work.tokens
 
     def tell(self, held: float, running: float, queued: float, kv_use: float) -> None:
-        """Take in what it reports of itself, and how many of its requests were given here.
+        """Take in the server's report of itself, and how many of its requests were given here.
 
         Args:
             held: Requests given here.
@@ -292,10 +292,10 @@ class Server(Protocol):
     """A server, as needed for this choice.
 
     Attributes:
-        location: Its place.
+        location: Where it is.
         limit: Requests that it may be given at once.
         gco2_per_kwh: Present intensity of its grid, for energy at its meter, including PUE; None if unknown.
-        energy: What requests add there, by its profile; None if unknown.
+        energy: What requests add to its energy, by its profile; None if unknown.
         costs: Its times and load.
     """
 
@@ -381,7 +381,7 @@ def _balanced(
 ) -> list[int]:
     """Return the indices of the servers that are not much fuller than one that is no dirtier and no farther.
 
-    How full a server is: the seconds of work held per place it has.
+    Fullness is the seconds of work held, per place for a request.
     """
     keys = list(zip(carbon, away_s, strict=True))
     place_s = [pace_s / each.limit for each, pace_s in zip(servers, token_s, strict=True)]

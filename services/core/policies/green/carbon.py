@@ -31,7 +31,7 @@ def rescaled_power(power_w: Floats, mu: float) -> Floats:
 
 
 def high_power(power_w: Floats) -> Bools:
-    """Return which jobs draw at least the median of those known: (n_jobs,); an unobserved one does not count.
+    """Return which jobs draw at least the median of the known draws: (n_jobs,); False for an unobserved job.
 
     Source: GREEN section 5.2, P~; for jobs at the median see ``shifting``.
     """
@@ -86,7 +86,8 @@ def mean_intensity(curve: CarbonCurve, now_s: float, window_s: float) -> float:
     """Return the average I-bar: the time-weighted mean over the latest known ``window_s``, looking no further ahead.
 
     The window ends at ``min(end of the curve, now + window)`` and is ``window_s`` long, or as long as the curve goes
-    back. So with a full forecast it is the window ahead, without one the window just past, and otherwise in between.
+    back. So with a full forecast it is the window ahead, without one it is the window just past, and otherwise
+    something in between.
 
     Source: GREEN section 8.1, which gives the scheduler a curve of 24 or 48 hours.
     """

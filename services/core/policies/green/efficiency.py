@@ -63,8 +63,8 @@ def gamma_at(occupancy: float, gamma_empty: float, gamma_full: float) -> float:
 
     Args:
         occupancy: Share of the cluster's GPUs that are held, 0..1.
-        gamma_empty: gamma at 0.
-        gamma_full: gamma at 1.
+        gamma_empty: gamma at an occupancy of 0.
+        gamma_full: gamma at an occupancy of 1.
     """
     return gamma_empty + (gamma_full - gamma_empty) * occupancy
 
@@ -82,7 +82,7 @@ def largest_gang(min_gpus: Ints, max_gpus: Ints, job_cap_gpus: int) -> Ints:
     """Return the size beyond which each job never scales out: (n_jobs,).
 
     Our reading: the paper caps every job so that one that scales well does not take the whole cluster, but prints no
-    value; here it is one number of GPUs, raised to the minimum gang for wider jobs. Shown by
+    value; here it is a single number of GPUs, raised to the minimum gang of wider jobs. Shown by
     ``tests/unit/core/test_green_scaling.py::test_no_job_grows_beyond_its_cap``.
     """
     return np.minimum(max_gpus, np.maximum(min_gpus, job_cap_gpus))

@@ -20,7 +20,7 @@ STARVING, AHEAD, ARRIVED, BEHIND = range(4)
 
 
 class ByJob(NamedTuple):
-    """Columns of (n_jobs + 1,) each; the last entry, at -1, is for a job that was not ranked."""
+    """Columns of (n_jobs + 1,) each; the last entry, at -1, is for jobs that were not ranked."""
 
     queue: Ints
     key: Floats
@@ -34,7 +34,7 @@ class GreenMemory:
     """The last active round's ranking and what it decided, for the jobs that were live then and no others.
 
     Columns are (n_jobs,), as the round's table. A round neither makes an object per job nor sorts all jobs completely,
-    because thousands may wait; anything that requires this is a property here, for those who ask.
+    because thousands may wait; anything that requires this is a property here, computed on demand.
 
     Attributes:
         jobs: The jobs of the round's table.
@@ -79,7 +79,7 @@ class GreenMemory:
 
     @cached_property
     def rank(self) -> Mapping[JobId, int]:
-        """Position of each job in the ranking; the jobs are in that order."""
+        """Position of each job in the ranking; iterates in rank order."""
         return {self.jobs[job]: at for at, job in enumerate(self.order.tolist())}
 
     @cached_property

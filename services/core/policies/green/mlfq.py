@@ -2,8 +2,8 @@
 
 An active round sorts the jobs into queues, sets their sizes and ranks them:
 
-1. jobs that starve, then the upper queue in order of submission as long as its gangs keep within theta of the cluster;
-2. the lower queue, and with it what theta kept out of the upper one, by PRIORITY (``carbon.lower_priority``).
+1. starving jobs, then the upper queue in order of submission as long as its gangs keep within theta of the cluster;
+2. the lower queue, together with what theta kept out of the upper one, by PRIORITY (``carbon.lower_priority``).
 
 If ``slack_s`` allows it, jobs of the lower queue that can still wait for greener hours are left out (``slack``).
 
@@ -61,7 +61,7 @@ class Green:
         return GreenMemory()
 
     def decide(self, snapshot: Snapshot, memory: GreenMemory) -> tuple[Plan, GreenMemory]:
-        """Return Algorithm 1's plan in an active round, and in a passive one the plan by the last ranking."""
+        """Return Algorithm 1's plan in an active round; in a passive one, the plan that the last ranking implies."""
         preemption = Preemption.at(snapshot.trigger)
         if preemption is Preemption.NOW:
             memory = active_ranking(snapshot, memory, self.config)
@@ -213,7 +213,7 @@ def scale(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> Scali
 def _grown(
     snapshot: Snapshot, memory: GreenMemory, config: GreenConfig, present: Ints, grows: Bools
 ) -> dict[JobId, BeforeGrowth]:
-    """Return the state before their last step of the jobs that have grown, if gamma is compared with that."""
+    """Return, if gamma is compared with it, the state of jobs before their last growth step."""
     if config.gamma_compares == "minimum":
         return {}
     jobs, known = snapshot.jobs, memory.grown
@@ -248,7 +248,7 @@ def _held(snapshot: Snapshot, lower: Bools, gangs: Ints, config: GreenConfig) ->
 def _released_s(snapshot: Snapshot, memory: GreenMemory, config: GreenConfig) -> tuple[Ints, Floats]:
     """Return the waiting jobs that are held, and when they will be released, UTC seconds: (n,) each.
 
-    A job is released when its hour comes or it starves, but only by an active round.
+    A job is released, by an active round, when its hour comes or it starves.
     """
     jobs = snapshot.jobs
     before = np.fromiter(map(memory.index.get, jobs.ids, repeat(-1)), np.int64, len(jobs))
@@ -300,7 +300,7 @@ def starving(snapshot: Snapshot, starvation_s: float | None) -> Bools:
 
 
 def _present_gangs(snapshot: Snapshot, which: Ints, remembered: Ints) -> Ints:
-    """Return the size each of these jobs has, or else waits to have, given the remembered sizes: (n_which,)."""
+    """Return each of these jobs' present size, or else the size it waits for, as remembered: (n_which,)."""
     jobs, awaited = snapshot.jobs, possible_sizes(snapshot, remembered, which)
     gpus = jobs.gpus[which]
     if not np.count_nonzero(gpus):

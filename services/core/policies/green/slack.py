@@ -1,7 +1,7 @@
 """Beyond the paper: whether a job can wait for greener hours while GPUs are idle.
 
 GREEN never leaves a GPU idle that a job could use, so on a cluster with room it shifts nothing. With slack that users
-grant, a job of the lower queue runs in the greenest hours before its time is up, as ``wait-awhile`` runs every job; new
+grant, a job in the lower queue runs in the greenest hours before its time is up, as ``wait-awhile`` runs every job; new
 jobs still start at once, and jobs whose time is up compete as usual.
 """
 
@@ -32,7 +32,7 @@ def left_and_deadline_s(
 ) -> tuple[Floats, Floats]:
     """Return what these jobs still need, seconds, and when they must be done, UTC seconds: (n,) each.
 
-    Without a deadline, a job must be done at most the slack later than if it had run from its submission on. The
+    A job without a deadline may end later than if it had run since its submission, but by no more than the slack. The
     arguments are those of ``can_wait``.
     """
     jobs = snapshot.jobs

@@ -14,12 +14,13 @@ w        what an hour of a job's completion time is worth:                    gC
          around now, ``P(asked)`` the draw at the size its user asked for
 ======== ==================================================================== ==============
 
-Time that a mode takes beyond the size and batch the user asked for counts ``config.LOST_TIMES`` times. Nothing here
-has a scale of its own (``tests/simulator/test_asked_gangs.py``); ``hour_wh`` sets an absolute ``w`` instead.
+Time that a mode takes beyond what the size and batch the user asked for would take counts ``config.LOST_TIMES`` times.
+Nothing here has a scale of its own (``tests/simulator/test_asked_gangs.py``); ``hour_wh`` sets an absolute ``w``
+instead.
 
 - *Width* and *power limit*: while the job runs, its cost per unit of work is ``(P(g, l) + w / c) / speed(g, l)``
-  (``modes``, ``controls``). For a limit, ``P(asked)`` is that of the gang itself at full power. In green hours ``w /
-  c`` is larger, so jobs run wider and faster then.
+  (``modes``, ``controls``). For a limit, ``P(asked)`` is that of the gang itself at full power. In green hours
+  ``w / c`` is larger, so jobs run wider and faster then.
 - *Hours*: a job that has time until its deadline waits if the carbon it saves is worth the later completion
   (``hours``), bounded by the user's deadline or the slack that the operator grants. ``c`` ahead is the forecast's
   middle or another quantile (``quantiles``).

@@ -155,5 +155,5 @@ class JointConfig:
 
     @property
     def lost_times(self) -> float:
-        """How many times an hour counts if it is lost relative to the size asked for."""
+        """How many times an hour counts that is lost relative to the size the user asked for."""
         return LOST_TIMES if self.hour_wh is None else 1.0

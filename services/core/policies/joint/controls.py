@@ -24,12 +24,12 @@ def least_cost_at(
     """Return the position of the limit with the least ``(P + w / c) / speed``; ties go to the highest.
 
     Args:
-        curve: By power limit.
-        gpus: Of the gang; this and all below may be columns, (n_gangs, 1).
-        host_w: Of the host per busy GPU.
+        curve: The control curve by power limit.
+        gpus: Size of the gang; this and all below may be columns, (n_gangs, 1).
+        host_w: Draw of the host per busy GPU.
         hour_w: What time is worth, as power; see ``worth``.
-        lost_w: What time that the gang takes beyond the size its user asked for is worth in addition.
-        lead: Its speed at the default limit relative to the size asked for.
+        lost_w: The additional worth of time beyond what the gang that the user asked for would take.
+        lead: Its speed at the default limit relative to that of the gang asked for.
     """
     costs = (
         (curve.power_w + host_w) * gpus + hour_w + lost_w * np.maximum(1.0 - lead * curve.speed, 0.0)
@@ -40,7 +40,7 @@ def least_cost_at(
 def limit_at(
     worth: Worth, job: int | Ints, curve: ControlCurve, gpus: int | Ints, host_w: float, crowd: float = 1.0
 ) -> Ints:
-    """Return the position of a gang's limit of least cost; ``crowd`` multiplies what its time is worth.
+    """Return the position of a gang's least-cost limit; ``crowd`` multiplies what its time is worth.
 
     For several gangs at once, pass columns of jobs and sizes, (n_gangs, 1).
     """
@@ -50,7 +50,7 @@ def limit_at(
 
 
 def slowdowns(snapshot: Snapshot, models: Ints, gpus: Ints, hosts_w: Floats, worth: Worth) -> Floats:
-    """Return the speed of all jobs under their limits of least cost, as a share of that at the default: (n_jobs,).
+    """Return the speed of all jobs under their least-cost limits, as a share of that at the default: (n_jobs,).
 
     1 where nothing is known. ``models`` and ``gpus`` are (n_jobs,): indices of GPU models, and sizes.
     """

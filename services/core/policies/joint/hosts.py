@@ -1,4 +1,4 @@
-"""What the hosts of busy GPUs draw: as measured, or estimated from the board."""
+"""What the hosts of busy GPUs draw: as measured, or as estimated from the board."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether it is a job's hour: choose the hours until some completion such that its work and that completion cost least.
+"""Whether it is a job's hour: its work goes into the hours before some completion such that both together cost least.
 
 For every step ``k`` of the forecast as the last one, the job takes the greenest steps up to it that hold its work:
 
@@ -32,7 +32,7 @@ def runs_now(
     stay_share: float = 0.0,
     horizon_s: float = HORIZON_S,
 ) -> Bools:
-    """Return whose hour it is: (n_jobs,). Jobs that cannot keep their deadlines, or need longer than the horizon, run.
+    """Return which jobs run now: (n_jobs,). Those that cannot keep their deadlines, or outlast the horizon, do.
 
     Args:
         curve: What is known of the grid.
@@ -102,7 +102,7 @@ def hours_of(
 
 
 def steps_ahead(curve: CarbonCurve, now_s: float, horizon_s: float) -> tuple[Floats, Floats, Floats]:
-    """Return the steps from now on, the last day known being repeated: begins, ends, UTC seconds, and gCO2/kWh."""
+    """Return the steps from now on, repeating the last day known: begins and ends, UTC seconds, and gCO2/kWh."""
     until_s = now_s + horizon_s
     begins, ends, intensity = curve.steps(now_s, min(max(curve.end_s, now_s + 1.0), until_s))
     if ends[-1] >= until_s:

@@ -20,7 +20,7 @@ ALL_BUT_DONE = 0.999
 
 @dataclass(frozen=True)
 class Left:
-    """At the smallest gang and the default power limit; NaN where unknown.
+    """Remaining and whole lengths at the smallest gang and the default power limit, seconds; NaN where unknown.
 
     Attributes:
         left_s: (n_jobs,) what each job still needs.

@@ -29,8 +29,8 @@ class Known:
 
     Attributes:
         models: (n_jobs,) index of the GPU model that each has or may have.
-        modes: Of all jobs.
-        slower: (n_jobs,) speed at its best size under the limit of least cost, as a share of that at the default.
+        modes: The modes of all jobs.
+        slower: (n_jobs,) speed at its best size under the least-cost limit, as a share of that at the default.
         left_s: (n_jobs,) what each still needs at its smallest gang, NaN where unknown.
         deadline_s: (n_jobs,) when each must be done, UTC seconds.
         worth: What time is worth.
@@ -45,7 +45,7 @@ class Known:
 
 
 def effects(snapshot: Snapshot, memory: JointMemory, config: JointConfig, known: Known, job: int) -> tuple[Effect, ...]:
-    """Return what each lever does for a job that waits or runs."""
+    """Return what each lever does for a waiting or running job."""
     jobs, now_s = snapshot.jobs, snapshot.now_s
     held = jobs.ids[job] in memory.held
     left_s = float(known.left_s[job])

@@ -12,7 +12,7 @@ from services.core.domain.ids import JobId, NodeId
 
 @dataclass(frozen=True)
 class JointMemory:
-    """Decisions of the last active round, except for the last three attributes.
+    """What the last active round decided, except for the last three attributes.
 
     Attributes:
         sizes: The gang of every job that was to run, best first.

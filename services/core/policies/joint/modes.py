@@ -1,6 +1,6 @@
 """The gangs that jobs may run as, and what each costs: ``(P(g) + w / c) / speed(g)``.
 
-Time that a gang takes beyond the one its user asked for counts ``JointConfig.lost_times`` times.
+Time beyond what the gang that the user asked for would take counts ``JointConfig.lost_times`` times.
 
 ``P(g)`` follows from the mean draw of one of the job's GPUs so far. The part of a step in which the GPUs of a gang wait
 for each other, inferred from how far its speed falls short of linear scaling from the smallest gang, is drawn at
@@ -31,12 +31,12 @@ UNKNOWN_W = 250.0
 
 @dataclass(frozen=True)
 class Modes:
-    """What some jobs may do; 0 GPUs and infinite cost beyond a job's last size.
+    """The gangs that some jobs may have; 0 GPUs and infinite cost beyond a job's last size.
 
     Attributes:
-        gpus: (n_jobs, n_sizes) ascending.
+        gpus: (n_jobs, n_sizes) gang sizes, ascending.
         ratio: (n_jobs, n_sizes) speed relative to that at the smallest size.
-        watts: (n_jobs, n_sizes) including the hosts.
+        watts: (n_jobs, n_sizes) draw, including the hosts.
         cost: (n_jobs, n_sizes) watts plus the worth of time, per unit of speed.
     """
 
@@ -68,7 +68,7 @@ class Modes:
 
 
 def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: JointConfig) -> Modes:
-    """Return the gangs of these jobs.
+    """Return the modes of these jobs.
 
     Args:
         snapshot: The cluster.
@@ -93,7 +93,7 @@ def modes_of(snapshot: Snapshot, which: Ints, hour_w: float | Floats, config: Jo
 
 
 def lead_of(snapshot: Snapshot, job: int | Ints, gpus: int | Ints) -> Floats:
-    """Return the predicted speed of jobs at a size relative to the size and batch their users asked for.
+    """Return the predicted speed of jobs at a size relative to that at the size and batch their users asked for.
 
     For one job, or for indices and sizes of one shape.
     """

@@ -4,10 +4,10 @@ Their replicas are mapped by Heavy-Edge, refined (``parallel.mapping``), to the 
 fewest that hold the gang, or a few more if even shares of them are faster. Unlike under A-SRPT, gangs that lose
 little are not sent to the emptiest ones: what they free is worth less than what their bytes cost others.
 
-A gang that would run at less than ``least_speed_share`` of its best speed declines, because it would hold its GPUs that
-many times longer. Those behind it proceed as if it were not there, so that no GPU is idle because of it. It declines
-until it has waited as long as the bad seats would delay it, so it loses at most twice what it would have lost if it had
-known how long good ones take to come (ski rental).
+A gang that would run at less than ``least_speed_share`` of its best speed declines, because it would hold its GPUs
+correspondingly longer. Those behind it proceed as if it were not there, so that no GPU is idle because of it. It
+declines until it has waited as long as the bad seats would delay it, so it loses at most twice what it would have lost
+if it had known how long good seats would take to come (ski rental).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rounds of ``joint``; the package says what it minimises.
 
-An active round redetermines order and sizes, and who waits for greener hours. A passive round fills free GPUs in that
-order; jobs that arrived since go first, as wide as is best for them provided that all that wait find room.
+An active round decides order and sizes anew, and which jobs wait for greener hours. A passive round fills free GPUs in
+that order; jobs that arrived since then go first, as wide as is best for them as long as all waiting jobs find room.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Joint:
         return JointMemory()
 
     def decide(self, snapshot: Snapshot, memory: JointMemory) -> tuple[Plan, JointMemory]:
-        """Return the plan of least cost, or, in a passive round, fill free GPUs by the last one."""
+        """Return the plan of least cost, or, in a passive round, one that fills free GPUs by the last active round."""
         config, preemption, worth = self.config, Preemption.at(snapshot.trigger), Worth(snapshot, self.config)
         if snapshot.trigger is Trigger.ACTIVE:
             memory = _following(snapshot, memory, worth, config)
@@ -135,7 +135,7 @@ class _Limits:
 
 
 def _ranking(snapshot: Snapshot, memory: JointMemory, which: Ints, worth: Worth, config: JointConfig) -> Ranking:
-    """Return the jobs to run, new ones first and then in the order of the last active round; held ones wait."""
+    """Return the jobs to run: new ones first, then in the order of the last active round; held ones wait."""
     jobs = snapshot.jobs
     rows: list[int] = which.tolist()
     if memory.held:
@@ -176,7 +176,7 @@ def _widened_new(snapshot: Snapshot, which: Ints, gpus: Ints, is_new: Bools, wor
 
 
 def _following(snapshot: Snapshot, memory: JointMemory, worth: Worth, config: JointConfig) -> JointMemory:
-    """Return the memory with an active round's order and sizes, and with who waits for greener hours."""
+    """Return the memory with an active round's order and sizes, and the jobs that wait for greener hours."""
     jobs = snapshot.jobs
     n_jobs = len(jobs)
     if not n_jobs or not snapshot.gpu_models:
@@ -257,9 +257,9 @@ def _held(
 
 
 def _sizes(snapshot: Snapshot, goes: Ints, known: Known, config: JointConfig) -> Ints:
-    """Return the size of each job to run, best first: the smallest while anybody has to wait, else towards its best.
+    """Return the size of each job to run, best first: the smallest while any job has to wait, else towards its best.
 
-    A running gang keeps its size unless another saves what a restart costs.
+    A running gang keeps its size unless another saves more than a restart costs.
     """
     jobs, modes, models, capacity = snapshot.jobs, known.modes, known.models, Capacity(snapshot)
     gpus = modes.gpus[goes, 0]

@@ -27,7 +27,7 @@ _DECILE = _NORMAL.inv_cdf(0.9)
 
 
 def length_factors(snapshot: Snapshot, quantile: float | None) -> Floats:
-    """Return the quantile of each job's predicted length over the prediction: (n_jobs,).
+    """Return the ratio of this quantile of each job's predicted length to the prediction: (n_jobs,).
 
     Args:
         snapshot: The cluster.

@@ -27,7 +27,7 @@ class Worth:
 
     @cached_property
     def _dirtier(self) -> Floats:
-        """(n_jobs,) the day's mean intensity over the present one, for each job's grid."""
+        """(n_jobs,) the ratio of the day's mean intensity to the present one, for each job's grid."""
         snapshot, everyone = self._snapshot, every_job(self._snapshot)
         each = eligible_curves(snapshot, everyone).each(lambda curve: _dirtier(curve, snapshot.now_s))
         return each if isinstance(each, np.ndarray) else np.full(everyone.shape, each)
@@ -41,7 +41,7 @@ class Worth:
         return self._config.hour_share * asked_w(self._snapshot, which, self._config)
 
     def hour_w(self, which: Ints) -> Floats:
-        """Return how many more watts each of these jobs may draw to save its time: (n_which,)."""
+        """Return how many more watts each of these jobs may draw to avoid delay: (n_which,)."""
         return self.hour_wh(which) * self._dirtier[which]
 
     def gang_w(self, job: int | Ints, full_w: float | Floats) -> float | Floats:

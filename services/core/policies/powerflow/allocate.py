@@ -5,7 +5,7 @@ largest marginal return takes the next step, until GPUs run out or the cluster d
 the paper:
 
 - Gangs are powers of two (section 5.3), so a step doubles a gang instead of adding one GPU. A job whose next step is
-  wider than what is left is done; the others go on.
+  larger than what is left is done; the others go on.
 - JCT and energy of the whole cluster, by which eq. 20 divides, are the same for every job at any moment, so they do not
   affect the order and are left out. So is the work a job has left, which is in both numerator and denominator.
 - A job without a GPU has an infinite JCT and so an infinite return: such jobs come first, in order of precedence.
@@ -39,8 +39,9 @@ class Greedy:
     """How the greedy differs from the paper; the defaults are the paper's.
 
     Attributes:
-        marginal: What a return is. ``energy``: time saved per energy spent, as in eq. 20. ``energy_and_gpu``: that per
-            GPU of the step, since a step to the next power of two takes as many as the gang already had. ``power``: how
+        marginal: How a return is defined. ``energy``: time saved per energy spent, as in eq. 20. ``energy_and_gpu``:
+            that per GPU of the step, since a step to the next power of two takes as many as the gang already had.
+            ``power``: how
             much sooner the job ends, given the work it has left, per watt of the limit: eq. 18 and 19 rather than
             energy.
         queue: Which job without a GPU is first: the one ``submitted`` first, or the ``shortest`` by the time it has
@@ -59,9 +60,9 @@ class Room:
     """The devices and the power to share out.
 
     Attributes:
-        gpus: (n_gpu_models,) devices by GPU model.
-        idle_w: (n_gpu_models,) draw of a free one while its node is on, watts.
-        gpus_per_node: The limit is checked at multiples of this.
+        gpus: (n_gpu_models,) number of devices of each GPU model.
+        idle_w: (n_gpu_models,) draw of a free device while its node is on, watts.
+        gpus_per_node: The limit is checked at multiples of this number of GPUs.
         limit_w: What the cluster may draw, watts; inf for no limit.
         other_w: What it draws in addition to the jobs and those devices, watts.
         stays_on: (n_gpu_models,) how many of the devices are on nodes that stay on when unused; None for all.
@@ -90,7 +91,7 @@ class Room:
         return self.stays_on is not None and bool(((self.stays_on > 0) & (self.stays_on < self.gpus)).any())
 
     def wherever_placed(self) -> Room:
-        """Return the room as if gangs used no node that stays on: the upper bound on their draw, wherever placed."""
+        """Return a room in which no node stays on: an upper bound on the gangs' draw, wherever they are placed."""
         stays_on = self.gpus if self.stays_on is None else self.stays_on
         other_w = self.other_w + float(stays_on @ self.idle_w)
         return replace(self, other_w=other_w, stays_on=np.zeros_like(stays_on))
@@ -211,7 +212,7 @@ class _Walk:
 
 
 def known_work_s(work_s: Floats) -> Floats:
-    """Return the work with the median in place of unknown values; 1 if nothing is known. (n,) to (n,)."""
+    """Return the work, with the median in place of unknown values; 1 if nothing is known; (n,) to (n,)."""
     known = np.isfinite(work_s)
     return np.where(known, work_s, np.median(work_s[known]) if known.any() else 1.0)
 

@@ -54,6 +54,6 @@ class Choices:
         return energy.argmin(axis=2)
 
     def at(self, sizes: Ints) -> tuple[Floats, Floats]:
-        """Return speed and power by control value at one size of each job: (n_jobs,) to (n_jobs, n_values), twice."""
+        """Return speed and power by control value at one size of each job: (n_jobs,) to (n_jobs, n_values) each."""
         rows = np.arange(len(self))
         return self.speed[rows, sizes], self.power_w[rows, sizes]

@@ -1,4 +1,4 @@
-"""PowerFlow's parameters, with the paper's values as defaults."""
+"""PowerFlow's parameters; where the paper prints values, they are the defaults."""
 
 from __future__ import annotations
 

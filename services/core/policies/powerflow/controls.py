@@ -3,7 +3,7 @@
 Every gang starts at the control value (a clock or a power limit) that does its work for the least energy. The gang with
 the largest marginal return takes the next value, until every gang is at its fastest or no step fits below the power
 limit; a step that would exceed it is not taken, and the gangs whose steps still fit go on. A value is never chosen if
-another matches its speed for less power.
+another gives the same speed for less power.
 
 The most efficient values may together exceed the limit. In Algorithm 1 that cannot happen, as it has just given out
 GPUs for them, but it can in a round if the limit has fallen or stopping gangs still draw power. Then values fall: at

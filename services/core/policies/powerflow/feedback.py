@@ -24,7 +24,7 @@ def correction(snapshot: Snapshot, tables: Tables, known: float, *, measuring: b
     """Return the ratio of measured to modelled power for this round.
 
     Args:
-        snapshot: With the cluster's measured power; if that is NaN, the known ratio is kept.
+        snapshot: The cluster with its measured power; if that is NaN, the known ratio is kept.
         tables: The models.
         known: The ratio of the last round.
         measuring: Whether gangs are being measured at control values other than those counted for them.

@@ -1,7 +1,7 @@
 """The power limit in force: eta, watts, and a curve by the hour.
 
-Passive rounds stop no gang, so a limit that falls between two active rounds is kept from the earlier one on: what
-counts is the lowest limit until the next active round and the end of the grace period of the gangs it may stop.
+Passive rounds stop no gang, so a limit that falls between two active rounds is already kept from the earlier one on:
+what counts is the lowest limit until the next active round plus the grace period of the gangs it may stop.
 """
 
 from __future__ import annotations

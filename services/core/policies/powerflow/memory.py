@@ -16,7 +16,7 @@ class PowerflowMemory:
     Attributes:
         targets: Sizes the last active round gave, by job: what a job that was stopped waits for.
         measured: Gangs being measured at every control value, and when that will certainly be over, UTC seconds.
-        profiled: By job, the sizes at which it was measured.
+        profiled: The sizes at which each job was measured.
         correction: Ratio of the cluster's measured power to the models'.
     """
 

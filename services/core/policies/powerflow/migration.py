@@ -1,13 +1,13 @@
 """Moves that pay for themselves: jobs are stopped in order to come back in other free blocks.
 
-Two things are worth it, and a round does at most one:
+A move can pay in two cases, and a round makes at most one:
 
-- a gang could have its devices but finds no free block among them. Moving the jobs off one block costs each a restart;
-  it saves the gang the wait until such a block would become free by itself. It pays if that wait is ``resize_gain``
+- there are enough free devices for a gang, but no free block. Moving the jobs off one block costs each a restart; it
+  saves the gang the wait until such a block would become free by itself. It pays if that wait is ``resize_gain``
   times the restarts together.
 - a node could be powered down. Moving its jobs into free blocks of nodes that stay awake costs what their gangs draw
   while they restart; it saves what the whole node draws idle until the last of them would have ended. It pays if that
-  energy is ``resize_gain`` times the cost: the restarts' time has its price too.
+  energy is ``resize_gain`` times the cost, since the restarts also take time.
 
 Source: PowerFlow section 5.3 asks for migration; what it may cost is ours.
 """
@@ -30,7 +30,7 @@ from services.core.policies.powerflow.view import View
 
 
 def moves(snapshot: Snapshot, plan: Plan, ranking: Ranking, view: View, config: PowerflowConfig) -> list[Preempt]:
-    """Return the stops of jobs that should move: the first set that pays, in order of nodes; usually none."""
+    """Return the stops of jobs that should move: the first set that pays, in node order; usually none."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     stopped = {action.job_id for action in plan.actions if isinstance(action, Preempt)}
     starts = {action.job_id: action for action in plan.actions if isinstance(action, Start)}

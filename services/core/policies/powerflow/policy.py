@@ -1,7 +1,7 @@
 """PowerFlow's scheduler: who runs, on how many GPUs, at which control value, within the power limit.
 
-The paper re-plans at each arrival, end and scaling. Here an active round, which comes by the clock, does: it gives out
-all GPUs anew (``allocate``) and may stop and resize jobs. A passive round, triggered by an arrival, an end or a
+The paper re-plans at each arrival, end and scaling. Here an active round, at fixed intervals, does so: it gives out all
+GPUs anew (``allocate``) and may stop and resize jobs. A passive round, triggered by an arrival, an end or a
 release, stops no gang: it gives free GPUs to waiting jobs by the same greedy, taking what runs as given, and chooses
 all control values anew (``watts``). A job that was stopped to be resized waits for the size it got in the last active
 round. Shorter intervals between active rounds come closer to the paper; each round costs restarts.
@@ -159,9 +159,9 @@ def room_of(snapshot: Snapshot, capacity: Capacity, limit: float, config: Powerf
 def allocate(
     snapshot: Snapshot, view: View, room: Room, capacity: Capacity, config: PowerflowConfig, *, active: bool
 ) -> tuple[View, Ints]:
-    """Return the size of each row, as ``allocate_gpus``, and the view with the choices it was taken from.
+    """Return the size of each row, as ``allocate_gpus`` does, and the view with the choices it was taken from.
 
-    An active round allocates with all jobs that may move and, if some had better stay, again with those fixed.
+    An active round allocates to all jobs that may move and, if some had better stay, again with those fixed.
     """
     preemptible, movable = snapshot.jobs.preemptible[view.jobs], capacity.movable[view.jobs]
     keeps = view.holds & ~(preemptible & movable) if active else view.holds
@@ -263,7 +263,7 @@ def _all_idle(snapshot: Snapshot, plan: Plan) -> bool:
 
 
 def _of_gangs(snapshot: Snapshot, plan: Plan, found: Mapping[JobId, Measurement]) -> list[Measurement]:
-    """Return the measurements of gangs that the plan still starts, or that are already running."""
+    """Return the measurements of gangs that the plan starts or that are already running."""
     phases = dict(zip(snapshot.jobs.ids, snapshot.jobs.phase.tolist(), strict=True))
     starts = {action.job_id for action in plan.actions if isinstance(action, Start)}
     return [each for job_id, each in found.items() if job_id in starts or phases[job_id] in GOING]

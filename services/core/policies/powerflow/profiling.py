@@ -2,9 +2,10 @@
 
 In the paper this is done for every job, the first time it runs on a number of GPUs (``each_job``); the paper's
 simulator charges each job for it once (``first_run``). The default measures one gang of each kind of job, and where
-jobs recur the others learn from it. Only gangs that start, or run at the default, are measured, because measuring takes
-the default's power. A start for which the limit does not leave that much is not measured (``watts``). While a gang is
-measured its values fall, and the limit counts it at the one in force. It keeps its size until it has been measured.
+jobs recur the others learn from it. Only gangs that start, or run at the default, are measured, because measuring
+requires the default's power. A start for which the limit does not leave that much is not measured (``watts``). While a
+gang is measured its values fall, and the limit counts it at the one in force. It keeps its size until it has been
+measured.
 
 Source: PowerFlow section 5.2.
 """
@@ -27,7 +28,7 @@ from services.core.policies.powerflow.view import Tables
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement to begin: its gang, and the number of GPUs."""
+    """A measurement to begin: its action, and the number of GPUs of its gang."""
 
     action: ProfileControls
     gpus: int
@@ -36,8 +37,8 @@ class Measurement:
 def under_way(snapshot: Snapshot, memory: PowerflowMemory) -> PowerflowMemory:
     """Return the memory without measurements that are over and, in an active round, without jobs that are gone.
 
-    If the snapshot does not say which are under way, they end when they are certainly over. One that ended early with
-    its gang was cut short: the job is still to be measured at that size.
+    If the snapshot does not say which are under way, they count as over once they certainly are. One that ended early
+    with its gang was cut short: the job is still to be measured at that size.
     """
     jobs = snapshot.jobs
     under_measurement = snapshot.measuring

@@ -1,6 +1,6 @@
 """The jobs of a snapshot as Algorithm 1 takes them: in order of precedence, each with its choices.
 
-What is predicted for a kind of job is its table (``Snapshot.gangs``). A job without one is assumed to scale with a
+The predictions for a kind of job are its table (``Snapshot.gangs``). A job without one is assumed to scale with a
 fixed exponent and to draw what was last measured for it; its control values are known if its kind's curve is.
 """
 
@@ -23,7 +23,7 @@ from services.core.policies.powerflow.config import PowerflowConfig
 
 @dataclass
 class Tables:
-    """The table of every job on every GPU model it might use, looked up once per kind of job."""
+    """The tables of all jobs on the GPU models they might use, looked up once per kind of job."""
 
     snapshot: Snapshot
     config: PowerflowConfig
@@ -50,15 +50,15 @@ class Tables:
         """Return speed and power of gangs of several sizes each: (n, n_sizes, n_values), 0 beyond a job's own values.
 
         Args:
-            jobs: (n,) indices.
-            gpu_models: (n,) what each runs on.
+            jobs: (n,) indices into the job table.
+            gpu_models: (n,) the GPU model each runs on.
             gpus: (n, n_sizes) sizes, at least 1.
         """
         places = self.places(jobs, gpu_models)
         return self.stacked.at(places, gpus)
 
     def default_speed(self, jobs: Ints, gpu_models: Ints, gpus: Ints) -> Floats:
-        """Return the speed of one gang each at its default control value; all are (n,)."""
+        """Return the speed of one gang of each job at its default control value; all are (n,)."""
         places = self.places(jobs, gpu_models)
         return self.stacked.at(places, gpus[:, None], default=True)[0][:, 0, 0]
 
@@ -137,7 +137,7 @@ class View:
         jobs: Indices into the job table.
         gpu_model: GPU model each runs on, or would.
         holds: Whether the job holds devices and may go on.
-        tables: Of every job.
+        tables: The tables of all jobs.
         choices: What each could have.
         work_s: Seconds of work left at speed 1, NaN where unknown.
     """
@@ -155,7 +155,7 @@ def view_of(snapshot: Snapshot, config: PowerflowConfig, model: Ints, fixed_gpus
 
     Args:
         snapshot: The cluster.
-        config: Parameters.
+        config: The policy's parameters.
         model: (n_jobs,) GPU model of the devices a job holds, -1 for none.
         fixed_gpus: (n_jobs,) the one size a job may have, 0 where it may have any of its own.
     """

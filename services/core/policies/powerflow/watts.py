@@ -3,7 +3,7 @@
 Algorithm 1 counts only the jobs to which it allocates. A round must count more: gangs that are stopping draw power
 until they are gone, free devices draw idle power, and a gang that resizes stops first. So the second half of the
 algorithm is run on the gangs that really continue or start, with the power of everything else subtracted from the
-limit. If even their lowest control values do not fit, all unused nodes are powered down; then starts go unmeasured;
+limit. If even their lowest control values do not fit, all unused nodes are powered down; then starts are not measured;
 then the last starts wait.
 """
 
@@ -118,14 +118,14 @@ def _with_starts(snapshot: Snapshot, plan: Plan, starts: Collection[Start]) -> t
 
 
 def present_draw_w(snapshot: Snapshot, tables: Tables) -> float:
-    """Return what the cluster draws now according to the models, at the gangs' present control values."""
+    """Return what the cluster draws now according to the models, at the present control values."""
     draw = draw_of(snapshot, (), tables)
     at_present_w = _at_present_w(snapshot, tables, draw.jobs, draw.models, draw.gpus)
     return sum(at_present_w) + draw.stopping_w + Idle(snapshot, ()).draw_w()
 
 
 def draw_of(snapshot: Snapshot, actions: Collection[Action], tables: Tables, pinned: Collection[JobId] = ()) -> Draw:
-    """Return what runs and what stopping gangs draw once these actions are carried out."""
+    """Return what running and stopping gangs draw once these actions are carried out."""
     jobs, nodes = snapshot.jobs, snapshot.nodes
     where, ids = nodes.index, jobs.ids
     holders, models = _holders(snapshot)
@@ -181,7 +181,7 @@ class Idle:
             self._count(start, 1)
 
     def give_back(self, start: Start) -> None:
-        """Stop counting a start."""
+        """Stop counting a start, so that its devices are free again."""
         self._count(start, -1)
 
     def unused(self, spare_nodes: int | None) -> Ints:
