@@ -58,7 +58,7 @@ async def test_a_commit_whose_answer_was_lost_is_found_again(admission: Admissio
     assert await admission.count("jobs") == before + 10
     made = {job["id"]: job["number"] for job in (json.loads(answer.body) for answer in answers)}
     stored = await admission.database.fetch("SELECT id, number FROM jobs WHERE id = ANY($1)", list(made))
-    assert dict(stored) == made
+    assert {row["id"]: row["number"] for row in stored} == made
 
 
 async def test_a_backend_that_is_killed_delays_and_loses_nothing(admission: Admission, database_url: str) -> None:

@@ -105,7 +105,8 @@ async def test_a_tenants_jobs_and_arrays_are_numbered_without_gaps_whoever_submi
     assert all([job.number for job in batch] == [*range(low := batch[0].number or 0, low + 3)] for batch in made)
     assert sorted(json.loads(each.body)["number"] for each in answers[3::4]) == list(range(1, 31))
     stored = "SELECT id, number FROM jobs WHERE tenant_id = $1 AND array_id IS NULL UNION SELECT id, number FROM job_arrays WHERE tenant_id = $1"  # noqa: E501
-    assert dict(await admission.database.fetch(stored, mine)) == {job.id: job.number for job in jobs}
+    rows = await admission.database.fetch(stored, mine)
+    assert {row["id"]: row["number"] for row in rows} == {job.id: job.number for job in jobs}
     (again,) = await admission.submit_all(entries[0])
     assert again == answers[0].model_copy(update={"replayed": True})
 
