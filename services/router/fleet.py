@@ -31,6 +31,7 @@ class Server(SharedTime):
         was_key_asked_for: Whether the key of an instance, if it has one, was fetched since it came into the table.
         costs: How fast it is and what it has to do, as far as is known here.
         energy: What requests add there, by its profile; None if that does not say.
+        gco2_per_kwh: Intensity of its grid now, PUE included; None if unknown.
         tells_load: Whether it said itself what it holds when it was last asked.
     """
 
@@ -39,6 +40,7 @@ class Server(SharedTime):
         "breaker",
         "costs",
         "energy",
+        "gco2_per_kwh",
         "id",
         "instance",
         "lanes",
@@ -80,12 +82,8 @@ class Server(SharedTime):
     def _take(self, spec: RoutedServer) -> None:
         self.spec: RoutedServer = spec
         self.location = spec.location
+        self.gco2_per_kwh = None if spec.gco2_per_kwh is None else spec.pue * spec.gco2_per_kwh
         self.energy = energy_profile(spec.full_power_w, spec.idle_w, spec.max_qps, spec.latency_s, *_profile_s(spec))
-
-    @property
-    def gco2_per_kwh(self) -> float | None:
-        """Intensity of its grid now, PUE included; None if unknown."""
-        return None if self.spec.gco2_per_kwh is None else self.spec.pue * self.spec.gco2_per_kwh
 
     @property
     def is_ready(self) -> bool:

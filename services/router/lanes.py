@@ -143,7 +143,7 @@ class Lane:
 
     def choose(self, ticket: Ticket, now_s: float) -> Server | None:
         """Return the server for a request; None while none has room."""
-        free = [each for each in self._passing(ticket, now_s) if each.room > 0]
+        free = [each for each in self._passing(ticket, now_s) if each.held < each.limit]
         if not free:
             return None
         if len(free) == 1:
@@ -159,7 +159,11 @@ class Lane:
         """Return the servers that may serve a request: of its class, or the pool's others while none of those may."""
         excluded = ticket.request.excluded
         for servers in (self.servers, self.others):
-            found = [each for each in servers if each.breaker.passes(now_s) and each.id not in excluded]
+            found = [
+                each
+                for each in servers
+                if (each.breaker.opened_s is None or each.breaker.passes(now_s)) and each.id not in excluded
+            ]
             if found:
                 return found
         return []

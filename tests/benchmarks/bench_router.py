@@ -4,11 +4,13 @@ Two processes share the machine's cores with what is measured: the load generato
 server, and the router, pinned to core 1 (`--workers 2`: both). What each of them took of the cores is in the result.
 `litellm` and `vllm-router` are installed into folders that the benchmark keeps (``BENCH_PEERS_DIR``), before anything
 is measured; one that cannot be installed or does not start in time is left out, with the reason.
-``python -m tests.benchmarks.bench_router --install`` only installs, ``--alone`` leaves both out.
+``python -m tests.benchmarks.bench_router --install`` only installs, ``--alone`` leaves both out. ``--before FOLDER``
+measures the router of another checkout in the same run, and how much of its requests a second are left.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import http.client
 import json
@@ -37,8 +39,15 @@ DURATION_S = float(os.environ.get("BENCH_DURATION_S", "8"))
 STREAMS = 2_000
 LEAST_PER_S = 3_500
 MOST_ADDED_P50_MS, MOST_ADDED_P99_MS, MOST_ADDED_FIRST_MS = 0.8, 2.0, 1.0
+MANY_SERVERS = 16
+"""Of a class; else there are two."""
+LONG_CHARACTERS, LEAST_LONG_PER_S = 400_000, 4
+"""Of a prompt of some 100,000 tokens."""
+MANY, LONG = f"router, {MANY_SERVERS} servers", "router, prompts of 100,000 tokens"
+LEAST_OF_BEFORE = 0.85
 PATH = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello to request %d."}], "max_tokens": 1}
+LONG_BODY = {"model": MODEL, "messages": [{"role": "user", "content": "%text"}], "max_tokens": 1}
 PEERS_DIR = Path(os.environ.get("BENCH_PEERS_DIR", str(Path.home() / ".cache" / "wattshift-bench")))
 MOST_INSTALL_S, MOST_START_S = 1_800, 300
 PEERS = {
@@ -49,23 +58,28 @@ PEERS = {
 
 def main() -> int:
     """Measure, print, write JSON; 1 where a target is missed."""
-    names = () if "--alone" in sys.argv[1:] else PEERS
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--install", action="store_true", help="only install other routers")
+    parser.add_argument("--alone", action="store_true", help="leave other routers out")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="a checkout whose router is measured as well")
+    options = parser.parse_args()
+    names = () if options.alone else PEERS
     left_out = {name: reason for name in names if (reason := install(name))}
-    if "--install" in sys.argv[1:]:
+    if options.install:
         print(json.dumps(left_out or {"installed": list(names)}, indent=2))
         return 1 if left_out else 0
     with tempfile.TemporaryDirectory() as folder:
-        figures = run(Path(folder), [name for name in names if name not in left_out])
+        figures = run(Path(folder), [name for name in names if name not in left_out], options.before)
     figures |= {name: {"left_out": reason} for name, reason in left_out.items()}
     print(json.dumps(figures, indent=2))
     write_result("router", figures)
     return 0 if all(figures["targets"].values()) else 1
 
 
-def run(folder: Path, peers: Iterable[str]) -> dict[str, Any]:
-    """Return all figures, with those of these other routers."""
+def run(folder: Path, peers: Iterable[str], before: Path | None) -> dict[str, Any]:
+    """Return all figures, with those of these other routers, and of the router of another checkout."""
     ports = Ports()
-    mock_port, router_port, hold_port = (ports.take(29_800 + number) for number in range(3))
+    mock_port, router_port, hold_port, many_port = (ports.take(29_800 + number) for number in range(4))
     figures: dict[str, Any] = {"duration_s": DURATION_S, "cores": os.cpu_count()}
     with process(mock(mock_port), {}, core="0"):
         wait_until(lambda: answers(mock_port))
@@ -76,7 +90,22 @@ def run(folder: Path, peers: Iterable[str]) -> dict[str, Any]:
             with process(["-m", "services.router.app"], environment, core=cores) as pid:
                 wait_until(lambda: http_ready(("127.0.0.1", router_port)))
                 figures[name] = everything(router_port, pid, is_whole=workers == 1)
+                if workers == 1:
+                    figures[LONG] = asdict(one(router_port, connections=4, is_long=True))
         figures |= {name: peer(folder, name, mock_port, router_port) for name in peers}
+    with process(mock(many_port, servers=MANY_SERVERS), {}, core="0"):
+        wait_until(lambda: answers(many_port))
+        with process(
+            ["-m", "services.router.app"], router_environment(folder, many_port, router_port, 1), core="1"
+        ) as pid:
+            wait_until(lambda: http_ready(("127.0.0.1", router_port)))
+            figures[MANY] = everything(router_port, pid)
+        figures["direct, again"] = everything(many_port)
+    if before:
+        for servers in (2, MANY_SERVERS):
+            with process(mock(mock_port, servers=servers), {}, core="0"):
+                wait_until(lambda: answers(mock_port))
+                figures[f"before, {servers} servers"] = in_turns(folder, before, mock_port, router_port, many_port)
     with process(mock(hold_port, hold_s=3.0, tokens=3), {}, core="0"):
         wait_until(lambda: answers(hold_port))
         environment = router_environment(folder / "held", hold_port, router_port, 1)
@@ -89,6 +118,10 @@ def run(folder: Path, peers: Iterable[str]) -> dict[str, Any]:
         "p99_ms": ours["at_100_per_s"]["p99_ms"] - direct["at_100_per_s"]["p99_ms"],
         "first_byte_p50_ms": ours["first_byte"]["p50_ms"] - direct["first_byte"]["p50_ms"],
     }
+    many = figures[MANY]
+    figures["added"][f"p50_ms, {MANY_SERVERS} servers"] = (
+        many["at_100_per_s"]["p50_ms"] - figures["direct, again"]["at_100_per_s"]["p50_ms"]
+    )
     figures["targets"] = {
         f"at least {LEAST_PER_S}/s on one core": ours["closed_32"]["per_s"] >= LEAST_PER_S,
         f"p50 adds at most {MOST_ADDED_P50_MS} ms": figures["added"]["p50_ms"] <= MOST_ADDED_P50_MS,
@@ -96,14 +129,44 @@ def run(folder: Path, peers: Iterable[str]) -> dict[str, Any]:
         f"first byte adds at most {MOST_ADDED_FIRST_MS} ms": figures["added"]["first_byte_p50_ms"]
         <= MOST_ADDED_FIRST_MS,
         f"{STREAMS} open streams without loss": figures["open_streams"]["complete"] == STREAMS,
+        f"at {MANY_SERVERS} servers, p50 adds at most {MOST_ADDED_P50_MS} ms": figures["added"][
+            f"p50_ms, {MANY_SERVERS} servers"
+        ]
+        <= MOST_ADDED_P50_MS,
+        f"at least {LEAST_LONG_PER_S}/s at prompts of 100,000 tokens": figures[LONG]["per_s"] >= LEAST_LONG_PER_S,
     }
+    if before:
+        for servers in (2, MANY_SERVERS):
+            share = figures[f"before, {servers} servers"]["share"]
+            name = f"{servers} servers: at least {LEAST_OF_BEFORE:.0%} of the requests before, per second of CPU"
+            figures["targets"][name] = share >= LEAST_OF_BEFORE
     ports.release()
     return figures
 
 
-def mock(port: int, *, hold_s: float = 0.0, tokens: int = 2) -> list[str]:
+def in_turns(folder: Path, before: Path, mock_port: int, port: int, before_port: int) -> dict[str, float]:
+    """Return the processor time of requests to this router and to that of another checkout, microseconds.
+
+    Both run on one core and are given requests in turns of a second, so that what else the machine does meanwhile is
+    the same for both.
+    """
+    ours, theirs = (router_environment(folder / f"at {each}", mock_port, each, 1) for each in (port, before_port))
+    router = ["-m", "services.router.app"]
+    with process(router, ours, core="1") as pid, process(router, theirs, core="1", folder=before) as before_pid:
+        wait_until(lambda: http_ready(("127.0.0.1", port)) and http_ready(("127.0.0.1", before_port)))
+        used = {port: [0.0, 0], before_port: [0.0, 0]}
+        for number in range(2 * round(DURATION_S)):
+            at, at_pid = ((port, pid), (before_port, before_pid))[number % 2]
+            began = cpu_s(at_pid)
+            used[at][1] += one(at, connections=32, duration_s=1.0).requests
+            used[at][0] += cpu_s(at_pid) - began
+    us, before_us = (1e6 * used[each][0] / used[each][1] for each in (port, before_port))
+    return {"cpu_us_per_request": us, "before_cpu_us_per_request": before_us, "share": before_us / us}
+
+
+def mock(port: int, *, hold_s: float = 0.0, tokens: int = 2, servers: int = 2) -> list[str]:
     """Return the arguments of a mock model server."""
-    return ["-m", "tests.benchmarks.mock_model_server", str(port), str(hold_s), str(tokens)]
+    return ["-m", "tests.benchmarks.mock_model_server", str(port), str(hold_s), str(tokens), str(servers)]
 
 
 def router_environment(folder: Path, mock_port: int, port: int, workers: int) -> dict[str, str]:
@@ -122,13 +185,19 @@ def router_environment(folder: Path, mock_port: int, port: int, workers: int) ->
 
 @contextmanager
 def process(
-    arguments: list[str], environment: dict[str, str], *, core: str, python: str = sys.executable, log: str = os.devnull
+    arguments: list[str],
+    environment: dict[str, str],
+    *,
+    core: str,
+    python: str = sys.executable,
+    log: str = os.devnull,
+    folder: Path | None = None,
 ) -> Iterator[int]:
-    """Run a Python process on a core, and yield its id."""
+    """Run a Python process on a core, in a folder, and yield its id."""
     command = ["taskset", "-c", core, python, *arguments]
     with (
         open(log, "wb") as output,
-        subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output) as running,
+        subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output, cwd=folder) as running,
     ):
         try:
             yield running.pid
@@ -161,10 +230,13 @@ def everything(port: int, pid: int | None = None, *, is_whole: bool = True) -> d
     return found
 
 
-def one(port: int, *, connections: int, per_second: float = 0) -> Result:
-    """Return the result of one load."""
-    load = Load("127.0.0.1", port, PATH, KEY, json.dumps(BODY), connections, DURATION_S, 0 if not per_second else 2)
-    load.per_second, load.status = per_second, 200
+def one(
+    port: int, *, connections: int, per_second: float = 0, is_long: bool = False, duration_s: float = DURATION_S
+) -> Result:
+    """Return the result of one load, of long prompts if so."""
+    body = json.dumps(LONG_BODY if is_long else BODY)
+    load = Load("127.0.0.1", port, PATH, KEY, body, connections, duration_s, 0 if not per_second else 2)
+    load.per_second, load.status, load.text_characters = per_second, 200, LONG_CHARACTERS
     return measure(load)
 
 

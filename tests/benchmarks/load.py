@@ -19,7 +19,8 @@ class Load:
     """What to send.
 
     Attributes:
-        body: `%d` in it is replaced by a number of its own for every request.
+        body: `%d` in it is replaced by a number of its own for every request, `%text` by text that begins with it.
+        text_characters: Of such a text.
         per_second: Open load at this rate over all connections; 0 for a closed one.
         status: Of an answer that counts.
     """
@@ -35,6 +36,7 @@ class Load:
     per_second: float = 0
     run: str = "run"
     status: int = 201
+    text_characters: int = 0
 
 
 @dataclass
@@ -93,6 +95,7 @@ class _Connection(asyncio.Protocol):
 class _Generator:
     def __init__(self, load: Load) -> None:
         self._load = load
+        self._text = ("%d " + "said at great length, " * (load.text_characters // 22 + 1))[: load.text_characters]
         self._sent = 0
         self._latencies_s: list[float] = []
         self._failed = 0
@@ -146,7 +149,7 @@ class _Generator:
     def _request(self) -> bytes:
         load = self._load
         self._sent += 1
-        body = load.body.replace("%d", str(self._sent)).encode()
+        body = load.body.replace("%text", self._text).replace("%d", str(self._sent)).encode()
         head = (
             f"POST {load.path} HTTP/1.1\r\nhost: {load.host}\r\nauthorization: Bearer {load.key}\r\n"
             f"content-type: application/json\r\nidempotency-key: {load.run}-{self._sent}\r\n"

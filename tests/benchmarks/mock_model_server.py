@@ -47,6 +47,7 @@ class Server(asyncio.Protocol):
     port = 0
     hold_s = 0.0
     tokens = 2
+    servers = 2
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -78,7 +79,7 @@ class Server(asyncio.Protocol):
         elif path in (b"/label", b"/v2/models/%s/infer" % APP.encode()):
             write(_whole(LABEL))
         elif path == b"/internal/routing":
-            write(_whole(table(self.port)))
+            write(_whole(table(self.port, self.servers)))
         elif path == b"/internal/keys/resolve":
             identity = {"tenant_id": "acme", "role": "user", "key_id": "key_1"}
             limits = {"requests_per_s": 1_000_000.0, "burst": 1_000_000}
@@ -99,27 +100,27 @@ class Server(asyncio.Protocol):
         write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
-def table(port: int) -> bytes:
-    """Return a routing table: a pool of four classes with two servers each, in two places, and an application."""
+def table(port: int, servers_per_class: int) -> bytes:
+    """Return a routing table: a pool of four classes with some servers each, in two places, and an application."""
     classes = [{"name": name, "max_latency_s": 30.0} for name in ("SS", "SL", "LS", "LL")]
     pool = {"name": "chat", "tenant_id": "acme", "models": [MODEL], "partition": "a"}
     pool |= {"input_tokens": 184, "output_tokens": 444, "classes": classes}
     servers = [
         {
-            "id": f"instance_{name}_{place}",
+            "id": f"instance_{name}_{number}",
             "pool": "chat",
             "url": f"http://127.0.0.1:{port}",
             "tenant_id": "acme",
-            "location": place,
+            "location": ("here", "there")[number % 2],
             "request_class": name,
             "state": "ready",
             "capacity": 4_096,
-            "job_id": f"job_{name}_{place}",
+            "job_id": f"job_{name}_{number}",
             "power_w": 400.0,
-            "gco2_per_kwh": gco2,
+            "gco2_per_kwh": (300.0, 450.0)[number % 2],
         }
         for name in ("SS", "SL", "LS", "LL")
-        for place, gco2 in (("here", 300.0), ("there", 450.0))
+        for number in range(servers_per_class)
     ]
     instances = [
         {
@@ -154,5 +155,5 @@ async def serve(port: int) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        Server.hold_s, Server.tokens = float(sys.argv[2]), int(sys.argv[3])
+        Server.hold_s, Server.tokens, Server.servers = float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     uvloop.run(serve(int(sys.argv[1])))

@@ -40,14 +40,22 @@ class PrefixCache:
     def shared(self, blocks: Sequence[int]) -> int:
         """Return how many of a prompt's leading blocks are cached."""
         # whoever reads a block reads all before it, so that none of those is dropped earlier
+        if not blocks or blocks[-1] in self._blocks:
+            return len(blocks)
+        if blocks[0] not in self._blocks:
+            return 0
         return bisect_left(blocks, True, key=lambda block: block not in self._blocks)
 
     def read(self, blocks: Sequence[int], input_tokens: int) -> int:
         """Cache a prompt that is read, and return what ``cached_tokens`` was before."""
         found = self.cached_tokens(blocks, input_tokens)
+        self.keep(blocks)
+        return found
+
+    def keep(self, blocks: Sequence[int]) -> None:
+        """Keep a prompt that is read."""
         for block in reversed(blocks[: self._most]):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
         while len(self._blocks) > self._most:
             self._blocks.popitem(last=False)
-        return found

@@ -23,6 +23,7 @@ from services.core.policies.freesh.server_choice import (
     energy_profile,
     even,
 )
+from tests.support.server_choice import plain_carbon, plain_choice
 
 WORK = Work(800, 100.0)
 PROFILE = EnergyProfile(slot_w=10.0, read_s=0.001, token_s=0.05)
@@ -217,7 +218,7 @@ WORKS = st.builds(
     Work,
     st.integers(0, 20_000),
     st.floats(0, 2_000),
-    st.lists(st.integers(0, 1), max_size=6).map(lambda steps: tuple(2**n + sum(steps[:n]) for n in range(len(steps)))),
+    st.text("01", max_size=6).map(lambda path: tuple(int("1" + path[:at], 2) for at in range(len(path)))),
     st.none() | st.integers(0, 2),
     st.none() | st.sampled_from(["a", "b"]),
     st.floats(0, 4_000),
@@ -241,6 +242,39 @@ STANDS = st.builds(
     st.none() | st.builds(EnergyProfile, st.floats(0.1, 50), st.floats(1e-5, 1e-3), st.floats(0.01, 0.2)),
     costs_of(),
 )
+
+
+RATES = st.none() | st.sampled_from([-20.0, 0.0, 100.0, 104.0, 106.0, 300.0])
+ALIKE_STANDS = st.builds(Stand, RATES, st.sampled_from(["a", "b"]), st.sampled_from([8, 64]), energy=st.just(PROFILE))
+
+
+@given(
+    st.lists(STANDS | ALIKE_STANDS, max_size=8) | st.lists(ALIKE_STANDS, max_size=8),
+    st.lists(st.tuples(WORKS, st.floats(0, 5), st.floats(0, 30), st.booleans(), st.booleans()), max_size=12),
+    st.sampled_from([{}, {"b": 0.3}, {"a": 0.1, "b": 0.1}]),
+)
+def test_the_quick_choice_is_the_plain_one_whatever_happened_before(
+    servers: list[Stand],
+    steps: list[tuple[Work, float, float, bool, bool]],
+    away_s: dict[str, float],
+) -> None:
+    now_s, given_all = 0.0, list[tuple[Stand, Given]]()
+    for work, pause_s, limit_s, ends, tells in steps:
+        now_s += pause_s
+        assert added_carbon(servers, work) == plain_carbon(servers, work)
+        found = choose_server(servers, work, limit_s, now_s, away_s)
+        assert found is plain_choice(servers, work, limit_s, now_s, away_s)
+        if found is None:
+            continue
+        given_all.append((found, found.costs.begin(work, now_s)))
+        if ends:
+            server, oldest = given_all.pop(0)
+            server.costs.has_read(oldest, now_s)
+            server.costs.learn(oldest, None, now_s - oldest.at_s + 0.5, oldest.work.output_tokens)
+            server.costs.end(oldest)
+        if tells:
+            servers[0].costs.tell(len(given_all), work.input_tokens % 7, work.input_tokens % 3, 0.5)
+            servers[-1].costs.fade()
 
 
 @given(st.lists(STANDS, min_size=1, max_size=6), WORKS, st.floats(0, 60), WORKS, st.data())

@@ -139,6 +139,7 @@ class ServerCosts:
         token_s: Seconds between the tokens of a request that it holds alone.
         held_tokens: Tokens of the requests that it was given here.
         others_tokens: Tokens of requests that others gave it.
+        load_tokens: Tokens of both.
         running, queued: Requests that it works on, and that wait inside it, as it reports.
         adapters: Those it is thought to have loaded, the most recently used last.
     """
@@ -146,12 +147,15 @@ class ServerCosts:
     __slots__ = (
         "_ahead_s",
         "_cache",
+        "_free_at_s",
         "_has_answered",
         "_reads_until_s",
         "_sessions",
+        "_slowed",
         "_usual",
         "adapters",
         "held_tokens",
+        "load_tokens",
         "others_tokens",
         "queued",
         "read_s",
@@ -171,9 +175,10 @@ class ServerCosts:
         self._usual = ((ttft_s or USUAL_TTFT_S) / USUAL_READ_TOKENS, lone_s)
         self.read_s, self.token_s = self._usual
         self.held_tokens, self.others_tokens = 0, 0.0
+        self._count()
         self.running = self.queued = 0.0
         self.adapters: OrderedDict[str, None] = OrderedDict()
-        self._reads_until_s, self._ahead_s = -inf, 0.0
+        self._reads_until_s, self._ahead_s, self._free_at_s = -inf, 0.0, -inf
         self._cache = PrefixCache(CACHE_TOKENS, BLOCK_TOKENS) if cache is None else cache
         self._sessions: OrderedDict[Hashable, int] = OrderedDict()
         self._has_answered = False
@@ -186,14 +191,21 @@ class ServerCosts:
     @property
     def tbt_s(self) -> float:
         """Present time between tokens, seconds."""
-        return self.token_s * (1.0 + SLOWDOWN_PER_TOKEN * (self.held_tokens + self.others_tokens))
+        return self.token_s * self._slowed
+
+    def _count(self) -> None:
+        """Take in another load: choices, which are many more, only look it up."""
+        self.load_tokens = self.held_tokens + self.others_tokens
+        self._slowed = 1.0 + SLOWDOWN_PER_TOKEN * self.load_tokens
 
     def cached_tokens(self, work: Work) -> int:
         """Return how many tokens of a prompt it need not read, because it has had that prefix or session before."""
         known = 0.0 if work.session is None else self._sessions.get(work.session, 0)
-        if work.blocks:
-            known = max(known, self._cache.shared(work.blocks) * work.block_tokens)
-        return max(int(min(known, work.input_tokens - 1)), 0)
+        if work.blocks and (shared := self._cache.shared(work.blocks)):
+            known = max(known, shared * work.block_tokens)
+        if known >= work.input_tokens:  # one makes the first token
+            known = work.input_tokens - 1
+        return int(known) if known > 0 else 0
 
     def end_s(
         self, work: Work, now_s: float, cached_tokens: int, read_s: float | None = None, token_s: float | None = None
@@ -209,25 +221,29 @@ class ServerCosts:
             cached_tokens: The result of ``cached_tokens``.
             read_s, token_s: Times to use in place of its own.
         """
-        reads_s = max(self._reads_until_s - self._ahead_s - now_s, 0.0) + self._reads_s(work, cached_tokens, read_s)
-        slowed = 1.0 + SLOWDOWN_PER_TOKEN * (self.held_tokens + self.others_tokens)
-        served_s = reads_s + work.output_tokens * (token_s or self.token_s) * slowed
+        served_s = (read_s or self.read_s) * (PREFILL_BASE_TOKENS + work.input_tokens - cached_tokens)
+        if work.adapter is not None and work.adapter not in self.adapters:
+            served_s += ADAPTER_S
+        if self._free_at_s > now_s:
+            served_s += self._free_at_s - now_s
+        served_s += work.output_tokens * (token_s or self.token_s) * self._slowed
         return served_s * (1.0 + self.queued / max(self.running, 1.0)) if self.queued else served_s
 
-    def _reads_s(self, work: Work, cached_tokens: int, read_s: float | None = None) -> float:
+    def _reads_s(self, work: Work, cached_tokens: int) -> float:
         loads_s = ADAPTER_S if work.adapter is not None and work.adapter not in self.adapters else 0.0
-        return loads_s + (read_s or self.read_s) * (PREFILL_BASE_TOKENS + work.input_tokens - cached_tokens)
+        return loads_s + self.read_s * (PREFILL_BASE_TOKENS + work.input_tokens - cached_tokens)
 
     def begin(self, work: Work, now_s: float) -> Given:
         """Count a request that the server is given; return the record to pass to ``end``."""
         cached = self.cached_tokens(work)
         ahead_s = now_s + self._ahead_s
         self._reads_until_s = max(self._reads_until_s, ahead_s) + self._reads_s(work, cached)
-        beside = self.held_tokens + self.others_tokens
-        given = Given(work, now_s, cached, self._reads_until_s - ahead_s, self._reads_until_s, beside)
+        self._free_at_s = self._reads_until_s - self._ahead_s
+        given = Given(work, now_s, cached, self._reads_until_s - ahead_s, self._reads_until_s, self.load_tokens)
         self.held_tokens += work.tokens
+        self._count()
         if work.blocks:
-            self._cache.read(work.blocks, work.input_tokens)
+            self._cache.keep(work.blocks)
         if work.session is not None:
             self._sessions[work.session] = work.input_tokens + round(work.output_tokens)
             self._sessions.move_to_end(work.session)
@@ -243,10 +259,12 @@ class ServerCosts:
     def has_read(self, given: Given, now_s: float) -> None:
         """Note that a request's answer has begun, so its prompt and all before it have been read, perhaps early."""
         self._ahead_s = max(self._ahead_s, given.read_at_s - now_s)
+        self._free_at_s = self._reads_until_s - self._ahead_s
 
     def end(self, given: Given) -> None:
         """Stop counting a request that it no longer holds."""
         self.held_tokens -= given.work.tokens
+        self._count()
 
     def tell(self, held: float, running: float, queued: float, kv_use: float) -> None:
         """Take in the server's report of itself, and how many of its requests were given here.
@@ -258,6 +276,7 @@ class ServerCosts:
         """
         self.running, self.queued = running, queued + (kv_use >= KV_FULL)
         self.others_tokens = USUAL_REQUEST_TOKENS * max(running + queued - held, 0.0)
+        self._count()
 
     def learn(self, given: Given, first_s: float | None, served_s: float, tokens: float) -> None:
         """Learn from a complete answer.
@@ -275,7 +294,7 @@ class ServerCosts:
             ratio = min(max(first_s / given.first_s, 0.1), 10.0)
             self.read_s = min(max(self.read_s * (1.0 + NEW_SHARE * (ratio - 1.0)), 1e-7), 1.0)
         if tokens > 1 and served_s > first_s:
-            beside = max(given.beside, self.held_tokens + self.others_tokens)
+            beside = max(given.beside, self.load_tokens)
             lone_s = (served_s - first_s) / (tokens - 1) / (1.0 + SLOWDOWN_PER_TOKEN * beside)
             self.token_s += NEW_SHARE * (lone_s - self.token_s)
 
@@ -320,14 +339,22 @@ def added_carbon(servers: Sequence[Server], work: Work) -> list[float]:
     That is what the request adds, gCO2, if the profiles of all servers with known intensity state it; otherwise, since
     known energies do not compare with unknown ones, it is gCO2 per kWh. Negative where the intensity is.
     """
-    if all(each.energy is not None for each in servers if each.gco2_per_kwh is not None):
-        return [
-            inf
-            if each.gco2_per_kwh is None or each.energy is None
-            else each.gco2_per_kwh * each.energy.added_j(work) / J_PER_KWH
-            for each in servers
-        ]
-    return [inf if each.gco2_per_kwh is None else each.gco2_per_kwh for each in servers]
+    rates = [each.gco2_per_kwh for each in servers]
+    if None in rates and rates.count(None) == len(rates):
+        return [inf] * len(rates)
+    energy, added_j = None, 0.0
+    found: list[float] = []
+    for each, rate in zip(servers, rates, strict=True):
+        if rate is None:
+            found.append(inf)
+            continue
+        own = each.energy
+        if own is None:
+            return [inf if each is None else each for each in rates]
+        if own != energy:  # servers of one pool mostly have one profile
+            energy, added_j = own, own.added_j(work)
+        found.append(rate * added_j / J_PER_KWH)
+    return found
 
 
 def choose_server(
@@ -347,58 +374,67 @@ def choose_server(
     if len(servers) < 2:
         return servers[0] if servers else None
     carbon = added_carbon(servers, work)
-    away_s = [network_s.get(each.location, 0.0) for each in servers]
-    read_s = even([each.costs.read_s for each in servers])
-    token_s = even([each.costs.token_s for each in servers])
-    found: list[int] = []
-    in_time: list[int] = []
-    ends_s: dict[int, float] = {}
-    for at in _balanced(servers, carbon, away_s, token_s, work):
-        costs = servers[at].costs
-        cached = costs.cached_tokens(work)
+    away_s = [network_s.get(each.location, 0.0) for each in servers] if network_s else [0.0] * len(servers)
+    all_costs = [each.costs for each in servers]
+    read_s = even([each.read_s for each in all_costs])
+    token_s = even([each.token_s for each in all_costs])
+    may_be_cached = bool(work.blocks) or work.session is not None
+    most, is_in_time = inf, False
+    best_s, best = inf, -1
+    for at in _balanced(servers, all_costs, carbon, away_s, token_s, work):  # the cleanest first
+        if carbon[at] > most:
+            break
+        costs = all_costs[at]
+        cached = costs.cached_tokens(work) if may_be_cached else 0
         own_s = end_s = away_s[at] + costs.end_s(work, now_s, cached)
         if read_s[at] != costs.read_s or token_s[at] != costs.token_s:
             end_s = away_s[at] + costs.end_s(work, now_s, cached, read_s[at], token_s[at])
-        ends_s[at] = end_s
-        found.append(at)
         if own_s <= limit_s:
-            in_time.append(at)
-    if in_time:
-        least = min([carbon[at] for at in in_time])
-        most = least if least == inf else least + ALIKE * abs(least)
-        found = [at for at in in_time if carbon[at] <= most]
-    return servers[min(found, key=ends_s.__getitem__)]
+            if not is_in_time:
+                is_in_time, best_s, best = True, inf, -1
+                most = carbon[at] + ALIKE * abs(carbon[at]) if carbon[at] < inf else inf
+        elif is_in_time:
+            continue
+        if end_s < best_s or best < 0 or (end_s == best_s and at < best):
+            best_s, best = end_s, at
+    return servers[best]
 
 
-def even(paces_s: Sequence[float]) -> list[float]:
+def even(paces_s: Sequence[float]) -> Sequence[float]:
     """Return the servers' times, with those that are about as fast as the fastest set equal to it."""
     fastest = min(paces_s)
-    return [fastest if each <= (1.0 + ALIKE_PACE) * fastest else each for each in paces_s]
+    most = (1.0 + ALIKE_PACE) * fastest
+    return [fastest if each <= most else each for each in paces_s]
 
 
 def _balanced(
-    servers: Sequence[Server], carbon: Sequence[float], away_s: Sequence[float], token_s: Sequence[float], work: Work
+    servers: Sequence[Server],
+    all_costs: Sequence[ServerCosts],
+    carbon: Sequence[float],
+    away_s: Sequence[float],
+    token_s: Sequence[float],
+    work: Work,
 ) -> list[int]:
-    """Return the indices of the servers that are not much fuller than one that is no dirtier and no farther.
+    """Return the indices of servers that are not much fuller than one no dirtier and no farther, the cleanest first.
 
     Fullness is the seconds of work held, per place for a request.
     """
-    keys = list(zip(carbon, away_s, strict=True))
+    count = len(servers)
     place_s = [pace_s / each.limit for each, pace_s in zip(servers, token_s, strict=True)]
-    full_s: list[float] = []
+    full_s = [costs.load_tokens * s for costs, s in zip(all_costs, place_s, strict=True)]
+    spare, more = BALANCE_REQUESTS * work.tokens, 1.0 + BALANCE_SHARE
+    if carbon.count(carbon[0]) == count and away_s.count(away_s[0]) == count:
+        floor_s = more * min(full_s)
+        return [at for at, full in enumerate(full_s) if full <= floor_s + spare * place_s[at]]
+    keys = list(zip(carbon, away_s, strict=True))
     least: dict[tuple[float, float], float] = {}
-    for each, key, s in zip(servers, keys, place_s, strict=True):
-        costs = each.costs
-        full = (costs.held_tokens + costs.others_tokens) * s
-        full_s.append(full)
+    for key, full in zip(keys, full_s, strict=True):
         if full < least.get(key, inf):
             least[key] = full
-    if len(least) > 1:  # of those as clean or cleaner, the least full by distance
-        by_away: dict[float, float] = {}
-        for key in sorted(least):
-            by_away[key[1]] = min(least[key], by_away.get(key[1], inf))
-            least[key] = min([full for away, full in by_away.items() if away <= key[1]])
-    spare = BALANCE_REQUESTS * work.tokens
-    return [
-        at for at, full in enumerate(full_s) if full <= (1.0 + BALANCE_SHARE) * least[keys[at]] + spare * place_s[at]
-    ]
+    by_away: dict[float, float] = {}  # of those as clean or cleaner, the least full by distance
+    for key in sorted(least):
+        by_away[key[1]] = min(least[key], by_away.get(key[1], inf))
+        least[key] = min([full for away, full in by_away.items() if away <= key[1]])
+    found = [at for at, full in enumerate(full_s) if full <= more * least[keys[at]] + spare * place_s[at]]
+    found.sort(key=carbon.__getitem__)
+    return found
