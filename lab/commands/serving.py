@@ -48,6 +48,9 @@ def serving(
     replan: Annotated[bool, typer.Option(help="Plan every half hour, not only the first.")] = True,
     classify: Annotated[bool, typer.Option(help="Send requests to the instances of their class.")] = True,
     preempt: Annotated[bool, typer.Option(help="Let waiting requests take the place of others in service.")] = True,
+    late_last: Annotated[
+        bool, typer.Option(help="Have requests that cannot be in time any more wait behind the others, as the router.")
+    ] = False,
     length_mae: Annotated[
         float, typer.Option(help="Mean absolute error of predicted output lengths, tokens; the paper's is 110.")
     ] = 110.0,
@@ -117,6 +120,7 @@ def serving(
                 order=Order(policy),
                 frequency=Frequency(frequency),
                 preempt=preempt,
+                late_last=late_last,
                 classify=classify,
                 length_mae=length_mae,
                 miad=MiadConfig(miad_factor, miad_step_mhz),

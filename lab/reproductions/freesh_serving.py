@@ -13,7 +13,7 @@ other tables are of the first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,7 @@ from services.core.domain.arrays import Floats, Ints
 from services.core.domain.serving import MiadConfig
 from services.core.domain.solving import Backend, SolveStatus
 from services.core.policies.freesh.classes import PARTITIONS as THRESHOLDS
-from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, laxity_s
-from services.core.policies.freesh.request_queue import RequestQueue
+from services.core.policies.freesh.laxity import Order, ServingRequest, deadline_s
 
 SLOTS, FIRST_HOUR = (23, 24), 11.5
 """Time slots 24 and 25, counted from 0."""
@@ -94,41 +93,11 @@ class Hour:
         }
 
 
-class LateLastQueue(RequestQueue):
-    """Requests that cannot end within their window any more wait behind those that can, in order of arrival."""
-
-    def __init__(self, order: Order, times: ServiceTimes) -> None:
-        super().__init__(order, times)
-        self._late = RequestQueue(Order.FCFS, times)
-        self.now_s = 0.0
-
-    def __len__(self) -> int:
-        return super().__len__() + len(self._late)
-
-    def __iter__(self) -> Iterator[ServingRequest]:
-        yield from super().__iter__()
-        yield from self._late
-
-    def peek(self, *, behind: Collection[str] = (), without: Collection[frozenset[str]] = ()) -> ServingRequest | None:
-        while (head := super().peek()) is not None and laxity_s(head, self.times, self.now_s) < 0:
-            super().pop()
-            self._late.requeue(head)
-        return head or self._late.peek()
-
-    def pop(self, *, behind: Collection[str] = ()) -> ServingRequest | None:
-        head = self.peek()
-        return super().pop() if super().peek() is head else self._late.pop()
-
-
 class LateLast(ServingSimulation):
-    """Serves with ``LateLastQueue``."""
+    """Has requests that cannot end within their window any more wait behind those that can, in order of arrival."""
 
-    def new_queue(self, times: ServiceTimes) -> RequestQueue:
-        return LateLastQueue(Order.LLF, times)
-
-    def _dispatch(self, pool: Any, now: float) -> None:
-        pool.queue.now_s = now
-        super()._dispatch(pool, now)
+    def _due_s(self, pool: Any, request: ServingRequest) -> float:
+        return deadline_s(request, pool.queue.times)
 
 
 def the_hour(data: Path) -> Hour:
@@ -320,7 +289,7 @@ def table_2(hour: Hour) -> str:
         "LLF, 2x, ends with the hour": (replace(FREESH, latest_s=0.0), 2.0),
         "FCFS, 2x, ends with the hour": (replace(fcfs, latest_s=0.0), 2.0),
         "LLF without preemption, 2x, ends with the hour": (replace(no_preemption, latest_s=0.0), 2.0),
-        LATE_LAST: (replace(no_preemption, latest_s=0.0), 2.0),
+        LATE_LAST: (replace(no_preemption, latest_s=0.0, late_last=True), 2.0),
     }
     lines = [
         "| | | energy | emissions | violations | mean | TTFT at the server | TBT | Jain |",

@@ -83,6 +83,7 @@ class ServingOptions:
         prefill: What a prefill's time depends on.
         kv_kib_per_token: Of an instance's KV cache, KiB; 0: memory is not looked at.
         weights_gib: Of the model, which leaves the rest of the memory to the KV cache.
+        late_last: Whether requests that cannot be in time any more wait behind those that can, as in the router.
         latest_s: Requests that have not ended so long after the last arrival are given up; nothing counts after that.
         prefix_cache_tokens: Tokens of prompts that each instance keeps, besides its KV cache; 0 for none. Only prefills
             that depend on the prompt become shorter by it.
@@ -102,6 +103,7 @@ class ServingOptions:
     prefix_cache_tokens: int = 0
     placement: Placement = Placement.WEIGHTS
     latest_s: float = LATEST_S
+    late_last: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.length_mae < 1e6 or self.seed < 0:
@@ -381,13 +383,15 @@ class ServingSimulation:
     def _arrives(self, index: int, now: float) -> None:
         request = ServingRequest(str(index), now, float(self._predicted[index]))
         pool = self._pool_of(index)
+        if self._options.late_last:
+            request.due_s = self._due_s(pool, request)
         pool.queue.push(request)
         self._dispatch(pool, now)
-        if self._preempts and pool.queue.peek() is request:
+        if self._preempts and pool.queue.peek(now_s=now) is request:
             self._preempt(pool, now)
 
     def _dispatch(self, pool: _ClassPool, now: float) -> None:
-        while (head := pool.queue.peek()) is not None and any(each.has_room for each in pool.instances):
+        while (head := pool.queue.peek(now_s=now)) is not None and any(each.has_room for each in pool.instances):
             index = int(head.id)
             tokens = self._kv_need(index)
             if self._options.placement is Placement.CARBON:
@@ -409,15 +413,18 @@ class ServingSimulation:
     def _cleanest_in_time(
         self, pool: _ClassPool, request: ServingRequest, tokens: int, now: float
     ) -> SimulatedInstance | None:
-        """Return the instance that the router would choose: in time by its class's limit, else by ``5 * Lat``."""
+        """Return the instance that the router would choose."""
         free = [each for each in pool.instances if each.has_room and each.has_memory(tokens)]
         if not free:
             return None
-        promised_s = free[0].kind.limits.e2e_s
-        limit_s = (
+        return choose_server(free, self._work(int(request.id)), self._due_s(pool, request) - now, now, {})
+
+    def _due_s(self, pool: _ClassPool, request: ServingRequest) -> float:
+        """Return when a request is due: by its class's limit, else by ``5 * Lat``, as in the router."""
+        promised_s = pool.instances[0].kind.limits.e2e_s
+        return request.arrival_s + (
             SLO_LATENCIES * pool.queue.times.latency_s(request.output_tokens) if promised_s is None else promised_s
         )
-        return choose_server(free, self._work(int(request.id)), request.arrival_s + limit_s - now, now, {})
 
     def _work(self, index: int) -> Work:
         """Return a request as instances are compared for it."""
@@ -461,7 +468,7 @@ class ServingSimulation:
                 request = self._requests[index]
                 request.tokens_done = self._tokens[index] - instance.lacks(index)
                 running[request.id] = instance
-        while (head := pool.queue.peek()) is not None:
+        while (head := pool.queue.peek(now_s=now)) is not None and not head.is_late:
             candidates = (self._requests[int(each)] for each in running)
             victim = preempted_by(head, candidates, self._options.order, pool.queue.times)
             if victim is None:

@@ -106,6 +106,11 @@ class RoutedPool(Message):
     input_tokens: int | None = Field(default=None, description="Threshold from which an input is long.")
     output_tokens: int | None = Field(default=None, description="Threshold from which an output is long.")
     classes: list[RoutedClass] = Field(default_factory=list[RoutedClass])
+    starting: int | None = Field(
+        default=None,
+        exclude_if=lambda count: count is None,
+        description="Its instances that are wanted or start; requests without a server wait for them. Null: none does.",
+    )
 
 
 class Routed(Message):

@@ -57,7 +57,7 @@ from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
 from services.router.overview import Overview
 from services.router.peers import Peers
-from services.router.probes import probe
+from services.router.probes import Trials, probe
 from services.router.server_times import read_load
 from services.router.settings import RouterSettings
 from services.router.shared_metrics import MetricsFolder
@@ -123,13 +123,15 @@ class Router:
         self.expectations = Expectations()
         self.upstream_keys = UpstreamKeys(settings.keys_dir, serving)
         outcomes = Outcomes(self.expectations, self.metrics, self.latency, self.usage)
+        writer = RequestWriter(settings.order, self.upstream_keys)
+        self.trials = Trials(self.fleet, self.lanes, writer)
         dispatcher = Dispatcher(
             settings,
             self.fleet,
             self.lanes,
             self.expectations,
             self.upstream_keys,
-            RequestWriter(settings.order, self.upstream_keys),
+            writer,
             AnswerPasser(outcomes, settings),
             self.metrics,
             self.traffic.arrived,
@@ -181,6 +183,7 @@ class Router:
             async with asyncio.timeout(self.settings.drain_s):
                 await self.gate.is_empty.wait()
         await end_tasks(self._tasks)
+        await self.trials.end()
         with contextlib.suppress(ProblemError, TimeoutError):
             async with asyncio.timeout(5):
                 await self.traffic.send(time.time() + TRAFFIC_S)
@@ -223,6 +226,7 @@ class Router:
         for server in self.fleet.everyone():
             server.origin.check(self.limits, now_s)
         self.assigner.check()
+        self.trials.begin(self.limits, now_s)
         for lane in self.lanes.all():
             if len(lane.queue):  # a server may have been taken back
                 lane.pump()

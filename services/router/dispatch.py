@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from services.core.policies.freesh.laxity import ServingRequest
+from services.core.policies.freesh.laxity import Order, ServingRequest
 from services.core.policies.freesh.server_choice import Work
 from services.kit.logging import Log
 from services.router.answers import AnswerPasser, is_stream
@@ -76,18 +76,18 @@ class Dispatcher:
         failure: DoorError | None = None
         window: list[int] | None = None
         is_final = False
-        for model in (asked.model, *pool.spec.fallback):
-            current = pool if model == asked.model else self._fleet.pool_of(model, identity)
-            if current is None:
-                continue
+        pools = [(asked.model, pool)]
+        pools += [(model, each) for model in pool.spec.fallback if (each := self._fleet.pool_of(model, identity))]
+        for model, current in pools:
             expected = self._expectations.of(received.kind, asked, current, model, identity.key_id)
             if window is None:
                 window = self._arrived(current, received.at_utc_s, expected.input_tokens, expected.output_tokens)
             lane = self._lanes.of(current, expected.request_class)
             try:
-                await self._in_lane(Turn(received, model, current, lane, expected, window))
-            except NoServerError:
-                detail = f"No server of the model {model} is ready."
+                is_last = current is pools[-1][1]
+                await self._in_lane(Turn(received, model, current, lane, expected, window), is_last)
+            except NoServerError as error:
+                detail = f"No server of the model {model} is ready{_why(error.starting)}."
                 failure = DoorError(503, "no_server", detail, retry_after_s=5)
             except QueueFullError as full:
                 detail = f"Too many requests wait for the model {model}."
@@ -96,17 +96,20 @@ class Dispatcher:
                 if received.exchange.has_begun:
                     return  # the stream ended with an error
                 failure = _of_upstream(error)
-                is_final = failure.status == 504 or not (error.may_repeat or received.asked.may_repeat)
+                is_final = not (error.may_repeat or received.asked.may_repeat)
             else:
                 return
             self._metrics.requests.add((model, expected.request_class, str(failure.status)))
             if is_final:
-                break  # the client has waited for long enough, or a server may have done what may not be done twice
+                break  # a server may have done what may not be done twice
         assert failure is not None
         raise failure
 
-    async def _in_lane(self, turn: Turn) -> None:
-        """Send a request to a server of its lane, to another one if that fails before its answer begins."""
+    async def _in_lane(self, turn: Turn, waits_for_first: bool) -> None:
+        """Send a request to a server of its lane, to another one if that fails before its answer begins.
+
+        Where the pool has none, the request waits for a first one if so, for as long as its class is promised.
+        """
         received, lane, expected = turn.received, turn.lane, turn.expected
         request = ServingRequest(
             f"r{next(self._ids)}",
@@ -117,9 +120,13 @@ class Dispatcher:
             expected.request_class,
             received.key.identity.tenant_id,
         )
+        promised_s = turn.pool.promised_s.get(expected.request_class)
+        limit_s = lane.limit_s(request, promised_s)
+        if self._settings.order is not Order.FCFS:
+            request.due_s = received.at_s + limit_s
         ticket = Ticket(
             request,
-            lane.limit_s(request, turn.pool.promised_s.get(expected.request_class)),
+            limit_s,
             self._network_s.get(received.exchange.headers.get(REGION, b""), self._usual_network_s),
             Work(
                 expected.input_tokens,
@@ -131,7 +138,9 @@ class Dispatcher:
             ),
             received.asked.may_repeat,
         )
-        server = await lane.take(ticket, self._settings.queue_timeout_s)
+        timeout_s = self._settings.queue_timeout_s
+        first_s = timeout_s if promised_s is None else promised_s
+        server = await lane.take(ticket, timeout_s, first_s if waits_for_first else 0.0)
         failure: UpstreamError | None = None
         while True:
             turn.wait_s = time.monotonic() - received.at_s
@@ -237,6 +246,12 @@ class Dispatcher:
         is_certain = error.reason in ("connect", "refused_address")
         if server.breaker.failed(time.monotonic(), ticket, is_certain=is_certain):
             log.warning("server.ejected", server=server.id, url=server.spec.url, reason=error.reason, error=str(error))
+
+
+def _why(starting: int | None) -> str:
+    if starting is None:
+        return ""
+    return f" yet: {starting} {'is' if starting == 1 else 'are'} starting" if starting else ", and none is starting"
 
 
 def _of_upstream(error: UpstreamError) -> DoorError:

@@ -33,6 +33,8 @@ from services.router.breaker import BreakerState
 from services.router.fleet import Fleet, Pool, Server
 from services.router.upstream import Connection, UpstreamError
 
+WANTED_WITHIN_S = 45.0
+"""A pool without instances wants one so soon after a request came (``serving``); else that waits for none."""
 RETIME_SHARE = 0.1
 """The queue is ordered anew when its servers' times have changed by so much."""
 
@@ -50,7 +52,15 @@ class QueueFullError(Exception):
 
 
 class NoServerError(Exception):
-    """No server of the lane may be given requests."""
+    """No server of the lane may be given requests.
+
+    Attributes:
+        starting: Instances that are wanted or start; None where nobody waits for any.
+    """
+
+    def __init__(self, starting: int | None = None) -> None:
+        super().__init__("There is no server.")
+        self.starting = starting
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +75,7 @@ class Ticket:
         may_repeat: Whether it may be sent a second time; if not, it keeps the server that it was given.
         preemptions: How often it was preempted.
         given: Decided once it may be sent to a server.
+        waits_since_s: When it began to wait for a pool's first server; None unless it does.
         place: What the server counts it as.
     """
 
@@ -75,6 +86,7 @@ class Ticket:
     may_repeat: bool = True
     preemptions: int = 0
     given: asyncio.Future[Server] | None = None
+    waits_since_s: float | None = None
     server: Server | None = None
     share_began_s: float = 0.0
     place: Given | None = None
@@ -110,6 +122,7 @@ class Lane:
         self._room_at = room_at
         self.servers: list[Server] = []
         self.others: list[Server] = []
+        self.starting: int | None = None
         self._rules = rules
         self.queue = RequestQueue(rules.order, ServiceTimes(0.2, 0.03), rules.most_waiting)
         self._tickets: dict[str, Ticket] = {}
@@ -129,6 +142,7 @@ class Lane:
         self.servers = [] if pool is None else pool.by_class.get(request_class, pool.servers)
         own = {each.id for each in self.servers}
         self.others = [] if pool is None else [each for each in pool.servers if each.id not in own]
+        self.starting = None if pool is None else pool.spec.starting
         self.retime()
 
     def retime(self) -> None:
@@ -156,14 +170,17 @@ class Lane:
         return choose_server(free, ticket.work, left_s, now_s, ticket.network_s)
 
     def _passing(self, ticket: Ticket, now_s: float) -> list[Server]:
-        """Return the servers that may serve a request: of its class, or the pool's others while none of those may."""
+        """Return the servers that may serve a request: of its class, or the pool's others while none of those may.
+
+        One that is to be tried again is among them only while all are ejected; else the router tries it (``probes``).
+        """
         excluded = ticket.request.excluded
         for servers in (self.servers, self.others):
-            found = [
-                each
-                for each in servers
-                if (each.breaker.opened_s is None or each.breaker.passes(now_s)) and each.id not in excluded
-            ]
+            found = [each for each in servers if each.breaker.opened_s is None and each.id not in excluded]
+            if found:
+                return found
+        for servers in (self.servers, self.others):
+            found = [each for each in servers if each.breaker.passes(now_s) and each.id not in excluded]
             if found:
                 return found
         return []
@@ -172,8 +189,13 @@ class Lane:
         """Whether another server may be given a request, too."""
         return any(each is not server for each in self._passing(ticket, time.monotonic()))
 
-    async def take(self, ticket: Ticket, timeout_s: float) -> Server:
+    async def take(self, ticket: Ticket, timeout_s: float, first_s: float = 0.0) -> Server:
         """Return the server that a request may be sent to now; wait for one in the lane's order.
+
+        Args:
+            ticket: The request.
+            timeout_s: How long it waits for room.
+            first_s: How long it waits for a first server, if the pool has none and one is or will be wanted.
 
         Raises:
             NoServerError: None of the servers may be given requests.
@@ -182,8 +204,10 @@ class Lane:
         server = self._take_at_once(ticket)
         if server is not None:
             return server
-        if not self._passing(ticket, time.monotonic()):
-            raise NoServerError
+        if not self._passing(ticket, now_s := time.monotonic()):
+            if self.servers or self.others or self.starting is None or not first_s:
+                raise NoServerError
+            ticket.waits_since_s, timeout_s = now_s, first_s
         if not self.queue.push(ticket.request):
             raise QueueFullError(self.retry_after_s())
         return await self._wait(ticket, timeout_s)
@@ -213,6 +237,8 @@ class Lane:
                 return await ticket.given
         except TimeoutError:
             self._withdraw(ticket)
+            if not self.servers and not self.others:
+                raise NoServerError(self.starting) from None
             raise QueueFullError(self.retry_after_s()) from None
         except BaseException:
             self._withdraw(ticket)
@@ -269,7 +295,7 @@ class Lane:
         while len(self.queue):
             tenants = self.queue.tenants
             behind = over_share(self.in_service, tenants) if len(tenants) > 1 else ()
-            head = self.queue.peek(behind=behind, without=stuck)
+            head = self.queue.peek(behind=behind, without=stuck, now_s=time.monotonic())
             if head is None:
                 break
             ticket = self._tickets[head.id]
@@ -292,8 +318,14 @@ class Lane:
         there = {each.id for each in known if each.breaker.state(now_s) is not BreakerState.OPEN}
         for name, ticket in self._tickets.items():
             given = ticket.given
+            if ticket.waits_since_s is not None and not known and self._waits_still(ticket.waits_since_s, now_s):
+                continue
             if there <= ticket.request.excluded and self.queue.remove(name) and given and not given.done():
-                given.set_exception(NoServerError())
+                given.set_exception(NoServerError(self.starting))
+
+    def _waits_still(self, since_s: float, now_s: float) -> bool:
+        """Whether a first server may come for who waits for one since then."""
+        return self.starting is not None and (self.starting > 0 or now_s - since_s < WANTED_WITHIN_S)
 
     def _preempt(self) -> None:
         """Have a waiting request take the place of a less urgent one that has no answer yet, the first that can."""
@@ -309,7 +341,8 @@ class Lane:
             and not each.is_preempted
         }
         looked_at: set[frozenset[str]] = set()
-        while may_leave and (head := self.queue.peek(without=looked_at)) is not None:
+        now_s = time.monotonic()
+        while may_leave and (head := self.queue.peek(without=looked_at, now_s=now_s)) is not None and not head.is_late:
             looked_at.add(head.excluded)
             running = [
                 each.request for each in may_leave.values() if each.server and each.server.id not in head.excluded

@@ -58,13 +58,17 @@ class RequestWriter:
         body = asked.with_fields(**changes) if changes else asked.content
         if turn.asks_usage and not changes:
             body = b"{" + ASK_USAGE + body.lstrip()[1:]
-        head, request_id = self._head(server, received.path), received.exchange.request_id
+        head, request_id = self.head(server, received.path), received.exchange.request_id
         if len(request_id) >= 32 and UUID.fullmatch(request_id):
             head += b"x-request-id: %s\r\n" % request_id
         return b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body)
 
-    def _head(self, server: Server, path: str) -> bytes:
-        """Return the constant part of requests to a server."""
+    def head(self, server: Server, path: str) -> bytes:
+        """Return the constant part of requests to a server.
+
+        Raises:
+            UpstreamError: The server's key is not known.
+        """
         origin = server.origin
         head = self._heads.get((origin.url, path))
         if head is None:

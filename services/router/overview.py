@@ -59,6 +59,7 @@ class Overview:
                 {
                     "name": lane.name.replace("\n", "/"),
                     "waiting": len(lane.queue),
+                    "late": lane.queue.late,
                     "in_service": sum(lane.in_service.values()),
                     "preempted": lane.preempted,
                 }

@@ -1,13 +1,22 @@
-"""Probes of servers over the data path's own connections: is it there, and how far away."""
+"""Probes of servers over the data path's own connections: is it there, does it answer again, and how far away."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from dataclasses import replace
 
-from services.router.fleet import Server
+import orjson
+
+from services.kit.tasks import end_tasks
+from services.router.fleet import Fleet, Server
+from services.router.lanes import Lanes
+from services.router.outgoing import RequestWriter
 from services.router.upstream import Connection, Limits, UpstreamError
 
 PROBE_S = 2.0
+TRIAL_S = 20.0
+"""Within which a server on trial has to make a token."""
 LARGEST = 4 * 1024 * 1024
 
 
@@ -48,3 +57,64 @@ async def probe(server: Server, limits: Limits) -> bool:
     elif status < 500:
         server.breaker.reachable(time.monotonic())
     return True
+
+
+class Trials:
+    """Tries ejected servers again beside which others serve, so that no user's request has to.
+
+    Attributes:
+        running: The trials in progress, by server.
+    """
+
+    def __init__(self, fleet: Fleet, lanes: Lanes, writer: RequestWriter) -> None:
+        self._fleet = fleet
+        self._lanes = lanes
+        self._writer = writer
+        self.running: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, limits: Limits, now_s: float) -> None:
+        """Try the servers whose pause is over."""
+        for server in self._fleet.servers.values():
+            if server.breaker.opened_s is None or not server.breaker.passes(now_s) or server.id in self.running:
+                continue
+            if (model := self._model(server)) is not None:
+                task = asyncio.get_running_loop().create_task(self._try(server, model, limits))
+                self.running[server.id] = task
+                task.add_done_callback(lambda _, name=server.id: self.running.pop(name, None))
+
+    async def end(self) -> None:
+        """End those in progress."""
+        await end_tasks(list(self.running.values()))
+
+    def _model(self, server: Server) -> str | None:
+        """Return a model that a server is asked for; None where no other one of its pools serves meanwhile."""
+        for pool in self._fleet.pools.values():
+            if server in pool.servers and any(each.breaker.opened_s is None for each in pool.servers):
+                own = server.spec.models or pool.spec.models
+                return server.spec.upstream_model or next(each for each in pool.spec.models if each in own)
+        return None
+
+    async def _try(self, server: Server, model: str, limits: Limits) -> None:
+        """Ask for one token. A server that has no completions says so (4xx), and answers as well."""
+        breaker, connection, is_well = server.breaker, None, False
+        body = orjson.dumps({"model": model, "prompt": "1", "max_tokens": 1})
+        try:
+            connection = await server.origin.connection(replace(limits, connect_s=min(PROBE_S, limits.connect_s)))
+            head = self._writer.head(server, "/v1/completions")
+            connection.send(b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body))
+            connection.limit(TRIAL_S)
+            await connection.whole(LARGEST)
+            is_well = connection.status < 500 and connection.status not in (401, 403)
+        except UpstreamError:
+            pass
+        finally:
+            if connection is not None:
+                connection.release()
+        if breaker is not server.breaker or breaker.opened_s is None or breaker.trial is not None:
+            return  # a request was the trial meanwhile, as no other server was left
+        if is_well:
+            breaker.succeeded()
+            self._lanes.room_at(server)
+        else:
+            breaker.sent(self)
+            breaker.failed(time.monotonic(), self)

@@ -140,6 +140,7 @@ def _pool(row: PoolRow, spec: PoolSpec) -> RoutedPool:
         tokenizer=spec.tokenizer,
         passes_priority=spec.passes_priority,
         partition=part and part.name,
+        starting=row.starting,
         input_tokens=part.thresholds.input_tokens if part and part.thresholds else None,
         output_tokens=part.thresholds.output_tokens if part and part.thresholds else None,
         classes=[

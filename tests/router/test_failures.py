@@ -144,6 +144,65 @@ async def test_a_fallback_model_answers_while_no_server_of_the_model_does(router
     assert json.loads(stage.two.seen[0])["model"] == "small"
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_from_zero_a_request_waits_for_a_first_instance_where_no_fallback_may_answer(
+    router: Running, stage: Stage, is_last: bool
+) -> None:
+    stage.plane.pools = [a_routed_pool(starting=1, fallback=[] if is_last else ["small"])]
+    stage.plane.pools += [] if is_last else [a_routed_pool("other", models=["small"])]
+    stage.plane.servers = [a_routed_server(stage.two, pool="other")]
+    await router.adopted()
+    asking = asyncio.create_task(router.ask())
+    if is_last:
+        await stage.one.until(lambda: any(len(lane.queue) for lane in router.router.lanes.all()))
+        await router.router._check()  # pyright: ignore[reportPrivateUsage]
+        stage.plane.servers = [a_routed_server(stage.one)]
+        await router.adopted()
+    answer = await asking
+    assert (answer.status_code, answer.headers.get("x-wattshift-model")) == (200, None if is_last else "small")
+
+
+@pytest.mark.parametrize(
+    ("starting", "why"), [(2, "yet: 2 are starting"), (1, "yet: 1 is starting"), (0, "and none is starting")]
+)
+async def test_who_waits_for_a_first_instance_is_told_why_it_was_in_vain(
+    stage: Stage, starting: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.router.lanes.WANTED_WITHIN_S", 0.0)
+    promised = [{"name": "any", "max_latency_s": 0.2}] if starting == 2 else []
+    stage.plane.pools, stage.plane.servers = [a_routed_pool(starting=starting, classes=promised)], []
+    async with stage.router(queue_timeout_s=60 if promised or not starting else 0.2) as router:
+        await router.adopted()
+        answer = await router.ask()
+    assert error_of(answer) == (503, "no_server")
+    assert why in answer.json()["error"]["message"]
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_pool_that_is_deleted_has_nobody_wait_for_it(router: Running, stage: Stage) -> None:
+    stage.plane.pools, stage.plane.servers = [a_routed_pool(starting=1)], []
+    await router.adopted()
+    asking = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: any(len(lane.queue) for lane in router.router.lanes.all()))
+    stage.plane.pools = []
+    await router.adopted()
+    assert error_of(await asking) == (503, "no_server")
+
+
+@pytest.mark.parametrize("may_repeat", [True, False])
+async def test_a_fallback_model_is_asked_after_a_time_out_where_the_request_may_be_repeated(
+    stage: Stage, may_repeat: bool
+) -> None:
+    stage.one.gate = asyncio.Event()
+    stage.plane.pools = [a_routed_pool(fallback=["small"]), a_routed_pool("other", models=["small"])]
+    stage.plane.servers = [a_routed_server(stage.one), a_routed_server(stage.two, "small_1", pool="other")]
+    async with stage.router(first_byte_timeout_s=0.2) as router:
+        await router.adopted()
+        answer = await router.ask(json=chat() if may_repeat else chat(store=True))
+    found = answer.headers.get("x-wattshift-model") if may_repeat else error_of(answer)
+    assert found == ("small" if may_repeat else (504, "upstream_timeout"))
+
+
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [({"first_byte_timeout_s": 0.2}, "did not answer"), ({"total_timeout_s": 0.2}, "complete within")],
@@ -293,6 +352,23 @@ async def test_servers_are_probed_and_taken_back(router: Running, stage: Stage) 
         assert state_of(router, "third") is BreakerState.HALF_OPEN
         assert (await router.ask()).status_code == 200
         assert state_of(router, "third") is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize(("status", "is_well"), [(200, True), (404, True), (429, True), (500, False), (401, False)])
+async def test_an_ejected_server_is_tried_by_the_router_itself_while_another_serves(
+    router: Running, stage: Stage, status: int, is_well: bool
+) -> None:
+    await two_servers(router, stage, upstream_model="tiny")
+    stage.one.status = status
+    breaker = router.router.fleet.servers["first"].breaker
+    breaker.failed(time.monotonic(), is_certain=True)
+    breaker.reachable(time.monotonic())
+    assert (await router.ask()).headers["x-wattshift-location"] == "there"
+    await router.router._check()  # pyright: ignore[reportPrivateUsage]
+    await stage.one.until(lambda: not router.router.trials.running)
+    assert [json.loads(body) for body in stage.one.seen] == [{"model": "tiny", "prompt": "1", "max_tokens": 1}]
+    assert (breaker.opened_s is None) is is_well
+    assert breaker.ejections == (0 if is_well else 2)
 
 
 async def test_a_server_on_trial_gets_one_request_until_that_one_ends(router: Running, stage: Stage) -> None:

@@ -57,8 +57,8 @@ class World:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._done: dict[str, asyncio.Event] = {}
 
-    def come(self, name: str, *excluded: str, patience_s: float = 1e6) -> None:
-        request = ServingRequest(name, float(len(self.tasks)), 10.0, excluded=frozenset(excluded))
+    def come(self, name: str, *excluded: str, patience_s: float = 1e6, due_s: float = math.inf) -> None:
+        request = ServingRequest(name, float(len(self.tasks)), 10.0, excluded=frozenset(excluded), due_s=due_s)
         self.tickets[name] = Ticket(request, 60.0, {}, Work(10, 10.0))
         self._done[name] = asyncio.Event()
         self.tasks[name] = asyncio.get_running_loop().create_task(self._visit(name, patience_s))
@@ -189,6 +189,29 @@ def test_a_preempted_request_takes_another_free_server_at_once() -> None:
         assert again.result() is server
 
     run(story)
+
+
+def test_one_that_cannot_be_in_time_any_more_comes_last_and_takes_nobodys_place() -> None:
+    async def story(_: Turns) -> None:
+        world = World(Order.LLF, a=1)
+        world.come("first")
+        await turns(2)
+        world.lane.unanswered["first"].connection = Aborted()  # type: ignore[assignment]
+        world.tickets["first"].request.output_tokens = 1_000.0
+        world.come("late", due_s=0.0)
+        await turns(2)
+        assert world.lane.preempted == 0
+        world.come("in time")
+        await turns(2)
+        await world.close()
+        assert world.begun == ["first", "in time", "late"]
+
+    run(story)
+
+
+class Aborted:
+    def abort(self, _: Exception) -> None:
+        pass
 
 
 @pytest.mark.parametrize("order", [Order.FCFS, Order.LLF])

@@ -45,7 +45,7 @@ from services.router.lanes import (
 from services.router.metrics import Metrics
 from services.router.outcomes import Outcomes
 from services.router.outgoing import RequestWriter
-from services.router.probes import probe
+from services.router.probes import Trials, probe
 from services.router.settings import RouterSettings
 from services.router.turn import Tokens, Turn
 from services.router.upstream import CHECK_S, KEPT_S, Limits, UpstreamError
@@ -169,7 +169,8 @@ class _ModelServer(asyncio.Protocol):
         if len(body) < length:
             return
         self._received = b""
-        work = self._answer(orjson.loads(body)) if length else self._be_healthy()
+        asked = orjson.loads(body) if length else {}
+        work = self._answer(asked) if "user" in asked else self._be_healthy()
         self._answering = self._simulation.loop.create_task(work)
 
     async def _be_healthy(self) -> None:
@@ -469,13 +470,15 @@ def _put_together(router: Router, clock_s: Callable[[], float], requests: _Reque
         requests.arrived += 1
         return [0, 0]
 
+    writer = RequestWriter(settings.order, router.upstream_keys)
+    made.trials = Trials(router.fleet, router.lanes, writer)
     dispatcher = Dispatcher(
         settings,
         router.fleet,
         router.lanes,
         expectations,
         router.upstream_keys,
-        RequestWriter(settings.order, router.upstream_keys),
+        writer,
         AnswerPasser(Outcomes(expectations, router.metrics, nothing, nothing), settings),
         router.metrics,
         arrived,
@@ -603,6 +606,7 @@ async def play(simulation: Simulation) -> None:
     check("a request is counted once", requests.arrived <= requests.served, f"{requests.arrived} of {requests.served}")
     for client in clients:
         outcomes, may_go_on = requests.outcomes.get(client.number, []), simulation.loop.has_cut
+        may_go_on |= requests.has_fallback and client.may_repeat
         waits = SILENT not in outcomes[:-1] or may_go_on or router.settings.preemptions > 0
         check("who has waited for long enough is not sent elsewhere", waits, f"{client.number}: {outcomes}")
         worked_on = requests.worked_on.get(client.number, 0)
@@ -710,8 +714,11 @@ def _stands_idle(lane: Lane) -> str | None:
     """Say which server has room though a request waits that may be sent to it."""
     now_s = asyncio.get_running_loop().time()
     for request in lane.queue:
+        others = [each for each in (*lane.servers, *lane.others) if each.id not in request.excluded]
+        is_last = all(each.breaker.opened_s is not None for each in others)
         for server in lane.servers:
-            if server.room > 0 and server.breaker.passes(now_s) and server.id not in request.excluded:
+            may_be_asked = server.breaker.passes(now_s) if is_last else server.breaker.opened_s is None
+            if server.room > 0 and may_be_asked and server.id not in request.excluded:
                 return f"{request.id} waits, and {server.id} has room for {server.room}"
     return None
 
@@ -751,11 +758,11 @@ def _tried_for_nobody(router: Router) -> str | None:
 def _judged(simulation: Simulation, take: Any) -> Any:
     """Have nobody wait for servers none of which may be given requests, nor be refused while one of them may."""
 
-    async def judge(self: Lane, ticket: Ticket, timeout_s: float) -> Any:
+    async def judge(self: Lane, ticket: Ticket, timeout_s: float, first_s: float = 0.0) -> Any:
         now_s, excluded = simulation.loop.time(), ticket.request.excluded
         known = [each for each in (*self.servers, *self.others) if each.id not in excluded]
         passes = [each.id for each in known if each.breaker.passes(now_s)]
-        taking = take(self, ticket, timeout_s)
+        taking = take(self, ticket, timeout_s, first_s)
         try:
             return await taking
         except NoServerError:
@@ -776,11 +783,12 @@ def _chosen(simulation: Simulation, choose: Any) -> Any:
     turns = dict[Lane, _Turns]()
 
     def judge(self: Lane, ticket: Ticket, now_s: float) -> Server | None:
-        groups = (
+        groups = [
             [each for each in group if each.id not in ticket.request.excluded and _may_be_asked(each, now_s)]
             for group in (self.servers, self.others)
-        )
-        free = [each for each in next(filter(None, groups), []) if each.held < each.limit]
+        ]
+        sound = [[each for each in group if each.breaker.opened_s is None] for group in groups]
+        free = [each for each in next(filter(None, (*sound, *groups)), []) if each.held < each.limit]
         left_s = ticket.request.arrival_s + ticket.limit_s - now_s
         outlooks = {each.id: _outlook(each, ticket, now_s, left_s) for each in free}  # before it is given
         found, wrong = choose(self, ticket, now_s), None
@@ -914,7 +922,8 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
     """Have the most urgent of those that wait take the place of one that is later, if that may be."""
 
     def judge(self: Lane) -> None:
-        rules, head, before = self._rules, self.queue.peek(), self.preempted
+        rules, before = self._rules, self.preempted
+        head = self.queue.peek(now_s=simulation.loop.time())
         may_leave = [
             each.request
             for each in self.unanswered.values()
@@ -927,7 +936,7 @@ def _preempting(simulation: Simulation, preempt: Any) -> Any:
             and each.server.id not in head.excluded
         ]
         found = None
-        if head is not None and rules.order is not Order.FCFS:
+        if head is not None and rules.order is not Order.FCFS and not head.is_late:
             found = preempted_by(head, may_leave, rules.order, self.times, margin_s=rules.preemption_margin_s)
         preempt(self)
         done = self.preempted - before

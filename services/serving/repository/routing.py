@@ -14,7 +14,9 @@ from services.db.tables.pools import model_endpoints, pools
 from services.serving.repository.specs import SpecRows
 
 POOLS = text("""
-SELECT q.name, q.tenant_id, q.spec::text AS spec, p.result #>> '{plan,partition}' AS partition
+SELECT q.name, q.tenant_id, q.spec::text AS spec, p.result #>> '{plan,partition}' AS partition,
+       (SELECT count(*) FROM pool_instances i
+         WHERE i.pool = q.name AND i.state IN ('wanted', 'starting')) AS starting
   FROM pools q LEFT JOIN pool_plans p ON p.id = q.plan_id
  WHERE q.deleted_at IS NULL AND jsonb_array_length(coalesce(q.spec -> 'models', '[]')) > 0
  ORDER BY q.name
@@ -61,12 +63,13 @@ LOCK_MODELS = text("SELECT pg_advisory_xact_lock(hashtextextended('models of ' |
 
 @dataclass(frozen=True)
 class PoolRow:
-    """A pool that serves models."""
+    """A pool that serves models; ``starting``: its instances that are wanted or start."""
 
     name: str
     tenant_id: str
     spec: str
     partition: str | None
+    starting: int
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from lab.reproductions.freesh_serving import (
     FREESH,
     PAPER_ABLATIONS,
     Hour,
-    LateLastQueue,
     ablations,
     end_to_end,
     figure_6,
@@ -22,7 +21,6 @@ from lab.reproductions.freesh_serving import (
 )
 from lab.reproductions.serving_profiles import fitted
 from lab.serving.simulation import Frequency
-from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest
 from services.core.profiles.model_server import LLAMA_70B
 
 FIGURES = dict.fromkeys(
@@ -88,19 +86,6 @@ def test_of_equal_plans_the_dirtiest_is_named_beside_the_cleanest() -> None:
 
     assert f"| emissions, against {DIRTIEST} | | -75.0 % | 4 | 1 |" in end_to_end(found)
     assert DIRTIEST not in ablations(found)
-
-
-def test_requests_that_are_late_anyway_wait_behind_the_others() -> None:
-    times = ServiceTimes(0.0, 0.1)
-    queue = LateLastQueue(Order.LLF, times)
-    rows = (("old", 0.0, 100.0), ("older", -5.0, 500.0), ("new", 30.0, 10.0), ("newer", 30.0, 900.0))
-    for name, arrival_s, tokens in rows:
-        queue.push(ServingRequest(name, arrival_s, tokens))
-    queue.now_s = 30.0
-
-    assert (len(queue), len(list(queue))) == (4, 4)
-    assert [head.id for head in iter(queue.pop, None)] == ["new", "newer", "older", "old"]
-    assert len(queue) == 0
 
 
 def test_tables_state_changes_against_the_right_row() -> None:

@@ -14,6 +14,7 @@ from services.core.policies.freesh.laxity import (
     Order,
     ServiceTimes,
     ServingRequest,
+    is_too_late,
     laxity_s,
     order_key_s,
     preempted_by,
@@ -243,6 +244,51 @@ def test_a_full_queue_refuses_and_takes_back_what_it_had_accepted() -> None:
     assert "b" not in queue
     with pytest.raises(DomainError):
         queue.requeue(ServingRequest("c", 0.0, 1.0))
+
+
+def test_who_cannot_be_in_time_any_more_waits_behind_the_others_by_arrival() -> None:
+    queue = RequestQueue(Order.LLF, ServiceTimes(0.0, 0.1))
+    rows = (
+        ("old", 0.0, 100.0, 30.0),
+        ("older", -5.0, 500.0, 70.0),
+        ("new", 30.0, 10.0, 31.0),
+        ("any", 30.0, 900.0, 1e9),
+    )
+    for name, arrival_s, tokens, due_s in rows:
+        queue.push(ServingRequest(name, arrival_s, tokens, due_s=due_s))
+
+    def served_next(now_s: float) -> str | None:
+        found = queue.peek(now_s=now_s)
+        return found and found.id
+
+    assert (served_next(19.9), queue.late) == ("old", 0)
+    assert (served_next(29.9), queue.late) == ("new", 2)
+    assert [each.id for each in queue] == ["new", "any", "older", "old"]
+    queue.retime(ServiceTimes(0.0, 0.0001))
+    assert (served_next(29.9), queue.late) == ("older", 0), "they may be in time again"
+    queue.retime(ServiceTimes(0.0, 0.1))
+    assert (served_next(35.0), queue.late) == ("any", 3)
+    queue.remove("older")
+    queue.requeue(ServingRequest("preempted", 29.0, 10.0, due_s=40.0))
+    assert served_next(35.0) == "preempted"
+    assert [drained(queue), len(queue), queue.late] == [["preempted", "any", "old", "new"], 0, 0]
+
+
+@given(requests, st.lists(st.floats(0, 100), min_size=40, max_size=40), st.floats(0, 120), st.sampled_from(ORDERS))
+def test_nobody_in_time_waits_for_one_who_is_late_and_nobody_is_lost(
+    waiting: list[ServingRequest], patience_s: list[float], now_s: float, order: Order
+) -> None:
+    queue, names = RequestQueue(order, TIMES), {each.id for each in waiting}
+    for request, patience in zip(waiting, patience_s, strict=False):
+        request.due_s = request.arrival_s + patience
+        queue.push(request)
+    late, found = list[bool](), set[str]()
+    while (head := queue.peek(now_s=now_s)) is not None:
+        assert queue.pop() is head
+        late.append(is_too_late(head, TIMES, now_s))
+        found.add(head.id)
+    assert late == sorted(late)
+    assert found == names
 
 
 def test_an_empty_queue_has_nothing() -> None:

@@ -65,7 +65,9 @@ class ServingRequest:
         request_class: Its class, such as ``SL``.
         tenant: Its tenant, for fair shares.
         excluded: Servers that failed to answer it and may not be given it again; unchanged while it waits.
+        due_s: When its answer has to be complete to be in time; infinite where no limit is set.
         serial: Number of its entry in the queue; managed by the queue.
+        is_late: Whether the queue found that it cannot be in time any more; managed by the queue.
     """
 
     id: str
@@ -76,7 +78,9 @@ class ServingRequest:
     request_class: str = ""
     tenant: str = ""
     excluded: frozenset[str] = frozenset()
+    due_s: float = math.inf
     serial: int = field(default=-1, repr=False, compare=False)
+    is_late: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not (
@@ -109,6 +113,11 @@ def laxity_s(request: ServingRequest, times: ServiceTimes, now_s: float, *, is_r
     Source: FREESH equation 6, ``(arrival + W) - t - remaining``.
     """
     return deadline_s(request, times) - now_s - remaining_s(request, times, is_running=is_running)
+
+
+def is_too_late(request: ServingRequest, times: ServiceTimes, now_s: float) -> bool:
+    """Return whether a request that waits could not be in time any more if it were served at once."""
+    return now_s + remaining_s(request, times) > request.due_s
 
 
 def order_key_s(request: ServingRequest, order: Order, times: ServiceTimes, *, is_running: bool = False) -> float:

@@ -1,5 +1,8 @@
 """The requests that wait at a dispatcher, in the order of ``laxity``: bounded, and fair between tenants if requested.
 
+Requests that cannot be in time any more (``due_s``) wait behind those that can, in order of arrival. Beyond the paper,
+whose equation 6 would serve them first: under overload each of them would then make one more late.
+
 Requests of one tenant that the same servers may serve have a line of their own, which is a heap. When a request is
 removed, its entry stays there as a marker until it reaches the front, and lines that are mostly markers are rebuilt.
 """
@@ -12,7 +15,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 
 from services.core.domain.errors import DomainError
-from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, order_key_s
+from services.core.policies.freesh.laxity import Order, ServiceTimes, ServingRequest, is_too_late, order_key_s
 
 _Entry = tuple[float, float, str, int, ServingRequest]
 """Key, arrival, id, serial number, request: serial numbers are unique, so that requests are never compared."""
@@ -21,7 +24,9 @@ SPARSE = 64
 
 
 class _Line:
-    """The waiting requests of one tenant that exclude the same servers: a heap whose first entry is never a marker.
+    """The waiting requests of one tenant that exclude the same servers, late ones apart, in a heap.
+
+    Its first entry is never a marker.
 
     Attributes:
         heap: Their entries, and markers.
@@ -74,7 +79,7 @@ class RequestQueue:
         if capacity is not None and capacity < 0:
             raise DomainError(f"a queue holds at least 0 requests, not {capacity}")
         self.order, self._times, self.capacity = order, times, capacity
-        self._lines: dict[tuple[str, frozenset[str]], _Line] = {}
+        self._lines: dict[tuple[str, frozenset[str], bool], _Line] = {}
         self._waiting: dict[str, ServingRequest] = {}
         self._serials = itertools.count()
 
@@ -86,7 +91,8 @@ class RequestQueue:
 
     def __iter__(self) -> Iterator[ServingRequest]:
         """Yield the waiting requests in the order in which they will be served."""
-        return (entry[4] for entry in sorted(entry for line in self._lines.values() for entry in line.live()))
+        entries = [entry for line in self._lines.values() for entry in line.live()]
+        return (entry[4] for entry in sorted(entries, key=lambda entry: (entry[4].is_late, entry)))
 
     @property
     def times(self) -> ServiceTimes:
@@ -96,7 +102,12 @@ class RequestQueue:
     @property
     def tenants(self) -> list[str]:
         """The tenants with waiting requests."""
-        return list(dict.fromkeys(tenant for tenant, _ in self._lines))
+        return list(dict.fromkeys(tenant for tenant, _, _ in self._lines))
+
+    @property
+    def late(self) -> int:
+        """How many requests wait that could not be in time any more when they were looked at."""
+        return sum(len(line.heap) - line.markers for (_, _, is_late), line in self._lines.items() if is_late)
 
     def push(self, request: ServingRequest) -> bool:
         """Add a request; return False, with nothing changed, if the queue is full.
@@ -119,13 +130,21 @@ class RequestQueue:
         """
         self._add(request)
 
-    def peek(self, *, behind: Collection[str] = (), without: Collection[frozenset[str]] = ()) -> ServingRequest | None:
+    def peek(
+        self,
+        *,
+        behind: Collection[str] = (),
+        without: Collection[frozenset[str]] = (),
+        now_s: float = -math.inf,
+    ) -> ServingRequest | None:
         """Return the next request, or None.
 
         Args:
             behind: Tenants whose turn comes only when no other tenant waits, as ``over_share`` says.
             without: Sets of servers; requests that exclude exactly such a set are passed over.
+            now_s: Requests that cannot be in time any more go behind the others.
         """
+        self._put_late_last(now_s)
         found = self._first(behind, without)
         return None if found is None else found[4]
 
@@ -157,33 +176,53 @@ class RequestQueue:
         self._times = times
         if self.order is Order.FCFS:
             return
-        for name, line in self._lines.items():
-            self._lines[name] = _Line([(order_key_s(entry[4], self.order, times), *entry[1:]) for entry in line.live()])
+        lines: dict[tuple[str, frozenset[str], bool], list[_Entry]] = {}
+        for (tenant, excluded, is_late), line in self._lines.items():
+            entries = line.live()
+            if is_late:  # they may be in time now
+                for entry in entries:
+                    entry[4].is_late = False
+            again = [(order_key_s(entry[4], self.order, times), *entry[1:]) for entry in entries]
+            lines.setdefault((tenant, excluded, False), []).extend(again)
+        self._lines = {name: _Line(heap) for name, heap in lines.items()}
 
     def _add(self, request: ServingRequest) -> None:
         if request.id in self._waiting:
             raise DomainError(f"request {request.id} waits already")
-        request.serial = next(self._serials)
-        key = order_key_s(request, self.order, self._times)
+        self._enter(request)
+        self._waiting[request.id] = request
+
+    def _enter(self, request: ServingRequest, *, is_late: bool = False) -> None:
+        """Put a request in its line."""
+        request.serial, request.is_late = next(self._serials), is_late
+        key = request.arrival_s if is_late else order_key_s(request, self.order, self._times)
         entry = (key, request.arrival_s, request.id, request.serial, request)
         line = self._lines.get(_line_of(request))
         if line is None:
             line = self._lines[_line_of(request)] = _Line([])
         heapq.heappush(line.heap, entry)
-        self._waiting[request.id] = request
+
+    def _put_late_last(self, now_s: float) -> None:
+        """Move requests from the beginnings of the lines that cannot be in time any more."""
+        for name, line in list(self._lines.items()):
+            while not name[2] and line.heap and is_too_late(request := line.heap[0][4], self._times, now_s):
+                line.take()
+                self._enter(request, is_late=True)
+            if not line.heap:
+                del self._lines[name]
 
     def _first(self, behind: Collection[str], without: Collection[frozenset[str]] = ()) -> _Entry | None:
         """Return the first entry of the tenants that are not behind, else of all; ``without`` as for ``peek``."""
         heads = [
-            (tenant in behind, line.heap[0])
-            for (tenant, excluded), line in self._lines.items()
+            (tenant in behind, is_late, line.heap[0])
+            for (tenant, excluded, is_late), line in self._lines.items()
             if excluded not in without
         ]
-        return min(heads)[1] if heads else None
+        return min(heads)[2] if heads else None
 
 
-def _line_of(request: ServingRequest) -> tuple[str, frozenset[str]]:
-    return request.tenant, request.excluded
+def _line_of(request: ServingRequest) -> tuple[str, frozenset[str], bool]:
+    return request.tenant, request.excluded, request.is_late
 
 
 def over_share(
