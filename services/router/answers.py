@@ -37,8 +37,8 @@ class AnswerPasser:
         self._outcomes = outcomes
         self._settings = settings
 
-    async def whole(self, turn: Turn, server: Server, connection: Connection, give_back: Callable[[], float]) -> None:
-        """Pass on an answer that is not a stream.
+    async def whole(self, turn: Turn, server: Server, connection: Connection, give_back: Callable[[], float]) -> int:
+        """Pass on an answer that is not a stream; return the status that it counts with: 502 for one that is no JSON.
 
         Args:
             turn: The request.
@@ -52,9 +52,12 @@ class AnswerPasser:
         content = await connection.whole(self._settings.max_answer_bytes)
         now_s, share_s = time.monotonic(), give_back()
         footprint = server.footprint(share_s)
-        usage = _usage(content) if connection.status == 200 else None
-        tokens = _tokens(usage, turn.expected) if connection.status == 200 else NO_TOKENS
-        if connection.status == 200:
+        status = connection.status
+        if status == 200 and is_identity(connection.headers) and not _may_be_json(content):
+            status = 502  # it passes as it is, and is no answer
+        usage = _usage(content) if status == 200 else None
+        tokens = _tokens(usage, turn.expected) if status == 200 else NO_TOKENS
+        if status == 200:
             self._outcomes.learn(turn, server, now_s, tokens)
             stated = 0 if turn.received.kind == "embedding" else _stated(usage, "completion_tokens")
             if stated is not None:
@@ -70,8 +73,13 @@ class AnswerPasser:
             headers += footprint.headers()
         if turn.model != turn.received.asked.model:
             headers.append((b"x-wattshift-model", turn.model.encode()))
-        self._outcomes.end(turn, server, connection.status, share_s, tokens, footprint)
+        self._outcomes.end(turn, server, status, share_s, tokens, footprint)
         await turn.received.exchange.answer(connection.status, headers, content)
+        return status
+
+    def left(self, turn: Turn, server: Server, share_s: float) -> None:
+        """Count a request whose client left before the answer began, with what the server spent on it."""
+        self._outcomes.end(turn, server, 499, share_s, NO_TOKENS, server.footprint(share_s))
 
     async def stream(
         self, turn: Turn, ticket: Ticket, server: Server, connection: Connection, give_back: Callable[[], float]
@@ -164,6 +172,11 @@ def _is_json(headers: list[Header]) -> bool:
 
 def _location(server: Server) -> list[Header]:
     return [(b"x-wattshift-location", server.location.encode())]
+
+
+def _may_be_json(content: bytes) -> bool:
+    """Whether a body begins and ends as a JSON object: it may be larger or deeper than what is read of it here."""
+    return content[:64].lstrip()[:1] == b"{" and content[-64:].rstrip()[-1:] == b"}"
 
 
 def _usage(content: bytes) -> Mapping[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable
@@ -83,9 +84,13 @@ class Dispatcher:
             if window is None:
                 window = self._arrived(current, received.at_utc_s, expected.input_tokens, expected.output_tokens)
             lane = self._lanes.of(current, expected.request_class)
+            turn = Turn(received, model, current, lane, expected, window)
             try:
-                is_last = current is pools[-1][1]
-                await self._in_lane(Turn(received, model, current, lane, expected, window), is_last)
+                await self._in_lane(turn, current is pools[-1][1])
+            except asyncio.CancelledError:
+                if turn.place is None:  # its client left the queue
+                    self._metrics.requests.add((model, expected.request_class, "499"))
+                raise
             except NoServerError as error:
                 detail = f"No server of the model {model} is ready{_why(error.starting)}."
                 failure = DoorError(503, "no_server", detail, retry_after_s=5)
@@ -212,16 +217,21 @@ class Dispatcher:
             if connection.status == 401 and (spec.pool is None or spec.upstream_secret_set_at is not None):
                 raise UpstreamError("key_refused", "The server refused the key that it is sent.", may_repeat=True)
             lane.answered(ticket)
+            status = connection.status
             if is_stream(connection.headers):
                 await self._answers.stream(turn, ticket, server, connection, give_back)
             else:
-                await self._answers.whole(turn, server, connection, give_back)
-            if connection.status >= 500:
+                status = await self._answers.whole(turn, server, connection, give_back)
+            if status >= 500:
                 server.breaker.failed(time.monotonic(), ticket)
             else:
                 server.breaker.succeeded()
         except UpstreamError as error:
             self._note_failure(ticket, server, error)
+            raise
+        except asyncio.CancelledError:
+            if share_s is None:
+                self._answers.left(turn, server, give_back())
             raise
         finally:
             if share_s is None:

@@ -251,6 +251,42 @@ def test_an_error_within_a_stream_is_no_success() -> None:
         assert reader.has_failed is has_failed
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["at the server", "in the queue"])
+async def test_a_client_that_leaves_before_a_whole_answer_is_counted_as_one_that_left(
+    router: Running, stage: Stage, waits: bool
+) -> None:
+    stage.plane.servers = [a_routed_server(stage.one, capacity=1)]
+    await router.adopted()
+    stage.one.gate = asyncio.Event()
+    first = asyncio.create_task(router.ask())
+    await stage.one.until(lambda: stage.one.held == 1)
+    leaving = asyncio.create_task(router.ask()) if waits else first
+    lanes = router.router.lanes
+    await stage.one.until(lambda: sum(len(lane.queue) for lane in lanes.all()) == waits)
+    leaving.cancel()
+    await stage.one.until(lambda: bool(router.router.metrics.requests.values))
+    assert {labels[2] for labels in router.router.metrics.requests.values} == {"499"}
+    stage.one.gate.set()
+    if waits:
+        assert (await first).status_code == 200
+    await router.router.usage.send(all_windows=True)
+    told = [usage for report in stage.plane.usage for usage in report.usages]
+    assert [usage.requests for usage in told] == [1], "who left the queue used nothing"
+    assert told[0].share_s > 0
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>Hello</html>", b'{"choices": [', b"[1]", b"{" + b"x" * 300_000])
+async def test_a_good_answer_that_is_no_json_is_a_failure_of_its_server_and_teaches_nothing(
+    router: Running, stage: Stage, body: bytes
+) -> None:
+    stage.one.body = body
+    answer = await router.ask()
+    assert (answer.status_code, answer.content) == (200, body)
+    assert {labels[2] for labels in router.router.metrics.requests.values} == {"502"}
+    assert router.router.fleet.servers["instance_1"].breaker.failures == 1
+    assert router.router.expectations.lengths.predict([MODEL]).answers == 0
+
+
 async def test_a_client_that_leaves_a_stream_is_counted_as_one_that_left(router: Running, stage: Stage) -> None:
     stage.one.stream_gate = asyncio.Event()
     async with router.http.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as answer:
