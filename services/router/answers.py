@@ -23,7 +23,8 @@ from services.router.upstream import Connection, UpstreamError
 
 log = Log(__name__)
 
-PASSED_OUT = frozenset({b"content-type", b"content-encoding", b"retry-after", b"openai-processing-ms"})
+PASSED_OUT = (b"content-type", b"content-encoding", b"retry-after", b"x-ratelimit-", b"openai-")
+"""Beginnings of the names of headers that pass to the client."""
 UNBUFFERED: Header = (b"x-accel-buffering", b"no")
 """Has nginx pass a stream on as it comes."""
 LARGEST_USAGE_BYTES = 256 * 1024
@@ -65,9 +66,10 @@ class AnswerPasser:
         if connection.status >= 400 and not _is_json(connection.headers):
             detail = content[:500].decode(errors="replace").strip() or "The model server refused the request."
             content = openai.error_body(connection.status, "upstream_error", detail)
-            headers = [JSON, *_location(server)]
+            passed = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
+            headers = [JSON, *(each for each in passed if not each[0].startswith(b"content-")), *_location(server)]
         else:
-            headers = [each for each in connection.headers if each[0] in PASSED_OUT]
+            headers = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
             headers += _location(server)
         if connection.status == 200:
             headers += footprint.headers()
@@ -90,7 +92,7 @@ class AnswerPasser:
             UpstreamError: It broke off. If the answer had begun, the client was told so by its last event.
         """
         received, exchange = turn.received, turn.received.exchange
-        headers = [each for each in connection.headers if each[0] in PASSED_OUT]
+        headers = [each for each in connection.headers if each[0].startswith(PASSED_OUT)]
         headers += [(b"cache-control", b"no-cache"), UNBUFFERED, *_location(server)]
         if turn.model != received.asked.model:
             headers.append((b"x-wattshift-model", turn.model.encode()))

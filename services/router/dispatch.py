@@ -212,7 +212,10 @@ class Dispatcher:
                 server.takes_usage()
             if connection.status in BUSY:
                 reason = "rate_limited" if connection.status == 429 else "busy"
-                raise UpstreamError(reason, f"The server answered {connection.status}.", may_repeat=True)
+                after = next((value for name, value in connection.headers if name == b"retry-after"), b"")
+                after_s = float(after) if after.isdigit() and len(after) < 6 else None
+                detail = f"The server answered {connection.status}."
+                raise UpstreamError(reason, detail, may_repeat=True, retry_after_s=after_s)
             spec = server.spec
             if connection.status == 401 and (spec.pool is None or spec.upstream_secret_set_at is not None):
                 raise UpstreamError("key_refused", "The server refused the key that it is sent.", may_repeat=True)
@@ -267,6 +270,9 @@ def _why(starting: int | None) -> str:
 def _of_upstream(error: UpstreamError) -> DoorError:
     if error.reason in ("timeout", "hung"):
         return DoorError(504, "upstream_timeout", f"The model server did not answer in time: {error}")
-    if error.reason in ("busy", "rate_limited"):
-        return DoorError(503, "upstream_busy", f"All model servers are busy: {error}", retry_after_s=2)
+    after_s = 2 if error.retry_after_s is None else error.retry_after_s
+    if error.reason == "rate_limited":
+        return DoorError(429, "upstream_rate_limited", f"No model server takes more: {error}", retry_after_s=after_s)
+    if error.reason == "busy":
+        return DoorError(503, "upstream_busy", f"All model servers are busy: {error}", retry_after_s=after_s)
     return DoorError(502, f"upstream_{error.reason}", "The model server failed before it answered.", retry_after_s=1)

@@ -14,6 +14,8 @@ from services.router.upstream_keys import UpstreamKeys
 
 UUID = re.compile(rb"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 """A request id that every model server takes: ``llama_cpp.server`` refuses requests with any other."""
+TRACES = (b"traceparent", b"tracestate")
+"""Headers of the client by which its traces and the model server's are one."""
 MOST_HEADS = 10_000
 ASK_USAGE = b'"stream_options":{"include_usage":true},'
 
@@ -61,6 +63,9 @@ class RequestWriter:
         head, request_id = self.head(server, received.path), received.exchange.request_id
         if len(request_id) >= 32 and UUID.fullmatch(request_id):
             head += b"x-request-id: %s\r\n" % request_id
+        for name in TRACES:
+            if (value := received.exchange.headers.get(name)) is not None:
+                head += b"%s: %s\r\n" % (name, value)
         return b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body)
 
     def head(self, server: Server, path: str) -> bytes:

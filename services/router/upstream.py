@@ -42,12 +42,16 @@ class UpstreamError(Exception):
         reason: Stable code: ``connect``, ``refused_address``, ``closed``, ``timeout``, ``hung``, ``malformed``,
             ``too_large``, ``busy``, ``rate_limited``, ``preempted``, ``no_key``, ``key_refused``.
         may_repeat: Whether the request was certainly not processed.
+        retry_after_s: When the server wants to be asked again, as it says; None if it does not.
     """
 
-    def __init__(self, reason: str, detail: str, *, may_repeat: bool = False) -> None:
+    def __init__(
+        self, reason: str, detail: str, *, may_repeat: bool = False, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(detail)
         self.reason = reason
         self.may_repeat = may_repeat
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)

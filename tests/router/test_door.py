@@ -98,6 +98,19 @@ async def test_models_are_those_that_the_tenant_may_use(router: Running, stage: 
     assert [row["id"] for row in operator.json()["data"]] == ["common", MODEL, "secret"]
 
 
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_traces_reach_the_server_and_its_limits_the_client(router: Running, stage: Stage, status: int) -> None:
+    stage.one.status, stage.one.body = status, b'{"choices": []}'
+    stage.one.sends = {"x-ratelimit-remaining-requests": "9", "openai-processing-ms": "3", "set-cookie": "a=b"}
+    given = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "vendor=1"}
+    answer = await router.ask(headers=given | {"x-other": "stays"})
+    assert given.items() <= stage.one.headers[0].items()
+    assert "x-other" not in stage.one.headers[0]
+    assert (answer.status_code, answer.headers["x-ratelimit-remaining-requests"]) == (status, "9")
+    assert answer.headers["openai-processing-ms"] == "3"
+    assert "set-cookie" not in answer.headers
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

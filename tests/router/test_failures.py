@@ -51,6 +51,24 @@ async def test_a_busy_server_is_passed_over(router: Running, stage: Stage, statu
     assert (answer.status_code, answer.headers["x-wattshift-location"]) == (200, "there")
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "expected"),
+    [
+        (429, "7", (429, "upstream_rate_limited", "7")),
+        (503, "7", (503, "upstream_busy", "7")),
+        (429, "9" * 500, (429, "upstream_rate_limited", "2")),
+        (429, "soon", (429, "upstream_rate_limited", "2")),
+    ],
+)
+async def test_who_is_turned_away_by_all_servers_is_told_so_in_their_words(
+    router: Running, stage: Stage, status: int, said: str, expected: tuple[int, str, str]
+) -> None:
+    stage.one.status, stage.one.sends = status, {"retry-after": said}
+    answer = await router.ask()
+    assert (*error_of(answer), answer.headers["retry-after"]) == expected
+    assert router.router.fleet.servers["instance_1"].breaker.failures == (status == 503)
+
+
 async def test_an_error_of_the_server_itself_passes_and_is_not_repeated(router: Running, stage: Stage) -> None:
     await two_servers(router, stage)
     stage.one.status, stage.one.body = 500, b'{"error": {"message": "out of memory"}}'

@@ -51,11 +51,14 @@ async def test_only_pools_with_models_and_their_servers_are_in_the_table(api: Po
     await add_instance(api, "door", "instance_a")
     await add_instance(api, "door", "instance_b", "draining")
     await add_instance(api, "door", "instance_c", "starting")
+    await add_instance(api, "door", "instance_e", "wanted")
+    await add_instance(api, "door", "instance_f", "stopping")
     await add_instance(api, "planned-only", "instance_d")
 
     found = await table(api)
 
     assert [(pool.name, pool.models, pool.fallback) for pool in found.pools] == [("door", ["llama-70b"], ["llama-8b"])]
+    assert found.pools[0].starting == 2
     servers = {server.id: (server.state, server.request_class) for server in found.servers if server.pool == "door"}
     assert servers == {"instance_a": ("ready", "SS"), "instance_b": ("draining", "SS")}
     assert "instance_d" not in {server.id for server in found.servers}

@@ -68,9 +68,13 @@ TELLS_EARLY, CLOSES_AFTER, ANSWERS_TWICE, HAS_NO_LENGTH = 7, 8, 9, 10
 HAS_LARGE_HEAD, HAS_NO_STATUS, IS_LARGE, SWITCHES = 11, 12, 13, 14
 REFUSES_KEY, HAS_TRAILERS = 15, 16
 """What a model server does instead of answering as it should; from the second line on, to whole answers alone."""
-STATUS_OF = {"queue_full": 429, "no_server": 503, "upstream_timeout": 504, "upstream_busy": 503} | dict.fromkeys(
-    ("upstream_malformed", "upstream_too_large", "upstream_closed", "upstream_connect", "upstream_rate_limited"), 502
-)
+STATUS_OF = {
+    "queue_full": 429,
+    "no_server": 503,
+    "upstream_timeout": 504,
+    "upstream_busy": 503,
+    "upstream_rate_limited": 429,
+} | dict.fromkeys(("upstream_malformed", "upstream_too_large", "upstream_closed", "upstream_connect"), 502)
 MALFORMED = (NONSENSE, HAS_LARGE_HEAD, HAS_NO_STATUS, SWITCHES)
 OTHER_MODEL = "small"
 """Is asked while no server of the first model answers."""
@@ -593,6 +597,7 @@ async def play(simulation: Simulation) -> None:
         await asyncio.wait(asked)
         looking.cancel()
         await simulation.everything()
+        await router.trials.end()
     lanes, fleet = router.lanes.all(), router.fleet
     held = {server.id: server.held for server in fleet.every_server() if server.held}
     check = simulation.check
@@ -613,6 +618,7 @@ async def play(simulation: Simulation) -> None:
         check("what may not be repeated is not", client.may_repeat or worked_on <= 1, f"{client.number}: {worked_on}")
         most = 2 * (router.settings.attempts + router.settings.preemptions)
         check("no request is tried oftener than it may be", worked_on <= most, f"{client.number}: {worked_on}")
+    cast(Any, router).trials = SimpleNamespace(begin=lambda *_: None)  # each would open a connection
     for _ in range(3):
         await asyncio.sleep(KEPT_S / 2)
         await router._check()
@@ -678,6 +684,7 @@ def _untrue(simulation: Simulation, router: Router, requests: _Requests, client:
         or waited_s > 0,
         "upstream_timeout": SILENT in outcomes or waited_s > LIMITS.silence_s,
         "upstream_busy": BUSY in outcomes,
+        "upstream_rate_limited": BUSY in outcomes,
         "upstream_malformed": bool(set(MALFORMED) & set(outcomes)) or ANSWERS_TWICE in outcomes,
         "upstream_too_large": IS_LARGE in outcomes,
         "upstream_closed": CLOSES in outcomes or BREAKS_OFF in outcomes or simulation.loop.has_cut,

@@ -66,6 +66,7 @@ class ModelServer:
         takes_s: How long an answer takes.
         gap: Between the tokens of a stream: an awaitable made for each.
         status: Of its answers.
+        sends: Headers of answers that have ``body`` or another status than 200.
         cancelled: How many of its clients left before their answer was complete.
     """
 
@@ -79,6 +80,7 @@ class ModelServer:
     stream_gate: asyncio.Event | None = None
     status: int = 200
     body: bytes | None = None
+    sends: dict[str, str] = field(default_factory=dict[str, str])
     dies_after: int | None = None
     health: int = 200
     metrics: str = ""
@@ -128,7 +130,8 @@ class ModelServer:
         if self.takes_s:
             await asyncio.sleep(self.takes_s)
         if self.body is not None or self.status != 200:
-            return web.Response(status=self.status, body=self.body or b"", content_type="application/json")
+            body = self.body or b""
+            return web.Response(status=self.status, body=body, content_type="application/json", headers=self.sends)
         if request.path == "/v1/embeddings":
             data = [{"object": "embedding", "index": 0, "embedding": [0.1, 0.2]}]
             usage = {"prompt_tokens": 7, "total_tokens": 7}
