@@ -116,7 +116,7 @@ def _retention(settings: Settings) -> Retention:
 
 
 def main() -> None:
-    """Run the service until SIGTERM; exit with one line for each error if the settings are not valid."""
+    """Run the service until SIGTERM; exit with one line for each error if the settings are invalid."""
     settings = settings_or_exit(Settings, database=True)
     try:
         app = create_app(settings)

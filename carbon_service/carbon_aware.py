@@ -282,7 +282,7 @@ def _windows(
 
 
 def time_span(duration_s: float) -> str:
-    """Return a length of time as .NET writes it: ``[d.]hh:mm:ss[.fffffff]``."""
+    """Return a duration in .NET's format: ``[d.]hh:mm:ss[.fffffff]``."""
     ticks = round(duration_s * 10_000_000)
     whole_s, fraction = divmod(ticks, 10_000_000)
     days, rest = divmod(whole_s, 86_400)

@@ -53,7 +53,7 @@ def ahead(
 ) -> list[Step]:
     """Return the provider's forecast over ``[start_s, end_s)``, the learned one where there is none, else persistence.
 
-    Contiguous; begins at ``start_s`` unless nothing was ever measured and the forecasts begin later.
+    The steps are contiguous and begin at ``start_s``, unless nothing was ever measured and the forecasts begin later.
     """
     own = _over(persistence(points, start_s, end_s, feed), learned, start_s, end_s)
     if issue is None:
@@ -104,5 +104,5 @@ def merged(
 
 
 def is_stale(points: Sequence[Point], feed: Feed, now_s: float) -> bool:
-    """Return whether the newest measured value is past its maximum age; true if there is none."""
+    """Return whether the newest measured value is past its maximum age; True if there is none."""
     return not points or now_s - points[-1].start_s > max(feed.max_age_s, points[-1].end_s - points[-1].start_s)

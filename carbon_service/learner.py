@@ -95,7 +95,7 @@ class Learner:
 
 
 def interval_s(feed: Feed) -> float:
-    """Return the time from one forecast of a source to the next, real seconds."""
+    """Return the time from one forecast of a source to the next, in real seconds."""
     return min(max(GRID_HOUR_S / feed.time_scale, LEAST_INTERVAL_S), LONGEST_INTERVAL_S)
 
 

@@ -25,7 +25,7 @@ class Retention:
     """How much is stored, and for how long.
 
     Attributes:
-        backfill_grid_s: History fetched at the first start, grid seconds.
+        backfill_grid_s: History to fetch at the first start, grid seconds.
         retention_s: Age past which points and forecasts are deleted, real seconds.
         max_points: The most points kept per source, whatever their age: a fast replay makes many.
         max_forecasts: The most forecasts kept per source.

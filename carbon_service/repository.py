@@ -85,7 +85,7 @@ class Repository:
         self._engine = engine
 
     async def ping(self) -> None:
-        """Return once the database has answered."""
+        """Wait until the database has answered."""
         async with self._engine.connect() as connection:
             await connection.execute(text("SELECT 1"))
 
@@ -264,7 +264,7 @@ class Repository:
         return LearnedForecast(row.generated_at.timestamp(), row.method, row.note, points, row.backtest)
 
     async def prune(self, key: SourceKey, before_s: float, max_points: int, max_forecasts: int) -> int:
-        """Delete rows that began before ``before_s``, and all but the newest; return the number of deleted rows."""
+        """Delete rows that began by ``before_s`` or exceed the most to keep; return the number of deleted rows."""
         gone = 0
         kept = (
             (points, points.c.start_at, max_points),

@@ -93,7 +93,7 @@ class CarbonService:
         return self._zones.find(zone, signal).feed
 
     async def current(self, zone: str, signal: Signal | None) -> CurrentIntensity:
-        """Return the intensity in force now: measured, else held, else forecast and marked stale."""
+        """Return the intensity in force now: measured, else the last value while it holds, else a forecast."""
         source = self._zones.find(zone, signal)
         now_s = self._now_s()
         known = await self.known(source, now_s)
@@ -163,8 +163,8 @@ class CarbonService:
         Args:
             zone: The zone.
             signal: The signal; the default one if ``None``.
-            horizon_s: How far, in seconds of ``clock``; a day of the grid if ``None``.
-            clock: Whose seconds.
+            horizon_s: How far ahead, in seconds of ``clock``; a day of the grid if ``None``.
+            clock: The clock for ``horizon_s``.
         """
         source = self._zones.find(zone, signal)
         now_s, feed = self._now_s(), source.feed
@@ -243,7 +243,7 @@ class CarbonService:
             signal: The signal; the default one if ``None``.
             past_s: How far back, in seconds of ``clock``; a day of the grid if ``None``.
             ahead_s: How far ahead, likewise.
-            clock: Whose seconds.
+            clock: The clock for both.
         """
         source = self._zones.find(zone, signal)
         now_s, feed = self._now_s(), source.feed

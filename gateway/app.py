@@ -95,7 +95,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
 
 def create_keys(settings: GatewaySettings, session: aiohttp.ClientSession) -> KeyCache:
-    """Return the API keys, as admission knows them."""
+    """Return the cache of API keys, which come from admission."""
     tokens = outgoing(settings.credential, Upstream.ADMISSION.name.lower())
     admission = ServiceClient(session, settings.admission_url, "Admission", tokens=tokens, timeout_s=3)
     return KeyCache(
@@ -184,7 +184,7 @@ class Readiness:
         self._urls = urls
 
     async def check(self) -> None:
-        """Return if all are ready.
+        """Check that all services are ready.
 
         Raises:
             DegradedError: Some are not; it names them.

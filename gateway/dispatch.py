@@ -81,7 +81,7 @@ class Dispatcher:
         return self._max_batch_bytes if route.has_large_body else self._max_body_bytes
 
     async def _submit(self, exchange: Exchange, route: Route, key: ResolvedKey) -> None:
-        """The hot path: the body is not parsed here."""
+        """Submit jobs. This is the hot path: the body is not parsed here."""
         check_json_type(exchange.headers.get(b"content-type"))
         given = exchange.headers.get(_IDEMPOTENCY_NAME)
         if given is not None and not _IDEMPOTENCY_KEY.fullmatch(given):

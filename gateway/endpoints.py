@@ -23,7 +23,7 @@ router = APIRouter()
 async def submit_job(spec: JobSpec, _: ProjectCaller, idempotency_key: IdempotencyKey = None) -> SubmittedJob:
     """Submit a job.
 
-    A 201 answer means that the job is on disk.
+    A 201 response means that the job is on disk.
     """
     ...
 
@@ -32,7 +32,7 @@ async def submit_job(spec: JobSpec, _: ProjectCaller, idempotency_key: Idempoten
 async def submit_jobs(batch: JobBatch, _: ProjectCaller, idempotency_key: IdempotencyKey = None) -> SubmittedBatch:
     """Submit up to 1,000 jobs.
 
-    Either all of them are accepted or none. A 201 answer means that they are on disk.
+    Either all of them are accepted or none. A 201 response means that they are on disk.
     """
     ...
 

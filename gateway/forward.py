@@ -1,4 +1,4 @@
-"""Forward a request to the service that owns its route, and return the answer as it arrives."""
+"""Forward a request to the service that owns its route, and return the response as it arrives."""
 
 from __future__ import annotations
 

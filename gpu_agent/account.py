@@ -44,12 +44,12 @@ class Account:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables that a login would set."""
+        """The variables that a login would set."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
 
     @property
     def entry(self) -> str:
-        """Return the account's line in a list of users."""
+        """The account's line in a list of users."""
         return f"{self.name}:x:{self.user_id}:{self.group_id}::{self.home}:{self.shell}"
 
     def can_enter(self, folder: Path) -> bool:

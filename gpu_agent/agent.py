@@ -1,4 +1,4 @@
-"""The loops that make a host a node: heartbeats, commands, ranks, energy, and clearing up."""
+"""The loops that make a host a node: heartbeats, commands, ranks, energy and clean-up."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class Agent(ReportingAgent):
 
     @property
     def lease_left_s(self) -> float | None:
-        """How long gangs may still run without contact, in seconds; None before the first heartbeat."""
+        """The time for which gangs may still run without contact, in seconds; None before the first heartbeat."""
         return self.gangs.deadline - shim.clock() if self.gangs.deadline > 0 else None
 
     def _running_ranks(self) -> set[str]:

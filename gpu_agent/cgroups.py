@@ -106,7 +106,7 @@ class Cgroups:
         return "cgroup v2" if self._is_unified else "cgroup v1"
 
     def has(self, controller: str) -> bool:
-        """Whether ranks are limited by a controller."""
+        """Return whether ranks are limited by a controller."""
         return controller in self._parents
 
     def make(self, rank: str, denied: Sequence[tuple[int, int]], gpus: float = 1.0, port: int = 0) -> list[Path]:

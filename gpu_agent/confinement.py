@@ -52,7 +52,7 @@ class Permitted:
     refused: Mapping[str, str]
 
     def has(self, what: str) -> bool:
-        """Whether something is permitted."""
+        """Return whether something is permitted."""
         return what not in self.refused
 
 
@@ -60,7 +60,7 @@ def probe(user_id: int) -> Permitted:
     """Find out what is permitted here, by trying it in a child of this process.
 
     Args:
-        user_id: A user id such as jobs get.
+        user_id: A user id of the kind that jobs get.
     """
     wanted = ("mounts", "proc", "space", "seal", "filter", "users")
     if sys.platform != "linux":
@@ -261,7 +261,7 @@ class Confinement:
         ]
 
     def _shown(self) -> list[Path]:
-        """Return what every job may read: this Python, and the paths in the installation's settings."""
+        """Return what every job may read: this Python, and the folders in the installation's settings."""
         paths = [Path(sys.prefix), Path(sys.base_prefix), *self._settings.shown_folders]
         return list(dict.fromkeys(path.absolute() for path in paths))
 

@@ -90,7 +90,7 @@ def run_argv(
     """Return the command that runs the job's image in the foreground.
 
     The container shares the host's network, as gangs that span nodes need. The job's variables are passed in
-    ``env_file`` and not through the engine's client, which reads some of its own from its environment (DOCKER_HOST,
+    ``env_file`` and not in the environment of the engine's client, which reads variables of its own there (DOCKER_HOST,
     PATH). Values with line breaks do not fit into that file and are given as arguments.
 
     Args:

@@ -1,7 +1,7 @@
 """Clocks and power limits of gangs on their devices, remembered so that they can be restored to the defaults.
 
 Every tick sets the devices of running gangs as ordered and all others to the defaults. A value is on disk before it is
-set on the device, and is forgotten only once the device is back at its default; a restarted agent reads there what an
+set on the device, and is forgotten only once the device is back at its default, so that a restarted agent knows what an
 earlier one may have left.
 """
 
@@ -104,7 +104,7 @@ class Controls:
         return (status.power_limit_w, status.clock_mhz) == (wanted.power_limit_w, wanted.clock_mhz)
 
     async def enforce(self, orders: Sequence[Order]) -> bool:
-        """Set every device as the gangs' orders say; return whether that changed anything.
+        """Set every device according to the gangs' orders; return whether that changed anything.
 
         If a device of a gang refuses a kind of control, the gang continues with all its devices at that kind's default.
         """

@@ -173,7 +173,7 @@ class Enclosure:
         return {}
 
     def seal(self) -> None:
-        """Confine this process for good, once it is the job's user.
+        """Confine this process for good, once it runs as the job's user.
 
         Raises:
             OSError: It cannot be confined.
@@ -344,7 +344,7 @@ def _library() -> ctypes.CDLL:
 
 
 def main(filter_hex: str, user_id: int) -> int:
-    """Find out what this process may do, for the agent: print a line ``NAME`` or ``NAME: WHY NOT`` for each."""
+    """Find out for the agent what this process may do: print a line ``NAME`` or ``NAME: WHY NOT`` for each attempt."""
     checks = {
         "mounts": ("cover /mnt",),
         "proc": ("proc",),

@@ -1,4 +1,4 @@
-"""The agent over HTTP: logs, progress posts, and its state."""
+"""The agent over HTTP: logs, progress reports, and its state."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def read_logs(
     offset: Annotated[int, Query(description="Negative: from the end.")] = 0,
     limit: Annotated[int, Query(ge=1, le=_MOST_LOG_BYTES)] = 64 * 1024,
 ) -> Response:
-    """Return a piece of a rank's output; headers give its offset and whether more can come."""
+    """Return a piece of a rank's output; headers give its offset and whether more may follow."""
     folder = agent.rank_folder(allocation_id)
     if folder is None:
         raise not_found("allocation on this node")

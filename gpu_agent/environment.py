@@ -99,7 +99,7 @@ def job_variables(start: StartGang, paths: RankPaths, devices: Sequence[str]) ->
 
 
 def rank_variables(start: StartGang, local_rank: int) -> dict[str, str]:
-    """Return the variables that only the process of one device has."""
+    """Return the variables that only the process of one device gets."""
     return {"RANK": str(start.rank_offset + local_rank), "LOCAL_RANK": str(local_rank)}
 
 

@@ -245,7 +245,7 @@ class ExecSession:
     # --- output
 
     async def _read(self, descriptor: int) -> None:
-        """Queue what the command writes to one stream; at the end, None."""
+        """Queue what the command writes to one stream, followed by None at its end."""
         stream = self.streams.outputs[descriptor]
         while True:
             try:
@@ -267,7 +267,7 @@ class ExecSession:
         await self._pieces.put(None)
 
     async def _readable(self, descriptor: int) -> None:
-        """Return when a descriptor can be read, or the command has ended."""
+        """Wait until a descriptor can be read, or the command has ended."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._waking.add(future)
@@ -504,7 +504,7 @@ async def _shim_connection(gang: Gang) -> socket.socket:
 
 
 async def _writable(descriptor: int) -> None:
-    """Return when a descriptor can be written."""
+    """Wait until a descriptor can be written."""
     loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
     loop.add_writer(descriptor, _resolve, future)
     try:

@@ -1,6 +1,6 @@
 """The agent's ``/metrics``: the progress of its own work, and what only the agent knows of its GPUs.
 
-What it sends with every heartbeat, such as the power of its GPUs, telemetry shows for all nodes.
+What every heartbeat contains, such as the power of the GPUs, is shown by telemetry for all nodes.
 """
 
 from __future__ import annotations

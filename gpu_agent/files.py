@@ -1,4 +1,4 @@
-"""Small files that survive, as the rest of the product writes them."""
+"""Small files that survive a crash, written as in the rest of the product."""
 
 from services.kit.files import replace
 

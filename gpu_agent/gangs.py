@@ -275,7 +275,7 @@ class Gangs:
         """Act on a heartbeat's answer.
 
         Args:
-            reported: The allocations in the heartbeat, with their states; the answer says nothing about any other.
+            reported: The allocations in the heartbeat, with their states; the answer says nothing about others.
             named: The allocations that may run.
             sent_at: When the heartbeat was sent; the lease counts from then.
         """
@@ -377,7 +377,7 @@ class Gangs:
         }
 
     def load_of(self, device: int) -> float:
-        """Return the load of a simulated device; two gangs that share it add up, as far as possible."""
+        """Return the load of a simulated device; if two gangs share it, their loads add up, to 1 at most."""
         loads = [load_of(gang) for gang in self if gang.holding and device in gang.devices]
         return min(sum(loads) * pace_beside(*loads) if len(loads) == 2 else sum(loads), 1.0)
 
@@ -560,7 +560,7 @@ class Gangs:
 
 
 def _read_gang(folder: RankFolder) -> Gang:
-    """Read a gang from its folder; a command that this version cannot read counts as none."""
+    """Read a gang from its folder; a command that this version cannot read is treated as missing."""
     try:
         written = orjson.loads((folder.path / COMMAND).read_bytes())
         start = read_accepted_start(written["command"]) if written["command"] else None

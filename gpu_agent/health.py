@@ -297,7 +297,7 @@ class GpuHealth:
 
 
 async def _run(words: Sequence[str], timeout_s: float) -> str:
-    """Run a probe; return why it did not pass, empty if it did."""
+    """Run a probe; return why it did not pass, or an empty string if it did."""
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )

@@ -53,8 +53,8 @@ class HostPower(Protocol):
         """Return the energy since the last call.
 
         Args:
-            elapsed_s: Seconds since then.
-            ranks_cpu_s: CPU time that this node's ranks used since then.
+            elapsed_s: Seconds since the last call.
+            ranks_cpu_s: CPU time that this node's ranks have used since then.
         """
         ...
 
@@ -99,7 +99,7 @@ class ModelledPower:
         return {"busy_s": self._busy_s}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Count from an earlier CPU time of this boot."""
+        """Continue from an earlier CPU time of this boot."""
         self._busy_s = float(state.get("busy_s", self._busy_s))
 
 
@@ -158,7 +158,7 @@ class RaplPower:
         return {"counters_uj": counters_uj, "busy_s": self._busy_s}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Count from earlier readings of this boot."""
+        """Continue from earlier readings of this boot."""
         busy_s = float(state.get("busy_s", self._busy_s))
         known_uj: dict[str, int] = state.get("counters_uj", {})
         self._counters |= {str(name): Counter.first(int(value) / 1e6, 0.0) for name, value in known_uj.items()}

@@ -30,7 +30,7 @@ class Inbox(CommandStream):
         """Carry out one command; it is on disk when this returns.
 
         Raises:
-            OSError: It cannot be stored: it stays on the stream and is delivered again.
+            OSError: It cannot be stored; it stays on the stream and is delivered again.
         """
         try:
             document: Any = orjson.loads(text)

@@ -47,7 +47,7 @@ NO_INPUTS = Inputs()
 
 
 async def fetch_nothing(start: StartGang, rank: Path) -> Inputs:
-    """Return nothing, for gangs that name nothing."""
+    """Return no inputs, for gangs that name none."""
     return NO_INPUTS
 
 

@@ -26,8 +26,9 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Interval:
-    """``found`` is the state when the controls were first seen in effect; ``first`` and ``last`` are later reports.
+    """One interval.
 
+    ``found`` is the state when the controls were first seen in effect; ``first`` and ``last`` are later reports.
     ``done`` is the last reported progress, whether or not it is a mark.
     """
 

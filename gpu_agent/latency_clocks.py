@@ -153,7 +153,7 @@ class Decision:
 
 @dataclass
 class Minute:
-    """The clocks of one server in one minute of UTC."""
+    """The clocks of one server during one minute of UTC."""
 
     start_s: float
     decided: list[Decision] = field(default_factory=list["Decision"])
@@ -304,7 +304,7 @@ class LatencyClocks:
         return [minute.message() for minute in kept if minute.start_s > utc_s - 2 * MINUTE_S]
 
     def describe(self, now_s: float) -> list[dict[str, Any]]:
-        """Return the clocks decided, for troubleshooting."""
+        """Return the decided clocks, for troubleshooting."""
         return [
             {
                 "job_id": job_id,
@@ -353,7 +353,7 @@ class LatencyClocks:
     def _learned_clock(
         self, gang: Gang, terms: ServerClocks, sample: ClockSample, clocks: Clocks, *, teaches: bool
     ) -> tuple[float, ModelState]:
-        """Return the next clock and the model behind it; learn from the sample if it is usable."""
+        """Return the next clock and the state of the model; learn from the sample if ``teaches``."""
         kind = self._kind(gang, terms)
         learner = self._learned.add(kind, sample) if teaches else self._learned.learner(kind)
         idle_w, capacity = terms.idle_w, terms.capacity
@@ -443,5 +443,5 @@ class LatencyInbox:
 
 
 def _is_ordered(gang: Gang) -> bool:
-    """Whether the scheduler orders the clock of a gang's devices, or measures what the gang does at the default."""
+    """Return whether the scheduler orders the clock of a gang's devices, or measures the gang at the default clock."""
     return gang.settings is not None and (gang.settings.clock_mhz is not None or gang.settings.measure)

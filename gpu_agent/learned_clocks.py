@@ -80,7 +80,7 @@ class LearnedClocks:
         return self._find(kind).learner
 
     def add(self, kind: ServerKind, sample: ClockSample) -> ClockLearner:
-        """Add a sample to what is known of a kind, and return that."""
+        """Add a sample to what is known of a kind, and return the result."""
         known = self._find(kind)
         known.unsaved += known.learner.add(sample)
         return known.learner

@@ -1,4 +1,4 @@
-"""A rank's output: read by offset, and kept within a size while the rank goes on writing."""
+"""A rank's output: read by offset, and kept within a size limit while the rank continues to write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LogPiece:
 
 
 def open_regular(path: Path) -> int | None:
-    """Open a file that another process writes; None if it is missing or not a regular file.
+    """Open a file that another process writes; return None if it is missing or not a regular file.
 
     A job may put anything where its files are expected: a pipe there must not block the agent.
     """

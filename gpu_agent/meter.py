@@ -496,7 +496,7 @@ class Meter:
         }
 
     def _resume(self, state: dict[str, Any]) -> bool:
-        """Resume an earlier agent's counters; False after a restart of the host, which resets them."""
+        """Resume an earlier agent's counters; return False after a restart of the host, which resets them."""
         try:
             if state["kernel_boot"] != kernel_boot() + self._boot:
                 return False

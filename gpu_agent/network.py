@@ -67,7 +67,7 @@ class Rules:
 
 
 class Network:
-    """The programs of one node's agent."""
+    """The BPF programs of one node's agent."""
 
     def __init__(self, rules: Rules) -> None:
         """Load what is the same for all jobs.

@@ -95,7 +95,7 @@ class Partitions:
         self._load()
 
     def want(self, wanted: Iterable[WantedPartition]) -> None:
-        """Take what the control plane wants; GPUs that it does not name stay as they are."""
+        """Take in what the control plane wants; GPUs that it does not name stay as they are."""
         named = {each.gpu: each for each in wanted}
         before = {gpu: record.revision for gpu, record in self._records.items()}
         for gpu, each in named.items():

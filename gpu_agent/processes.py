@@ -1,4 +1,4 @@
-"""CPU time of processes with their descendants, and a mark that descendants inherit. Linux only."""
+"""CPU time of processes including their descendants, and a mark that descendants inherit. Linux only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KILL_ROUNDS = 50
 def kill_marked(mark: str) -> int:
     """Kill every process that was started with ``mark`` (``NAME=value``) in its environment; return their number.
 
-    Everything that a rank started inherits the mark, whichever session or group it is in.
+    Everything that a rank started inherits the mark, whatever session or group it is in.
     """
     killed = 0
     for _ in range(_KILL_ROUNDS):

@@ -68,7 +68,7 @@ def parse_report(line: bytes) -> Report | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number >= 0, None for anything else."""
+    """Return a finite number >= 0; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | bytes):
         return None
     try:

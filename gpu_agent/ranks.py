@@ -1,4 +1,4 @@
-"""The folder of one rank: files through which the agent and the shim communicate, also after the agent restarts."""
+"""The folder of one rank: files through which the agent and the shim communicate, even after the agent restarts."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class RankFolder:
         return None if facts is None else path.stat().st_mtime + float(facts.get("grace_s", 0.0))
 
     def started(self) -> dict[str, str] | None:
-        """Return what the shim wrote before it let the command run."""
+        """Return what the shim wrote before it let the command run; None if it has not."""
         return shim.read_facts(str(self.path / shim.STARTED))
 
     def exit(self) -> Exit | None:
@@ -292,7 +292,7 @@ class RankFolder:
             path.unlink(missing_ok=True)
 
     def is_released(self) -> bool:
-        """Whether the folder is kept only for its logs."""
+        """Return whether the folder is kept only for its logs."""
         return (self.path / RELEASED).exists()
 
     def _take_lock(self) -> int | None:

@@ -106,13 +106,13 @@ class ReportingAgent:
 
     @property
     def lease_left_s(self) -> float | None:
-        """How long gangs may still run without contact, in seconds; None before the first heartbeat."""
+        """The time for which gangs may still run without contact, in seconds; None before the first heartbeat."""
         return None
 
     # --- what all have
 
     async def check_ready(self) -> None:
-        """Return if the agent can do its work.
+        """Check that the agent can do its work.
 
         Raises:
             RuntimeError: It cannot; the message says why.
@@ -271,7 +271,7 @@ class ReportingAgent:
             await wait_for(self._delivery_due, HOUSEKEEPING_S)
 
     async def _deliver_batch(self, limit: int) -> bool:
-        """Deliver the oldest intervals that are due; True if there were any."""
+        """Deliver the oldest intervals that are due; return True if there were any."""
         batch = self._due(self.spool.batch(limit))
         if not batch:
             return False
@@ -300,7 +300,7 @@ async def wait_for(event: asyncio.Event, seconds: float) -> None:
 
 
 def _take_state_folder(folder: Path) -> int:
-    """Hold the state folder for as long as this process lives; the previous agent may take a moment to end."""
+    """Hold the state folder for as long as this process lives; wait briefly for a previous agent to end."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = shim.clock() + _LOCK_PATIENCE_S

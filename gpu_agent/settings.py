@@ -343,7 +343,7 @@ class AgentSettings(SharedSettings):
 
     @property
     def progress_port(self) -> int:
-        """Where jobs post their progress."""
+        """The port to which jobs post their progress."""
         return self.jobs_port or (self.port + 100 if self.port + 100 < 65_536 else self.port - 100)
 
     @property
@@ -353,5 +353,5 @@ class AgentSettings(SharedSettings):
 
     @property
     def agent_url(self) -> str:
-        """How the control plane calls this agent."""
+        """The address at which the control plane calls this agent."""
         return f"{self.tls.scheme}://{self.address}:{self.port}"

@@ -22,9 +22,8 @@ Secrets come through standard input instead; those that are files go into a fold
 when nothing of the rank is left.
 
 A gang whose lease runs out dies even if the agent is dead: SIGTERM when the last third of the lease (or the grace, if
-that is shorter) begins, SIGKILL at the deadline. A time limit is kept in the same way: SIGTERM when it is over, SIGKILL
-after the grace. If the shim is killed, the command is killed with it
-(PR_SET_PDEATHSIG).
+that is shorter) begins, SIGKILL at the deadline. A time limit is enforced in the same way: SIGTERM when it is over,
+SIGKILL after the grace. If the shim is killed, the command is killed with it (PR_SET_PDEATHSIG).
 """
 
 # ruff: noqa: SIM105  contextlib would add a fifth to what a shim takes to start
@@ -251,7 +250,7 @@ class _Lease:
             self.deadline, self._length_s = deadline, length_s
 
     def warn_at(self, grace_s: float) -> float:
-        """When to send SIGTERM, so that the rank can save its work before the deadline."""
+        """The time to send SIGTERM, so that the rank can save its work before the deadline."""
         return self.deadline - min(grace_s, self._length_s / 3)
 
 
@@ -591,7 +590,7 @@ class _Shim:
         return pid
 
     def _end(self, cause: str, kill_at: float, detail: str = "") -> None:
-        """Send SIGTERM the first time; later requests may shorten the grace period and never lengthen it."""
+        """Send SIGTERM the first time; later requests may shorten the grace period but never lengthen it."""
         earlier = self._kill_at
         self._kill_at = min(self._kill_at, kill_at) if cause == "stop" or not self._ending else self._kill_at
         if self._kill_at < earlier:
@@ -877,7 +876,7 @@ def _read_all(descriptor: int) -> bytes:
 
 
 def _write_secrets(spec: _Spec) -> None:
-    """Write the secrets that are files, readable by the job's user alone."""
+    """Write the secrets that are files, readable only by the job's user."""
     if not spec.secret_files:
         return
     above, name = os.path.split(spec.secrets_dir)
@@ -922,7 +921,7 @@ def open_own_folder(folder: bytes | str) -> int:
 
 
 def remove_secrets(folder: bytes | str) -> None:
-    """Remove a folder of secret files, if there is one. A job may have put anything there: no link is followed."""
+    """Remove a folder of secret files, if there is one. A job may have put anything there, so no link is followed."""
     try:
         descriptor = os.open(folder, _FOLDER_FLAGS)
     except OSError:

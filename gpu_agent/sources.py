@@ -47,7 +47,7 @@ class SourceLimits:
 
 
 class Sources:
-    """Makes the folders of jobs' files."""
+    """Makes the folders with jobs' files."""
 
     def __init__(self, folder: Path, limits: SourceLimits, git: GitRules) -> None:
         self._cache = folder / "uploads"

@@ -59,7 +59,7 @@ class Spool:
         return len(self._pending) + len(self._unsaved)
 
     def mentions(self, allocation_id: str) -> bool:
-        """Whether an interval with energy of this allocation is still to be delivered."""
+        """Return whether an interval with energy of this allocation is still to be delivered."""
         return self._mentions[allocation_id] > 0
 
     async def append(self, interval: EnergyInterval, state: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Spool:
             log.warning("spool.acknowledgement_not_written", error=str(error))
 
     def reject(self) -> None:
-        """Set the oldest interval aside: the control plane rejects it, and others wait behind it."""
+        """Set the oldest interval aside: the control plane rejects it, and others are waiting behind it."""
         interval = self._pending[0]
         try:
             with self._rejected_path.open("ab") as file:

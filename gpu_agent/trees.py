@@ -1,7 +1,7 @@
 """Folders that jobs have filled, removed and measured whatever is in them: a job can nest folders without end.
 
 ``shutil.rmtree`` and ``Path.rglob`` recurse once per level, and paths have a maximum length: a job that nests folders
-deeper would stop the clean-up after all jobs. No link is followed.
+deeper would break the clean-up for all jobs. No link is followed.
 """
 
 from __future__ import annotations

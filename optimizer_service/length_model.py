@@ -1,4 +1,4 @@
-"""Training of the model of job lengths: read the history, fit, and put the model in force if it is better.
+"""Training of the job length model: read the history, fit, and put the model in force if it is better.
 
 Source: A-SRPT section IV-C, 3.
 """

@@ -21,7 +21,7 @@ AnyKind = SolveKind[Any, Any, Any]
 
 @dataclass(frozen=True)
 class Submission:
-    """The answer to a submission; a new solve may have ended already."""
+    """The answer to a submission; a new solve may already have ended."""
 
     solve: SolveSummary
     is_new: bool

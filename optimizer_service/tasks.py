@@ -1,6 +1,6 @@
 """The workers: ``python -m celery -A optimizer_service.tasks worker -Q optimizer,lengths --concurrency 1``.
 
-The solves that plans of pools wait for (``-Q plan-solves``) have workers of their own.
+The solves that plans of pools await (``-Q plan-solves``) have workers of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ prepare_worker("optimizer-worker", settings, app)
 
 @functools.cache
 def _worker() -> Worker:
-    """Return this process's worker; made by the first task, after the pool has forked."""
+    """Return this process's worker, made by the first task, after the pool has forked."""
     engine = create_engine(settings.database_url, pool_size=1, application_name="optimizer-worker")
     return solve_worker(engine, settings.lease_s)
 

@@ -23,7 +23,7 @@ def instant_s(value: Any) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, also when written as a decimal string; ``None`` for anything else."""
+    """Return a finite number, even if written as a decimal string; ``None`` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -120,7 +120,7 @@ class WattTime:
         return await self._client.get(path, query, headers=_bearer(token), cache_s=cache_s)
 
     async def _valid_token(self, refused: str = "") -> str:
-        """Return a token that is not ``refused``; one log-in serves all who wait for it."""
+        """Return a token that is not ``refused``; one login serves all who wait for it."""
         async with self._login:
             now_s = self._pacing.monotonic_s()
             if not self._token or self._token == refused or now_s >= self._token_until_s:

@@ -96,7 +96,7 @@ class VersionedFiles(StaticFiles):
 
 
 def version_of(folder: Path) -> str:
-    """Return a word that changes with the content of any file under ``folder``."""
+    """Return a word that changes whenever the content of a file under ``folder`` does."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -44,7 +44,7 @@ class Session(BaseModel, frozen=True):
 
     @property
     def authorization(self) -> bytes:
-        """The header by which the edge recognises the key."""
+        """The header from which the edge takes the key."""
         return b"Bearer " + self.key.encode()
 
     def has_token(self, given: bytes | str | None) -> bool:
@@ -78,7 +78,7 @@ class Seals:
         return self._fernet.encrypt(message.model_dump_json(exclude_none=True).encode()).decode()
 
     def open(self, model: type[M], sealed: str | None, valid_s: int) -> M | None:
-        """Return what was sealed up to ``valid_s`` seconds ago; None for anything else."""
+        """Return what was sealed at most ``valid_s`` seconds ago; None for anything else."""
         if not sealed:
             return None
         try:

@@ -1,1 +1,1 @@
-"""Devices behind one small protocol: NVML, or simulated ones so that everything runs on a laptop."""
+"""Devices behind one small protocol: NVML, or simulated devices so that everything runs on a laptop."""

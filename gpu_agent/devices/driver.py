@@ -15,7 +15,7 @@ from services.core.domain.mig import SlicePlace, parent_of
 
 
 class DeviceError(WattshiftError):
-    """A device did not do what was asked."""
+    """A device did not do what it was asked to do."""
 
     code = "device_error"
 

@@ -213,7 +213,7 @@ class NvmlDriver:
         self.set_power_limit(index, nvml.nvmlDeviceGetPowerManagementDefaultLimit(self._handle(index)) / 1_000)
 
     def device_nodes(self) -> dict[int, tuple[int, int]]:
-        """Return the numbers of ``/dev/nvidiaN``, where N is the minor number and not the index."""
+        """Return the device numbers of ``/dev/nvidiaN``, where N is the minor number and not the index."""
         minors = {
             index: optional(lambda handle=handle: nvml.nvmlDeviceGetMinorNumber(handle))
             for index, handle in self._handles.items()
@@ -281,7 +281,7 @@ def _memory_bytes(handle: Any) -> int:
 
 
 def _seven_sevenths(handle: Any) -> Any:
-    """Return the profile of a slice of seven sevenths, which GPUs have that are cut like the A100."""
+    """Return the profile of a slice of seven sevenths, for GPUs that are cut like the A100."""
     nvml.nvmlDeviceGetMigMode(handle)
     return nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, nvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE)
 

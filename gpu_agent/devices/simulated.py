@@ -191,7 +191,7 @@ class SimulatedDriver:
         return False
 
     def cut(self, gpu: int, places: Cut) -> None:
-        """Cut a GPU, in the steps and with the errors of a real driver."""
+        """Cut a GPU in the same steps and with the same errors as a real driver."""
         device = self._devices[gpu]
         if mig_memory_gib(self._model) is None:
             raise NotSupportedError(f"{self._model.name} cannot be cut")

@@ -274,7 +274,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _without_password(url: str) -> tuple[str, str]:
-    """Return an address without its password, and the password."""
+    """Return an address without its password, and the password itself."""
     parts = urlsplit(plain_url(url))
     host = parts.netloc.rpartition("@")[2]
     user = f"{quote(unquote(parts.username))}@" if parts.username else ""
@@ -321,7 +321,7 @@ def _kept(folder: Path) -> list[Path]:
 
 
 def _clear(folder: DataFolder) -> None:
-    """Remove a folder that a restore has begun to fill."""
+    """Remove a folder that an unfinished restore has filled in part."""
     postgres.remove(folder.path / "postgres")
     with contextlib.suppress(OSError):
         shutil.rmtree(folder.path)

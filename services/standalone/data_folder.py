@@ -38,7 +38,7 @@ it is started when there is work for it."""
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """One process at the time when its state was read.
+    """One process at the time its state was read.
 
     It listens on `port`, or at `socket`; `started_at_s` is UTC seconds, None before its first start; `detail` says what
     it lacks, or why it was replaced.
@@ -77,11 +77,11 @@ class StackStatus:
         return next((Path(each.socket) for each in self.processes if each.name == process and each.socket), None)
 
     def late(self) -> list[str]:
-        """Return the names of the processes that are not ready."""
+        """Return the names of the processes that are not ready yet."""
         return [process.name for process in self.processes if process.state not in ("running", "stopped", "asleep")]
 
     def runs(self) -> bool:
-        """Whether the supervisor that wrote this status is alive."""
+        """Return whether the supervisor that wrote this status is alive."""
         return self.pid is not None and lives(self.pid, self.started_at_s)
 
 
@@ -275,7 +275,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def lives(pid: int, started_at_s: float | None) -> bool:
-    """Return whether `pid` is still the process that started then: process ids are reused."""
+    """Return whether `pid` is still the process that started at that time: process ids are reused."""
     try:
         process = psutil.Process(pid)
         return (
@@ -287,7 +287,7 @@ def lives(pid: int, started_at_s: float | None) -> bool:
 
 
 def write_whole(path: Path, text: str, *, durably: bool = False) -> None:
-    """Write a file completely or not at all, even if killed in the middle; only its owner can read it."""
+    """Write a file completely or not at all, even if killed midway; only its owner can read it."""
     draft = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

@@ -96,7 +96,7 @@ class Forked:
 
 
 class Forks:
-    """The process that forks, as the supervisor sees it; it is started again when it has died."""
+    """The process that forks, as the supervisor sees it; it is started again if it dies."""
 
     def __init__(self, environment: Mapping[str, str], preloaded: Iterable[str]) -> None:
         """Start the process; it imports in the background.

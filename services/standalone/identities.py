@@ -61,7 +61,7 @@ class Identities:
         return self.of_service(OF_WORKERS[name], environment)
 
     def of_node(self, node_id: str, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a node's agent, which runs other people's programs: a token to enrol with."""
+        """Return the environment of a node's agent, which runs other people's programs, with a token to enrol with."""
         own = _without_secrets(environment) | {"GPU_AGENT_ENROLL_TOKEN": standing_token(self._join, node_id)}
         url = environment["REDIS_URL"]
         own["REDIS_URL"] = url if self._redis_password is None else redis_users.without_user(url)

@@ -17,7 +17,7 @@ _NOT_BESIDE = ("WATTSHIFT_TLS_CERT", "TELEMETRY_HOST", "TELEMETRY_PORT")
 
 
 def read_listen(text: str) -> tuple[str, int]:
-    """Return host and port of `--listen`.
+    """Return the host and port in `--listen`.
 
     Raises:
         BadInputError: it is not HOST:PORT.

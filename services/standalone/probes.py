@@ -25,7 +25,7 @@ class Probe(Protocol):
     """Asks one process; the caller limits the time of `answer`."""
 
     async def answer(self) -> None:
-        """Return once the process has answered.
+        """Wait until the process has answered.
 
         Raises:
             OSError: it does not listen, or closes the connection.
@@ -33,10 +33,10 @@ class Probe(Protocol):
         ...
 
     async def lacks(self) -> str:
-        """Return what a process that answers is missing, or nothing.
+        """Return what a process that answers is missing; empty if nothing is.
 
         Raises:
-            OSError: as above.
+            OSError: as in `answer`.
         """
         ...
 
@@ -49,11 +49,11 @@ class HttpProbe:
         self._context = context
 
     async def answer(self) -> None:
-        """Return once `/healthz` has answered."""
+        """Wait until `/healthz` has answered."""
         await self._get("/healthz")
 
     async def lacks(self) -> str:
-        """Return what `/readyz` says."""
+        """Return what `/readyz` reports."""
         try:
             async with asyncio.timeout(_READY_WITHIN_S):
                 status, body = await self._get("/readyz")
@@ -81,7 +81,7 @@ class PostgresProbe:
         self._hello = struct.pack("!ii", 8 + len(parameters), 3 << 16) + parameters
 
     async def answer(self) -> None:
-        """Return once the server has answered: it is alive even while it recovers."""
+        """Wait until the server has answered: it is alive even while it recovers."""
         await self.lacks()
 
     async def lacks(self) -> str:
@@ -94,14 +94,14 @@ class PostgresProbe:
 
 
 class ValkeyProbe:
-    """Sends a PING."""
+    """Sends a PING to a Valkey server."""
 
     def __init__(self, address: Address, password: str) -> None:
         self._address = address
         self._hello = f"AUTH {password}\r\nPING\r\n".encode()
 
     async def answer(self) -> None:
-        """Return once the server has answered: it is alive even while it loads."""
+        """Wait until the server has answered: it is alive even while it loads."""
         await self.lacks()
 
     async def lacks(self) -> str:
@@ -124,7 +124,7 @@ class PulseProbe:
         self._seen_ns = self._touched_ns()
 
     async def answer(self) -> None:
-        """Return once the file has been touched since the last time."""
+        """Wait until the file has been touched since the last time."""
         while (found_ns := self._touched_ns()) == self._seen_ns:  # noqa: ASYNC110, the file is another process's
             await asyncio.sleep(self._look_every_s)
         self._seen_ns = found_ns

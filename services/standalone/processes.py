@@ -128,7 +128,7 @@ def lack_of_gpus() -> str:
 
 
 def host_of(service: Service, environment: Mapping[str, str]) -> str:
-    """Return the address at which processes of this machine reach `service`."""
+    """Return the address at which processes on this machine reach `service`."""
     host = environment.get(f"{service.prefix}HOST") or "127.0.0.1"
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
@@ -212,7 +212,7 @@ def queues_of(worker: str) -> list[str]:
 
 
 def worker_process(name: str, environment: Mapping[str, str], folder: Path, pulses: Path) -> Process:
-    """Return one of the Celery workers, which has no port: it touches a file in `pulses`."""
+    """Return one of the Celery workers, which have no port: it touches a file in `pulses`."""
     pulse = pulses / name
     return Process(
         name=name,

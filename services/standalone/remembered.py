@@ -37,7 +37,7 @@ class Options:
     listen: str | None = None
 
     def shown(self) -> str:
-        """Return the options as they are typed, or nothing if none was ever given."""
+        """Return the options as they are typed; empty if none was ever given."""
         given = {name: "''" if value == "" else value for name, value in asdict(self).items() if value is not None}
         return " ".join(
             f"{_FLAGS[name]}{'=' if name in ZONE_VARIABLES else ' '}{value}" for name, value in given.items()
@@ -57,7 +57,7 @@ def asked(nodes: str | None, port: int | None, environment: Mapping[str, str], l
 
 
 def read(folder: DataFolder) -> Options:
-    """Return what the installation remembers; nothing at its first start.
+    """Return what the installation remembers; nothing on its first start.
 
     Raises:
         BadInputError: the file cannot be read.

@@ -25,7 +25,7 @@ async def schema(url: str) -> str:
 
 
 async def check_empty(url: str) -> None:
-    """Return if the database has no tables.
+    """Check that the database has no tables.
 
     Raises:
         BadInputError: it has some.

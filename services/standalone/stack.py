@@ -240,7 +240,7 @@ class Stack:
         return (self.folder.path / "postgres").resolve()
 
     def _servers(self) -> tuple[list[Process], str]:
-        """Return the servers that have to be started, and the password of Valkey if it is among them.
+        """Return the servers to start, and Valkey's password if it is among them.
 
         Their addresses are added to the environment.
         """
@@ -532,7 +532,7 @@ def down(data_dir: Path | str | None = None, *, timeout_s: float = 90.0) -> bool
 
 
 def _held_by(pid: int | None) -> StackStatus:
-    """Return the status of a supervisor of which only the process id is known."""
+    """Return the status of a supervisor if only its process id is known."""
     try:
         return StackStatus("running", pid=pid, started_at_s=psutil.Process(pid).create_time() if pid else None)
     except psutil.Error:

@@ -64,7 +64,7 @@ Running = asyncio.subprocess.Process | Forked
 
 
 class Supervisor:
-    """Runs stages of processes; the processes of one stage start, and stop, together."""
+    """Runs stages of processes; the processes of one stage start and stop together."""
 
     def __init__(
         self,
@@ -324,7 +324,7 @@ class _Child:
         self._running = None
 
     def last_words(self) -> str:
-        """Return the last lines of the process's output, which a person needs to read first."""
+        """Return the last lines of the process's output, which people need to read first."""
         return self._log.read_bytes()[self._log_began :].decode(errors="replace").strip()[-1000:]
 
     async def _keep_running(self) -> None:
@@ -380,7 +380,7 @@ class _Child:
         self._become("running", self._replaced)
 
     async def _replace_if_hung(self, pid: int, probe: Probe) -> None:
-        """Probe the process while it runs, and kill it when it hangs: another one is started then."""
+        """Probe the process while it runs, and kill it if it hangs: another one is started then."""
         why = await self._why_hung(pid, probe)
         self._say(f"{why}, and was killed")
         self._replaced = f"replaced at {datetime.now(UTC):%Y-%m-%d %H:%M:%SZ}: {why}"
@@ -389,7 +389,7 @@ class _Child:
             os.kill(pid, signal.SIGKILL)
 
     async def _why_hung(self, pid: int, probe: Probe) -> str:
-        """Return once the process hangs; until then, update its state from its answers."""
+        """Wait until the process hangs, and return why; until then, update its state from its answers."""
         patience, last_s = Patience(), time.monotonic()
         for number in itertools.count(1):
             if await _answers(probe, patience.timeout_s()):

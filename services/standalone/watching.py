@@ -61,7 +61,7 @@ class Activity:
 
 
 def activity(pid: int) -> Activity | None:
-    """Return what a process is doing, or None if it has ended."""
+    """Return what a process is doing; None if it has ended."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():

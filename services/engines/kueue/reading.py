@@ -69,7 +69,7 @@ class Workload:
         return f"{self.namespace}/{self.name}"
 
     def check(self, names: Iterable[str]) -> Json | None:
-        """Return the state of the first of these checks that it has."""
+        """Return the state of the first of these checks that the workload has."""
         wanted = set(names)
         return next((each for each in self.checks if each.get("name") in wanted), None)
 

@@ -155,7 +155,7 @@ class Bridge:
         unread: Mapping[str, str],
         now_s: float,
     ) -> None:
-        """Report what has changed to the control plane; jobs that cannot be reported are named once."""
+        """Report what has changed to the control plane; jobs that cannot be reported are logged once."""
         reports: dict[str, EngineJob] = {}
         unread = {**unread}
         for job, name in named:

@@ -140,7 +140,7 @@ class Commands:
 
 
 def version_of(document: Mapping[str, Any]) -> str:
-    """Return the version of Slurm that an answer names."""
+    """Return the version of Slurm that an answer states."""
     meta: Any = document.get("meta") or {}
     slurm: Any = meta.get("Slurm") or meta.get("slurm") or {}
     plugin: Any = meta.get("plugin") or {}

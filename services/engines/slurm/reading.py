@@ -112,7 +112,7 @@ class SlurmJob:
 
     @property
     def own_comment(self) -> str:
-        """What its user has written in the comment."""
+        """The user's own part of the comment."""
         return self.comment.partition(NOTE)[0]
 
     @property

@@ -144,8 +144,8 @@ def report_of(
 def sizes_of(job: SlurmJob) -> tuple[int, int, int]:
     """Return the smallest and the largest size of a job, and the step between sizes.
 
-    Only a job that asks for GPUs by node can be started at another size than it was submitted with: on one node, or,
-    if its user says so, on another number of nodes.
+    Only a job that asks for GPUs by node can be started at another size than it was submitted with: on one node or, if
+    its user says so, on a different number of nodes.
     """
     found = _SIZES.fullmatch(job.options.get("gpus", ""))
     if not found or not job.per_node or (job.nodes_wanted != 1 and not job.by_node):
