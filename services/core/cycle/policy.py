@@ -53,7 +53,7 @@ class StatelessPolicy:
         """Return None: there is no memory."""
 
     def dump(self, memory: None) -> dict[str, Any]:
-        """Return None: there is no memory to store."""
+        """Return an empty mapping: there is no memory to store."""
         del memory
         return {}
 

@@ -102,7 +102,7 @@ def among_first(count: int, *keys: Floats | Ints | Bools) -> Ints:
 
 
 def wishes_first(order: Ints, priority: Ints) -> Ints:
-    """Return ``order`` re-sorted by the users' priorities, highest first, otherwise unchanged."""
+    """Return ``order`` stably sorted by the users' priorities, highest first."""
     wishes = priority[order]
     if not np.count_nonzero(wishes):
         return order

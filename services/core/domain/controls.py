@@ -9,7 +9,7 @@ from services.core.domain.plain_members import plain_members
 
 @plain_members
 class ControlKind(StrEnum):
-    """The two controls of a device. Their values are in watts and MHz."""
+    """The two controls of a device. Values are watts and MHz."""
 
     POWER_LIMIT = "power_limit"
     CLOCK = "clock"

@@ -97,7 +97,7 @@ def gangs_of(snapshot: Snapshot, plan: Plan, runs: Bools) -> Iterator[Going]:
 
 
 def _still_running(snapshot: Snapshot, plan: Plan, asked: Collection[JobId], runs: Bools) -> set[JobId]:
-    """Return the jobs whose measurement was requested that run on known nodes and continue by the plan."""
+    """Return the jobs with a requested measurement that run on known nodes and continue by the plan."""
     jobs, stops = snapshot.jobs, _stopped(plan)
     found = ((job_id, jobs.index.get(job_id)) for job_id in asked if job_id not in stops)
     return {

@@ -215,8 +215,8 @@ def unknown_policy(name: str) -> str:
 def _fair_entry(name: str, wrapped: PolicyEntry) -> PolicyEntry:
     """Return the entry of a policy whose GPUs are shared between tenants.
 
-    It is asked at every change, so that usage is counted exactly, unless the policy keeps its own queue and its own
-    rounds; and it declares no order of waiting, since that depends on tenants.
+    The policy is asked at every change, so that usage is counted exactly, unless the policy keeps its own queue and its
+    own rounds; and it declares no order of waiting, since that depends on tenants.
     """
     own = name.removeprefix(FAIR)
     bases = (wrapped.config, FairConfig)

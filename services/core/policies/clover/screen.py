@@ -159,7 +159,7 @@ class Screen:
         return promised, None
 
     def _less_broken(self, best: ConfigGraph, worths: Floats) -> ConfigGraph | None:
-        """Return what breaks the limits least, if nothing keeps them; None if that is no better than the best."""
+        """Return the configuration that breaks the limits least if none keeps them; None if no better than the best."""
         known = self._known
         places = (place for place in _best_first(worths) if worths[place] > worths[known.places[best.key]])
         return next((known.graphs[place] for place in places if known.graphs[place].key not in self._proposed), None)

@@ -172,7 +172,7 @@ class RequestQueue:
         return request
 
     def retime(self, times: ServiceTimes) -> None:
-        """Reorder all waiting requests for instances of a different speed; arrivals keep their order."""
+        """Reorder all waiting requests for instances of a different speed; first come, first served is unaffected."""
         self._times = times
         if self.order is Order.FCFS:
             return

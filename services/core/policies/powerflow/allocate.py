@@ -91,7 +91,7 @@ class Room:
         return self.stays_on is not None and bool(((self.stays_on > 0) & (self.stays_on < self.gpus)).any())
 
     def wherever_placed(self) -> Room:
-        """Return a room in which no node stays on: an upper bound on the gangs' draw, wherever they are placed."""
+        """Return a room in which no node stays on: an upper bound on the draw, wherever gangs are placed."""
         stays_on = self.gpus if self.stays_on is None else self.stays_on
         other_w = self.other_w + float(stays_on @ self.idle_w)
         return replace(self, other_w=other_w, stays_on=np.zeros_like(stays_on))
