@@ -3,7 +3,7 @@
 Tables for people, `--json` for programs. Exit codes: 0 success; 1 a job waited for did not succeed, or a check failed;
 2 the command line is wrong; 3 not found; 4 the request was refused; 5 the control plane does not answer.
 
-It calls the gateway by the users' own package, ``clients/python``, which is installed from the same checkout.
+It calls the gateway through the users' own package, ``clients/python``, which is installed from the same checkout.
 """
 
 import sys

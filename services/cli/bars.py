@@ -1,4 +1,4 @@
-"""The progress bar of commands that take long: on standard error, and full once the work is done."""
+"""The progress bar of commands that take a while: on standard error, and full once the work is done."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Advance = Callable[[str, int, int | None], None]
 
 @contextmanager
 def bar(title: str = "", *, quiet: bool = False, each_its_own: bool = False) -> Iterator[Advance]:
-    """Yield what moves a bar; one that is left without an error is shown full.
+    """Yield a function that moves a bar; if the block ends without an error, the bar is shown full.
 
     Args:
-        title: What stands beside it until the work says what it does.
-        quiet: Show nothing, for a program.
-        each_its_own: Everything that is named gets a bar of its own.
+        title: What stands beside the bar until the work says what it is doing.
+        quiet: Show nothing, as for a program.
+        each_its_own: Give every named piece of work a bar of its own.
     """
     columns = (
         *(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()),

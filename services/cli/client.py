@@ -28,7 +28,7 @@ def data_dir() -> Path:
 
 
 def _login() -> Login | None:
-    """Return the login in use, None for this machine's installation."""
+    """Return the login in use; None for this machine's installation."""
     try:
         return chosen_login()
     except LoginsError as error:
@@ -36,7 +36,7 @@ def _login() -> Login | None:
 
 
 def local_url(process: str) -> str | None:
-    """Return where a process of the installation on this machine listens, None if it has no such process."""
+    """Return where a process of this machine's installation listens; None if it has no such process."""
     try:
         return str(_local_status()["urls"][process])
     except (KeyError, TypeError):
@@ -44,7 +44,7 @@ def local_url(process: str) -> str | None:
 
 
 def local_sockets() -> str:
-    """Return the folder of the sockets of the installation on this machine; empty if it has none."""
+    """Return the folder of the sockets of this machine's installation; empty if it has none."""
     return str(_local_status().get("sockets", ""))
 
 
@@ -95,9 +95,9 @@ def api_key() -> str:
 
 
 class Gateway:
-    """Calls the public API by the users' own client; a failure is a ``CliError`` with a sentence that says what to do.
+    """Calls the public API by the users' client; a failure is a ``CliError`` with a sentence that says what to do.
 
-    Only submissions, which have an idempotency key, are repeated while the control plane does not answer: a person who
+    Only submissions, which have an idempotency key, are retried while the control plane does not answer: a person who
     asks for anything else wants to know at once.
     """
 
@@ -123,11 +123,11 @@ class Gateway:
         return self.call("GET", path, **params)
 
     def text(self, path: str, **params: Any) -> httpx.Response:
-        """Return the answer of a GET whose body is not JSON."""
+        """Return the answer to a GET whose body is not JSON."""
         return self._send("GET", path, None, None, params)
 
     def pages(self, path: str, limit: int, **params: Any) -> list[Any]:
-        """Return up to ``limit`` items of a list with cursors."""
+        """Return up to ``limit`` items of a paginated list."""
         items: list[Any] = []
         cursor: str | None = None
         while len(items) < limit:
@@ -139,7 +139,7 @@ class Gateway:
         return items
 
     def send(self, archive: Archive) -> None:
-        """Upload the archive of a job's files, unless it is there."""
+        """Upload the archive of a job's files unless it is already there."""
         with _for_the_user(self.url):
             try:
                 self._client.send(archive)
@@ -148,7 +148,7 @@ class Gateway:
 
     @contextmanager
     def stream(self, path: str, *, method: str = "GET", json: Any = None, **params: Any) -> Iterator[httpx.Response]:
-        """Open an answer that continues until the server ends it."""
+        """Open a response that continues until the server ends it."""
         with (
             _for_the_user(self.url),
             self._client.stream(path, method=method, json=json, params=params) as answer,
@@ -156,7 +156,7 @@ class Gateway:
             yield answer
 
     def put(self, path: str, body: Any) -> Any:
-        """Return the JSON of a PUT, with the client's own errors: for requests that nobody waits for."""
+        """Return the JSON of a PUT, raising the client's own errors: for requests that nobody waits for."""
         return self._client.request("PUT", path, json=body).json()
 
     def _send(
@@ -178,7 +178,7 @@ class Gateway:
 
 @contextmanager
 def _for_the_user(url: str) -> Iterator[None]:
-    """Turn the client's errors into those of commands."""
+    """Turn the client's errors into command errors."""
     try:
         yield
     except UnreachableError as error:

@@ -13,7 +13,7 @@ EXIT_DEGRADED = 6
 
 
 class CliError(Exception):
-    """A failure: one line for the user, below it lines to type, its exit code, and the problem's code if it has one."""
+    """A failure: one line for the user, lines to type below it, an exit code, and the problem's code if any."""
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED, code: ProblemCode | None = None) -> None:
         super().__init__(message)

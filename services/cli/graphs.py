@@ -22,10 +22,10 @@ ENDINGS = (".graphml", ".dot")
 
 
 def check_graph_file(file: Path) -> None:
-    """Check that graphs can be written there, before anything is solved for them.
+    """Check that a graph file can be written, before anything is solved for it.
 
     Raises:
-        CliError: The name has another ending, or there is no such folder.
+        CliError: The name has another ending, or its folder does not exist.
         ModuleNotFoundError: NetworkX is not installed.
     """
     import networkx  # noqa: F401
@@ -37,10 +37,10 @@ def check_graph_file(file: Path) -> None:
 
 
 def configuration_graphs(request: PartitionRequest, result: PartitionResult) -> nx.DiGraph:
-    """Return what runs as one graph: of each application its variants, its slices by type, and an edge for instances.
+    """Return what runs as one graph: each application's variants, its slices by type, and edges for instances.
 
-    Nodes are called ``application/variant`` and ``application/1g``. Variants have their accuracy; edges have how many
-    instances they stand for, with the service time and power of one.
+    Nodes are called ``application/variant`` and ``application/1g``. Variants carry their accuracy; an edge carries how
+    many instances it stands for, with the service time and power of one.
     """
     import networkx as nx
 
@@ -64,7 +64,7 @@ def configuration_graphs(request: PartitionRequest, result: PartitionResult) -> 
 
 
 def write_graphs(file: Path, graph: nx.DiGraph) -> None:
-    """Write a graph in the format that the name of the file ends in.
+    """Write a graph in the format that the file's name ends in.
 
     Raises:
         CliError: The file cannot be written.
@@ -83,7 +83,7 @@ def write_graphs(file: Path, graph: nx.DiGraph) -> None:
 def _dot(graph: nx.DiGraph) -> str:
     """Return a graph for Graphviz: variants on the left, slices on the right, a box per application.
 
-    What runs nothing is left out. All names are of letters, digits, dots, dashes and underscores.
+    Nodes without instances are left out. Names consist of letters, digits, dots, dashes and underscores only.
     """
     lines = ["digraph configuration {", "  rankdir=LR;"]
     nodes: list[tuple[str, dict[str, Any]]] = [(name, data) for name, data in graph.nodes(data=True)]

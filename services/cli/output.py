@@ -1,4 +1,4 @@
-"""How the command line shows things: one console, tables, and figures with units people read."""
+"""How the command line shows things: one console, tables, and figures in units that people read."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from services.kit.text import visible
 
 
 class _Console(Console):
-    """Shows what jobs, nodes and servers say, without letting it command the terminal."""
+    """Shows text from jobs, nodes and servers without letting it control the terminal."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a line or a cell; where a stranger's brackets are no markup, as it is, and without links."""
+        """Return a line or a cell without links; if its brackets are not valid markup, as plain text."""
         text = visible(text)  # before it is laid out: escapes are wider
         try:
             made = super().render_str(text, **options)
@@ -37,7 +37,7 @@ class _Console(Console):
         return made
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the parts of what is shown; Rich's own movements of the cursor are marked as such."""
+        """Yield the segments to show, with control characters made visible except in Rich's own cursor movements."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
@@ -74,7 +74,7 @@ WATCH_S = 2.0
 
 
 def show(make: Callable[[], RenderableType], *, watch: bool) -> None:
-    """Print what ``make`` returns, once or, to watch it, again and again until Ctrl-C."""
+    """Print what ``make`` returns, once or, to ``watch`` it, again and again until Ctrl-C."""
     if not watch:
         console.print(make())
         return
@@ -97,9 +97,9 @@ def say(sentence: str) -> None:
 
 
 def print_log(chunks: Iterable[bytes], *, raw: bool = False) -> None:
-    r"""Print output of jobs: bytes as they are, but on a terminal with controls as escapes unless ``raw``.
+    r"""Print jobs' output: bytes as they are, but on a terminal with control characters as escapes unless ``raw``.
 
-    A terminal gets ``\r`` too, which progress bars need: it reaches no further than the line.
+    A terminal also gets ``\r``, which progress bars need: it reaches no further than the line.
     """
     if raw or not sys.stdout.isatty():
         for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Curves and bars in a terminal's characters."""
+"""Curves and bars drawn in a terminal's characters."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def resampled(curve: Sequence[Piece], columns: int) -> list[tuple[float, bool]]:
 
 
 def plot(curve: Sequence[Piece], *, width: int, height: int) -> list[Text]:
-    """Return a curve as rows of bars under each other, with a scale from 0 on the left and times below.
+    """Return a curve as rows of bars, with a scale from 0 on the left and times below.
 
-    What is past is drawn plainly, what is expected in another colour.
+    The past is drawn plainly, the expected part in another colour.
 
     Args:
         curve: Steps in order of time, at least one.
@@ -94,7 +94,7 @@ SCALE = 8
 
 
 def _times(curve: Sequence[Piece], columns: int, values: Sequence[tuple[float, bool]]) -> str:
-    """Return the line below: when it begins and ends, in this machine's zone, and where now is."""
+    """Return the line below a plot: when it begins and ends, in this machine's zone, and where now is."""
     first, last = (f"{moment.astimezone():%a %H:%M}" for moment in (curve[0].start, curve[-1].end))
     line = [" "] * columns
     line[: len(first)] = first
@@ -106,7 +106,7 @@ def _times(curve: Sequence[Piece], columns: int, values: Sequence[tuple[float, b
 
 
 def greenest(curve: Sequence[Piece], length_s: float) -> tuple[datetime, float] | None:
-    """Return when the window of ``length_s`` ahead with the least mean begins, and that mean; None if none fits.
+    """Return when the window of ``length_s`` with the lowest mean ahead begins, and that mean; None if none fits.
 
     Windows begin with a step of the curve.
     """

@@ -28,7 +28,7 @@ def add_plugins() -> None:
 
 
 def add_commands(app: typer.Typer, arguments: Sequence[str], ours: Container[str]) -> None:
-    """Add the groups of commands of installed packages, unless the arguments name one of ``ours``.
+    """Add the command groups of installed packages, unless the arguments name one of ``ours``.
 
     Raises:
         CliError: One of them cannot be used, or ``lab`` is asked for and not installed.

@@ -26,7 +26,7 @@ _ABANDON_AFTER = 3
 
 
 class LostError(CliError):
-    """A session broke off before its command's end."""
+    """A session broke off before its command ended."""
 
     def __init__(self) -> None:
         super().__init__("the connection to the command was lost; the command is being ended", EXIT_LOST)
@@ -35,7 +35,7 @@ class LostError(CliError):
 def run_session(
     gateway: Gateway, job_id: str, body: dict[str, Any], *, on_started: Callable[[], None] = lambda: None
 ) -> tuple[int, str]:
-    """Run a command in a job with this process's streams; return its exit status, and why if not of itself.
+    """Run a command in a job with this process's streams; return its exit status, and why it ended if not by itself.
 
     Args:
         gateway: Where the job is.
@@ -69,7 +69,7 @@ def run_session(
 
 
 def terminal_size() -> dict[str, int]:
-    """Return the size of this process's terminal, as it is and not as LINES and COLUMNS say."""
+    """Return the actual size of this process's terminal, whatever LINES and COLUMNS say."""
     size = shutil.get_terminal_size()
     for stream in (0, 1, 2):
         with suppress(OSError):
@@ -80,7 +80,7 @@ def terminal_size() -> dict[str, int]:
 
 @contextmanager
 def _lost_once_started() -> Iterator[threading.Event]:
-    """Say of a connection that breaks off after the event is set that the command is lost."""
+    """Yield an event; once it is set, a connection that breaks off raises ``LostError``."""
     has_started = threading.Event()
     try:
         yield has_started
@@ -91,7 +91,7 @@ def _lost_once_started() -> Iterator[threading.Event]:
 
 
 def _print_events(lines: Iterator[str], newline: str) -> SessionEvent | None:
-    """Print what a command writes; return its exit, None if the stream breaks off."""
+    """Print what a command writes; return its exit event, or None if the stream breaks off."""
     for line in lines:
         if (event := read_event(line)) is None:
             continue
@@ -118,7 +118,7 @@ def _pass_stdin(sender: Sender) -> None:
 
 @contextmanager
 def _with_signals(sender: Sender) -> Iterator[None]:
-    """Pass Ctrl-C on to a command without a terminal; repeated, it ends the waiting."""
+    """Pass Ctrl-C on to a command without a terminal; pressed repeatedly, it ends the waiting."""
     pressed = 0
 
     def interrupt(_: int, __: FrameType | None) -> None:

@@ -36,7 +36,7 @@ def json_document(file: Path) -> Any:
 
 
 def _not_finite(document: Any) -> tuple[str, float] | None:
-    """Return where the first number stands that is not finite, as ``places.0.price_per_kwh``, and the number."""
+    """Return the path of the first number that is not finite, such as ``places.0.price_per_kwh``, and the number."""
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         at, value = waiting.pop()
@@ -60,7 +60,7 @@ def parameter_value(text: str) -> Any:
     ISO 8601, which is UTC without an offset) and a number; a header is skipped.
 
     Raises:
-        CliError: the file cannot be read, or a row of it.
+        CliError: the file, or a row of it, cannot be read.
     """
     if text.startswith("@"):
         return _pairs(Path(text[1:]))
@@ -83,10 +83,10 @@ def _pairs(file: Path) -> list[list[float]]:
 
 
 def read_cells(file: Path) -> list[tuple[int, list[str]]]:
-    """Return line number and cells of each row of a table in which no row may be missing, by the reader of all tables.
+    """Return the line number and the cells of each row of a table, none of which may be missing, by the common reader.
 
     Raises:
-        CliError: The file cannot be read, or a row of it.
+        CliError: The file, or a row of it, cannot be read.
     """
     from services.simulator.raw import ReadReport  # here: few commands read a table, and this loads NumPy
     from services.simulator.readers.text import TraceFormatError, cells_of, open_text
@@ -102,17 +102,17 @@ def read_cells(file: Path) -> list[tuple[int, list[str]]]:
 
 
 def refuse_dropped(file: Path, report: ReadReport) -> None:
-    """Refuse a table of which a row cannot be read, where none may be missing.
+    """Refuse a table with a row that cannot be read, where none may be missing.
 
     Raises:
-        CliError: Names the row's line.
+        CliError: A row cannot be read; the message names its line.
     """
     for reason, lines in report.lines.items():
         raise CliError(f"{file}, line {lines[0]}: {reason}", EXIT_USAGE)
 
 
 def moment_s(text: str) -> float:
-    """Return a number as it is, and an ISO 8601 date and time, UTC without an offset, in seconds.
+    """Return a number as it is, or an ISO 8601 date and time (UTC without an offset) in seconds.
 
     Raises:
         ValueError: it is neither.
@@ -134,7 +134,7 @@ def duration_s(text: str, option: str) -> float:
     before these, ``D-HH:MM:SS``.
 
     Raises:
-        CliError: it is none; the message names ``option``.
+        CliError: it is not a duration; the message names ``option``.
     """
     if clock := _CLOCK.fullmatch(text.strip()):
         days, hours, minutes, seconds = clock.groups()
@@ -149,10 +149,10 @@ def duration_s(text: str, option: str) -> float:
 
 
 def time_of(text: str, option: str, now: datetime) -> datetime:
-    """Return a time: ISO 8601, of this machine's time zone unless it has one of its own, or ``+6h`` from ``now``.
+    """Return a time: ISO 8601, in this machine's time zone unless it has its own, or ``+6h`` from ``now``.
 
     Raises:
-        CliError: it is none; the message names ``option``.
+        CliError: it is not a time; the message names ``option``.
     """
     if text.startswith("+"):
         return now + timedelta(seconds=duration_s(text[1:], option))

@@ -1,1 +1,1 @@
-"""Commands on who may do what: tenants, users, keys, logins, budgets, secrets and webhooks."""
+"""Commands for who may do what: tenants, users, keys, logins, budgets, secrets and webhooks."""

@@ -1,4 +1,4 @@
-"""Commands on who may do what: tenants, keys, audit; and who the caller is."""
+"""Commands for who may do what: tenants, keys, audit; and who the caller is."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def set_tenant(
 
 
 def show_shares(as_json: AsJson = False) -> None:
-    """Show what the tenants with jobs are to have of the GPUs, hold and have used, and how even that is."""
+    """Show each tenant's share of the GPUs, what it holds and has used, and how evenly they are shared."""
     found = Gateway().get("/v1/shares")
     if as_json:
         output.print_json(found)

@@ -1,4 +1,4 @@
-"""Commands on budgets."""
+"""Commands for budgets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def set_budget(
     then: Annotated[str, typer.Option(help="Beyond it: hold jobs that wait, or warn.")] = "hold",
     as_json: AsJson = False,
 ) -> None:
-    """Set what a project may use per calendar month; each quantity is a budget of its own."""
+    """Set what a project may use per calendar month; each quantity has its own budget."""
     actions = [action.value for action in BudgetAction]
     if then not in actions:
         raise CliError(f"--then {then}: must be one of {', '.join(actions)}", EXIT_USAGE)
@@ -79,6 +79,6 @@ def set_budget(
 
 
 def remove_budget(budget: str) -> None:
-    """Remove a budget; jobs that it alone held are queued again."""
+    """Remove a budget; jobs that were held only by it are queued again."""
     Gateway().call("DELETE", f"/v1/budgets/{budget}")
     console.print(f"{budget} is removed")

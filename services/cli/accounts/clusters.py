@@ -1,4 +1,4 @@
-"""Commands on logins: login, logout, clusters."""
+"""Commands for logins: login, logout, clusters."""
 
 from __future__ import annotations
 

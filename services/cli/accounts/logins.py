@@ -1,4 +1,4 @@
-"""The clusters that somebody has logged in to: their addresses and keys, in one file that only its owner can read."""
+"""The clusters that a user has logged in to: addresses and keys, in one file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCAL = "local"
 
 
 class LoginsError(Exception):
-    """The file of logins cannot be used, or has no such cluster; one line that says what to do."""
+    """The logins file cannot be used, or does not have the cluster; the message says what to do, in one line."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Login:
 
 @dataclass(frozen=True)
 class Logins:
-    """All logins by the name of the cluster, and the one that commands use; None: this machine's installation."""
+    """All logins by cluster name, and the one that commands use; None means this machine's installation."""
 
     clusters: dict[str, Login]
     current: str | None
@@ -38,7 +38,7 @@ class Logins:
         """Return one login.
 
         Raises:
-            LoginsError: There is none of that name.
+            LoginsError: There is no login of that name.
         """
         if name not in self.clusters:
             known = ", ".join([*sorted(self.clusters), LOCAL])
@@ -46,11 +46,11 @@ class Logins:
         return self.clusters[name]
 
     def with_login(self, name: str, login: Login) -> Logins:
-        """Return these logins and one more, which becomes the current one."""
+        """Return these logins plus another, which becomes the current one."""
         return Logins({**self.clusters, name: login}, name)
 
     def without(self, name: str) -> Logins:
-        """Return these logins without one."""
+        """Return these logins without the named one."""
         self.named(name)
         left = {each: login for each, login in self.clusters.items() if each != name}
         return Logins(left, None if self.current == name else self.current)
@@ -64,7 +64,7 @@ class Logins:
 
 
 def logins_file() -> Path:
-    """Return where logins are: ``wattshift/config.toml`` in ``XDG_CONFIG_HOME``, or in ``~/.config``."""
+    """Return where logins are kept: ``wattshift/config.toml`` in ``XDG_CONFIG_HOME``, or in ``~/.config``."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "wattshift" / "config.toml"
 
@@ -73,7 +73,7 @@ def read_logins() -> Logins:
     """Return the logins; none if there is no file.
 
     Raises:
-        LoginsError: The file cannot be read, or is not such a file.
+        LoginsError: The file cannot be read, or is not a logins file.
     """
     file = logins_file()
     try:
@@ -92,7 +92,7 @@ def read_logins() -> Logins:
 
 
 def write_logins(logins: Logins) -> Path:
-    """Replace the file of logins, readable by its owner alone; return where it is.
+    """Replace the logins file, which only its owner can read; return where it is.
 
     Raises:
         LoginsError: It cannot be written.
@@ -120,8 +120,8 @@ def write_logins(logins: Logins) -> Path:
 def chosen_login() -> Login | None:
     """Return the login that commands use; None for this machine's installation.
 
-    ``WATTSHIFT_CLUSTER`` names one; ``WATTSHIFT_DATA_DIR`` means this machine's installation; else it is the current
-    one.
+    ``WATTSHIFT_CLUSTER`` names one; ``WATTSHIFT_DATA_DIR`` means this machine's installation; otherwise it is the
+    current one.
 
     Raises:
         LoginsError: There is no login of that name.

@@ -1,4 +1,4 @@
-"""Commands on secrets. A value is read from a prompt, standard input or a file, never from the command line."""
+"""Commands for secrets. A value is read from a prompt, standard input or a file, never from the command line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def set_secret(
         Path | None, typer.Option(help="A file whose whole content is the value.", show_default=False)
     ] = None,
 ) -> None:
-    """Set a secret: its value is asked for, or read from standard input (less one line break at the end), or a file."""
+    """Set a secret: prompt for its value, or read it from standard input (less one line break at the end) or a file."""
     if from_file is not None:
         value = read_text(from_file)
     elif sys.stdin.isatty():
@@ -76,6 +76,6 @@ def set_secret(
 
 
 def delete_secret(name: SecretName, project: Project = None) -> None:
-    """Delete a secret; jobs that run keep its value."""
+    """Delete a secret; running jobs keep its value."""
     Gateway().call("DELETE", f"/v1/secrets/{checked_name(name, 'secret')}", project=project)
     console.print(f"{name} is deleted")

@@ -1,4 +1,4 @@
-"""Commands on users: who submits jobs, and as which account they run."""
+"""Commands for users: who submits jobs, and which account those jobs run as."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def set_user(user: str, tenant: Tenant = "default", account: Account = None, as_
 
 
 def disable_user(user: str, tenant: Tenant = "default", as_json: AsJson = False) -> None:
-    """Disable a user: their keys stop working within a few seconds; jobs that were accepted go on."""
+    """Disable a user: their keys stop working within a few seconds; jobs already accepted continue."""
     _show(_change(tenant, user, disabled=True), as_json, f"{user} is disabled")
 
 
@@ -94,7 +94,7 @@ def enable_user(user: str, tenant: Tenant = "default", as_json: AsJson = False) 
 
 
 def _keys(gateway: Gateway) -> list[Any]:
-    """Return all keys; none if the caller is no admin, who alone sees them."""
+    """Return all keys; none if the caller is not an admin, as only admins see them."""
     try:
         return gateway.pages("/v1/keys", MOST_KEYS)
     except CliError as error:

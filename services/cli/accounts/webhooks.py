@@ -1,4 +1,4 @@
-"""Commands on webhooks."""
+"""Commands for webhooks."""
 
 from __future__ import annotations
 
@@ -105,19 +105,19 @@ def rotate_webhook(
 
 
 def enable_webhook(webhook: str) -> None:
-    """Send messages again; what happened meanwhile is not sent."""
+    """Resume sending messages; events in the meantime are not sent."""
     Gateway().call("PATCH", f"/v1/webhooks/{webhook}", body={"enabled": True})
     console.print(f"{webhook} is enabled")
 
 
 def disable_webhook(webhook: str) -> None:
-    """Send no messages until it is enabled again."""
+    """Stop sending messages until the webhook is enabled again."""
     Gateway().call("PATCH", f"/v1/webhooks/{webhook}", body={"enabled": False})
     console.print(f"{webhook} is disabled")
 
 
 def delete_webhook(webhook: str) -> None:
-    """Delete a webhook; messages that wait are not sent."""
+    """Delete a webhook; pending messages are not sent."""
     Gateway().call("DELETE", f"/v1/webhooks/{webhook}")
     console.print(f"{webhook} is deleted")
 

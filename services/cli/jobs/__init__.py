@@ -1,1 +1,1 @@
-"""Commands on jobs: submit, watch, explain, and reach into them."""
+"""Commands for jobs: submit, watch, explain, and reach into them."""

@@ -1,4 +1,4 @@
-"""Arrays of jobs in lists and in words."""
+"""How arrays of jobs are listed and described."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ ENDED = [state.value for state in JobState if state.is_final]
 
 
 def newest_first(jobs: list[Any], arrays: list[Any], limit: int) -> list[Any]:
-    """Return jobs and arrays in one list, as their ids sort by the time of submission."""
+    """Return jobs and arrays in one list, newest first: their ids sort by the time of submission."""
     return sorted([*jobs, *arrays], key=lambda each: each["id"].partition("_")[2], reverse=True)[:limit]
 
 
 def is_array(job: dict[str, Any]) -> bool:
-    """Return whether what the API answered is an array."""
+    """Return whether the API's answer is an array."""
     return "max_running" in job
 
 
 def counts(array: dict[str, Any]) -> str:
-    """Return how many tasks are in each state, those of no task left out."""
+    """Return how many tasks are in each state, leaving out states without tasks."""
     return ", ".join(f"{count} {state}" for state, count in array["tasks"].items() if count)
 
 
 def waiting_words(array: dict[str, Any]) -> str:
-    """Return for what reasons tasks wait, and how many for each."""
+    """Return the reasons why tasks wait, with the number of tasks for each."""
     return ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in array["waiting"].items())
 
 
@@ -38,7 +38,7 @@ def done(array: dict[str, Any]) -> float:
 
 
 def what_follows(action: str, array: dict[str, Any]) -> str:
-    """Return how the tasks of an array are after it was cancelled, held or released, in a sentence."""
+    """Return, in a sentence, the states of an array's tasks after it was cancelled, held or released."""
     running = sum(array["tasks"][state] for state in HOLDING)
     stops = ""
     if running and action != "release":
@@ -48,7 +48,7 @@ def what_follows(action: str, array: dict[str, Any]) -> str:
 
 
 def rows(array: dict[str, Any]) -> dict[str, str]:
-    """Return what `wattshift job` shows of an array, by label."""
+    """Return what `wattshift job` shows for an array, by label."""
     footprint, limit = array["footprint"], array["max_running"]
     return {
         "number": number_of(array),

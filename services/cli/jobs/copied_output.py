@@ -1,4 +1,4 @@
-"""``--output`` and ``--error``: what a job prints goes to files too, whose names may have Slurm's patterns."""
+"""``--output`` and ``--error``: also write what a job prints to files, whose names may contain Slurm's patterns."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ exec "$@"
 
 
 def copying(command: list[str], name: str, out: str | None, err: str | None) -> list[str]:
-    """Return a command that runs another, and copies what its first process prints to files.
+    """Return a command that runs another and copies what its first process prints to files.
 
     Args:
         command: Program and arguments.
         name: The job's name.
-        out: For standard output; None: no file.
-        err: For standard error; None: the same file.
+        out: File for standard output; None for no file.
+        err: File for standard error; None for the same file.
 
     Raises:
-        CliError: A pattern is not known.
+        CliError: A pattern is unknown.
     """
     out_word, err_word = (_shell_word(pattern, name) for pattern in (out or "/dev/null", err or out or "/dev/null"))
     return ["/bin/sh", "-c", _COPY.format(out=out_word, err=err_word), WRAPPER, *command]

@@ -28,7 +28,7 @@ def show_estimates(gateway: Gateway, specs: list[JobSpec], *, as_json: bool) -> 
 
 
 def estimate_lines(name: str, estimate: dict[str, Any], now: datetime) -> list[str]:
-    """Return an estimate in sentences."""
+    """Return an estimate as lines of text."""
     size = estimate.get("slice")
     gpus = f"a {size} slice" if size else f"{estimate['gpus']} GPU" + ("" if estimate["gpus"] == 1 else "s")
     what = "slices" if size else "GPUs"
@@ -52,7 +52,7 @@ def estimate_lines(name: str, estimate: dict[str, Any], now: datetime) -> list[s
 
 
 def is_now(found: dict[str, Any]) -> bool:
-    """Return whether the greenest time that a job has begins now."""
+    """Return whether the greenest time for a job begins now."""
     return bool(found["now"] and found["greenest"]) and found["now"]["starts_at"] == found["greenest"]["starts_at"]
 
 

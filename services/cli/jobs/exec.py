@@ -19,7 +19,7 @@ _REST = "wattshift.rest"
 
 
 class CommandAfterDashes(typer.core.TyperCommand):
-    """Keeps what follows ``--`` apart: it is another program's."""
+    """Keeps what follows ``--`` apart, as it belongs to another program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of the command line."""
@@ -73,10 +73,10 @@ def exec_in_job(
 
 
 def in_this_terminal() -> dict[str, Any]:
-    """Return what a request says of this process's terminal.
+    """Return what a request says about this process's terminal.
 
     Raises:
-        CliError: It has none.
+        CliError: There is no terminal.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CliError("a terminal is needed here, and standard input or output is none", EXIT_USAGE)
@@ -84,7 +84,7 @@ def in_this_terminal() -> dict[str, Any]:
 
 
 def end_with(code: int, detail: str) -> None:
-    """End this command with the exit status of the one that it ran."""
+    """Exit with the exit status of the command that was run."""
     if detail:
         output.say(f"wattshift: {detail}")
     if code:

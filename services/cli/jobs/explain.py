@@ -40,7 +40,7 @@ def explain(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a program.")] = False,
 ) -> None:
-    """Explain in five lines why a job waits, how it runs, or what happened to it; of an array, the next task too."""
+    """Explain in five lines why a job waits, how it runs, or what happened to it; for an array, the next task too."""
     gateway = Gateway()
     found_id = job_or_array(gateway, job)
     if is_array(found_id):
@@ -77,7 +77,7 @@ def array_lines(
     *,
     everything: bool = True,
 ) -> list[str]:
-    """Return an array as lines: its tasks by state, why those that wait do so, and the next of them explained."""
+    """Return an array as lines: its tasks by state, why some of them wait, and an explanation of the next one."""
     lines = [f"[bold]{escape(array['name'])}[/] ({_ids(array, array['id'])}) {_is(array['state'])}."]
     lines.append(f"  tasks: {array['count']}, of which {arrays.counts(array)}")
     if array["max_running"]:
@@ -99,7 +99,7 @@ def array_lines(
 def explanation_lines(
     found: dict[str, Any], now: datetime, zone: tzinfo | None = None, *, everything: bool = True
 ) -> list[str]:
-    """Return an explanation as lines, five at most or ``everything``; times in ``zone``, by default this machine's."""
+    """Return an explanation as lines, at most five or ``everything``; times in ``zone``, by default this machine's."""
     page = Page(found, now, zone)
     return [*page.lines()] if everything else [*page.brief()]
 
@@ -127,7 +127,7 @@ def _later(minutes: float | None) -> str:
 
 
 class Page:
-    """An explanation on its way to a terminal."""
+    """An explanation being laid out for a terminal."""
 
     def __init__(self, found: dict[str, Any], now: datetime, zone: tzinfo | None) -> None:
         self._found = found
@@ -157,7 +157,7 @@ class Page:
         yield from (line for line in lines if line.startswith(chosen))
 
     def lines(self) -> Iterator[str]:
-        """Yield the page, from the answer to its grounds."""
+        """Yield the lines of the page, from the answer down to what it rests on."""
         found = self._found
         yield from self._answer()
         if found["waiting"]:
@@ -279,7 +279,7 @@ class Page:
             yield f"  same work at mean intensity: {output.carbon(mean)} CO2{share}"
 
     def _levers(self, levers: list[dict[str, Any]]) -> Iterator[str]:
-        """Yield what each lever of the policy does, those that do nothing in one line."""
+        """Yield what each lever of the policy does, with those that do nothing in one line."""
         if not levers:
             return
         yield "  levers of the policy, each against the job without it:"
@@ -322,7 +322,7 @@ class Page:
             yield f"    [dim]{sentence}[/]"
 
     def _outcome(self, item: dict[str, Any], grams: str) -> tuple[str, ...]:
-        """Return what becomes of the job under a policy, as cells; policies of the same outcome share a line."""
+        """Return what becomes of the job under a policy, as cells; policies with the same outcome share a line."""
         if item["failure"]:
             return item["failure"], "", "", ""
         starts, ends, waits_s = (item[key] for key in ("starts_at", "ends_at", "waits_s"))
@@ -341,7 +341,7 @@ class Page:
         return f"{at:%d %b %H:%M:%S} {at.tzname()}"
 
     def _time(self, text: str) -> str:
-        """Return a time of day with its zone, the day unless it is today, and how far off it is."""
+        """Return a time of day with its zone and how far off it is, and with the day unless it is today."""
         at, today = self._local(text), self._now.astimezone(self._zone)
         day = "" if at.date() == today.date() else f"{at:%a %d %b} "
         ahead_s = (at - self._now).total_seconds()

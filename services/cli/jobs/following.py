@@ -1,4 +1,4 @@
-"""Wait for jobs, and follow the output of one, over all the gangs that it is given."""
+"""Wait for jobs, and follow the output of one across all of its gangs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def follow(
     tail: int | None = None,
     pattern: str | None = None,
 ) -> Any:
-    """Print a job's output as it comes, from its present or next gang until the job ends; return the ended job.
+    """Print a job's output as it comes, from its current or next gang until the job ends; return the ended job.
 
     The output goes to standard output; what happens to the job, to standard error.
 
@@ -49,9 +49,9 @@ def follow(
         gateway: Where the job is.
         job_id: The job.
         stream: ``both``, ``stdout`` or ``stderr``.
-        raw: Whether it may command the terminal.
-        tail: With how many of the lines that there are it begins; by default with all.
-        pattern: A regular expression; other lines are left out.
+        raw: Whether the output may control the terminal.
+        tail: How many of the existing lines to begin with; by default all.
+        pattern: A regular expression; lines that do not match are left out.
     """
     printed, said = 0, ""
     while True:
@@ -73,7 +73,7 @@ def follow(
 def _print_gang(
     gateway: Gateway, job_id: str, generation: int, stream: str, raw: bool, tail: int | None, pattern: str | None
 ) -> bool:
-    """Print the output of a gang until it ends; return whether there was any to ask for."""
+    """Print the output of a gang until it ends; return False if there is none."""
     try:
         offset = 0 if tail is None else job_output.start_of_last(gateway, job_id, stream, generation, tail)
         found = job_output.followed(gateway, job_id, stream, generation, offset)
@@ -86,7 +86,7 @@ def _print_gang(
 
 
 def _tell(job: dict[str, Any], said: str) -> str:
-    """Print what happens to a job unless that was the last thing said; return it."""
+    """Print a job's state unless that was the last thing printed; return the text."""
     state, detail = job["state"], job.get("detail") or ""
     now = f"{job['name']} is {state}" if state not in FINAL else ended_words(job)
     if state in ("queued", "held", "preempting") and detail:
@@ -112,7 +112,7 @@ def ended_words(job: dict[str, Any]) -> str:
 
 @contextmanager
 def interruptible(job_ids: list[str]) -> Iterator[None]:
-    """Let Ctrl-C end the waiting alone: say that the jobs go on, and how to cancel them."""
+    """Let Ctrl-C end only the waiting: say that the jobs continue, and how to cancel them."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,9 +1,9 @@
 """The lines of a script that other schedulers obey: ``#SBATCH``, ``#PBS`` and ``#BSUB``.
 
-What a line asks for is obeyed where it has an exact meaning here, and named to the caller where not. Nothing is ignored
-silently, for a job that runs on one GPU instead of four, or without its time limit, is another job. Lines of PBS and
-LSF are read as the options of Slurm that mean the same (``foreign_words``). Of a script with lines for several
-schedulers, those for Slurm count, or else those for PBS.
+A line is obeyed where it has an exact meaning here; otherwise the caller is told. Nothing is silently ignored: a job
+that runs on one GPU instead of four, or without its time limit, is a different job. PBS and LSF lines are read as the
+equivalent options of Slurm (``foreign_words``). In a script with lines for several schedulers, those for Slurm count,
+or else those for PBS.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class _Asked:
 def obeyed(
     name: str, text: str, lines: Sequence[tuple[int, str]], given: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the options of ``wattshift submit`` that a script's foreign lines mean, and what is not obeyed.
+    """Return what a script's foreign lines mean as options of ``wattshift submit``, and what is not obeyed.
 
     Args:
         name: The script's name.
-        text: All of it.
+        text: Its whole text.
         lines: Its foreign lines, with their numbers.
-        given: The options that win over these lines, by the names of ``submit``'s parameters.
+        given: The options that take precedence over these lines, by the names of ``submit``'s parameters.
 
     Raises:
         CliError: A line cannot be split into words.
@@ -133,12 +133,12 @@ def obeyed(
 
 
 def as_own(words: Sequence[str], own: Mapping[str, bool]) -> str:
-    """Return the line of ``wattshift submit`` for words typed as for Slurm, and below it what that leaves out.
+    """Return the ``wattshift submit`` line for words typed as if for Slurm, and below it what that line leaves out.
 
     Empty if an option is neither Slurm's nor our own.
 
     Args:
-        words: What was typed, up to a program or a script of which the rest is.
+        words: What was typed: options, then a program or script with its own arguments.
         own: Options of ``submit`` that keep their meaning, and whether a value follows each.
     """
     mine: list[str] = []
@@ -162,7 +162,7 @@ def as_own(words: Sequence[str], own: Mapping[str, bool]) -> str:
 
 
 def parted(words: Sequence[str], own: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-    """Return the words that are options of ``submit``, with their values, and the others."""
+    """Return the words that are options of ``submit``, with their values, and the rest."""
     mine: list[str] = []
     others: list[str] = []
     left = list(words)
@@ -176,7 +176,7 @@ def parted(words: Sequence[str], own: Mapping[str, bool]) -> tuple[list[str], li
 
 
 def _add(asked: dict[str, _Asked], number: int, words: Sequence[str]) -> None:
-    """Add the options of one line, the last of a name; a word without a dash is the value of the one before it."""
+    """Add one line's options; the last of a name wins, and a word without a dash is the value of the one before it."""
     last: _Asked | None = None
     for word in words:
         if not word.startswith("-") and last and not last.value:
@@ -209,7 +209,7 @@ def _meaning(option: str, value: str, gpus: int) -> list[str] | None:
 
 
 def _gpus(asked: dict[str, _Asked]) -> tuple[int, set[str]]:
-    """Return the GPUs of the whole job, 0 if that is uncertain, and the options for GPUs not obeyed exactly."""
+    """Return the number of GPUs of the whole job, 0 if uncertain, and the GPU options that are not obeyed exactly."""
     nodes = _whole(asked, "--nodes")
     tasks = _whole(asked, "--ntasks") if "--ntasks" in asked else nodes * _whole(asked, "--ntasks-per-node")
     totals: dict[str, int] = {}
@@ -229,13 +229,16 @@ def _gpus(asked: dict[str, _Asked]) -> tuple[int, set[str]]:
 
 
 def _whole(asked: dict[str, _Asked], option: str) -> int:
-    """Return the number that an option gives, 1 if it is not there, 0 if it is a range or no number."""
+    """Return the number that an option gives: 1 if the option is absent, 0 if it is a range or not a number."""
     least, _, most = (asked[option].value if option in asked else "1").partition("-")
     return int(least) if least.isdecimal() and most in ("", least) else 0
 
 
 def _time(value: str) -> list[str] | None:
-    """Return the words for a limit of Slurm's: ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M``, ``D-H:M:S`` or none."""
+    """Return the words for one of Slurm's time limits: ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
+
+    Empty for no limit; None if it is not a time limit.
+    """
     if value.upper() in ("UNLIMITED", "INFINITE"):
         return []
     if SECONDS.fullmatch(value):
@@ -250,7 +253,7 @@ def _time(value: str) -> list[str] | None:
 
 
 def _after(value: str) -> list[str] | None:
-    """Return the words for a dependency on jobs that must all have ended; None for one of another form."""
+    """Return the words for a dependency on jobs that must all have ended; None if it has another form."""
     words: list[str] = []
     for part in value.split(","):
         condition, *jobs = part.split(":")
@@ -261,7 +264,7 @@ def _after(value: str) -> list[str] | None:
 
 
 def _export(value: str) -> list[str] | None:
-    """Return the words for variables to pass on: ``ALL``, ``NONE``, or which alone; None if one is not set here."""
+    """Return the words for the variables to pass on: ``ALL``, ``NONE`` or those named; None if one is not set here."""
     names = value.split(",")
     every = [each for each in ("ALL", "NONE", "NIL") if each in (name.upper() for name in names)]
     rest = [name for name in names if name and name.upper() not in every]

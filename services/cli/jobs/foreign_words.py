@@ -1,4 +1,4 @@
-"""Lines of PBS and LSF, in the options of Slurm that mean the same."""
+"""PBS and LSF lines, read as the equivalent options of Slurm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECONDS = re.compile(r"\d+s")
 
 
 class Meant(NamedTuple):
-    """What an option means: one of Slurm's and its value, or no option, and why it is not obeyed."""
+    """What an option means: Slurm's option and its value, empty if there is none, and the text that it was given as."""
 
     option: str
     value: str
@@ -152,7 +152,7 @@ def _lsf_option(option: str, value: str, word: str) -> Iterator[Meant]:
 
 
 def _needs(value: str) -> str:
-    """Return a condition on jobs in Slurm's words; empty if it is not that all of some have ended in some way."""
+    """Return a condition on jobs in Slurm's words; empty unless it is that all of some jobs have ended in some way."""
     parts = [re.fullmatch(r"\s*(?:(\w+)\()?[\"']?([\w.-]+)[\"']?\)?\s*", part) for part in value.split("&&")]
     named = [(_LSF_CONDITIONS.get(part[1] or "done"), part[2]) for part in parts if part]
     if len(named) < len(parts) or not all(condition for condition, _ in named):

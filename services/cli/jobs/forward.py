@@ -1,4 +1,4 @@
-"""``wattshift forward`` and ``wattshift cp``: a port and files of a running job, through its own namespaces."""
+"""``wattshift forward`` and ``wattshift cp``: reach a port and files of a running job, through its own namespaces."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def forward(
 
 
 def listener_at(port: int) -> socket.socket:
-    """Return a socket that listens here, for this machine alone; at a free port for 0.
+    """Return a socket that listens on this machine's loopback address; port 0 picks a free one.
 
     Raises:
         CliError: The port is taken.
@@ -84,7 +84,7 @@ def listener_at(port: int) -> socket.socket:
 def carry_all(
     gateway: Gateway, found: str, port: int | str, listener: socket.socket, is_over: Callable[[], bool]
 ) -> None:
-    """Carry connections to a port of a job until it is over, which is asked every ``LOOK_S``. See ``carry``."""
+    """Carry connections to a port of a job until the job is over, which is checked every ``LOOK_S``. See ``carry``."""
     listener.settimeout(LOOK_S)
     look_at = time.monotonic() + LOOK_S
     while True:
@@ -99,7 +99,7 @@ def carry_all(
 
 
 def carry(gateway: Gateway, found: str, port: int | str, connection: socket.socket) -> None:
-    """Carry one connection to a port of a job, until either end closes it; say why if that cannot be."""
+    """Carry one connection to a port of a job, until either end closes it; say why if that is not possible."""
     said: list[bytes] = []
 
     def feed(sender: Sender) -> None:
@@ -126,7 +126,7 @@ def cp(
     source: Annotated[str, typer.Argument(metavar="JOB:PATH", help="A file or folder of a running job.")],
     target: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder here that it is put in.")] = Path(),
 ) -> None:
-    """Copy a file or folder of a running job here; a path that is not absolute is in the job's working folder.
+    """Copy a file or folder of a running job here; a relative path starts in the job's working folder.
 
     wattshift cp train:results .
     """
@@ -159,7 +159,7 @@ def piped(
     err: Callable[[bytes], object],
     feed: Callable[[Sender], None] | None = None,
 ) -> tuple[int, str]:
-    """Run a command in a job; return its exit status, and why it ended if not of itself.
+    """Run a command in a job; return its exit status, and why it ended if not by itself.
 
     Args:
         gateway: Where the job is.
@@ -171,7 +171,7 @@ def piped(
 
     Raises:
         CliError: The command cannot be run, or the connection was lost.
-        OSError: Of ``out`` and ``err``.
+        OSError: Raised by ``out`` or ``err``.
     """
     path, body = f"/v1/jobs/{found}/exec", {"command": command, "stdin": feed is not None}
     ended: SessionEvent | None = None

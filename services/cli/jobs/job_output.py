@@ -1,4 +1,4 @@
-"""A job's output: in large pieces that are asked for again where a connection broke, from its end, or line by line."""
+"""A job's output: in large pieces that are requested again where a connection broke, from its end, or line by line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRIES = 6
 
 
 def pieces(gateway: Gateway, job_id: str, stream: str, generation: int | None, offset: int = 0) -> Iterator[bytes]:
-    """Yield what there is of a job's output from an offset on."""
+    """Yield the output that a job has so far, from an offset on."""
     from services.contracts.nodes import LOG_NEXT_OFFSET_HEADER
 
     while (answer := _piece(gateway, job_id, stream, generation, offset, PIECE_BYTES)).content:
@@ -71,7 +71,7 @@ def followed(gateway: Gateway, job_id: str, stream: str, generation: int, offset
 
 
 def last_lines(gateway: Gateway, job: dict[str, Any]) -> list[str]:
-    """Return the last lines of a failed job's standard error; none if it wrote none, or if they cannot be had."""
+    """Return the last lines of a failed job's standard error; none if it wrote none, or if they are unavailable."""
     from services.contracts.nodes import LOG_SIZE_HEADER
 
     if job["state"] != "failed" or not job["generation"]:
@@ -86,7 +86,7 @@ def last_lines(gateway: Gateway, job: dict[str, Any]) -> list[str]:
 
 
 def lines_with(chunks: Iterable[bytes], pattern: str | None) -> Iterator[bytes]:
-    """Yield the lines of some output that match a regular expression; all of it if there is none."""
+    """Yield the lines of some output that match a regular expression; all of the output if there is none."""
     if pattern is None:
         yield from chunks
         return

@@ -1,4 +1,4 @@
-"""Commands on jobs: list, inspect, control."""
+"""Commands for jobs: list, inspect, control."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def list_jobs(
 
 
 def job_table(jobs: list[Any]) -> Table:
-    """Return jobs as a table; a narrow terminal gets fewer figures, and no reason is cut."""
+    """Return jobs as a table; a narrow terminal gets fewer columns, and reasons are never cut off."""
     cells: dict[str, list[str]] = {
         "no.": [number_of(job) for job in jobs],
         "job": [job["id"] for job in jobs],
@@ -174,7 +174,7 @@ def show_job(job: JobArgument, as_json: AsJson = False) -> None:
 
 
 def _batch_row(job: dict[str, Any]) -> dict[str, str]:
-    """Return what a job that permits a range of batches has; nothing of any other."""
+    """Return the batch row of a job that permits a range of batches; empty for any other."""
     permitted, chosen = job["spec"].get("batch"), job.get("batch_size")
     if permitted is None:
         return {}
@@ -322,7 +322,7 @@ def forget_checkpoint(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Let jobs that wait for the node of their checkpoint begin anew elsewhere; the checkpoint stays there."""
+    """Let jobs that wait for the node with their checkpoint start afresh elsewhere; the checkpoint stays there."""
     gateway = Gateway()
     wanted = [job_id(gateway, each) for each in jobs]
     answers = [gateway.call("POST", f"/v1/jobs/{each}/forget-checkpoint") for each in wanted]
@@ -335,7 +335,7 @@ def forget_checkpoint(
 
 
 def what_follows(action: str, job: dict[str, Any]) -> str:
-    """Return what happens next to a job that was cancelled, held or released, in a sentence."""
+    """Return, in a sentence, what happens next to a job that was cancelled, held or released."""
     if arrays.is_array(job):
         return arrays.what_follows(action, job)
     state, grace = job["state"], job["spec"].get("grace_s", 120)

@@ -23,10 +23,10 @@ USER_LABEL = "user"
 
 
 def checked_name(name: str, what: str) -> str:
-    """Return the name of a thing, a ``what``, if it can be one.
+    """Return ``name`` if it is valid for a ``what``.
 
     Raises:
-        CliError: It cannot.
+        CliError: It is not.
     """
     if not re.match(NAME_PATTERN, name):
         raise CliError(f"the name of a {what} {NAME_RULE}, not {name!r}", EXIT_USAGE)
@@ -34,7 +34,7 @@ def checked_name(name: str, what: str) -> str:
 
 
 def number_of(job: dict[str, Any]) -> str:
-    """Return what people type for a job's id, such as `#12`; `-` if it was accepted before jobs had numbers."""
+    """Return what people type instead of a job's id, such as `#12`; `-` if it was accepted before jobs had numbers."""
     if not job.get("number"):
         return "-"
     index = job.get("array_index")
@@ -55,7 +55,8 @@ def job_or_array(gateway: Gateway, word: str) -> str:
     """Return the id of the job or the array that ``word`` names.
 
     Raises:
-        CliError: None has that name, that number, or an id that begins so, or several have; the message lists them.
+        CliError: Nothing has that name, that number, or an id that begins with it, or several have; the message lists
+            them.
     """
     if _ID.fullmatch(word):
         return word
@@ -85,7 +86,7 @@ def job_id(gateway: Gateway, word: str) -> str:
     """Return the id of the job that ``word`` names. See ``job_or_array``.
 
     Raises:
-        CliError: None is named, or several, or an array.
+        CliError: It names nothing, several jobs, or an array.
     """
     found = job_or_array(gateway, word)
     if is_array(found):
@@ -99,7 +100,7 @@ def array_id(gateway: Gateway, word: str) -> str:
     """Return the id of the array that ``word`` names. See ``job_or_array``.
 
     Raises:
-        CliError: None is named, or several, or a single job.
+        CliError: It names nothing, several arrays, or a single job.
     """
     found = job_or_array(gateway, word)
     if not is_array(found):
@@ -108,7 +109,7 @@ def array_id(gateway: Gateway, word: str) -> str:
 
 
 def ids_of(gateway: Gateway, words: Sequence[str]) -> list[str]:
-    """Return the ids of jobs and arrays, in order; nothing is done to any of them if one is not found."""
+    """Return the ids of jobs and arrays, in order; nothing has been done to any of them if one is not found."""
     return [job_or_array(gateway, word) for word in words]
 
 

@@ -131,7 +131,7 @@ def _quoted(part: str) -> str:
 
 
 def _listening(port: int) -> socket.socket:
-    """Listen at a port here, or at a free one where that is taken."""
+    """Listen on a port here, or on a free one if that is taken."""
     with suppress(CliError):
         return listener_at(port)
     return listener_at(0)
@@ -141,7 +141,7 @@ def _started(gateway: Gateway, job_id: str) -> str:
     """Wait until the server listens; return its token.
 
     Raises:
-        CliError: The job ended before; the message has the last lines of its errors.
+        CliError: The job ended first; the message has the last lines of its standard error.
     """
     said, failures = "", 0
     while True:

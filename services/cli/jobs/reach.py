@@ -1,4 +1,4 @@
-"""Whether the account that a job runs as can reach what the job names on this machine: its folder and its program."""
+"""Whether the account that a job runs as can reach the folder and the program that the job names on this machine."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Runner:
     """The account that jobs run as.
 
     Attributes:
-        shown: Folders that jobs may read wherever they are.
+        shown: Folders that jobs may read even if the folders above them are closed.
         passed: Folders that it has to pass through in any case.
-        sees_opened: Whether jobs see a folder that was opened to the account wherever it is.
+        sees_opened: Whether jobs see a folder that was opened to the account even if the folders above it are closed.
     """
 
     name: str
@@ -41,8 +41,8 @@ def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | N
     """Return the account that a caller's jobs run as on this machine; None if it cannot be known.
 
     Args:
-        identity: The caller, as ``/v1/whoami`` has it.
-        installation: The folder of the installation that is asked, if it is one of this machine.
+        identity: The caller, as ``/v1/whoami`` returns it.
+        installation: The folder of the installation that is asked, if it is on this machine.
     """
     said: dict[str, Any] = {}
     with suppress(OSError, ValueError):
@@ -70,11 +70,11 @@ def runner_of(identity: dict[str, Any], installation: Path | None) -> Runner | N
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What a job's account cannot use as the job would.
+    """Something that a job needs and its account cannot use.
 
     Attributes:
         path: A folder or program.
-        mode: What ``chmod`` would add to it.
+        mode: What ``chmod`` would have to add to its mode.
         what: Ends the sentence "jobs run as the account NAME, which".
     """
 
@@ -89,8 +89,8 @@ class Program:
 
     Attributes:
         path: Where it is.
-        obstacles: What keeps the job's account from it.
-        instead_of: One that the caller would run, and the account cannot.
+        obstacles: What keeps the job's account from running it.
+        instead_of: The program that the caller would run and the account cannot.
     """
 
     path: Path
@@ -99,7 +99,7 @@ class Program:
 
 
 def obstacles(runner: Runner, folder: Path | None, programs: Sequence[Program], *, writes: bool) -> list[Obstacle]:
-    """Return what keeps an account from a job's folder and programs, the first one first.
+    """Return what keeps an account from using a job's folder and programs, in the order in which it is met.
 
     Args:
         runner: The account.
@@ -120,7 +120,7 @@ def obstacles(runner: Runner, folder: Path | None, programs: Sequence[Program], 
 
 
 def opened_by(found: Sequence[Obstacle]) -> str:
-    """Return the line that removes obstacles; empty if this caller cannot."""
+    """Return the line to type that removes obstacles; empty if this caller cannot remove them."""
     by_path = {each.path: each.mode for each in reversed(found)}  # a working folder itself before what is below it
     if os.geteuid() and any(path.stat().st_uid != os.geteuid() for path in by_path):
         return ""
@@ -134,10 +134,10 @@ def opened_by(found: Sequence[Obstacle]) -> str:
 def programs_of(
     runner: Runner, command: Sequence[str], environment: Mapping[str, str], folder: Path | None
 ) -> list[Program]:
-    """Return the program of a command, and what runs it if it is a script; empty if it cannot be known here.
+    """Return a command's program and, if that is a script, its interpreter; empty if it cannot be known here.
 
-    Where the account cannot run the one that the caller would run, the next one in PATH is what the job runs; but one
-    of a virtual environment is not replaced.
+    If the account cannot run the program that the caller would run, the job runs the next one in PATH; but one from a
+    virtual environment is not replaced.
     """
     word, search = command[0] if command else "", environment.get("PATH", "")
     if "/" in word:
@@ -173,9 +173,9 @@ def _on_the_way(runner: Runner, path: Path, goal: str) -> list[Obstacle]:
 
 
 def closed_folders(runner: Runner, path: Path) -> list[Path]:
-    """Return the folders on the way to ``path`` that the account cannot pass through, the first one first.
+    """Return the folders on the way to ``path`` that the account cannot pass through, the outermost first.
 
-    Those above something that jobs are shown do not count.
+    Folders above something that jobs are shown do not count.
     """
     ends = [end for end in (path.absolute(), Path(os.path.realpath(path))) if not _is_shown(runner, end)]
     way = dict.fromkeys(folder for end in ends for folder in reversed(end.parents))
@@ -183,7 +183,7 @@ def closed_folders(runner: Runner, path: Path) -> list[Path]:
 
 
 def lacks(runner: Runner, path: Path, rights: int) -> bool:
-    """Return whether the account lacks rights (of ``os.access``) to a folder or file, wherever that is."""
+    """Return whether the account lacks rights (of ``os.access``) to a path, whatever the folders above it."""
     real = Path(os.path.realpath(path))
     return bool(rights & os.W_OK) if _is_shown(runner, real) else not _may(runner, real, rights)
 
@@ -193,7 +193,7 @@ def _is_shown(runner: Runner, path: Path) -> bool:
 
 
 def _may(runner: Runner, path: Path, rights: int) -> bool:
-    """Return whether the account has rights to something: by the kernel's word where this process may ask for it."""
+    """Return whether the account has rights to a path: according to the kernel, where this process may ask it."""
     if runner.user_id == os.geteuid():
         return os.access(path, rights)
     if os.geteuid() == 0:
@@ -210,7 +210,7 @@ def _may(runner: Runner, path: Path, rights: int) -> bool:
 
 @contextmanager
 def _asking_for(runner: Runner) -> Iterator[None]:
-    """Have ``os.access`` answer for the account: it goes by the real ids, the effective ones stay those of root."""
+    """Have ``os.access`` answer for the account: it checks the real ids, while the effective ones stay root's."""
     user, group, groups = os.getuid(), os.getgid(), os.getgroups()
     try:
         os.setgroups(runner.groups)
@@ -224,7 +224,7 @@ def _asking_for(runner: Runner) -> Iterator[None]:
 
 
 def _may_by_mode(runner: Runner, path: Path, rights: int) -> bool:
-    """Go by owner and mode; what cannot be known, as with an access list, is left to the agent."""
+    """Decide by owner and mode; what they cannot tell, as with an access list, is left to the agent."""
     try:
         status = path.stat()
         if hasattr(os, "listxattr") and ACCESS_LIST in os.listxattr(path):

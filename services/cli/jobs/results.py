@@ -1,7 +1,7 @@
-"""``--results PATH``: files of a job come here when it ends, before its folder on another host is gone.
+"""``--results PATH``: bring files of a job here when it ends, before its folder on another host is gone.
 
-The job's first process tells when its program has ended, and stays for as long as somebody fetches the files by a
-command beside it. Both speak through files in the job's checkpoint folder, one set for each of its gangs.
+The job's first process announces that its program has ended, and stays for as long as a command beside it fetches the
+files. The two communicate through files in the job's checkpoint folder, one set for each of its gangs.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ exit $code
 
 
 def staying(command: list[str]) -> list[str]:
-    """Return a command that runs another, and then lets its files be fetched."""
+    """Return a command that runs another and then stays until its files have been fetched."""
     return ["/bin/sh", "-c", _STAY, WRAPPER, *command]
 
 
 def checked_results(paths: list[str], specs: list[JobSpec], *, ends: bool) -> list[str]:
-    """Return the paths to bring back; none where the job runs in a folder that it does not lose.
+    """Return the paths to bring back; none if the job runs in a folder that it does not lose.
 
     Args:
-        paths: As they were given.
+        paths: As given on the command line.
         specs: The jobs.
-        ends: Whether the command waits for their end.
+        ends: Whether the command waits for the jobs to end.
 
     Raises:
-        CliError: A path is not one in the job's folder, or nobody would bring back its files.
+        CliError: A path lies outside the job's folder, or its files could not be brought back.
     """
     for path in paths:
         if not path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
@@ -82,7 +82,7 @@ def checked_results(paths: list[str], specs: list[JobSpec], *, ends: bool) -> li
 
 @contextmanager
 def fetched(gateway: Gateway, job_id: str, paths: list[str]) -> Iterator[None]:
-    """Bring files of a job here when it ends, beside what is done meanwhile, which follows the job to its end."""
+    """Bring files of a job here when it ends, while the block follows the job to its end."""
     fetcher = threading.Thread(target=fetch, args=(gateway, job_id, paths, Path.cwd()), daemon=True)
     fetcher.start()
     yield
@@ -90,7 +90,7 @@ def fetched(gateway: Gateway, job_id: str, paths: list[str]) -> Iterator[None]:
 
 
 def fetch(gateway: Gateway, job_id: str, paths: list[str], here: Path) -> None:
-    """Fetch what each of a job's gangs leaves, the newest over the older, and say what came or why nothing did."""
+    """Fetch what each of a job's gangs leaves, newer files over older ones, and say what came or why nothing did."""
     said, gang = f"the job has left no {', '.join(paths)}", 0
     while (job := _job(gateway, job_id)) is None or job["state"] not in FINAL:
         if job and job["state"] == "running" and job["generation"] > gang:
@@ -117,7 +117,7 @@ def _job(gateway: Gateway, job_id: str) -> Any:
 
 
 def _unpacked(archive: Any, here: Path) -> str:
-    """Unpack an archive; return how many files came.
+    """Unpack an archive; return a text that says how many files came.
 
     Raises:
         CliError: It cannot be unpacked.

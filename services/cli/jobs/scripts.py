@@ -1,6 +1,6 @@
 """Job scripts: their ``#WATTSHIFT`` lines, those of other schedulers, and the command that carries their text.
 
-The text travels in the job's spec, so that editing the file after the submission changes nothing.
+The text travels in the job's spec, so editing the file after submission changes nothing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Script:
 
     Attributes:
         name: The file's name.
-        text: All of it.
+        text: Its whole text.
         directives: The words of each ``#WATTSHIFT`` line before the first command, with the number of the line.
-        foreign: The lines there that other schedulers obey, with their numbers.
+        foreign: The lines in that part that other schedulers obey, with their numbers.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Script:
         """Return the program and arguments that run the script.
 
         Args:
-            arguments: Its own.
-            path: Where the job finds it: Python that does not say what runs it runs beside its modules.
+            arguments: The script's own arguments.
+            path: Where the job finds the file; only Python without a ``#!`` line is run from there, beside its modules.
 
         Raises:
             CliError: The script is too long.
@@ -73,7 +73,7 @@ def read_script(name: str, text: str) -> Script:
     """Return a script with its directives.
 
     Raises:
-        CliError: A directive cannot be split into words, or the script does not say what runs it.
+        CliError: A directive cannot be split into words, or the script does not name its interpreter.
     """
     name = Path(name).name if name != "-" else "stdin.sh"
     endings = ("", ".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf", ".py")

@@ -68,7 +68,7 @@ def shell(
     wattshift shell --gpus 2 --time 4h
     wattshift shell --gpus 1 -- python3
 
-    Its program is your login shell, or what follows --. The job ends with it, and with this command.
+    It runs your login shell, or what follows --. The job ends when that does, or when this command does.
     """
     terminal = in_this_terminal()
     program = words_after_dashes(context) or [os.environ.get("SHELL") or "/bin/sh", "-l"]
@@ -106,7 +106,7 @@ def shell(
 
 
 def _wait_until_running(gateway: Gateway, job_id: str) -> None:
-    """Return once a job runs; say meanwhile why it waits."""
+    """Wait until a job runs, saying meanwhile why it waits."""
     said = ""
     while (job := gateway.get(f"/v1/jobs/{job_id}"))["state"] != "running":
         why = job.get("detail") or ""
@@ -120,7 +120,7 @@ def _wait_until_running(gateway: Gateway, job_id: str) -> None:
 
 @contextlib.contextmanager
 def _cancelled_at_the_end(gateway: Gateway) -> Iterator[list[str]]:
-    """Cancel the jobs that are in the list when this ends, also if this process is asked to end."""
+    """Yield a list whose jobs are cancelled when the block ends, even if this process is told to terminate."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)

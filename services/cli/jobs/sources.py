@@ -19,13 +19,13 @@ _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class LocalSources:
-    """The sources of the jobs of one command: folders are packed, and branches and tags become commits."""
+    """The sources of one command's jobs: folders are packed, and branches and tags are resolved to commits."""
 
     def __init__(self) -> None:
         self._archives: dict[Path, Archive] = {}
 
     def of_options(self, upload: Path | None, git: str | None, secret: str | None) -> dict[str, Any] | None:
-        """Return the source that options name, if they do.
+        """Return the source that options name, if any.
 
         Raises:
             CliError: The folder cannot be packed, or the commit cannot be found.
@@ -60,13 +60,13 @@ class LocalSources:
         """Upload the archives that the control plane does not have.
 
         Raises:
-            CliError: One is too large, or the control plane does not take it.
+            CliError: One is too large, or the control plane does not accept it.
         """
         for archive in self._archives.values():
             gateway.send(archive)
 
     def as_if_sent(self, spec: JobSpec) -> JobSpec:
-        """Return a spec to be tested as if its archive were uploaded already, as a submission would do first.
+        """Return a spec to test as if its archive were already uploaded, which a submission would do first.
 
         When and where a job starts does not depend on its files.
         """

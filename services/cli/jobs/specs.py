@@ -1,4 +1,4 @@
-"""Job specs: read from YAML and JSON files, and made of the options of ``wattshift submit``."""
+"""Job specs: read from YAML and JSON files, and made from the options of ``wattshift submit``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPEC_SUFFIXES = (".json", ".yaml", ".yml")
 
 @dataclass(frozen=True)
 class SpecOptions:
-    """What the options say of one job; None: not given."""
+    """What the options say about one job; None means not given."""
 
     name: str | None = None
     gpus: str | None = None
@@ -106,8 +106,8 @@ def read_specs(file: Path, text: str | None = None, sources: LocalSources | None
     A ``working_dir`` or ``checkpoint_dir`` that is not absolute is relative to the file.
 
     Args:
-        file: The file; ``-`` is standard input, whose paths are relative to the present folder.
-        text: Its text, if it was read before.
+        file: The file; ``-`` is standard input, whose paths are relative to the current folder.
+        text: Its text, if it has been read already.
         sources: Packs the folders that specs name as uploads.
 
     Raises:
@@ -166,7 +166,7 @@ def _spec_of(file: Path, entry: Any, folder: Path, at: int | None, sources: Loca
 
 
 def command_words(text: str) -> list[str]:
-    """Return the command of ``--command``: its words, or the shell that runs it if it has shell syntax.
+    """Return the command that ``--command`` means: its words, or the shell that runs it if it has shell syntax.
 
     Raises:
         CliError: A quote is not closed.
@@ -187,15 +187,15 @@ def spec_of(
     *,
     elsewhere: bool = False,
 ) -> JobSpec:
-    """Return the spec that options and a command make, with the caller's folder and chosen variables.
+    """Return the spec made from options and a command, with the caller's folder and chosen variables.
 
     Args:
         options: As they were given.
-        command: Program and arguments; empty for a container's own.
-        name: The job's name unless the options have one.
+        command: Program and arguments; empty for the container's own.
+        name: The job's name unless the options give one.
         environment: The caller's variables.
-        source: The job's files, if they travel with it: it runs there, and not in the caller's folder.
-        elsewhere: Whether the job runs on other machines, where the caller's programs are not.
+        source: The job's files, if they travel with it: it runs among them, and not in the caller's folder.
+        elsewhere: Whether the job runs on other machines, which lack the caller's programs.
 
     Raises:
         CliError: An option is not valid; the message names it.
@@ -280,7 +280,7 @@ def job_name(text: str) -> str:
 
 
 def program_name(command: list[str]) -> str:
-    """Return what a command is about: the first script or module it runs, or else its program."""
+    """Return a name for what a command runs: its first script or module, or else its program."""
     for word, following in zip_longest(command[1:], command[2:], fillvalue=""):
         if word == "-m" and following:
             return following
@@ -363,7 +363,7 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 
 
 def _secrets(options: SpecOptions) -> list[SecretUse]:
-    """Return the uses of secrets that ``--secret NAME[=VARIABLE]`` and ``--secret-file NAME[=FILE]`` make."""
+    """Return the uses of secrets that ``--secret NAME[=VARIABLE]`` and ``--secret-file NAME[=FILE]`` ask for."""
     uses: list[SecretUse] = []
     for option, kind, words in (("--secret", "env", options.secret), ("--secret-file", "file", options.secret_file)):
         for word in words or []:
@@ -381,7 +381,7 @@ def _secrets(options: SpecOptions) -> list[SecretUse]:
 
 
 def _working_dir(options: SpecOptions, source: dict[str, Any] | None) -> str | None:
-    """Return the folder to run in: with a source, one in it."""
+    """Return the folder to run in: with a source, a folder inside it."""
     if source is None:
         return str(Path(os.path.abspath(options.workdir or Path.cwd())))
     if options.workdir is None:
@@ -392,7 +392,7 @@ def _working_dir(options: SpecOptions, source: dict[str, Any] | None) -> str | N
 
 
 def _environment(options: SpecOptions, own: dict[str, str], *, captures: bool) -> dict[str, str]:
-    """Return the variables of the caller that the job gets, those of files, and those of ``--env``; the last wins."""
+    """Return the caller's variables that the job gets, those from files, and those of ``--env``; the last wins."""
     chosen = {name: own[name] for name in CAPTURED if name in own} if captures else {}
     for file in options.env_file or []:
         for number, line in enumerate(read_text(file).splitlines(), start=1):
@@ -412,7 +412,7 @@ def _environment(options: SpecOptions, own: dict[str, str], *, captures: bool) -
 
 
 def _may_pass(name: str) -> bool:
-    """Return whether a variable may be passed on without being named: keys for the control plane may not."""
+    """Return whether a variable may be passed on without being named: the control plane's, such as keys, may not."""
     return name.isidentifier() and name.isascii() and not name.startswith("WATTSHIFT_")
 
 

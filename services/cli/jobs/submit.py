@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 
 
 class SubmitCommand(typer.core.TyperCommand):
-    """Keeps what follows ``--`` apart, and reads a script's options as if they stood before those typed."""
+    """Keeps what follows ``--`` apart, and reads a script's options as if they came before those typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words of the command line."""
@@ -70,13 +70,13 @@ class SubmitCommand(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
     def _divided(self, ctx: Any, args: list[str], rest: list[str]) -> list[str]:
-        """Return the words that are not those of a program, or of a script, which go to what follows ``--``.
+        """Return the words for ``submit`` itself; those of a program or script join what follows ``--``.
 
-        As with ``srun``, all that follows a program is the program's. What follows a script are options of ``submit``
-        if all of it can be, and the script's own words if none of it is.
+        As with ``srun``, everything after a program belongs to the program. What follows a script is taken as options
+        of ``submit`` if all of it can be, and as the script's own arguments if none of it can.
 
         Raises:
-            CliError: It is both, or the words are those of another scheduler; the message is the line to type.
+            CliError: Only some of it can, or the words are for another scheduler; the message has the line to type.
         """
         parser = self.make_parser(ctx)
         parser.allow_interspersed_args = False
@@ -107,7 +107,7 @@ class SubmitCommand(typer.core.TyperCommand):
         return [*before, files[0]]
 
     def _takes(self, ctx: Any) -> dict[str, bool]:
-        """Return the options by their names, and whether a value follows each."""
+        """Return the options by name, and whether a value follows each."""
         return {
             name: not getattr(each, "is_flag", False)
             for each in self.get_params(ctx)
@@ -136,7 +136,7 @@ class SubmitCommand(typer.core.TyperCommand):
         return [*self._foreign(ctx, script, [*own, *args]), *own]
 
     def _foreign(self, ctx: Any, script: Script, winning: list[str]) -> list[str]:
-        """Return the options that lines of other schedulers mean, and say on standard error what is not obeyed."""
+        """Return the options that other schedulers' lines stand for, and say on standard error what is not obeyed."""
         given, _, _ = self.make_parser(ctx).parse_args(args=winning)
         options, said = foreign.obeyed(script.name, script.text, script.foreign, _named(given))
         if said:
@@ -167,7 +167,7 @@ class SubmitCommand(typer.core.TyperCommand):
 
 
 def _is_program(word: str) -> bool:
-    """Return whether a word is a program's name, or the path of one that is no script."""
+    """Return whether a word is a program's name, or the path of one that is not a script."""
     path = Path(word)
     if path.is_file():
         with suppress(OSError), path.open("rb") as file:
@@ -176,7 +176,7 @@ def _is_program(word: str) -> bool:
 
 
 def _named(given: dict[str, Any]) -> set[str]:
-    """Return the parameters that some words give."""
+    """Return the names of the parameters that were given."""
     return {name for name, value in given.items() if isinstance(value, str | int | list | tuple) and value}
 
 
@@ -460,7 +460,7 @@ def submit(
 
 
 def _waited(gateway: Gateway, ids: list[str], *, follow: bool, as_json: bool) -> list[Any]:
-    """Wait for jobs to end, or follow the output of the only one; say how they ended, and return them."""
+    """Wait for jobs to end, or follow the output of a single one; say how they ended, and return them."""
     with following.interruptible(ids):
         ended = [following.follow(gateway, ids[0])] if follow else list(following.wait_for(gateway, ids))
     if as_json:
@@ -512,7 +512,7 @@ def _in_place(file: Path, options: SpecOptions) -> str:
 
 
 def _is_of_specs(context: typer.Context) -> bool:
-    """Return whether the jobs are those of a file of specs."""
+    """Return whether the jobs come from a file of specs."""
     return bool(context.params["file"]) and _SCRIPT not in context.meta
 
 
@@ -522,12 +522,12 @@ def signed(spec: JobSpec) -> JobSpec:
 
 
 def is_on_this_machine(gateway: Gateway) -> bool:
-    """Return whether the control plane listens on this machine alone, so that jobs see the same folders."""
+    """Return whether the control plane listens on this machine only, so that jobs see the same folders."""
     return is_local(gateway.url)
 
 
 def is_local(url: str) -> bool:
-    """Return whether an address is one of this machine alone."""
+    """Return whether a URL's host is this machine's loopback address."""
     return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
 
 
@@ -536,15 +536,15 @@ def check_folders(
 ) -> None:
     """Check that jobs can run in their folders, before they are submitted.
 
-    On this machine that takes an account that can enter the folder, write to it, and run the program; root's own
-    folder is opened to the account.
+    On this machine, the jobs' account must be able to enter the folder, write to it, and run the program; a folder of
+    root's is opened to the account.
 
     Args:
         gateway: Where they are submitted.
         specs: The jobs.
         writes: Whether they must be able to write to their folders.
-        typed: The words after ``wattshift submit`` if they make the only job.
-        opens: Whether folders may be opened; otherwise those that could be are taken for open.
+        typed: The words after ``wattshift submit`` if they describe the only job.
+        opens: Whether folders may be opened; otherwise those that could be count as open.
 
     Raises:
         CliError: A job could not run; the lines below the first are what to type instead.
@@ -587,7 +587,7 @@ def check_folders(
 
 
 def _is_opened(runner: Runner, folder: Path, *, writes: bool) -> bool:
-    """Open a folder to an account, and say so if it was not; return whether that could be done."""
+    """Open a folder to an account, and say so if it was not open before; return whether that worked."""
     try:
         is_new = open_to(runner.user_id, folder, writes=writes)
         for closed in () if runner.sees_opened else closed_folders(runner, folder):
@@ -608,7 +608,7 @@ def _ways_round(
     typed: Sequence[str],
     is_ours: bool,
 ) -> list[str]:
-    """Return the lines that make a job run which its account keeps from running as it was typed."""
+    """Return the lines to type instead when a job's account keeps it from running as typed."""
 
     def would_run(folder: Path | None, *, writes: bool) -> bool:
         programs = programs_of(runner, spec.command, spec.environment, folder)
@@ -640,10 +640,10 @@ def _without_workdir(typed: Sequence[str]) -> list[str]:
 
 
 def check_dependencies(gateway: Gateway, specs: list[JobSpec]) -> None:
-    """Check that the jobs exist that others wait for; those of the same submission are not looked for.
+    """Check that the jobs that others depend on exist; those in the same submission are not looked up.
 
     Raises:
-        CliError: One does not, or its name is ambiguous.
+        CliError: One does not exist, or its name is ambiguous.
     """
     own = {spec.name for spec in specs} if len(specs) > 1 else set[str]()
     words = [word for spec in specs if spec.after for _, word in spec.after.references()]
@@ -653,7 +653,7 @@ def check_dependencies(gateway: Gateway, specs: list[JobSpec]) -> None:
 
 
 def _announce(accepted: list[Any], *, as_json: bool, follow: bool, wait: bool) -> None:
-    """Say what was submitted: ids alone on a standard output that a program reads."""
+    """Say what was submitted: only the ids if standard output is read by a program."""
     if as_json:
         if not (wait or follow):
             output.print_json(accepted)

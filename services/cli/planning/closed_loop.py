@@ -4,7 +4,7 @@ It runs on the node, by ``python3 -c`` and possibly in a container, so it uses t
 Its only argument is a JSON object; its standard output is one JSON line, and everything that the server prints goes to
 standard error. Requests go over one connection on loopback, as long as the server keeps it open.
 
-Instances that are measured together meet at a port of loopback once their servers are ready, and begin at one moment.
+Instances that are measured together meet at a loopback port once their servers are ready, and begin at the same moment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GaveUp(Exception):  # noqa: N818  not an error of the program
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port that nothing listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -38,7 +38,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], port: int, path: str, with
     """Return once the server answers ``path`` with a status of 2xx.
 
     Raises:
-        GaveUp: It ended, or is not ready in time.
+        GaveUp: The server ended, or was not ready in time.
     """
     deadline = time.monotonic() + within_s
     last = "nothing listens"
@@ -90,10 +90,10 @@ def send_for(seconds: float, port: int, request: dict[str, Any]) -> tuple[float,
 
 
 def meet(port: int, token: str, rank: int, instances: int, within_s: float) -> float:
-    """Return when all instances begin, UTC seconds, once each of them is here; the one of rank 0 lets the others in.
+    """Wait for all instances and return when they begin, UTC seconds; the one of rank 0 lets the others in.
 
     Raises:
-        GaveUp: Some do not come in time, or the port is in use.
+        GaveUp: Some do not arrive in time, or the port is in use.
     """
     deadline = time.monotonic() + within_s
     return _let_in(port, token, instances, deadline) if rank == 0 else _come_in(port, token, deadline)
@@ -145,7 +145,7 @@ def _come_in(port: int, token: str, deadline: float) -> float:
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """Return a percentile of sorted values, between the two nearest."""
+    """Return a percentile of sorted values, interpolated between the two nearest."""
     at = share * (len(ordered) - 1)
     low = int(at)
     high = min(low + 1, len(ordered) - 1)

@@ -71,7 +71,7 @@ def _moment(text: str | None, option: str) -> str | None:
 
 @contextmanager
 def _sink(out: str) -> Iterator[Write]:
-    """Yield what writes rows; a file is there only once it is whole."""
+    """Yield a function that writes rows; a file appears only once it is complete."""
     if out == "-":
         yield _csv(sys.stdout)
         return

@@ -101,12 +101,12 @@ def _fit_file(kind: str, file: Path, form: Form | None, *, residuals: bool, as_j
 
 
 def read_points(file: Path, needed: tuple[str, ...], *, energies: bool) -> tuple[Observations, list[int]]:
-    """Return the points of a CSV file, and the line of each; an optional column without any value counts as absent.
+    """Return the points of a CSV file, with the line of each; an optional column without any value counts as absent.
 
     Args:
         file: What to read.
         needed: Columns without which there is no fit.
-        energies: Whether energies under power limits are read where they are not needed; one that was not measured is
+        energies: Whether energies under power limits are read even if not needed; one that was not measured is
             then NaN.
 
     Raises:
@@ -184,7 +184,7 @@ def _refusal(file: Path, lines: list[int], error: DomainError) -> CliError:
 def document(
     kind: str, model: ThroughputModel | EnergyModel | CappedModel, *, residuals: bool = False
 ) -> dict[str, Any]:
-    """Return a fit as one JSON object; errors are shares, ``mape`` is that of points left out of the fit."""
+    """Return a fit as one JSON object; errors are fractions, and ``mape`` is that of points left out of the fit."""
     from services.core.profiles.capped import CappedModel
     from services.core.profiles.observations import COLUMN_OF
 
@@ -217,7 +217,7 @@ def _known(share: float) -> float | None:
 
 
 def _correction(residuals: Residuals | None) -> dict[str, Any] | None:
-    """Return all that a correction is computed from; null where the form predicts as well without."""
+    """Return everything that a correction is computed from; None if the form predicts as well without one."""
     from services.core.profiles.residuals import COLUMNS
 
     if residuals is None:

@@ -87,7 +87,7 @@ def placement(
 
 
 def _timed(place: Callable[[], Mapping], times: int) -> tuple[Mapping, float]:
-    """Return a placement and the shortest time it took, ms: whatever else runs on the machine only adds to it."""
+    """Return a placement and the shortest time it took, ms: other load on the machine only adds to it."""
     taken_s: list[float] = []
     while True:
         began_s = time.perf_counter()

@@ -96,7 +96,7 @@ def _request(file: Path, given: dict[str, Any]) -> PoolsRequest:
 
 
 def show_plan(result: PoolsResult, *, hours: float, has_running: bool, found_in_s: float | None = None) -> None:
-    """Print a plan for so many hours; what starts and stops only where something runs already."""
+    """Print a plan for this many hours; what starts and stops is shown only where something runs already."""
     from services.core.domain.solving import SolveStatus
 
     if result.instances:

@@ -1,9 +1,9 @@
 """``wattshift profile inference``: measure how fast variants of a model are on slices of a GPU, and what they draw.
 
 For each size, or each mix of sizes, the GPU is cut, and each variant runs there as jobs that send themselves one
-request after another (``closed_loop``); those of a mix do so at the same time. The agent's readings of the GPU's
-energy counter during that time are its energy. What is measured is in the file at once, so that a run that was killed
-goes on where it was. The GPU ends as it was cut before.
+request after another (``closed_loop``); those of a mix do so at the same time. The energy
+comes from the agent's readings of the GPU's energy counter in that time. Each measurement is in the file at once, so
+that a run that was killed continues where it stopped. In the end the GPU is cut as it was before.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Bench:
     """One GPU of a node, and the jobs that measure on it.
 
     Args:
-        gateway: The control plane's.
+        gateway: Reaches the control plane.
         node: The node's name.
         gpu: Index of the GPU.
         settings: How each measurement is made.
@@ -181,7 +181,7 @@ class Bench:
         self.gpu_name = gpu_name(self.node(), self.device)
 
     def node(self, node_id: str | None = None) -> dict[str, Any]:
-        """Return what the control plane knows of a node, by default of the GPU's.
+        """Return what the control plane knows about a node, by default the GPU's.
 
         Raises:
             CliError: there is no such node.
@@ -200,7 +200,7 @@ class Bench:
         return [device["sevenths"] for device in devices if device.get("parent") == self.gpu]
 
     def begin(self, state_file: Path) -> None:
-        """Remember how the GPU is cut; after a run that was killed, how it was before that, and end its jobs."""
+        """Remember how the GPU is cut; after a killed run, how it was cut before that run, and end its jobs."""
         self.state_file = state_file
         try:
             left = json.loads(state_file.read_text(encoding="utf-8"))
@@ -219,7 +219,7 @@ class Bench:
         self._save()
 
     def end(self) -> None:
-        """End the jobs that run, and cut the GPU as it was before."""
+        """End the running jobs, and cut the GPU as it was before."""
         self._end_jobs()
         if not self._settings.mps:
             self.cut(self._before)
@@ -251,7 +251,7 @@ class Bench:
             time.sleep(POLL_S)
 
     def measure(self, family: Family, variant: Variant, sizes: Sequence[int]) -> list[Row]:
-        """Measure a variant on the slices that the GPU has, which have these sizes, with an instance on each.
+        """Measure a variant on the GPU's present slices, which have these sizes, with an instance on each.
 
         Raises:
             CliError: it cannot be measured; the message says why.
@@ -324,7 +324,7 @@ class Bench:
         )
 
     def _places(self, job: dict[str, Any], sizes: Sequence[int], what: str) -> list[tuple[str, int]]:
-        """Return the GPU that a job runs on, with its node; nothing before it starts.
+        """Return the node and the GPU that a job runs on; empty before it starts.
 
         Raises:
             CliError: it runs on a slice of another GPU, where it may have neighbours. A whole GPU may be any of the
@@ -348,7 +348,7 @@ class Bench:
         """Return what the job printed.
 
         Raises:
-            CliError: it has failed.
+            CliError: the job failed.
         """
         text = self._gateway.text(f"/v1/jobs/{job['id']}/logs", stream="stdout").text.strip()
         try:
@@ -362,7 +362,7 @@ class Bench:
         return found
 
     def _end_jobs(self) -> None:
-        """Cancel the jobs that run, and wait for their ends."""
+        """Cancel the running jobs, and wait for them to end."""
         jobs, self.jobs = self.jobs, []
         for job in jobs:
             with suppress(CliError):  # it has ended, or nobody knows it any more
@@ -384,7 +384,7 @@ class Bench:
 
 
 def _jobs_of(left: dict[str, Any]) -> list[str]:
-    """Return the jobs that a run left; earlier releases had one at a time."""
+    """Return the jobs that a run left behind; earlier releases had one at a time."""
     jobs: list[str] = left["jobs"] if "jobs" in left else [left["job"]]
     return [str(job) for job in jobs if job]
 
@@ -395,7 +395,7 @@ def _at(reading: Reading) -> float:
 
 @contextmanager
 def _left_as_it_was(bench: Bench, out: Path) -> Iterator[None]:
-    """End what runs, and cut the GPU as it was, however this ends; after a kill, the next run does it."""
+    """End the jobs and cut the GPU as it was before, however the block ends; after a kill, the next run does so."""
     bench.begin(out.with_name(out.name + ".state"))
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:

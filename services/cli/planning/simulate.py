@@ -159,7 +159,7 @@ def training(
 
 
 def _page_maker() -> Callable[..., str]:
-    """Return what makes a page of a run and its results, which the package wattshift-lab adds."""
+    """Return the function that makes a page of a run and its results, which the package wattshift-lab provides."""
     for plugin in load_plugins("wattshift.run_reports", Callable):  # type: ignore[type-abstract]
         return plugin.value
     raise CliError(

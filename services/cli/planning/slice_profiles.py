@@ -42,7 +42,7 @@ class Variant(Message):
 
 
 class Request(Message):
-    """The request that is sent again and again."""
+    """The request that is sent repeatedly."""
 
     method: Literal["GET", "POST", "PUT"] = "POST"
     path: Annotated[str, StringConstraints(pattern=r"^/[^\s]*$", max_length=2_000)] = "/"
@@ -52,7 +52,7 @@ class Request(Message):
 
 
 class Family(Message):
-    """The variants of a model, and how they are asked."""
+    """The variants of a model, and the request they are measured with."""
 
     family: Annotated[str, StringConstraints(pattern=SHORT_NAME)]
     variants: list[Variant] = Field(min_length=1, max_length=100)
@@ -71,7 +71,7 @@ def read_family(file: Path) -> Family:
     """Return the family in a JSON file.
 
     Raises:
-        CliError: there is none; the message names the field.
+        CliError: it is not a valid family; the message names the field.
     """
     try:
         return Family.model_validate(json_document(file))
@@ -95,7 +95,7 @@ def mixes_of(text: str) -> list[tuple[int, ...]]:
     """Return the mixes that ``4g+2g+1g,1g+1g`` names, each in sevenths and from large to small.
 
     Raises:
-        CliError: there is no such slice, one GPU does not hold them all, or a slice is alone.
+        CliError: there is no such slice, one GPU does not hold them all, or a mix has only one slice.
     """
     found: list[tuple[int, ...]] = []
     for mix in text.split(","):
@@ -111,13 +111,13 @@ def mixes_of(text: str) -> list[tuple[int, ...]]:
 
 
 def instances_of(sizes: Sequence[int]) -> str:
-    """Return what the file says of instances that run at once on slices of these sizes, in sevenths."""
+    """Return the file's entry for instances that run at once on slices of these sizes, in sevenths."""
     return "1" if len(sizes) == 1 else _mix(sizes)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; the columns of the file, in their order. Times of requests, power of the whole GPU."""
+    """One measurement, with the file's columns in their order. Times are of requests, power is of the whole GPU."""
 
     gpu: str
     family: str
@@ -139,7 +139,7 @@ COLUMNS = [field.name for field in fields(Row)]
 
 @dataclass(frozen=True)
 class Reading:
-    """A GPU's reading by its agent: when, by the node's clock, and what."""
+    """An agent's reading of a GPU: when, by the node's clock, and what."""
 
     at_s: float
     power_w: float
@@ -159,7 +159,7 @@ def reading_of(node: dict[str, Any], gpu: int) -> Reading | None:
 def mean_power_w(readings: Sequence[Reading], gpu: str) -> float:
     """Return the mean power between the first and the last reading, by the energy counter where there is one.
 
-    Of what the board cannot have drawn, the sampled power counts.
+    Where the counter shows more than the board can have drawn, the sampled power is used instead.
     """
     elapsed_s = readings[-1].at_s - readings[0].at_s
     counters = [each.energy_j for each in readings if each.energy_j is not None]
@@ -191,7 +191,7 @@ def row_of(
         size: Of the slice, in sevenths.
         measured: What ``closed_loop`` printed.
         readings: Of the GPU, before, during and after the requests.
-        mix: The sizes of all instances that were measured at once; one of any size stands for itself alone.
+        mix: The sizes of all instances that were measured at once; a single one, of any size, means that it ran alone.
 
     Raises:
         CliError: fewer than two readings fell into the time of the requests.
@@ -223,14 +223,14 @@ def row_of(
 
 
 class ProfileFile:
-    """A CSV file of rows, to which each is added as soon as it is measured.
+    """A CSV file, to which each row is added as soon as it is measured.
 
     Args:
         path: Where it is, or will be.
-        gpu: The GPU that is measured; a file of another one is refused.
+        gpu: The GPU that is measured; a file about another one is refused.
 
     Raises:
-        CliError: there is a file that is no profile, or one of another GPU.
+        CliError: the file exists and is not a profile, or is about another GPU.
     """
 
     def __init__(self, path: Path, gpu: str) -> None:
@@ -264,7 +264,7 @@ class ProfileFile:
             self._write(known, whole=True)
 
     def has(self, family: str, variant: str, sizes: Sequence[int]) -> bool:
-        """Whether instances of a variant were measured at once on slices of these sizes, in sevenths."""
+        """Return whether instances of a variant were measured at once on slices of these sizes, in sevenths."""
         return (family, variant, _mix(sizes)) in self._done
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -300,11 +300,11 @@ def _line(values: Sequence[str]) -> str:
 
 
 def gpu_name(node: dict[str, Any], device: dict[str, Any]) -> str:
-    """Return a GPU's name in the file, as NVIDIA says it; that of a simulated one says so."""
+    """Return a GPU's name for the file, as NVIDIA writes it; that of a simulated GPU says so."""
     maker = "NVIDIA" if node["driver"] == "nvml" else "simulated"
     return f"{maker} {device['model']}"
 
 
 def is_whole(size: int) -> bool:
-    """Whether a size in sevenths is the GPU as it is, uncut."""
+    """Return whether a size in sevenths is that of the whole, uncut GPU."""
     return size == WHOLE

@@ -1,1 +1,1 @@
-"""Commands on the ledger: reports, their forms, and the check of an export."""
+"""Commands for the ledger: reports, their forms, and the check of an export."""

@@ -40,7 +40,7 @@ def add(
     ],
     source: Annotated[Literal["catalogue"], typer.Option("--from", help="What is added.")] = "catalogue",
 ) -> None:
-    """Add the catalogue's values, marked as estimates, to a file of facts; what the file has stays."""
+    """Add the catalogue's values, marked as estimates, to a file of facts; values already in the file stay."""
     known = read_facts(file).model_dump(mode="json", exclude_unset=True) if file.exists() else {}
     for kind, values in CATALOGUE.items():
         if kind != "unknown":
@@ -57,7 +57,7 @@ def read_facts(file: Path) -> Facts:
     """Return the facts of a file.
 
     Raises:
-        CliError: It cannot be read, or has what is no fact; the message names it.
+        CliError: It cannot be read, or contains something that is not a fact; the message names it.
     """
     try:
         return Facts.model_validate_json(file.read_text(encoding="utf-8"))

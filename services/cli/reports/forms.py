@@ -1,7 +1,7 @@
 """`wattshift report --as FORM`: what the ledger has, in the forms that standards and laws ask for.
 
-What the ledger cannot know an operator states in a file of facts. A figure whose input is missing is null, and
-``unknown`` says where to get it: no default stands in. docs/forms.md says which document each form follows.
+What the ledger cannot know, an operator states in a file of facts. A figure whose input is missing is null, and
+``unknown`` says where to get that input: there are no defaults. docs/forms.md says which document each form follows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Factor(_Stated):
 
 
 class Certificate(_Stated):
-    """Energy attribute certificates: of which hours, and where what they stand for can be delivered."""
+    """Energy attribute certificates: for which hours, and where the energy can be delivered."""
 
     zones: list[str] = Field(min_length=1)
     start: Instant
@@ -47,7 +47,7 @@ class Certificate(_Stated):
 
 
 class Facts(_Stated):
-    """What an operator states for reports; all of it is of the period that is reported."""
+    """What an operator states for reports, all of it about the reported period."""
 
     residual_gco2_per_kwh: dict[str, Factor] = {}
     certificates: list[Certificate] = []
@@ -174,7 +174,7 @@ def annex_xi(report: Mapping[str, Any], jobs: Iterable[Mapping[str, Any]], facts
 def boamps(report: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]], facts: Facts, now: datetime) -> Figures:
     """Return a report in the JSON schema of BoAmps (Boavizta), of all jobs of the period.
 
-    Its schema has no room for unknown values: what is required and not stated in ``task`` is the word ``unknown``.
+    Its schema has no room for unknown values: a required value that ``task`` does not state is the word ``unknown``.
     """
     boards: dict[str, int] = defaultdict(int)
     for node in nodes:
@@ -211,7 +211,7 @@ def boamps(report: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]], facts:
 def hours_of(lines: Iterable[Mapping[str, Any]]) -> tuple[dict[tuple[datetime, str], list[float]], float]:
     """Return energy with PUE in kWh and gCO2 by hour and zone, and the kWh of daily sums, which have no hour.
 
-    A line that passes from one hour into the next is divided by time.
+    A line that spans more than one hour is divided by time.
     """
     hours: dict[tuple[datetime, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     without = 0.0
@@ -282,9 +282,9 @@ def sci_ai(
     """Return the consumer and the provider score of SCI for AI (Green Software Foundation).
 
     Args:
-        report: By model of GPU.
-        requests: By model that was asked.
-        lines: Of the period: what servers of models and the control plane used.
+        report: The report by GPU model.
+        requests: The requests by the model asked for.
+        lines: The period's lines: what model servers and the control plane used.
         facts: What the operator states.
     """
     inputs = Inputs(facts)
@@ -338,7 +338,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _embodied_g(report: Mapping[str, Any], inputs: Inputs) -> float | None:
-    """Return embodied emissions of the GPUs in the period: those of the report, or else by the facts."""
+    """Return the GPUs' embodied emissions in the period: from the report, or else from the facts."""
     if (known := report["total_accounts"]["embodied_gco2"]) is not None:
         return known
     parts: list[float | None] = []

@@ -18,10 +18,10 @@ from services.kit.files import whole
 
 
 def save_lines(gateway: Gateway, out: str, period: dict[str, str | None], seals: bool = False) -> None:
-    """Write the lines to a file, in the format that its name ends in, or as CSV to the output; with ``seals``, those.
+    """Write the lines to a file in the format its name ends in, or to the output as CSV; with ``seals``, those too.
 
     Raises:
-        CliError: The file cannot be written, or its name ends otherwise. The file is there only if it is whole.
+        CliError: The file cannot be written, or its name has another ending. It appears only once it is complete.
     """
     if seals:
         period = {**period, "seals": "true"}
@@ -87,14 +87,14 @@ def arrow_types() -> dict[str, Any]:
 
 
 class _Pieces(io.RawIOBase):
-    """What arrives, as a file that is read from its beginning to its end."""
+    """Bytes as they arrive, as a file to read from beginning to end."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
         self._rest = b""
 
     def readable(self) -> bool:
-        """True."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: Any) -> int:

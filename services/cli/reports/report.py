@@ -50,7 +50,8 @@ def verify(
 ) -> None:
     """Check an export of the ledger: every line, total, hash and signature.
 
-    services/cli/reports/verify.py does it without anything else: `python verify.py FILE`."""
+    services/cli/reports/verify.py does it on its own: `python verify.py FILE`.
+    """
     from services.cli.reports import verify as program
 
     raise typer.Exit(program.verify(str(file), key=key))
@@ -189,7 +190,7 @@ def fetch(gateway: Gateway, by: str, period: dict[str, str | None], also: Sequen
     """Return a report with the lines of all pages, as they were at one moment.
 
     Raises:
-        CliError: The ledger of the period changed while the pages were read, time and again.
+        CliError: The ledger of the period kept changing while the pages were read.
     """
     group_by, _, then_by = by.partition(",")
     asked: dict[str, Any] = {"group_by": group_by, "then_by": then_by or None, "limit": PAGE_LINES, **period}
@@ -208,7 +209,7 @@ def fetch(gateway: Gateway, by: str, period: dict[str, str | None], also: Sequen
 
 
 def _is_same(total: dict[str, float], other: dict[str, float]) -> bool:
-    """Whether two sums are of the same lines, in whatever order they were added up."""
+    """Return whether two sums are of the same lines, in whatever order they were added up."""
     return all(math.isclose(total[name], other[name], rel_tol=1e-12) for name in total)
 
 
@@ -244,7 +245,7 @@ def _instant(text: str | None, option: str) -> datetime | None:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a share in per cent; of nothing, or of less, there is none."""
+    """Return a share in per cent; ``-`` if the whole is not positive."""
     return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
 
 
@@ -295,13 +296,13 @@ def _print_requests(by: str, found: Report) -> None:
 
 
 def title(line: Report) -> str:
-    """Return what a line is called: a job by its name and id, one of two dimensions by both groups."""
+    """Return the title of a line: a job's name and id, or both groups if there are two dimensions."""
     name = f"{line['name']} ({line['group']})" if line.get("name") else line["group"]
     return f"{name}, {line['then_group']}" if line.get("then_group") else name
 
 
 def amounts(lines: Sequence[Report]) -> list[list[str]]:
-    """Return energy, emissions by each account, the baseline, and the change against it, of each line of a table."""
+    """Return each line's energy, emissions by each account, baseline, and change against it, for a table."""
     used, accounts = [line["footprint"] for line in lines], [line["accounts"] for line in lines]
     columns = [
         _within(used, accounts, "energy_j", output.energies),
@@ -315,7 +316,7 @@ def amounts(lines: Sequence[Report]) -> list[list[str]]:
 def _within(
     used: Sequence[Report], accounts: Sequence[Report], name: str, shown: Callable[[Iterable[float]], list[str]]
 ) -> list[str]:
-    """Return figures, each with the share by which it can be off."""
+    """Return figures, each with the share by which it may be off."""
     figures = [each[name] for each in used]
     widths = [(each.get("half_width") or {}).get(name) for each in accounts]
     return [
@@ -393,7 +394,7 @@ def _rows_to(file: IO[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _write(path: Path, content: str | Callable[[IO[str]], None]) -> None:
-    """Write a file; it is there only once it is whole."""
+    """Write a file, which appears only once it is complete."""
     try:
         with whole(path) as part, part.open("w", encoding="utf-8", newline="") as file:
             if isinstance(content, str):

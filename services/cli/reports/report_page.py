@@ -53,7 +53,7 @@ def render(whole: Report, made_at: datetime, more: Report | None = None) -> str:
     Args:
         whole: The report of a period by job, and also by each of ``OTHERS``.
         made_at: When it was made.
-        more: The same by two dimensions at once, where a table of these is wanted.
+        more: The same by two dimensions at once, if a table of these is wanted.
     """
     reports = {table["group_by"]: {**whole, "lines": table["lines"]} for table in whole["also"]}
     name = f"Energy and emissions of GPU work, {_period(whole)}"
@@ -86,7 +86,7 @@ def _sealed(page: str) -> str:
 
 
 def _checksum(page: str) -> str:
-    """Return the SHA-256 of a page with zeros where its checksum is."""
+    """Return the SHA-256 of a page, with zeros in place of its checksum."""
     return hashlib.sha256(CHECKSUM.sub(rf"\g<1>{NO_CHECKSUM}\g<3>", page).encode()).hexdigest()
 
 
@@ -229,7 +229,7 @@ def _largest(found: Report) -> list[Report]:
 
 
 def _total(lines: Sequence[dict[str, Any]], account: str) -> float | None:
-    """Return the sum of an account, which is unknown if a part of it is."""
+    """Return the sum of an account; None if a part of it is unknown."""
     values = [line["accounts"][account] for line in lines]
     return None if None in values else sum(values)
 

@@ -1,4 +1,4 @@
-"""What the levers saved, as reports and `top` say it: always what was stored, never computed anew."""
+"""What the levers saved, as reports and `top` show it: always as stored, never recomputed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RECENT = timedelta(days=9)
 
 
 def stored(gateway: Gateway, period: dict[str, str | None]) -> dict[str, Any] | None:
-    """Return the savings of a period; None where none are stored, or who asks may not see them."""
+    """Return the savings of a period; None if none are stored, or if the caller may not see them."""
     try:
         return gateway.get("/v1/reports/savings", **period)
     except CliError as error:
@@ -23,7 +23,7 @@ def stored(gateway: Gateway, period: dict[str, str | None]) -> dict[str, Any] | 
 
 
 def newest(gateway: Gateway) -> dict[str, Any] | None:
-    """Return the savings of the newest day whose jobs were replayed; None where there is none."""
+    """Return the savings of the newest day whose jobs were replayed; None if there is none."""
     start = (datetime.now(UTC) - RECENT).isoformat()
     found = stored(gateway, {"start": start, "end": None})
     days = [day for day in found["days"] if day["levers"]] if found else []
@@ -39,14 +39,14 @@ def sentences(found: dict[str, Any] | None) -> list[str]:
 
 
 def briefly(day: dict[str, Any]) -> list[str]:
-    """Return a day's savings in a line, and in another why there are none and what slack would have brought."""
+    """Return a day's savings in a line and, where there are none, why and what slack would have brought in another."""
     between = f"{output.carbon(day['low_gco2'])} to {output.carbon(day['high_gco2'])}"
     first = f"saved {day['day']}: {output.carbon(day['saved_gco2'])} CO2 ({between}): {_levers(day)}"
     return [first, *([f"{day['why']} {' '.join(_slack(day))}".strip()] if day["why"] else [])]
 
 
 def told(total: dict[str, Any]) -> list[str]:
-    """Return savings in sentences: against what, how sure, by which lever, why not, and what slack would bring."""
+    """Return savings in sentences: against what, how sure, by which lever, why none, and what slack would bring."""
     if not total["levers"]:
         return [f"Saved: nothing is known. {total['why']}"]
     between = f"{output.carbon(total['low_gco2'])} to {output.carbon(total['high_gco2'])} at 90 %"

@@ -1,6 +1,6 @@
 """Check an export of the ledger: `python verify.py FILE`, or `wattshift verify FILE`. Needs Python 3.11, nothing else.
 
-FILE is what `wattshift report --lines FILE --seals` wrote: CSV or JSON lines. Every line is computed again from what
+FILE is what `wattshift report --lines FILE --seals` wrote: CSV or JSON lines. It recomputes every line from what
 was metered, every total of the report from the lines, every hash, and every signature (Ed25519 by the arithmetic of
 RFC 8032). docs/ledger.md describes the format. The exit code is 0 if nothing is wrong.
 """
@@ -93,14 +93,14 @@ def plus(sums: list[float], amounts) -> list[float]:
 
 
 def digest_of(texts: list[str], columns: str) -> str:
-    """Return the SHA-256 of lines in the order of their text; none if a field has what separates them."""
+    """Return the SHA-256 of lines sorted by their text; empty if a field contains a separator."""
     body = "".join(f"{text}\n" for text in sorted(texts))
     fits = body.count("\t") == columns.count(" ") * len(texts) and body.count("\n") == len(texts)
     return sha256(body.encode()).hexdigest() if fits else ""
 
 
 def rows_of(path: str, first: int, last: int, columns: list[str], is_csv: bool) -> Iterator[list]:
-    """Yield the rows of a part of the file, as texts."""
+    """Yield the rows of a part of the file, as text."""
     with open(path, "rb") as file:
         file.seek(first)
         while (left := last - file.tell()) > 0:
@@ -128,7 +128,7 @@ def length_s(began: str, ended: str) -> float:
 
 
 def check_part(path: str, first: int, last: int, columns: list[str], is_csv: bool, batches: dict, period) -> dict:
-    """Compute the lines between two offsets again; return their sums, and what can be said only of the whole."""
+    """Recompute the lines between two offsets; return their sums, and what can be checked only for the whole file."""
 
     def fields(names: str):
         return itemgetter(*map(columns.index, names.split()))
@@ -190,7 +190,7 @@ def check_part(path: str, first: int, last: int, columns: list[str], is_csv: boo
 
 
 class Check:
-    """What is found of one file."""
+    """The check of one file, and what it found."""
 
     def __init__(self, path: str, processes: int) -> None:
         self.path, self.processes = path, processes
@@ -199,7 +199,7 @@ class Check:
         self.unsigned = 0
 
     def run(self) -> list[str]:
-        """Return what is wrong; sets `facts`, sentences of what was checked."""
+        """Return what is wrong; set `facts` to sentences on what was checked."""
         first, seals_at, columns, seals = self._ends()
         of = defaultdict(list)
         for kind, _, rest in (seal.partition(" ") for seal in seals):
@@ -242,7 +242,7 @@ class Check:
         return self.faults
 
     def _ends(self):
-        """Read the head and the seals; what is between them is lines."""
+        """Read the head and the seals; the lines are between them."""
         with open(self.path, "rb") as file:
             head = file.readline()
             self.is_csv = not head.startswith(b"{")
@@ -264,7 +264,7 @@ class Check:
         return line.removeprefix("# ") if self.is_csv else json.loads(line)["seal"]
 
     def _parts(self, first: int, last: int, columns: list[str]) -> list[dict]:
-        """Check the lines on all processes, and the whole file against its end meanwhile."""
+        """Check the lines in several processes, and meanwhile the whole file against the hash at its end."""
         cuts, known = [first], {each.id: (int(each.lines), each.digest) for each in self.batches.values()}
         with open(self.path, "rb") as file:
             for number in range(1, self.processes if last - first > 1 << 20 else 1):
@@ -307,7 +307,7 @@ class Check:
             yield str(number), stated, [rest.split(" ") for name, rest in lines if name == "lane"], before, key
 
     def _sums(self, rows: list[str], of_sums: dict[str, list[str]]) -> dict[str, str]:
-        """Check the daily sums; return the hash of each day that one stands for."""
+        """Check the daily sums; return which sum stands for each day, by the day's hash."""
         self.sum_hashes, replaced = {"0": NOTHING}, {}
         for number, stated, _, its_hash, _ in self._stated("sum", rows):
             self.sum_hashes[number] = its_hash
@@ -344,7 +344,7 @@ class Check:
         return since or min((each.at for each in self.batches.values()), default="")
 
     def _advance(self, lane: str, head: tuple[int, str], end: int, batches: dict) -> str:
-        """Return the running hash of a lane at a batch, and take the batches that it covers."""
+        """Return the running hash of a lane at a batch, and remove the batches that it covers."""
         reached, running = head
         for number in range(reached + 1, end + 1):
             if (found := batches.pop((lane, number), None)) is None:
@@ -357,7 +357,7 @@ class Check:
         return running
 
     def _totals(self, rows: list[str], sums: dict[tuple[str, ...], list[float]]) -> None:
-        """Sum every total again."""
+        """Recompute every total."""
         again: dict = defaultdict(zeros)
         for (day, job, *names), amounts in sums.items():
             groups = [("all", "")] if job else [("all", ""), ("idle", "")]

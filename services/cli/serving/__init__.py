@@ -1,1 +1,1 @@
-"""Commands on what serves: pools, applications, their fleets, and servers that others run."""
+"""Commands for what serves: pools, applications, their fleets, and servers that others run."""

@@ -55,7 +55,7 @@ def list_apps(as_json: AsJson = False) -> None:
 
 
 def show_app(name: AppArgument, as_json: AsJson = False) -> None:
-    """Show an application: what runs of it and where, its limits, and the requests of the last minute."""
+    """Show an application: what of it runs and where, its limits, and the requests of the last minute."""
     gateway = Gateway()
     app = gateway.get(f"/v1/apps/{name}")
     instances = gateway.pages(f"/v1/apps/{name}/instances", 100_000)
@@ -188,7 +188,7 @@ def delete_app(name: AppArgument, as_json: AsJson = False) -> None:
 
 
 def _completed(file: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec of a file: with profiles of its family, and words of commands filled in."""
+    """Return a file's spec, with its family's profiles, and with the placeholders in commands filled in."""
     spec = dict(document)
     family, command = spec.pop("family", None), spec.pop("command", None)
     variants: list[Any] = spec.get("variants") or []
@@ -199,7 +199,7 @@ def _completed(file: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_family(file: Path, family: Any, variants: list[Any]) -> list[Any]:
-    """Return variants with accuracy and profiles where they have none; all of the family's if the file names none."""
+    """Return variants, with the family's accuracy and profiles where they lack them; all of its if none is named."""
     import numpy as np
 
     from services.core.domain.gpus import SLICE_SEVENTHS

@@ -147,7 +147,7 @@ def apply_plan(
     plan: Annotated[str, typer.Argument(help="The proposed plan; `fleets plans` lists them.")],
     as_json: AsJson = False,
 ) -> None:
-    """Carry a proposed plan out."""
+    """Carry out a proposed plan."""
     found = Gateway().call("POST", f"/v1/fleets/{name}/plans/{plan}/apply")
     if as_json:
         output.print_json(found)
@@ -202,7 +202,7 @@ def show_configuration(plan: dict[str, Any] | None, *, as_percentages: bool = Fa
 
 
 def searched(search: dict[str, Any] | None) -> str:
-    """Return how far a search by measurement is, in a few words."""
+    """Return how far a search by measurement has got, in a few words."""
     if search is None:
         return ""
     took_s = _seconds(search["begun_at"], search["ended_at"]) or 0.0
@@ -217,7 +217,7 @@ def _seconds(start: str | None, end: str | None) -> float | None:
 
 
 def show_search(plan: dict[str, Any] | None) -> None:
-    """Print what was measured of configurations, beside what the model had predicted of them."""
+    """Print what was measured for configurations, beside what the model had predicted."""
     search = None if plan is None else plan["search"]
     if plan is None or search is None:
         return
@@ -244,7 +244,7 @@ def show_search(plan: dict[str, Any] | None) -> None:
 
 
 def _measured(each: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Return an evaluation's figures as people read them, what the model had predicted in brackets."""
+    """Return an evaluation's figures as people read them, with the model's predictions in brackets."""
     measured, predicted = each["measured"] or {}, each["predicted"] or {}
 
     def both(name: str, form: str) -> str:

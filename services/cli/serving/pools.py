@@ -322,7 +322,7 @@ def _read_log(file: Path, since: str | None) -> Windows:
 
 
 def _batches(windows: Windows) -> Iterator[list[dict[str, Any]]]:
-    """Yield windows in order, those in between without requests too, as many as one report takes."""
+    """Yield windows in order, those in between without requests too, in batches that fit into one report."""
     batch: list[dict[str, Any]] = []
     held = 0
     for start_s in range(min(windows), max(windows) + WINDOW_S, WINDOW_S):
@@ -337,7 +337,7 @@ def _batches(windows: Windows) -> Iterator[list[dict[str, Any]]]:
 
 
 def _with_commands_filled(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a spec that may be wrong anywhere, its commands' placeholders filled."""
+    """Return a spec, which may be wrong anywhere, with the placeholders in its commands filled in."""
 
     def mode(each: Any) -> Any:
         if not isinstance(each, dict) or not isinstance(each.get("command"), list):
@@ -382,7 +382,7 @@ def _show_instances(instances: list[dict[str, Any]]) -> None:
 
 
 def _clock(clock: dict[str, Any] | None) -> str:
-    """Return the clock of now and what decides it."""
+    """Return the current clock and what decides it."""
     if clock is None:
         return "-"
     now = "?" if clock["clock_mhz"] is None else f"{clock['clock_mhz']} MHz"

@@ -1,1 +1,1 @@
-"""Commands on this installation, its hosts, nodes, policy and engines."""
+"""Commands for this installation, its hosts, nodes, policy and engines."""

@@ -1,4 +1,4 @@
-"""An installation's own authority for certificates: made once, issues one for each host."""
+"""An installation's own certificate authority: made once, it issues a certificate for each host."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def issue(
     folder: Folder = DEFAULT_FOLDER,
     days: Annotated[int, typer.Option(min=1, max=3_650, help="How long it is valid.")] = 397,
 ) -> None:
-    """Issue a host's certificate; again under the same name, it replaces the one before."""
+    """Issue a host's certificate; it replaces an earlier one of the same name."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

@@ -1,4 +1,4 @@
-"""Commands on the cluster: nodes, carbon, policy, footprint."""
+"""Commands for the cluster: nodes, carbon, policy, footprint."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _node_table(found: list[Any]) -> RenderableType:
 
 
 def meter_words(node: dict[str, Any]) -> str:
-    """Return whether a node's energy counters agree with its power, and how often its meters were not believed."""
+    """Return whether a node's energy counters agree with its power, and how many intervals are not as measured."""
     readings = [each for each in node["readings"] if each.get("energy_j") is not None]
     ratios = {each["index"]: each["counter_ratio"] for each in readings if each.get("counter_ratio") is not None}
     off = [f"GPU {index}: {ratio:.2g} x its power" for index, ratio in ratios.items() if not agrees(ratio)]
@@ -107,7 +107,7 @@ def meter_words(node: dict[str, Any]) -> str:
 
 
 def protection_words(node: dict[str, Any]) -> str:
-    """Return what keeps jobs on a node apart: all of it, or what is lacking."""
+    """Return whether jobs on a node are kept apart, or which protections are lacking."""
     known = node.get("protections", [])
     lacking = [each["name"].replace("_", " ") for each in known if not each["holds"]]
     if not known:
@@ -177,12 +177,12 @@ def invite(
     lifetime: Annotated[str, typer.Option(metavar="TIME", help="How long the token can be used: 15m, 2h, 1d.")] = "10m",
     as_json: AsJson = False,
 ) -> None:
-    """Let a host join: print the command that is typed there, once."""
+    """Let a host join: print the command to type there, once."""
     print_invitation(Gateway(), node, duration_s(lifetime, "--lifetime"), as_json)
 
 
 def print_invitation(gateway: Gateway, node: str | None = None, lifetime_s: float = 600, as_json: bool = False) -> None:
-    """Print what makes another host a node."""
+    """Print the command that makes another host a node."""
     body = {"node_id": node and checked_name(node, "node"), "lifetime_s": lifetime_s}
     found = gateway.call("POST", "/v1/nodes/invitations", body=body)
     if as_json:
@@ -282,7 +282,7 @@ WINDOW_S = 4 * 3_600.0
 
 
 def curve_of(outlook: Any) -> list[Piece]:
-    """Return an outlook as a curve: past is what was measured, or would have been."""
+    """Return an outlook as a curve; steps that have begun count as past."""
     now = datetime.fromisoformat(outlook["now"])
     pieces: list[Piece] = []
     for point in outlook["points"]:

@@ -205,7 +205,7 @@ class View:
         return invariants["holds"] and len(jobs) == len(self.job_ids) and all(j["state"] == "succeeded" for j in jobs)
 
     def _print_shift(self, jobs: list[Any]) -> None:
-        """Say at which intensity the power-hungry half of the jobs ran, and the other half."""
+        """Print the mean intensity at which the low-power half of the jobs ran, and the high-power half."""
         footprints = [job["footprint"] for job in jobs if job["footprint"]["gpu_s"]]
         by_power = sorted(footprints, key=lambda footprint: footprint["gpu_energy_j"] / footprint["gpu_s"])
         for name, half in (("low", by_power[: len(by_power) // 2]), ("high", by_power[len(by_power) // 2 :])):

@@ -1,4 +1,4 @@
-"""Engines of the site: what they are told, and the processes that bridge them."""
+"""The site's engines: what they are told, and the processes that bridge them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_engines(context: typer.Context, watch: Watch = False, as_json: AsJson = False) -> None:
-    """Show the engines, and what was decided of their jobs today."""
+    """Show the engines, and what was decided about their jobs today."""
     if context.invoked_subcommand:
         return
     gateway = Gateway()
@@ -70,7 +70,7 @@ def list_days(
     days: Annotated[int, typer.Option(min=1, max=3_660, help="How far back, today included.")] = 31,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was decided of an engine's jobs day by day, and what a dry run would have saved."""
+    """Show what was decided about an engine's jobs day by day, and what a dry run would have saved."""
     found = Gateway().get(f"/v1/engines/{quote(name, safe='')}/days", days=days)["items"]
     if as_json:
         output.print_json(found)
@@ -99,7 +99,7 @@ def _days_table(found: list[Any]) -> RenderableType:
 
 
 def _saved(savings: dict[str, Any] | None, grams: list[str]) -> list[str]:
-    """Return the figures of a day's dry run; ``grams``: what was and would have been emitted, and the difference."""
+    """Return the figures of a day's dry run; ``grams``: emissions as they were, as they would have been, and saved."""
     if savings is None:
         return [""] * 6
     by = "-" if savings["later_h"] is None else output.duration(savings["later_h"] * 3_600)
@@ -108,7 +108,7 @@ def _saved(savings: dict[str, Any] | None, grams: list[str]) -> list[str]:
 
 
 def _left_out(savings: dict[str, Any] | None) -> str:
-    """Return what a day's figures do not say."""
+    """Return what a day's figures leave out."""
     if savings is None:
         return ""
     said = [f"{savings[name]} {name}" for name in ("unplanned", "unmeasured", "unpriced") if savings[name]]
@@ -126,10 +126,10 @@ def slurm(
     token: Annotated[str | None, typer.Option(help="The token of `wattshift nodes enroll NAME --engine`.")] = None,
     zone: Annotated[str | None, typer.Option(help="Grid zone of the nodes.")] = None,
 ) -> None:
-    """Run the bridge to the Slurm of this host, until it is ended.
+    """Run the bridge to this host's Slurm until it is stopped.
 
     It runs as a user whom Slurm lets change other people's jobs, such as root, and reads further settings from
-    variables ENGINE_SLURM_...
+    the variables ENGINE_SLURM_...
     """
     given = {
         "MODE": "control" if control else "dry_run",
@@ -152,7 +152,7 @@ def slurm_history(
     carbon: Annotated[str, typer.Option(help="Whose grid: a zone with a recording, or a file.")] = "GB",
     keep: Annotated[Path | None, typer.Option(help="Where to keep what sacct answered.")] = None,
 ) -> None:
-    """Show what policies would have done with the jobs that this Slurm has run, by its own accounting."""
+    """Show what policies would have done with the jobs that this Slurm has run, according to its accounting."""
     environment = {**os.environ, "SLURM_TIME_FORMAT": "%FT%T%z"}
     period = [f"--starttime={start}", "--endtime=now"]
     try:

@@ -69,7 +69,7 @@ def join(
 ) -> None:
     """Make this host a node of an installation elsewhere, and run its agent until Ctrl-C.
 
-    Settings of the agent (GPU_AGENT_...) are kept with what was joined; a plain `wattshift join` starts it again.
+    The agent's settings (GPU_AGENT_...) are kept, so that a plain `wattshift join` starts it again.
     """
     from services.kit.problems import ProblemError
 
@@ -107,7 +107,7 @@ def join(
 
 
 def leave(folder: DataDir = None) -> None:
-    """Make this host a node no more, once its agent was stopped; its jobs are queued again."""
+    """Make this host a node no longer, once its agent has been stopped; its jobs are queued again."""
     from services.kit.problems import ProblemError
 
     place = (folder or data_dir()).absolute() / "joined"
@@ -128,7 +128,7 @@ def leave(folder: DataDir = None) -> None:
 
 
 def _token(given: str | None, file: Path | None) -> tuple[str, str]:
-    """Return the token, and the fingerprint that stands behind it."""
+    """Return the token, and the fingerprint that follows it."""
     try:
         if file is not None:
             text = file.read_text()
@@ -153,7 +153,7 @@ def _check_gpus() -> None:
 
 
 def _check_certificate(url: str, pin: str) -> str:
-    """Return the address of this host towards the installation, if that shows the certificate with this fingerprint."""
+    """Return this host's address towards the installation, whose certificate must have this fingerprint."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -181,7 +181,7 @@ def _check_certificate(url: str, pin: str) -> str:
 
 
 def _settings(place: Path, url: str, pin: str, address: str, name: str | None) -> dict[str, str]:
-    """Return the agent's settings: those of this shell, and what follows from what is joined."""
+    """Return the agent's settings: those of this shell, and those that follow from the installation it joins."""
     own = {key: value for key, value in os.environ.items() if key.startswith("GPU_AGENT_")}
     own.pop("GPU_AGENT_ENROLL_TOKEN", None)
     found = {
@@ -232,12 +232,12 @@ class _Node:
 
     @property
     def shared(self) -> Any:
-        """Not asked for: there is a token."""
+        """Never asked for, as there is a token."""
         raise NotImplementedError
 
 
 async def _enrol(settings: dict[str, str], token: str) -> None:
-    """Become the node, and get the certificate by which the control plane knows its agent; repeated, it goes on."""
+    """Become the node, and get the certificate by which the control plane knows its agent; it may be repeated."""
     from services.kit.enrolment import Enrolment
     from services.kit.problems import ProblemError
 
@@ -257,7 +257,7 @@ async def _enrol(settings: dict[str, str], token: str) -> None:
 
 
 async def _leave(settings: dict[str, str]) -> None:
-    """Have the credential end, and forget what a start would use."""
+    """Have the credential revoked, and delete what a start would use."""
     from services.kit.enrolment import FILE, Enrolment
     from services.kit.problems import ProblemError
 
@@ -287,7 +287,7 @@ async def _ask(client: ServiceClient, node_id: str, what: str, secret: str) -> b
 
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """Hold the folder of the node's state, made if it is missing, as its agent does."""
+    """Lock the node's state folder, as its agent does; make the folder if it is missing."""
     try:
         for path in (state.parent, state):  # accounts of jobs pass through to their own files
             path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Commands on the installation of this machine: up, down, status; and what the demonstration needs."""
+"""Commands for this machine's installation: up, down, status; and what the demonstration needs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def register(app: typer.Typer) -> None:
 
 
 class _Up(TyperCommand):
-    """``--listen`` without a place means the default one."""
+    """``--listen`` without an address means the default one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for at in [number for number, word in enumerate(args, 1) if word == "--listen"]:
@@ -120,7 +120,7 @@ def up(
 
 
 def print_up(url: str, folder: Path, is_first_start: bool) -> None:
-    """Say where the installation answers, who has its usual port, the admin key, and as whom jobs run."""
+    """Say where the installation answers, what holds its usual port, where its admin key is, and whom jobs run as."""
     console.print(f"[green]up[/] at [bold]{url}[/]  ({url}/docs)")
     if detail := stack.read_status(folder).detail:
         console.print(detail, soft_wrap=True, markup=False)
@@ -134,7 +134,7 @@ def print_up(url: str, folder: Path, is_first_start: bool) -> None:
 
 @contextmanager
 def waiting_shown() -> Iterator[Callable[[StackStatus], None]]:
-    """Show on standard error what a start waits for: a terminal always, anything else when that has changed."""
+    """Show on standard error what a start waits for: always on a terminal, elsewhere when that has changed."""
     began_s, said_s, said = time.monotonic(), 0.0, ""
     with errors.status("starting") as spinner:
 
@@ -204,7 +204,7 @@ def status(folder: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def _marked_intervals(found: StackStatus, folder: Path) -> dict[str, int] | None:
-    """Return the numbers of intervals that are not booked as their nodes' meters have it; None: nobody answers."""
+    """Return, by node, how many intervals are not booked as its meters have it; None if the gateway does not answer."""
     if not found.gateway_url or found.state != "running":
         return None
     try:
@@ -217,7 +217,7 @@ def _marked_intervals(found: StackStatus, folder: Path) -> dict[str, int] | None
 def credential(
     service: Annotated[str, typer.Argument(help=f"One of {', '.join(SERVICES)}.")], folder: DataDir = None
 ) -> None:
-    """Print what one service of this installation proves itself with, to run it on another host."""
+    """Print the credential of one of this installation's services, to run that service on another host."""
     if service not in SERVICES:
         raise CliError(f"there is no service {service}: it is one of {', '.join(SERVICES)}", EXIT_USAGE)
     try:
@@ -231,9 +231,9 @@ def rotate_secret(
     finish: Annotated[bool, typer.Option("--finish", help="Accept the secret before no more.")] = False,
     folder: DataDir = None,
 ) -> None:
-    """Replace the secret by which services know each other; the one before is accepted too, until --finish.
+    """Replace the secret by which services know each other; the old one is accepted too, until --finish.
 
-    A running installation goes on: its services are started again, one after the other. After a kill, give the same
+    A running installation stays up: its services are restarted one after the other. If this was killed, give the same
     command again.
     """
     of = DataFolder(folder or data_dir())
@@ -273,7 +273,7 @@ def backup(
     file: Annotated[Path, typer.Argument(help="File to write; it must not exist.", show_default=False)],
     folder: DataDir = None,
 ) -> None:
-    """Write the database and the secrets of this machine's installation into one file, while it runs or not.
+    """Write the database and the secrets of this machine's installation into one file, whether it runs or not.
 
     Where DATABASE_URL names another database, that one is written. Outputs and checkpoints of jobs are not included.
     """
@@ -303,7 +303,7 @@ def restore(
 
 
 def _backups() -> ModuleType:
-    """Return the code of backups, which needs what a client on another machine does not have."""
+    """Return the backup code, which needs packages that a client on another machine does not have."""
     if hint := first_missing("alembic", "asyncpg"):
         raise CliError(hint, EXIT_USAGE)
     return importlib.import_module("services.standalone.backup")
@@ -340,7 +340,7 @@ class StopAskedError(Exception):
 
 
 class Stop:
-    """Set by Ctrl-C or SIGTERM; waiting for anything else in the meantime goes through it."""
+    """Set by Ctrl-C or SIGTERM; everything else that waits meanwhile waits through it."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
@@ -363,7 +363,7 @@ def run_with_stack(
     port: int | None,
     environment: Mapping[str, str],
 ) -> int:
-    """Start everything in this process, call ``show`` in a thread, stop everything; return what ``show`` did.
+    """Start everything in this process, call ``show`` in a thread, stop everything; return what ``show`` returned.
 
     The stack stays with the main thread, because its processes die with the thread that started them.
 
@@ -417,7 +417,7 @@ def _own_key(key_file: Path) -> str:
 
 
 def _as_cli_error(error: StackError) -> CliError:
-    """Return the error with its exit code: 2 for an option, setting or file that is wrong."""
+    """Return the error with its exit code: 2 if an option, setting or file is wrong."""
     return CliError(str(error), EXIT_USAGE if isinstance(error, BadInputError) else EXIT_FAILED)
 
 

@@ -1,7 +1,7 @@
-"""Open one folder of root's to the account that its jobs run as, by access lists: no job runs as root.
+"""Open one of root's folders to the account that its jobs run as, by access lists: no job runs as root.
 
-A folder whose list names the account is one that its owner has opened to it, and the agent shows it to the account's
-jobs also where the folders above it are closed (``gpu_agent.enclosure``). New files in it are open to the account too.
+A folder whose list names the account has been opened to it by its owner, and the agent shows it to the account's jobs
+even if the folders above it are closed (``gpu_agent.enclosure``). New files in it are open to the account too.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Entries = dict[tuple[int, int], int]
 
 
 def may_be_opened(folder: Path, kept: Collection[Path]) -> bool:
-    """Return whether this process may open a folder: none of the system, and none through which a job became root.
+    """Return whether this process may open a folder: none of the system's, and none by which a job could become root.
 
     Args:
         folder: A job's working folder.
-        kept: What the installation needs; a folder may neither be in it nor hold it.
+        kept: What the installation needs; a folder may neither lie in it nor contain it.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         return False
@@ -48,7 +48,7 @@ def may_be_opened(folder: Path, kept: Collection[Path]) -> bool:
 
 
 def has_lists(folder: Path) -> bool:
-    """Return whether there are access lists where a folder is."""
+    """Return whether the file system of a folder has access lists."""
     try:
         return bool(os.getxattr(folder, _ACCESS))
     except OSError as error:
@@ -63,9 +63,9 @@ def is_named(user_id: int, folder: Path) -> bool:
 
 
 def open_to(user_id: int, folder: Path, *, writes: bool) -> bool:
-    """Let an account read a folder and all that is in it, and write there if it ``writes``; return whether that is new.
+    """Let an account read a folder and everything in it, and write there if ``writes``; return whether that is new.
 
-    Files that have a second name stay as they are: it may be one outside the folder.
+    Files with a second name stay as they are, as that name may be outside the folder.
 
     Raises:
         OSError: The file system has no access lists, or cannot be written to.
@@ -128,7 +128,7 @@ def _grant(at: int, user_id: int, rights: int) -> bool:
 
 
 def _with(entries: Entries, user_id: int, rights: int) -> Entries:
-    """Return a list that also gives rights to an account, and nobody else more than before."""
+    """Return the access list with rights added for an account, and for nobody else."""
     mask = entries.get((_MASK, _NO_ID), _R | _W | _X)
     limited = {key: each & mask if key[0] in (_USER, _GROUP, _GROUPS) else each for key, each in entries.items()}
     limited[_USER, user_id] = limited.get((_USER, user_id), 0) | rights

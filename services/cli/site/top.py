@@ -1,4 +1,4 @@
-"""``wattshift top``: the cluster as it is now, again and again: the grid, nodes with their power, and the queue."""
+"""``wattshift top``: the cluster as it is now, kept up to date: the grid, nodes with their power, and the queue."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def top(
 
 
 class Picture:
-    """What was last seen, and how it is drawn; what a key may not see is left out."""
+    """What was last seen, and how it is drawn; what the caller's key may not see is left out."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -76,7 +76,7 @@ class Picture:
         self._seen_at = datetime.now(UTC)
 
     def look(self) -> None:
-        """Ask the gateway; what it answered before stays on the screen while it does not answer."""
+        """Ask the gateway; while it does not answer, its last answers stay on the screen."""
         try:
             found = self._gateway.pages("/v1/jobs", MOST_JOBS, state=list(STATES))
             self._jobs = sorted(found, key=lambda job: (STATES.index(job["state"]), job["submitted_at"]))
@@ -97,7 +97,7 @@ class Picture:
         self._first = min(max(self._first + by, 0), max(len(self._jobs) - 1, 0))
 
     def drawn(self, rows: int) -> RenderableType:
-        """Return the picture of a screen of ``rows`` lines."""
+        """Return the picture for a screen of ``rows`` lines."""
         above = [self._head(), *self._saved_lines(), *self._grid_lines(), *self._node_lines(rows), Text("")]
         left = max(rows - len(above) - 3, 3)
         return Group(*above, self._job_table(left))
@@ -203,7 +203,7 @@ class Picture:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Yield what waits for a key, for so many seconds, and returns it, or nothing; restore the terminal in the end."""
+    """Yield a function that waits some seconds for a key and returns it, if any; restore the terminal at the end."""
     descriptor = sys.stdin.fileno()
     kept = termios.tcgetattr(descriptor)
 
