@@ -9,5 +9,5 @@ AllocationId = NewType("AllocationId", str)
 
 
 def allocation_id(job_id: JobId, generation: int) -> AllocationId:
-    """Return the id of a job's ``generation``-th allocation; ids of later generations name later gangs."""
+    """Return the id of a job's ``generation``-th allocation; each generation is a new gang."""
     return AllocationId(f"{job_id}.{generation}")

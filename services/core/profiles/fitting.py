@@ -33,7 +33,7 @@ class Problem:
         unit: A natural size of each parameter, > 0, in which the search runs.
         centre: The prior value of each parameter.
         pull: How strongly a parameter one unit away from its centre is drawn back, relative to one point that is wrong
-            by a factor of e; small, just so that parameters that the points do not determine stay where they were.
+            by a factor of e; small, only so that parameters that the points do not determine stay where they were.
         free: Which parameters are fitted; the others stay at their starting values.
     """
 

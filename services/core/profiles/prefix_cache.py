@@ -53,7 +53,7 @@ class PrefixCache:
         return found
 
     def keep(self, blocks: Sequence[int]) -> None:
-        """Keep a prompt that is read."""
+        """Cache a prompt that is read."""
         for block in reversed(blocks[: self._most]):
             self._blocks[block] = None
             self._blocks.move_to_end(block)

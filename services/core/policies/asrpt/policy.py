@@ -142,7 +142,7 @@ class Asrpt:
         self.config = config
 
     def initial(self) -> AsrptMemory:
-        """Return the memory of a policy that has seen no job."""
+        """Return the memory of a policy that has seen no job yet."""
         return AsrptMemory()
 
     @property

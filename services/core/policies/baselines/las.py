@@ -99,7 +99,7 @@ class Las:
         self.config = config
 
     def initial(self) -> LasMemory:
-        """Return the memory of a policy that has seen no job."""
+        """Return the memory of a policy that has seen no job yet."""
         return LasMemory()
 
     def decide(self, snapshot: Snapshot, memory: LasMemory) -> tuple[Plan, LasMemory]:

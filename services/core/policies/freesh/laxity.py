@@ -65,9 +65,9 @@ class ServingRequest:
         request_class: Its class, such as ``SL``.
         tenant: Its tenant, for fair shares.
         excluded: Servers that failed to answer it and may not be given it again; unchanged while it waits.
-        due_s: When its answer has to be complete to be in time; infinite where no limit is set.
+        due_s: When its answer must be complete to be in time; infinite if no limit is set.
         serial: Number of its entry in the queue; managed by the queue.
-        is_late: Whether the queue found that it cannot be in time any more; managed by the queue.
+        is_late: Whether it can no longer be in time; managed by the queue.
     """
 
     id: str
@@ -116,7 +116,7 @@ def laxity_s(request: ServingRequest, times: ServiceTimes, now_s: float, *, is_r
 
 
 def is_too_late(request: ServingRequest, times: ServiceTimes, now_s: float) -> bool:
-    """Return whether a request that waits could not be in time any more if it were served at once."""
+    """Return whether a waiting request could no longer be in time even if it were served at once."""
     return now_s + remaining_s(request, times) > request.due_s
 
 

@@ -1,7 +1,7 @@
 """The requests that wait at a dispatcher, in the order of ``laxity``: bounded, and fair between tenants if requested.
 
-Requests that cannot be in time any more (``due_s``) wait behind those that can, in order of arrival. Beyond the paper,
-whose equation 6 would serve them first: under overload each of them would then make one more late.
+Requests that can no longer be in time (``due_s``) wait behind those that can, in order of arrival. This goes beyond the
+paper, whose equation 6 would serve them first: under overload each of them would then make another one late.
 
 Requests of one tenant that the same servers may serve have a line of their own, which is a heap. When a request is
 removed, its entry stays there as a marker until it reaches the front, and lines that are mostly markers are rebuilt.
@@ -24,9 +24,9 @@ SPARSE = 64
 
 
 class _Line:
-    """The waiting requests of one tenant that exclude the same servers, late ones apart, in a heap.
+    """A heap of the waiting requests of one tenant that exclude the same servers; late ones have a line of their own.
 
-    Its first entry is never a marker.
+    The first entry is never a marker.
 
     Attributes:
         heap: Their entries, and markers.
@@ -106,7 +106,7 @@ class RequestQueue:
 
     @property
     def late(self) -> int:
-        """How many requests wait that could not be in time any more when they were looked at."""
+        """How many waiting requests could no longer be in time when they were last checked."""
         return sum(len(line.heap) - line.markers for (_, _, is_late), line in self._lines.items() if is_late)
 
     def push(self, request: ServingRequest) -> bool:
@@ -142,7 +142,7 @@ class RequestQueue:
         Args:
             behind: Tenants whose turn comes only when no other tenant waits, as ``over_share`` says.
             without: Sets of servers; requests that exclude exactly such a set are passed over.
-            now_s: Requests that cannot be in time any more go behind the others.
+            now_s: The present time; requests that can no longer be in time go behind the others.
         """
         self._put_late_last(now_s)
         found = self._first(behind, without)
@@ -172,7 +172,7 @@ class RequestQueue:
         return request
 
     def retime(self, times: ServiceTimes) -> None:
-        """Reorder all waiting requests for instances of a different speed; first come, first served is unaffected."""
+        """Reorder all waiting requests for instances of a different speed; under FCFS nothing changes."""
         self._times = times
         if self.order is Order.FCFS:
             return
@@ -193,7 +193,7 @@ class RequestQueue:
         self._waiting[request.id] = request
 
     def _enter(self, request: ServingRequest, *, is_late: bool = False) -> None:
-        """Put a request in its line."""
+        """Put a request into its line."""
         request.serial, request.is_late = next(self._serials), is_late
         key = request.arrival_s if is_late else order_key_s(request, self.order, self._times)
         entry = (key, request.arrival_s, request.id, request.serial, request)
@@ -203,7 +203,7 @@ class RequestQueue:
         heapq.heappush(line.heap, entry)
 
     def _put_late_last(self, now_s: float) -> None:
-        """Move requests from the beginnings of the lines that cannot be in time any more."""
+        """Move requests that can no longer be in time from the front of their lines to those of late requests."""
         for name, line in list(self._lines.items()):
             while not name[2] and line.heap and is_too_late(request := line.heap[0][4], self._times, now_s):
                 line.take()

@@ -139,7 +139,7 @@ class ServerCosts:
         token_s: Seconds between the tokens of a request that it holds alone.
         held_tokens: Tokens of the requests that it was given here.
         others_tokens: Tokens of requests that others gave it.
-        load_tokens: Tokens of both.
+        load_tokens: The sum of both.
         running, queued: Requests that it works on, and that wait inside it, as it reports.
         adapters: Those it is thought to have loaded, the most recently used last.
     """
@@ -194,7 +194,7 @@ class ServerCosts:
         return self.token_s * self._slowed
 
     def _count(self) -> None:
-        """Take in another load: choices, which are many more, only look it up."""
+        """Update what depends on the load, so that choices, which are far more frequent, only look it up."""
         self.load_tokens = self.held_tokens + self.others_tokens
         self._slowed = 1.0 + SLOWDOWN_PER_TOKEN * self.load_tokens
 
@@ -415,7 +415,7 @@ def _balanced(
     token_s: Sequence[float],
     work: Work,
 ) -> list[int]:
-    """Return the indices of servers that are not much fuller than one no dirtier and no farther, the cleanest first.
+    """Return the indices of servers not much fuller than one that is no dirtier and no farther, cleanest first.
 
     Fullness is the seconds of work held, per place for a request.
     """

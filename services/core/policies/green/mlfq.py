@@ -57,7 +57,7 @@ class Green:
         self.config = config
 
     def initial(self) -> GreenMemory:
-        """Return the memory of a policy that has ranked nothing."""
+        """Return the memory of a policy that has ranked nothing yet."""
         return GreenMemory()
 
     def decide(self, snapshot: Snapshot, memory: GreenMemory) -> tuple[Plan, GreenMemory]:

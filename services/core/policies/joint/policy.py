@@ -62,7 +62,7 @@ class Joint:
         return "consolidated" if self.config.placement == "cluster" else self.config.placement
 
     def initial(self) -> JointMemory:
-        """Return the memory of a policy that has decided nothing."""
+        """Return the memory of a policy that has decided nothing yet."""
         return JointMemory()
 
     def decide(self, snapshot: Snapshot, memory: JointMemory) -> tuple[Plan, JointMemory]:

@@ -53,7 +53,7 @@ class Powerflow:
         self.config = config
 
     def initial(self) -> PowerflowMemory:
-        """Return the memory of a policy that has given out nothing."""
+        """Return the memory of a policy that has allocated nothing yet."""
         return PowerflowMemory()
 
     def decide(self, snapshot: Snapshot, memory: PowerflowMemory) -> tuple[Plan, PowerflowMemory]:
@@ -161,7 +161,7 @@ def allocate(
 ) -> tuple[View, Ints]:
     """Return the size of each row, as ``allocate_gpus`` does, and the view with the choices it was taken from.
 
-    An active round allocates to all jobs that may move and, if some had better stay, again with those fixed.
+    An active round allocates to all jobs that may move and, if some should rather stay, once more with those fixed.
     """
     preemptible, movable = snapshot.jobs.preemptible[view.jobs], capacity.movable[view.jobs]
     keeps = view.holds & ~(preemptible & movable) if active else view.holds
@@ -187,7 +187,7 @@ def allocate(
 def _stays(snapshot: Snapshot, view: View, sizes: Ints, room: Room, keeps: Bools, config: PowerflowConfig) -> Bools:
     """Return which running jobs should keep their size instead of taking the one they got: (n_rows,).
 
-    Those are jobs whose larger size saves too little, and jobs that would shrink although everything fits without that.
+    Those are jobs whose larger size saves too little, and jobs that would shrink although everything fits anyway.
     """
     jobs = snapshot.jobs
     held = np.where(view.holds, jobs.gpus[view.jobs], 0)
