@@ -44,7 +44,7 @@ class Access:
         self._engine = engine
 
     async def resolve(self, key_sha256: bytes) -> ResolvedKey:
-        """Return whose key has this hash.
+        """Return the identity of the key with this hash.
 
         Raises:
             ProblemError: 404 for a key that does not exist or was revoked.
@@ -117,7 +117,7 @@ class Access:
 
     @staticmethod
     async def _owner(repository: AccessRepository, spec: KeySpec) -> User | None:
-        """Return the user whom a new key names, locked until the transaction ends."""
+        """Return the user that a new key names, locked until the transaction ends."""
         if spec.user is None:
             return None
         user = await repository.user(spec.tenant_id, spec.user, lock=True)
@@ -130,7 +130,7 @@ class Access:
     async def rotate_key(self, caller: Identity, key_id: str, rotation: KeyRotation) -> NewApiKey:
         """Replace a key by a new one of the same tenant, user, role, project and label.
 
-        The old one works for ``overlap_s`` more.
+        The old one keeps working for ``overlap_s``.
 
         Raises:
             ProblemError: 404 if there is no such key, 409 if it no longer works.
@@ -152,7 +152,7 @@ class Access:
         """Set when a key stops working.
 
         Raises:
-            ProblemError: 404 if there is no such key; 409 if it no longer works, or would be the last admin key to end.
+            ProblemError: 404 if there is no such key; 409 if it no longer works, or if every other admin key expires.
         """
         async with self._engine.begin() as connection:
             repository = AccessRepository(connection)

@@ -1,4 +1,4 @@
-"""HTTP of tenants, keys and the audit log."""
+"""HTTP endpoints for tenants, keys and the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replace the installation's own admin key: ``python -m services.admission.admin_key``, for who owns the data folder.
+"""Replace the installation's own admin key: ``python -m services.admission.admin_key``, for the data folder's owner.
 
 It needs ``DATABASE_URL`` and ``WATTSHIFT_DATA_DIR`` and no key: whoever can read the database's password can also write
 to the database. ``wattshift admin-key --new`` runs it.
@@ -22,10 +22,10 @@ from services.kit.settings import NOT_POSTGRES, exit_with, is_postgres
 
 
 async def replace_admin_key(engine: AsyncEngine, data_dir: Path) -> list[str]:
-    """Make an admin key, write it to ``admin.key``, revoke those that were there before; return the revoked keys' ids.
+    """Create an admin key, write it to ``admin.key`` and revoke the earlier ones; return the revoked keys' ids.
 
-    Admin keys that people made themselves stay valid. The new key is in the database before the file names it: if the
-    process is killed in between, the file's key is refused, and a second run makes another one.
+    Admin keys that people created themselves stay valid. The new key is in the database before the file names it: if
+    the process is killed in between, the file's key is refused, and a second run creates another one.
     """
     secret = new_secret()
     async with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""The agents' ``/metrics``, gathered: admission is who may ask agents."""
+"""The agents' ``/metrics``, gathered here because admission is the process that may ask agents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AgentMetrics:
         self._free = asyncio.Semaphore(AT_ONCE)
 
     async def text(self, caller: Identity) -> str:
-        """Return what all agents measure; ``wattshift_service_up`` says which did not answer."""
+        """Return the metrics of all agents; ``wattshift_service_up`` says which did not answer."""
         async with self._engine.connect() as connection:
             agents = await JobRepository(connection).agents_up()
         found = await asyncio.gather(*(self._ask(node, agent, caller) for node, agent in agents.items()))
@@ -50,5 +50,5 @@ router = APIRouter(prefix="/internal/agents")
 
 @router.get("/metrics")
 async def read_agent_metrics(caller: Operator, metrics: TheMetrics) -> Response:
-    """Return what the agents of all nodes measure."""
+    """Return the metrics of all nodes' agents."""
     return Response(await metrics.text(caller), media_type=MEDIA_TYPE)

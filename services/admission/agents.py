@@ -1,4 +1,4 @@
-"""How admission asks the agents of nodes: where each is, and the token that shows it who asks."""
+"""How admission reaches the nodes' agents: where each one is, and the token that tells it who is asking."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Agent:
 
     Attributes:
         url: Its address.
-        enrolment: In which it is; none for one of the release before.
-        certificate_sha256: By which certificate alone it is known, of a node that has joined; None: by an authority.
+        enrolment: The enrolment it belongs to; None for an agent of the previous release.
+        certificate_sha256: Hash of the one certificate accepted from a node that has joined; None: any that an
+            authority vouches for.
     """
 
     url: str
@@ -32,7 +33,7 @@ class Agent:
 
     @property
     def tls(self) -> aiohttp.Fingerprint | bool:
-        """How a request to it finds out whether it is the agent: the option `ssl` of aiohttp."""
+        """How a request verifies that it has reached this agent: aiohttp's option `ssl`."""
         return True if self.certificate_sha256 is None else aiohttp.Fingerprint(self.certificate_sha256)
 
 
@@ -40,7 +41,7 @@ class AgentTokens:
     """Makes the headers of requests to agents."""
 
     def __init__(self, credential: Credential, shared_token: str) -> None:
-        """Take the token that agents of the release before ask for; none where no agent has it."""
+        """Take the token that agents of the previous release ask for; empty if there are none."""
         self._credential = credential
         self._shared = next(iter(roots_of(shared_token)), b"").decode()
         self._known: OrderedDict[tuple[str, bytes], Outgoing] = OrderedDict()

@@ -85,7 +85,7 @@ ROOMS = (
 
 
 def create_app(settings: AdmissionSettings) -> FastAPI:
-    """Return the service; its parts are created when it starts, on the event loop that runs it."""
+    """Return the service; its parts are created at startup, on the event loop that runs it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

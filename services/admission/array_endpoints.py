@@ -1,4 +1,4 @@
-"""HTTP of arrays: lists, and commands on all of their tasks."""
+"""HTTP endpoints for arrays: lists, and commands on all of their tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRONG_STATE: dict[int | str, dict[str, Any]] = {
 async def list_arrays(caller: ProjectCaller, query: Annotated[ArrayQuery, Query()], arrays: TheArrays) -> Response:
     """List arrays of jobs, newest first.
 
-    `POST /v1/jobs` with `array` makes them. `GET /v1/jobs?array=ID` lists the tasks of one.
+    `POST /v1/jobs` with `array` creates them. `GET /v1/jobs?array=ID` lists the tasks of one.
     """
     return Response(slim(await arrays.page(caller, query), query.fields), media_type="application/json")
 
@@ -44,7 +44,7 @@ async def get_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> 
 async def cancel_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
     """Cancel all tasks of an array.
 
-    In one transaction. Tasks that have ended stay as they are; cancelling again changes nothing.
+    All in one transaction. Tasks that have ended stay as they are; cancelling again changes nothing.
     """
     return await arrays.steer(caller, array_id, Command.CANCEL)
 
@@ -56,7 +56,7 @@ async def cancel_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) 
 async def hold_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
     """Hold all tasks of an array.
 
-    In one transaction. Tasks that run are stopped first, with their grace period.
+    All in one transaction. Running tasks are stopped first, with their grace period.
     """
     return await arrays.steer(caller, array_id, Command.HOLD)
 
@@ -68,6 +68,6 @@ async def hold_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) ->
 async def release_array(caller: ProjectCaller, array_id: str, arrays: TheArrays) -> JobArray:
     """Release the held tasks of an array.
 
-    In one transaction.
+    All in one transaction.
     """
     return await arrays.steer(caller, array_id, Command.RELEASE)

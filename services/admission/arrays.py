@@ -1,4 +1,4 @@
-"""Use cases on arrays of jobs: list, get, and cancel, hold or release all tasks as one."""
+"""Use cases on arrays of jobs: list, get, and cancel, hold or release all tasks together."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Arrays:
         return JobArrayList(items=items, next_cursor=write_cursor(items[-1].id) if len(found) > query.limit else None)
 
     async def get(self, identity: Identity, array_id: str) -> JobArray:
-        """Return an array; one that the caller may not see is answered like one that does not exist."""
+        """Return an array; one that the caller may not see is treated as if it did not exist."""
         if not re.fullmatch(ARRAY_ID, array_id):
             raise not_found("array")
         async with self._engine.connect() as connection:
@@ -69,7 +69,7 @@ class Arrays:
         Tasks for which the command is not possible, such as those that have ended, stay as they are.
 
         Raises:
-            TransitionError: it is not possible for any task.
+            TransitionError: the command is possible for none of the tasks.
         """
         array = await self.get(identity, array_id)
         for attempt in range(ATTEMPTS):
@@ -109,9 +109,9 @@ class Arrays:
         return changed
 
     async def find(self, tenant_id: str, project: str | None, words: Collection[str]) -> Found:
-        """Return the ids of the tenant's jobs and arrays that each word may mean: by id, by name, by beginning.
+        """Return the ids of the tenant's jobs and arrays that each word may mean: as id, name, number or id prefix.
 
-        Those of one project or, if ``project`` is None, of all.
+        Only those of ``project``, or of all projects if it is None.
         """
         async with self._engine.connect() as connection:
             repository = ArrayRepository(connection)

@@ -1,4 +1,4 @@
-"""HTTP of budgets."""
+"""HTTP endpoints for budgets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def set_budget(caller: Admin, spec: BudgetSpec, budgets: TheBudgets) -> Bu
 async def list_budgets(caller: ProjectCaller, budgets: TheBudgets) -> BudgetList:
     """List budgets and how much of them is used this month.
 
-    A user sees its tenant's; an operator sees all.
+    Users see their tenant's; operators see all.
     """
     return await budgets.list(caller)
 
@@ -39,7 +39,7 @@ async def list_budgets(caller: ProjectCaller, budgets: TheBudgets) -> BudgetList
 async def remove_budget(caller: Admin, budget_id: str, budgets: TheBudgets) -> None:
     """Remove a budget.
 
-    Jobs that it alone held are queued again.
+    Jobs that only it held are queued again.
     """
     if not re.fullmatch(BUDGET_ID, budget_id):
         raise not_found("budget")

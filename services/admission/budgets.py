@@ -1,8 +1,8 @@
-"""Budgets of projects: counted from the ledger, enforced by holding the jobs that wait.
+"""Project budgets: counted from the ledger, and enforced by holding waiting jobs.
 
-The scheduler leaves queued jobs of a project out of its snapshots from the moment that a budget is marked as exceeded
-(``services/scheduler/repository/snapshots.py``), so that none slips through; the count here marks it, and gives the
-jobs their state and reason. Jobs that run go on: ending them would waste what they have used.
+The scheduler leaves queued jobs of a project out of its snapshots from the moment a budget is marked as exceeded
+(``services/scheduler/repository/snapshots.py``), so that none slips through; the count here marks it, and sets the
+jobs' state and reason. Running jobs go on: ending them would waste what they have used.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Budgets:
         return next(budget for budget in found if budget.id == made.id)
 
     async def list(self, caller: Identity) -> BudgetList:
-        """Return the budgets of the caller's tenant, or of the one project that it sees; an operator sees all."""
+        """Return the budgets of the caller's tenant, or of the one project that it may see; an operator sees all."""
         async with self._engine.connect() as connection:
             tenant_id = None if caller.is_operator else caller.tenant_id
             found = await BudgetRepository(connection).all(tenant_id)
         return BudgetList(items=[budget for budget in found if caller.project in (None, budget.project)])
 
     async def remove(self, caller: Identity, budget_id: str) -> None:
-        """Delete a budget and release the jobs that it alone held.
+        """Delete a budget and release the jobs that only it held.
 
         Raises:
             ProblemError: 404.
@@ -81,7 +81,7 @@ class Budgets:
         await self.count()
 
     async def count(self) -> None:
-        """Count what is used of every budget in this month, and hold, release or warn jobs accordingly."""
+        """Count how much of every budget has been used this month, and hold, release or warn jobs accordingly."""
         now = self._now()
         start_at, month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0), f"{now:%Y-%m}"
         async with self._engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""The GPUs of all registered nodes together: a gang that needs more of them would wait without end."""
+"""The GPUs of all registered nodes together: a gang that needs more of them would wait forever."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class DeviceKind:
 
     Attributes:
         sevenths: Size of each, 7 for a GPU that is not cut.
-        is_slice: Whether they are slices, which the cluster has now.
-        can_cut: Whether they are GPUs that are cut or that an agent can cut: slices that are not there yet may come.
+        is_slice: Whether they are slices that exist now.
+        can_cut: Whether they are GPUs that are cut or that an agent can cut, so that further slices may appear.
     """
 
     model: str
@@ -33,7 +33,7 @@ Capacity = Sequence[DeviceKind]
 
 @dataclass(frozen=True, slots=True)
 class Impossibility:
-    """Which field of a gang asks for too much, and why."""
+    """Which field of a GPU request asks for too much, and why."""
 
     pointer: str
     detail: str
@@ -65,7 +65,7 @@ def impossibility(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
 
 
 def _no_slice(gpus: GpuRequest, capacity: Capacity) -> Impossibility | None:
-    """Return why no slice of the size can ever be there: none is, and no GPU could be cut into one."""
+    """Return why no slice of this size can ever exist: there is none, and no GPU could be cut into one."""
     size = sevenths_of(gpus.slice or "")
     kinds = [kind for kind in capacity if gpus.model in (None, kind.model)]
     if not kinds:

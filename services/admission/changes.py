@@ -1,4 +1,4 @@
-"""What else than jobs has changed, for those who look at it: one reader per process, however many look."""
+"""What has changed besides jobs, for those who watch: one reader per process, however many watch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPERATORS_ONLY = frozenset({ChangeKind.NODES})
 
 
 class Changes:
-    """Reads what was written while anybody follows."""
+    """Reads which tables were written to, as long as anyone follows."""
 
     def __init__(self, engine: AsyncEngine, *, poll_s: float) -> None:
         self._engine = engine
@@ -38,7 +38,7 @@ class Changes:
         self._task: asyncio.Task[None] | None = None
 
     async def follow(self, kinds: Collection[ChangeKind]) -> AsyncIterator[list[ChangeKind]]:
-        """Yield those of ``kinds`` that have changed, without end; what changed together comes together."""
+        """Yield those of ``kinds`` that have changed, endlessly; changes found together are yielded together."""
         self._followers += 1
         if self._task is None:
             self._writes = {}

@@ -66,7 +66,7 @@ class Committer:
         return await parcel.answers
 
     async def run(self) -> None:
-        """Commit what arrives until cancelled; what is not answered by then, or comes later, is cancelled too."""
+        """Commit what arrives until cancelled; submissions unanswered by then, or arriving later, are cancelled too."""
         parcels: list[_Parcel] = []
         try:
             while True:

@@ -1,4 +1,4 @@
-"""Which jobs a submission depends on: names become ids, and what waits for itself is refused."""
+"""Which jobs a submission depends on: names become ids, and circular dependencies are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Wrong:
         self.errors.append(FieldError(pointer=pointer, detail=detail))
 
     def problem(self) -> ProblemError:
-        """Return the problem to answer with; there is one."""
+        """Return the problem to answer with; at least one must have been noted."""
         first = self.errors[0]
         return ProblemError(
             422, ProblemCode.INVALID_REQUEST, f"{first.pointer}: {first.detail}", errors=self.errors[:50]
@@ -44,11 +44,11 @@ def words_to_find(draft: Draft) -> set[str]:
 def resolve(draft: Draft, found: Found) -> None:
     """Set the ids that every job of a submission depends on, or the problem with them.
 
-    A name of the same batch comes before the same name of a stored job.
+    A job in the same batch takes precedence over a stored job of the same name.
 
     Args:
-        draft: It is changed.
-        found: What the words of ``words_to_find`` may mean.
+        draft: Changed in place.
+        found: The ids that the words of ``words_to_find`` may mean.
     """
     wrong = _Wrong()
     needs = [_needs(draft, at, found, wrong) for at in range(len(draft.jobs))]
@@ -95,9 +95,9 @@ def _meant(draft: Draft, word: str | int, found: Found) -> Sequence[str]:
 
 
 def _circle(jobs: Sequence[DraftJob], needs: Sequence[Sequence[tuple[Condition, str]]]) -> list[int]:
-    """Return jobs of a batch each of which waits for the next, the first one again at the end; empty if there are none.
+    """Return a cycle of jobs in a batch, each waiting for the next, with the first repeated at the end; empty if none.
 
-    Jobs that wait for none of the batch are taken away until none is left, or only such as wait in circles.
+    Jobs that wait for none of the batch are taken away until only cycles, and jobs that wait for them, are left.
     """
     position = {job.id: at for at, job in enumerate(jobs)}
     waits = {at: {position[on] for _, on in ids if on in position} for at, ids in enumerate(needs)}
@@ -122,7 +122,7 @@ def _circle(jobs: Sequence[DraftJob], needs: Sequence[Sequence[tuple[Condition, 
 
 
 def _with_ids(job: DraftJob, needs: Sequence[tuple[Condition, str]]) -> DraftJob:
-    """Return the job with its dependencies by their ids, in what is stored too."""
+    """Return the job with its dependencies replaced by ids, also in the document that is stored."""
     by_condition = {why.value: [on for each, on in needs if each is why] or None for why in Condition}
     spec = job.spec.model_copy(update={"after": After.model_validate(by_condition)})
     return replace(job, spec=spec, document=spec.stored(), needs=tuple(needs))

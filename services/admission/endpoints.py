@@ -1,4 +1,4 @@
-"""HTTP of jobs: submissions from the gateway, lists, commands, events and output."""
+"""HTTP endpoints for jobs: submissions from the gateway, lists, commands, events and output."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def list_jobs(caller: ProjectCaller, query: Annotated[JobQuery, Query()], 
 async def count_jobs(caller: ProjectCaller, jobs: TheJobs) -> JobCounts:
     """Count the jobs that have not ended.
 
-    By state, and why those wait that do.
+    By state, and, for those that wait, by reason.
     """
     return await jobs.counts(caller)
 
@@ -101,7 +101,7 @@ async def cancel_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
 async def hold_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
     """Hold a job.
 
-    A held job does not start until it is released. A running one is stopped first, with its grace period.
+    A held job does not start until it is released. A running job is stopped first, with its grace period.
     """
     return await jobs.steer(caller, job_id, Command.HOLD)
 
@@ -122,10 +122,10 @@ async def release_job(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
     responses=WRONG_STATE,
 )
 async def forget_checkpoint(caller: ProjectCaller, job_id: str, jobs: TheJobs) -> Job:
-    """Let a job begin anew elsewhere.
+    """Let a job start over elsewhere.
 
-    A job waits for the nodes that alone have its checkpoint (`checkpoint_nodes`). This lets it start anywhere, where it
-    begins anew; the checkpoint stays where it is. A job that may start anywhere is left as it is.
+    A job whose checkpoint only certain nodes have (`checkpoint_nodes`) waits for them. This lets it start on any node,
+    from the beginning; the checkpoint stays where it is. A job that may already start anywhere is left as it is.
     """
     return await jobs.steer(caller, job_id, Command.FORGET_CHECKPOINT)
 
@@ -163,7 +163,7 @@ async def follow_events(
 ) -> Response:
     """Follow the events of all jobs, from now on.
 
-    A user follows its tenant's jobs, an operator those of all tenants.
+    Users follow their tenant's jobs, operators those of all tenants.
     """
     after = read_last_event_id(last_event_id)
     scope = Scope(tenant_id=visible_tenant(caller), project=caller.project)

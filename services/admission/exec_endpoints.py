@@ -1,4 +1,4 @@
-"""HTTP of exec sessions."""
+"""HTTP endpoints for exec sessions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ router = APIRouter(tags=["jobs"])
 async def run_in_job(caller: ProjectCaller, job_id: str, request: ExecRequest, sessions: TheSessions) -> Response:
     """Run a command in a running job.
 
-    It gets the environment, folder and account of one of the job's processes, on its node. The answer lasts as long as
-    the command, and the command as long as the answer: a client that closes it ends the command. A client sends input,
-    or an empty one, at least every 30 seconds.
+    It gets the environment, folder and account of one of the job's processes, on the node of that process. The response
+    lasts as long as the command, and closing the response ends the command. A client must send input, even if empty, at
+    least every 30 seconds.
     """
     events = await sessions.run(caller, job_id, request)
     return StreamingResponse(events, media_type="text/event-stream", headers=UNBUFFERED)
@@ -42,6 +42,6 @@ async def send_to_command(
 ) -> ExecInputAnswer:
     """Send input to a command in a running job.
 
-    Only the API key that started the command may send. What is sent again counts once.
+    Only the API key that started the command may send. Input that is sent twice counts once.
     """
     return await sessions.send(caller, job_id, session_id, given)

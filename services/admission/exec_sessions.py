@@ -39,7 +39,7 @@ _AUDIT_PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The node on which a command runs, beside which gang."""
+    """The node that a command runs on, and the gang that it runs beside."""
 
     agent: Agent
     node_id: str
@@ -47,10 +47,10 @@ class _Place:
 
 
 class Exec:
-    """Opens sessions and passes their events and input on.
+    """Opens sessions and relays their events and input.
 
-    A session lives as long as the answer that carries its events. Its id names the gang and the node, so that any
-    replica of admission finds where its input goes.
+    A session lives as long as the response that carries its events. Its id names the gang and the node, so that any
+    replica of admission can tell where its input goes.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Exec:
         """Create it.
 
         Args:
-            engine: Of the database.
-            jobs: Finds jobs for their callers.
-            session: For the agents; its connections must not be limited, as each session has one.
-            tokens: By which agents know who asks.
+            engine: The database's.
+            jobs: Finds the jobs that callers may see.
+            session: For requests to agents; its connections must not be limited, since each exec session holds one.
+            tokens: Tell agents who is asking.
             timeout_s: How long a node may take to begin an answer.
-            most_per_key: Sessions that one API key may have open in this process.
+            most_per_key: Most sessions that one API key may have open in this process.
         """
         self._engine = engine
         self._jobs = jobs
@@ -87,8 +87,8 @@ class Exec:
         """Start a command; return its events.
 
         Raises:
-            ProblemError: 404 if there is no such job, rank or node, 403 if the job is another user's, 409 if it does
-                not run, 429 beyond the limits, 503 if the node does not answer.
+            ProblemError: 404 if there is no such job, rank or node, 403 if the job is another user's, 409 if it is
+                not running, 429 beyond the limits, 503 if the node does not answer.
         """
         job = await self._jobs.get(identity, job_id)
         if job.state is not JobState.RUNNING:
@@ -143,7 +143,7 @@ class Exec:
         return ExecInputAnswer.model_validate_json(content)
 
     async def close(self) -> None:
-        """Finish what is still to be written to the audit log."""
+        """Finish writing to the audit log."""
         if self._audits:
             await asyncio.wait(self._audits, timeout=_AUDIT_PATIENCE_S)
         await end_tasks(self._audits)
@@ -156,7 +156,7 @@ class Exec:
         return found
 
     async def _check_user(self, identity: Identity, job: Job) -> None:
-        """Refuse commands in another user's job: they would run as that user's account, and see its secrets."""
+        """Refuse commands in another user's job: they would run under that user's account and see its secrets."""
         async with self._engine.connect() as connection:
             submitter = await JobRepository(connection).submitter(job.id)
         if submitter not in (None, identity.user_id) and not identity.is_operator:
@@ -224,7 +224,7 @@ class Exec:
     def _close(
         self, identity: Identity, job: Job, session_id: str, began_at: float, code: int | None, detail: str
     ) -> None:
-        """Count a session as closed, and write its end down; in a task, as its request may have been cancelled."""
+        """Count a session as closed and record its end, in a task because the request may have been cancelled."""
         self._open[identity.key_id] -= 1
         if not self._open[identity.key_id]:
             del self._open[identity.key_id]
@@ -255,7 +255,7 @@ class Exec:
 
 
 def _share(found: Allocated, request: ExecRequest) -> tuple[int, int]:
-    """Return the number of the node in the gang, and the rank whose environment the command gets.
+    """Return the node's index in the gang, and the rank whose environment the command gets.
 
     Raises:
         ProblemError: 404 if the gang has no such rank or node.
@@ -289,12 +289,12 @@ def _place(found: Allocated, index: int) -> _Place:
 
 
 def _public(session_id: str) -> str:
-    """Return the part of a session's id that may be shown: who knows all of it and has the key can type into it."""
+    """Return the part of a session's id that may be shown: whoever knows all of it and has the key can type into it."""
     return session_id[:-24]
 
 
 def _exit_in(last: bytes) -> ExecEvent | None:
-    """Return the exit that a stream ended with, if it did."""
+    """Return the exit event that a stream ended with, if any."""
     head, found, data = last.rpartition(b"event: exit\ndata: ")
     if not found or (head and not head.endswith(b"\n")):
         return None

@@ -53,7 +53,7 @@ class EventFeed:
         return found.events, max(found.head, after) if found.is_last else found.events[-1].position
 
     async def follow(self, scope: Scope, after: Position, keep_alive_s: float) -> AsyncIterator[StoredEvent | None]:
-        """Yield events in ``scope`` after ``after``, without end; None when there was none for ``keep_alive_s``."""
+        """Yield events in ``scope`` after ``after``, endlessly; None when there has been none for ``keep_alive_s``."""
         self._listen()
         loop = asyncio.get_running_loop()
         silent_since_s = loop.time()

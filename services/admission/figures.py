@@ -20,7 +20,7 @@ COMMITS = histogram("wattshift_submission_commit_duration_seconds", "Time that a
 
 
 def show_figures(metrics: Metrics, engine: AsyncEngine, disk: DiskWatch) -> None:
-    """Have everything shown that admission owns."""
+    """Register the metrics of what admission owns."""
 
     async def read_budgets() -> Iterable[Metric]:
         async with engine.connect() as connection:

@@ -47,12 +47,12 @@ async def ensure_first_admin_patiently(
 
 
 async def ensure_first_admin(engine: AsyncEngine, data_dir: Path, account: str = "") -> str | None:
-    """Make the tenant `default` and an admin key, unless there is an admin key; return the key's secret if it was made.
+    """Create the tenant `default` and an admin key, unless one exists; return the key's secret if it was created.
 
-    Where ``account`` is given, the installation's own admin keys without an owner belong to a user of that account.
+    If ``account`` is given, the installation's own admin keys that have no owner are given to a user with that account.
 
     The secret is on disk, readable by its owner only, before its hash is in the database: a process that was killed in
-    between finds it at the next start and stores the same key. An advisory lock lets one process at a time do this.
+    between will find it at the next start and store the same key. An advisory lock lets one process at a time do this.
     """
     async with engine.begin() as connection:
         repository = AccessRepository(connection)
@@ -70,7 +70,7 @@ async def ensure_first_admin(engine: AsyncEngine, data_dir: Path, account: str =
 
 
 async def _own_keys(repository: AccessRepository, account: str) -> None:
-    """Give the installation's own keys to the user of an account, who is made if need be."""
+    """Give the installation's own keys to the user with this account, creating the user if need be."""
     if account in ("", SUPERUSER) or not await repository.has_unowned_admin_key(OWN_LABELS):
         return
     name = account if re.fullmatch(NAME_PATTERN, account) else FIRST_USER

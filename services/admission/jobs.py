@@ -27,10 +27,10 @@ def visible_tenant(identity: Identity) -> str | None:
 
 
 def tenant_to_list(identity: Identity, asked: str | None, what: str) -> str | None:
-    """Return the tenant that a list of ``what`` is limited to, given the one that its caller asks for; None: to none.
+    """Return the tenant that a list of ``what`` is limited to, given the one that its caller asks for; None: no limit.
 
     Raises:
-        ProblemError: 403, it is another tenant than the caller's, who is no operator.
+        ProblemError: 403 if it is not the caller's tenant and the caller is not an operator.
     """
     if not identity.is_operator and asked not in (None, identity.tenant_id):
         raise ProblemError(403, ProblemCode.FORBIDDEN, f"Only an operator sees the {what} of other tenants.")
@@ -81,7 +81,7 @@ class Jobs:
             return await JobRepository(connection).counts(identity)
 
     async def get(self, identity: Identity, job_id: str) -> Job:
-        """Return a job; one that the caller may not see is answered like one that does not exist."""
+        """Return a job; one that the caller may not see is treated as if it did not exist."""
         async with self._engine.connect() as connection:
             job = await JobRepository(connection).find(check_job_id(job_id), identity)
         if job is None:
@@ -92,7 +92,7 @@ class Jobs:
         """Cancel, hold or release a job, or forget its checkpoint; repeating a command changes nothing.
 
         The row is locked meanwhile. A scheduler that starts the job at the same time either comes first, and is then
-        asked to stop the gang, or comes second, and then finds that the job is not queued any more.
+        asked to stop the gang, or comes second, and then finds that the job is no longer queued.
         """
         async with self._engine.begin() as connection:
             repository = JobRepository(connection)

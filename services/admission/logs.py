@@ -85,7 +85,7 @@ class Logs:
     ) -> tuple[dict[str, str], AsyncIterator[bytes]]:
         """Return the headers of the first piece, and all pieces from there until the gang has ended.
 
-        Errors are those of ``piece``.
+        Raises the same errors as ``piece``.
         """
         source = await self._source(identity, job_id, query)
         first = await self._fetch(source, query.offset, query.limit)
@@ -105,7 +105,7 @@ class Logs:
                 piece = LogPiece(b"", {}, piece.next_offset, is_end=False)
 
     async def _is_over(self, source: _Source) -> bool:
-        """Return whether the gang has ended; its last output is fetched before this is asked again."""
+        """Return whether the gang has ended; asked only when there was nothing new to read."""
         async with self._engine.connect() as connection:
             return await JobRepository(connection).allocation_ended(source.allocation_id)
 

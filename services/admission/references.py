@@ -1,4 +1,4 @@
-"""What jobs name by reference has to exist when they are submitted."""
+"""Secrets and uploads that jobs refer to must exist when the jobs are submitted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class References:
         self._engine = engine
 
     async def check(self, draft: Draft) -> ProblemError | None:
-        """Return a problem if a job names what its tenant does not have. What it names is kept for it from now on."""
+        """Return a problem if a job names a secret or upload that its tenant lacks.
+
+        Uploads that it names are kept from now on.
+        """
         secrets = [
             SecretWanted(at, job.spec.project, name)
             for at, job in enumerate(draft.jobs)

@@ -18,7 +18,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class Kept:
-    """For how long things are kept, seconds; None: for ever.
+    """How long things are kept, seconds; None: for ever.
 
     Attributes:
         jobs_s: Jobs, with all that happened to them, after their end.
@@ -45,7 +45,7 @@ class Retention:
         self._kept = kept
 
     async def forget(self) -> int:
-        """Forget all that is older than it may be; return how many jobs."""
+        """Forget everything past its time; return how many jobs were forgotten."""
         jobs = 0
         if (kept_s := self._kept.jobs_s) is not None:
             while count := await self._forget_jobs(kept_s):

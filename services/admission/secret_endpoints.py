@@ -1,4 +1,4 @@
-"""HTTP of secrets."""
+"""HTTP endpoints for secrets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def list_secrets(caller: Caller, secrets: TheSecrets) -> SecretList:
 async def delete_secret(caller: Caller, name: str, query: Annotated[SecretQuery, Query()], secrets: TheSecrets) -> None:
     """Delete a secret.
 
-    Jobs that run keep its value; jobs that are yet to start with it fail.
+    Running jobs keep its value; jobs that have yet to start with it fail.
     """
     await secrets.remove(caller, _checked(name), query.project)
 

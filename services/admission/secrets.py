@@ -1,4 +1,4 @@
-"""Secrets: set, listed and deleted by users; opened by nobody here.
+"""Secrets: set, listed and deleted by users; never opened here.
 
 Values are sealed before they reach the database. Telemetry opens them for the nodes that start jobs with them, serving
 for the routers that send requests to model servers with them.
@@ -38,7 +38,7 @@ class Secrets:
         """Set a secret of the caller's tenant.
 
         Raises:
-            ProblemError: 409 without a key to seal with, 403 for one secret too many.
+            ProblemError: 409 if there is no key to seal with, 403 if the tenant already has the most secrets.
         """
         if not self._sealer.has_key:
             raise NO_KEY
@@ -64,7 +64,7 @@ class Secrets:
             return SecretList(items=await SecretRepository(connection).all(caller.tenant_id))
 
     async def remove(self, caller: Identity, name: str, project: str | None) -> None:
-        """Delete a secret; jobs that run keep what they have.
+        """Delete a secret; running jobs keep its value.
 
         Raises:
             ProblemError: 404.

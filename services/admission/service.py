@@ -36,14 +36,14 @@ class Submissions:
         find: FindJobs,
         disk: DiskWatch | None = None,
     ) -> None:
-        """Make it.
+        """Create it.
 
         Args:
-            committer: How jobs are committed.
-            capacity: What the nodes hold.
-            references: How secrets and uploads are found that specs name.
-            find: How jobs are found that specs name.
-            disk: The database's, where it is known.
+            committer: Commits jobs.
+            capacity: The devices of the registered nodes.
+            references: Checks the secrets and uploads that specs name.
+            find: Finds the jobs that specs name.
+            disk: Watches the database's disk, if that is known.
         """
         self._committer = committer
         self._capacity = capacity
@@ -96,7 +96,7 @@ class Submissions:
                     draft.problem = unavailable("The database")
 
     async def _lack(self, draft: Draft) -> ProblemError | None:
-        """Return the problem of a submission that names secrets or uploads which do not exist."""
+        """Return the problem of a submission that names secrets or uploads that do not exist."""
         try:
             return await self._references.check(draft)
         except Exception as error:
@@ -128,7 +128,7 @@ class Submissions:
 
 
 def _log_answer(entry: SubmissionEntry, answer: SubmissionAnswer) -> None:
-    """Log how one of a group of submissions ended, which the line about their common request does not say."""
+    """Log how one of a group of submissions ended, since the line about their common request does not say."""
     who = {"tenant_id": entry.tenant_id, "key_id": entry.key_id}
     if entry.user_id is not None:
         who["user_id"] = entry.user_id

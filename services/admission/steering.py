@@ -22,7 +22,7 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A change of a job.
+    """A change to a job.
 
     Attributes:
         event: Type of the event that announces it.
@@ -38,10 +38,10 @@ class Decision:
 def decide(
     command: Command, state: JobState, *, cancel_requested: bool, hold_requested: bool, is_bound: bool = False
 ) -> Decision | None:
-    """Return what to change; None if the job is already as requested. ``is_bound``: to the nodes of its checkpoint.
+    """Return what to change; None if the job is already as requested.
 
     A job without GPUs changes state at once. One that holds GPUs is only marked: the scheduler, the only process that
-    ends gangs, does the rest.
+    ends gangs, does the rest. ``is_bound``: whether the job may start only on the nodes that have its checkpoint.
 
     Raises:
         TransitionError: The job has ended or is being cancelled, so that the command is not possible.

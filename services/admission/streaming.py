@@ -25,7 +25,7 @@ def read_last_event_id(header: str | None) -> Position | None:
     """Return the position after which a client that reconnects wants to continue.
 
     Raises:
-        ProblemError: 422, the header is not the id of an event.
+        ProblemError: 422 if the header is not the id of an event.
     """
     if not header:
         return None
@@ -58,10 +58,10 @@ class EventStreams:
     async def of_all(
         self, scope: Scope, after: Position | None, *, follow: bool, changes: bool = False
     ) -> AsyncIterator[bytes]:
-        """Return the events in ``scope`` after ``after``, without end or, unless ``follow``, as far as there are any.
+        """Return the events in ``scope`` after ``after``: endlessly with ``follow``, otherwise those there are so far.
 
-        By default, they begin now if they are followed, and otherwise with the first. With ``changes``, those who
-        follow are told what else has changed.
+        Without ``after``, they begin now with ``follow``, and otherwise with the first. With ``changes``, those who
+        follow also learn what else has changed.
         """
         start = after if after is not None else BEGINNING if not follow else await self._feed.now()
         if not follow:

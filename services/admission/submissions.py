@@ -37,8 +37,8 @@ POOLS_ALONE = "only pools can start service instances"
 class DraftJob:
     """A job, or an array of them, to be stored; its id and its columns are fixed before the first attempt.
 
-    ``needs`` are the ids of the jobs and arrays that ``spec.after`` names, each with its condition. ``number`` is given
-    by each attempt anew, and is 0 before.
+    ``needs`` are the ids of the jobs and arrays that ``spec.after`` names, each with its condition. ``number`` is set
+    anew by each attempt, and is 0 before.
     """
 
     id: str
@@ -64,8 +64,8 @@ class DraftJob:
 class Draft:
     """A valid submission on its way to a commit.
 
-    ``problem``: why it is refused unless it repeats one that was accepted; jobs that it names may have changed since.
-    ``traceparent``: the request and the span of which the starts of its jobs are part; None where none is known.
+    ``problem``: why it is refused, unless it repeats an accepted one: jobs that it names may have changed since then.
+    ``traceparent``: the request and span that the starts of its jobs belong to; None if unknown.
     """
 
     entry: SubmissionEntry

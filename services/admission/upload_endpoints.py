@@ -1,4 +1,4 @@
-"""HTTP of uploads."""
+"""HTTP endpoints for uploads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def start_upload(caller: ProjectCaller, sha256: str, spec: UploadSpec, upl
 
 @router.get("/v1/uploads/{sha256}")
 async def get_upload(caller: ProjectCaller, sha256: str, uploads: TheUploads) -> Upload:
-    """Get which part of an upload is there."""
+    """Get how much of an upload is there."""
     return await uploads.get(caller, _checked(sha256))
 
 

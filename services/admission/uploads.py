@@ -30,9 +30,9 @@ class UploadLimits:
     """How much is kept, and for how long.
 
     Attributes:
-        max_bytes: Of one archive.
-        quota_bytes: Of all archives of a tenant.
-        kept_s: After the last use, if no job needs it.
+        max_bytes: Size of one archive.
+        quota_bytes: Total size of a tenant's archives.
+        kept_s: Time that an archive is kept after its last use, if no job needs it.
     """
 
     max_bytes: int
@@ -41,12 +41,12 @@ class UploadLimits:
 
     @classmethod
     def of(cls, settings: AdmissionSettings) -> Self:
-        """Return those of the settings."""
+        """Return the limits in the settings."""
         return cls(settings.upload_max_bytes, settings.upload_quota_bytes, settings.upload_retention_s)
 
 
 class Uploads:
-    """Takes archives in chunks. A tenant sees its own: another's is not found, whoever knows its hash."""
+    """Receives archives in chunks. A tenant sees only its own: another's is not found, even by its hash."""
 
     def __init__(self, engine: AsyncEngine, limits: UploadLimits, disk: DiskWatch | None = None) -> None:
         self._engine = engine
@@ -54,11 +54,11 @@ class Uploads:
         self._disk = disk or DiskWatch(None, 0)
 
     async def start(self, caller: Identity, sha256: str, size_bytes: int) -> Upload:
-        """Begin an upload, or return how far it is.
+        """Begin an upload, or return how far it has got.
 
         Raises:
-            ProblemError: 413 if it is too large, 403 beyond the tenant's quota, 409 if it has another size, 503 while
-                the database's disk is nearly full.
+            ProblemError: 413 if it is too large, 403 beyond the tenant's quota, 409 if it was begun with another size,
+                503 while the database's disk is nearly full.
         """
         self._disk.check("The database's disk")
         if size_bytes > self._limits.max_bytes:
@@ -93,7 +93,7 @@ class Uploads:
             return await _state(repository, tenant_id, sha256)
 
     async def get(self, caller: Identity, sha256: str) -> Upload:
-        """Return how far an upload is.
+        """Return how far an upload has got.
 
         Raises:
             ProblemError: 404.
@@ -102,10 +102,10 @@ class Uploads:
             return await _state(UploadRepository(connection), caller.tenant_id, sha256)
 
     async def put_chunk(self, caller: Identity, sha256: str, number: int, data: str) -> Upload:
-        """Store a part; with the last one, compare the whole with its SHA-256. Repeating it changes nothing.
+        """Store a part; after the last one, compare the whole with its SHA-256. Repeating it changes nothing.
 
         Raises:
-            ProblemError: 404; 422 if the part is not one, or if the whole is not what it should be: it is gone then.
+            ProblemError: 404; 422 if the part is not valid, or if the whole has another hash and is therefore deleted.
         """
         tenant_id = caller.tenant_id
         content = _decoded(data)
@@ -132,7 +132,7 @@ class Uploads:
         return state
 
     async def clear(self) -> None:
-        """Delete what no job needs any more and nobody has used for a while."""
+        """Delete archives that no job needs any more and that have not been used for a while."""
         async with self._engine.begin() as connection:
             cleared = await UploadRepository(connection).clear(
                 self._limits.kept_s, min(self._limits.kept_s, _UNFINISHED_S)

@@ -1,4 +1,4 @@
-"""HTTP of users, and of who the caller is."""
+"""HTTP endpoints for users, and for who the caller is."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def get_user(_: Operator, tenant_id: str, name: str, users: TheUsers) -> U
 async def change_user(caller: Admin, tenant_id: str, name: str, change: UserChange, users: TheUsers) -> User:
     """Change a user's account, or disable or enable a user.
 
-    Keys of a disabled user are refused within seconds. Jobs that were accepted go on.
+    Keys of a disabled user are refused within seconds. Jobs already accepted go on.
     """
     return await users.change(caller, _known_form(tenant_id, "tenant"), _known_form(name, "user"), change)
 

@@ -1,4 +1,4 @@
-"""Use cases on users: who submits jobs, with which keys, and as which account they run."""
+"""Use cases on users: who submits jobs, with which keys, and under which account they run."""
 
 from __future__ import annotations
 

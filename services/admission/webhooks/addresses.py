@@ -1,6 +1,6 @@
 """Which addresses webhooks may be sent to, checked on the very address that a connection is opened to.
 
-Users choose the URL; without a check they could have this process reach what only the cluster's own network can.
+Users choose the URL; without a check they could make this process reach hosts that only the cluster's own network can.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AddressRules:
 
 
 def _real(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address that an IPv6 address stands for, if it does."""
+    """Return the IPv4 address that an IPv6 address embeds, or else the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in NAT64:
@@ -108,7 +108,7 @@ def checked_session(rules: AddressRules, *, encrypted: bool) -> aiohttp.ClientSe
 
 
 async def fault_of(url: str, rules: AddressRules) -> str | None:
-    """Return what is wrong with the address of a webhook, now that it is looked up; None if nothing is."""
+    """Look up a webhook's address and return what is wrong with it; None if nothing is."""
     parts = urlsplit(url)
     encrypted = parts.scheme == "https"
     host = parts.hostname or ""
@@ -126,6 +126,6 @@ async def fault_of(url: str, rules: AddressRules) -> str | None:
 
 
 def forbidden(encrypted: bool) -> str:
-    """Return why an address is refused, and what would be right."""
+    """Return why an address is refused, and how others can be allowed."""
     rule = "must be a public address" if encrypted else "must be https"
     return f"{rule}; the operator allows other networks by ADMISSION_WEBHOOK_NETWORKS"

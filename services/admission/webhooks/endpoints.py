@@ -1,4 +1,4 @@
-"""HTTP of webhooks."""
+"""HTTP endpoints for webhooks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ router = APIRouter(tags=["webhooks"])
 async def create_webhook(caller: Caller, spec: WebhookSpec, webhooks: TheWebhooks) -> NewWebhook:
     """Create a webhook.
 
-    It is sent events of the caller's tenant from now on. Only this answer contains its secret, by which messages are
-    signed as the Standard Webhooks specification has it. Only an operator may have `node.lost` sent.
+    It is sent events of the caller's tenant from now on. Only this answer contains its secret, with which messages are
+    signed as the Standard Webhooks specification requires. Only an operator may subscribe to `node.lost`.
     """
     return await webhooks.create(caller, spec)
 
@@ -38,14 +38,14 @@ async def create_webhook(caller: Caller, spec: WebhookSpec, webhooks: TheWebhook
 async def list_webhooks(caller: Caller, webhooks: TheWebhooks) -> WebhookList:
     """List webhooks.
 
-    A user sees its tenant's; an operator sees all.
+    Users see their tenant's; operators see all.
     """
     return await webhooks.list(caller)
 
 
 @router.get("/v1/webhooks/{webhook_id}")
 async def get_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> WebhookDetail:
-    """Get a webhook and what became of its last messages."""
+    """Get a webhook and the outcomes of its last messages."""
     return await webhooks.get(caller, webhook_id)
 
 
@@ -53,7 +53,7 @@ async def get_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) ->
 async def change_webhook(caller: Caller, webhook_id: str, change: WebhookChange, webhooks: TheWebhooks) -> Webhook:
     """Enable or disable a webhook.
 
-    Events in the time that it is disabled are not sent later.
+    Events that occur while it is disabled are not sent later.
     """
     return await webhooks.change(caller, webhook_id, change)
 
@@ -62,7 +62,7 @@ async def change_webhook(caller: Caller, webhook_id: str, change: WebhookChange,
 async def test_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> WebhookDelivery:
     """Send a test message.
 
-    A `ping`, attempted once; the answer says what became of it.
+    The message is a `ping`, attempted once; the answer gives its outcome.
     """
     return await webhooks.test(caller, webhook_id)
 
@@ -73,7 +73,7 @@ async def rotate_webhook(
 ) -> NewWebhook:
     """Replace a webhook's secret.
 
-    Until the overlap ends, messages have a signature by the old secret too. Only this answer contains the new one.
+    Until the overlap ends, messages are also signed with the old secret. Only this answer contains the new one.
     """
     return await webhooks.rotate(caller, webhook_id, rotation)
 
@@ -82,6 +82,6 @@ async def rotate_webhook(
 async def delete_webhook(caller: Caller, webhook_id: str, webhooks: TheWebhooks) -> None:
     """Delete a webhook.
 
-    Messages that wait are not sent.
+    Waiting messages are not sent.
     """
     await webhooks.delete(caller, webhook_id)

@@ -1,8 +1,9 @@
 """Events become deliveries.
 
-Ends of jobs are read from ``job_events``, which is written in the transaction that ends a job, from a stored position
-on; budgets and nodes from ``webhook_events``. Deliveries are inserted in the transaction that moves the position and
-deletes those rows: each event becomes one delivery for each webhook that wants it, whenever this process dies.
+The ends of jobs are read from ``job_events``, which is written in the transaction that ends a job, after a stored
+position; events of budgets and nodes from ``webhook_events``. Deliveries are inserted in the transaction that moves the
+position and deletes those rows: each event becomes exactly one delivery for each webhook that wants it, whenever this
+process dies.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from services.kit.ids import new_id
 
 
 class Publisher:
-    """Makes deliveries of what has happened since the last time."""
+    """Turns what has happened since the last time into deliveries."""
 
     def __init__(self, engine: AsyncEngine, settle_s: float) -> None:
         self._engine = engine
@@ -38,7 +39,7 @@ class Publisher:
     async def publish(self) -> int:
         """Make the deliveries of all events that are ready, and return how many.
 
-        The end of a job is ready ``settle_s`` after it: until then its nodes may report energy.
+        The end of a job is ready after ``settle_s``: until then its nodes may still report energy.
         """
         made = 0
         while True:
@@ -73,7 +74,7 @@ class Publisher:
 
 
 def _ready(ends: Sequence[RowMapping]) -> Sequence[RowMapping]:
-    """Return the ends before the first one that is too young; the position cannot pass that."""
+    """Return the ends before the first that is too recent; the position cannot pass that one."""
     young = next((index for index, row in enumerate(ends) if row["is_young"]), len(ends))
     return ends[:young]
 

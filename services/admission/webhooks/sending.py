@@ -1,4 +1,4 @@
-"""Deliveries are posted: each webhook by a task of its own, so that a slow one keeps none waiting."""
+"""Posting of deliveries: each webhook has a task of its own, so that a slow one does not hold up others."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GONE = 410
 
 @dataclass(frozen=True, slots=True)
 class SendingRules:
-    """For how long one attempt, a message and a webhook that fails are kept up."""
+    """How long one attempt may take, and how long a failing message and a failing webhook are retried."""
 
     timeout_s: float
     retry_s: float
@@ -49,7 +49,7 @@ class SendingRules:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an attempt; accepted if there is no ``error``."""
+    """The outcome of an attempt; accepted if there is no ``error``."""
 
     status: int | None
     error: str | None
@@ -57,7 +57,7 @@ class Outcome:
 
 
 class Sender:
-    """Posts messages and stores what became of them."""
+    """Posts messages and stores the outcomes."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Sender:
             await session.close()
 
     async def start_due(self) -> None:
-        """Start a task for each webhook that has messages to send and has none yet."""
+        """Start a task for each webhook that has messages to send but no task yet."""
         async with self._engine.connect() as connection:
             due = await WebhookRepository(connection).due()
         for webhook_id in due:
@@ -196,7 +196,7 @@ class Sender:
 
 
 def delay_after_s(attempts: int) -> float:
-    """Return how long to wait after so many attempts: 5 s, 15 s, 45 s, ... up to 6 hours."""
+    """Return how long to wait after this many attempts: 5 s, 15 s, 45 s, ... up to 6 hours."""
     return min(LONGEST_DELAY_S, FIRST_DELAY_S * 3.0 ** min(attempts - 1, 20))
 
 
@@ -209,7 +209,7 @@ def _outcome(answer: aiohttp.ClientResponse) -> Outcome:
 
 
 def retry_after_s(text: str) -> float:
-    """Return the seconds that a header `Retry-After` asks to wait, at most a day; 0 if it says nothing."""
+    """Return the seconds that a `Retry-After` header asks to wait, at most a day; 0 if it says nothing."""
     if text.isascii() and text.isdigit():
         return min(LONGEST_RETRY_AFTER_S, float(text))
     try:

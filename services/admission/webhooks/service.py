@@ -51,7 +51,7 @@ class Webhooks:
         """Create a webhook of the caller's tenant; only this answer contains its secret.
 
         Raises:
-            ProblemError: 403 for events of the cluster or one webhook too many; 422 for an address that is refused.
+            ProblemError: 403 for cluster events or for one webhook too many; 422 for an address that is refused.
         """
         if WebhookEvent.NODE_LOST in spec.events:
             if not caller.is_operator:
@@ -104,7 +104,7 @@ class Webhooks:
             return await self._lock(connection, caller, webhook_id)
 
     async def test(self, caller: Identity, webhook_id: str) -> WebhookDelivery:
-        """Send a test message, once, and return what became of it."""
+        """Send a test message once, and return its outcome."""
         async with self._engine.begin() as connection:
             await self._lock(connection, caller, webhook_id)
         delivery = delivery_of(webhook_id, PingMessage(timestamp=utc_now(), data=Ping(webhook_id=webhook_id)))
@@ -116,7 +116,7 @@ class Webhooks:
         return found
 
     async def rotate(self, caller: Identity, webhook_id: str, rotation: WebhookRotation) -> NewWebhook:
-        """Give a webhook a new secret; messages are signed with the old one as well until the overlap ends."""
+        """Give a webhook a new secret; messages are also signed with the old one until the overlap ends."""
         async with self._engine.begin() as connection:
             found = await self._lock(connection, caller, webhook_id)
             repository = WebhookRepository(connection)
@@ -127,7 +127,7 @@ class Webhooks:
         return NewWebhook(**found.model_dump(), secret=secret)
 
     async def delete(self, caller: Identity, webhook_id: str) -> None:
-        """Delete a webhook, with the messages that wait."""
+        """Delete a webhook with its waiting messages."""
         async with self._engine.begin() as connection:
             found = await self._lock(connection, caller, webhook_id)
             await WebhookRepository(connection).delete(webhook_id)
@@ -138,7 +138,7 @@ class Webhooks:
         """Return a webhook that the caller may change.
 
         Raises:
-            ProblemError: 404; 403 for one that an operator made for events of the cluster.
+            ProblemError: 404; 403 for one that an operator created for cluster events.
         """
         found = await WebhookRepository(connection).find(_checked(webhook_id), visible_tenant(caller), lock=True)
         if found is None:

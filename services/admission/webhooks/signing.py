@@ -22,7 +22,7 @@ class Signer:
 
 
 def fingerprint(secret: str) -> bytes:
-    """Return what shows later that the installation's secret is still the one that ``secret`` was derived from."""
+    """Return a hash that shows later whether the installation's secret is still the one ``secret`` was derived from."""
     return hashlib.sha256(secret.encode()).digest()
 
 
