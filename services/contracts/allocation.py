@@ -1,4 +1,4 @@
-"""GPUs for jobs: what ``POST /v1/optimize/allocation`` and ``wattshift plan allocation`` take and answer."""
+"""GPUs for jobs: the input and output of ``POST /v1/optimize/allocation`` and ``wattshift plan allocation``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ControlChoice(Message):
 
 
 class GangSize(Message):
-    """A number of GPUs that a job could have."""
+    """A number of GPUs that a job could be given."""
 
     gpus: Int = Field(ge=1, le=65_536)
     controls: list[ControlChoice] = Field(min_length=1, max_length=MAX_VALUES)
@@ -45,7 +45,7 @@ class GpuShare(Message):
 
 
 class AllocationJob(Message):
-    """A job: what it could have, and what is known of it."""
+    """A job: what it could be given, and what is known about it."""
 
     name: Name
     sizes: list[GangSize] = Field(min_length=1, max_length=MAX_SIZES, description="By number of GPUs, ascending.")
@@ -93,8 +93,8 @@ class AllocationNode(Message):
 class AllocationRequest(Message):
     """Asks how many GPUs each job gets, at which control value and on which nodes, within a power limit.
 
-    Jobs are in the order of their claim. GPUs and control values go where they save most time per energy (PowerFlow,
-    Algorithm 1); gangs are placed by Heavy-Edge (A-SRPT).
+    Jobs are listed in the order of their claim. GPUs and control values go where they save most time per energy
+    (PowerFlow, Algorithm 1); gangs are placed by Heavy-Edge (A-SRPT).
     """
 
     nodes: list[AllocationNode] = Field(min_length=1, max_length=MAX_NODES)
@@ -162,7 +162,7 @@ class AllocationRequest(Message):
 
 
 class AllocationProblem(AllocationRequest):
-    """The problem of an allocation."""
+    """An allocation problem."""
 
     kind: Literal["allocation"] = "allocation"
 

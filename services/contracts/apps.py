@@ -2,8 +2,8 @@
 
 A *fleet* is a number of GPUs of one model in one grid zone, set aside by an operator. An *application* answers requests
 with model *variants* of different accuracy; each instance runs one variant on a whole GPU or on a MIG slice. As the
-grid's carbon intensity changes, a *plan* of the fleet chooses anew which variants run on which slices (Clover), within
-each application's latency and accuracy. GPUs are then cut anew one at a time.
+grid's carbon intensity changes, a *plan* of the fleet chooses again which variants run on which slices (Clover), within
+each application's limits on latency and accuracy. GPUs are then recut, one at a time.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class AppVariant(Message):
 
 
 class Repartition(StrEnum):
-    """When a GPU with an application's instances may be cut anew."""
+    """When a GPU with an application's instances may be recut."""
 
     WITHIN_SLA = "within_sla"
     """Only while the application's other instances keep the SLA, by the queue model, or the SLA is broken anyway."""
@@ -247,7 +247,7 @@ class EvaluationFigures(Message):
 
 
 class AppEvaluation(Message):
-    """What an evaluation was of one application."""
+    """One application in an evaluation."""
 
     name: str
     instances: list[VariantInstances]
@@ -433,14 +433,14 @@ class AppList(Message):
 
 
 class AppReportQuery(Message):
-    """The time that a report covers."""
+    """The period that a report covers."""
 
     hours: float = Field(default=24, gt=0, le=24 * 31, description="Hours before now.")
     step_s: float = Field(default=3_600, ge=5, le=86_400, description="Length of each step of the mix.")
 
 
 class AppMix(Message):
-    """What answered in one step of a report."""
+    """The requests of one step of a report, and the variants that answered them."""
 
     start_at: Instant
     gco2_per_kwh: float | None = Field(description="Mean carbon intensity; null without a ledger line.")
@@ -454,7 +454,7 @@ class AppMix(Message):
 
 
 class AppEvaluations(Message):
-    """What searches by measurement did to an application in a time."""
+    """What searches by measurement did to an application over a period."""
 
     evaluations: int = Field(description="Measured configurations, also of what ran already.")
     unmeasured: int = Field(description="Configurations that could not be brought up or measured.")
@@ -471,7 +471,7 @@ class AppEvaluations(Message):
 
 
 class AppReport(Message):
-    """What an application did, beside BASE: the most accurate variant on whole GPUs, all the time."""
+    """What an application did, compared with BASE: the most accurate variant on whole GPUs, all the time."""
 
     app: str
     start_at: Instant

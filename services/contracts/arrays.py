@@ -29,7 +29,7 @@ class ArrayTasks:
 
     Attributes:
         indices: (n_tasks,) ascending, without repetition.
-        max_running: The most tasks that may hold GPUs at once; None: no limit.
+        max_running: The most tasks that may hold GPUs at once; None for no limit.
     """
 
     indices: tuple[int, ...]

@@ -22,7 +22,7 @@ class WorkState(StrEnum):
 
 
 class WorkFailureCode(StrEnum):
-    """Stable code of why there is no answer."""
+    """Stable code for why there is no answer."""
 
     TIME_LIMIT = "time_limit"
     """It exceeded its time limit."""
@@ -75,12 +75,12 @@ class WorkRecord:
     """A piece of work as it stands.
 
     Attributes:
-        attempts: How often a worker took it up.
-        started_at: When one last did.
-        problem: JSON; only where it was asked for whole, or claimed.
-        result: JSON, as ``problem``.
-        claim: The worker's, where it was just claimed.
-        columns: What else the table keeps of it.
+        attempts: How often a worker has taken it up.
+        started_at: When a worker last took it up.
+        problem: JSON; only if the whole record was asked for, or claimed.
+        result: JSON; likewise.
+        claim: The worker's claim, if the work was just claimed.
+        columns: What else the table stores about it.
     """
 
     id: str
@@ -99,7 +99,7 @@ class WorkRecord:
 
 @dataclass(frozen=True)
 class Submitted:
-    """The piece of work of a submission, which may be an earlier one."""
+    """The piece of work for a submission, which may have been submitted earlier."""
 
     id: str
     is_new: bool

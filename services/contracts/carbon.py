@@ -39,7 +39,7 @@ class IntensityPoint(Message):
 
 
 def curve_of(points: Sequence[IntensityPoint]) -> CarbonCurve:
-    """Return contiguous steps, each of which ends where the next begins, as the core's curve, in UTC seconds.
+    """Return contiguous steps, each ending where the next begins, as the core's curve, in UTC seconds.
 
     Only measured values that the provider did not estimate itself count as known.
 
@@ -115,7 +115,7 @@ class ForecastPoint(IntensityPoint):
 
     @property
     def is_estimate(self) -> bool:
-        """True."""
+        """Always true."""
         return True
 
 

@@ -10,7 +10,7 @@ from services.contracts.schema import Message
 
 
 class ChangeKind(StrEnum):
-    """A kind of things that one reads again once it has changed."""
+    """A kind of thing that clients read again once it has changed."""
 
     NODES = "nodes"
     POLICIES = "policies"
@@ -21,6 +21,6 @@ class ChangeKind(StrEnum):
 
 
 class Changed(Message):
-    """The data of `changed`."""
+    """The data of a `changed` event."""
 
     kinds: list[ChangeKind] = Field(description="What to read again; of `nodes`, operators alone are told.")

@@ -38,7 +38,7 @@ class PoolClocks(Message):
 
 
 class ServerClocks(PoolClocks):
-    """The same for one server, with the latency limits of the class that it serves now."""
+    """The clocks of one server's GPUs, with the latency limits of the class that it serves now."""
 
     max_ttft_ms: Real | None = Field(default=None, gt=0)
     max_tbt_ms: Real | None = Field(default=None, gt=0)

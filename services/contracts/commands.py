@@ -97,7 +97,7 @@ class UnknownFieldsError(Exception):
 
 
 def command_document(command: AnyCommand) -> dict[str, Any]:
-    """Return a command as it is sent: without fields that have their default."""
+    """Return a command as it is sent: without fields that have their default value."""
     return {"type": command.type, **command.model_dump(mode="json", exclude_defaults=True)}
 
 
@@ -106,7 +106,7 @@ def read_command(document: Any) -> AnyCommand:
 
     Raises:
         UnknownFieldsError: A gang is to be started with fields that this release does not know.
-        ValidationError: It is no command that this release knows.
+        ValidationError: It is not a command that this release knows.
     """
     try:
         return command_adapter.validate_python(document)
@@ -124,7 +124,7 @@ def read_accepted_start(document: Any) -> StartGang:
     """Read the command of a gang that an agent of this release or another one accepted; unknown fields are ignored.
 
     Raises:
-        ValidationError: It is no such command.
+        ValidationError: It is not such a command.
     """
     try:
         return StartGang.model_validate(document)
@@ -139,7 +139,7 @@ Path = tuple[int | str, ...]
 
 
 def _unknown_fields(error: ValidationError) -> list[Path]:
-    """Return the paths of the fields that are not known; empty if anything else is wrong as well."""
+    """Return the paths of the fields that are not known; empty if anything else is also wrong."""
     found = error.errors(include_url=False, include_input=False)
     if any(each["type"] != "extra_forbidden" for each in found):
         return []

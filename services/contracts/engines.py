@@ -1,9 +1,9 @@
 """What the bridge to an engine, such as Slurm, and the control plane exchange.
 
-An engine is what a site has that runs jobs. Its bridge is a node of its own, with a node's credential and stream of
+An engine is whatever a site uses to run jobs. Its bridge is a node of its own, with a node's credential and stream of
 commands, but without GPUs: it reports the engine's nodes and jobs, and carries out decisions on those jobs that it may
-steer. All of it is a level, not an edge: a report says how a job is, a decision how it is to be, so that either may be
-repeated, and the newest is right. ``revision`` says which decision a report follows.
+steer. Both are levels, not edges: a report says what state a job is in, a decision what state it should be in, so that
+either may be repeated, and the newest counts. ``revision`` says which decision a report follows.
 """
 
 from __future__ import annotations
@@ -146,21 +146,21 @@ class EngineNode(NodeMessage):
 
 
 class ZoneStep(NodeMessage):
-    """What a grid emits from a moment on, until the next step."""
+    """A grid's carbon intensity from one moment until the next step."""
 
     start_at: Instant
     gco2_per_kwh: float
 
 
 class ZoneOutlook(NodeMessage):
-    """What a grid zone is expected to emit: steps in order of time, of which the last holds on."""
+    """A grid zone's expected carbon intensity: steps in order of time, the last of which continues."""
 
     zone: Name
     signal: Signal
     steps: list[ZoneStep] = Field(min_length=1, max_length=1_000)
 
     def mean(self, start_s: float, end_s: float) -> float:
-        """Return the mean intensity between two moments, UTC seconds, gCO2/kWh; the first step holds before, too."""
+        """Return the mean intensity between two moments, UTC seconds, gCO2/kWh; the first step also holds before it."""
         import numpy as np  # here: the agents that read these contracts are installed without NumPy
 
         from services.core.domain.carbon import CarbonCurve
@@ -171,7 +171,7 @@ class ZoneOutlook(NodeMessage):
 
 
 class EngineReport(NodeMessage):
-    """How the engine is; sent at every look, with the jobs that have changed since the last report."""
+    """The state of an engine, sent at every look, with the jobs that have changed since the last report."""
 
     boot_id: Text = Field(max_length=64)
     kind: Literal["slurm", "kueue", "ray"]
@@ -202,7 +202,7 @@ class EngineReport(NodeMessage):
 
 
 class EngineAction(StrEnum):
-    """What is to become of a job."""
+    """What should happen to a job."""
 
     HOLD = "hold"
     """It waits, until it is released or the hold expires."""
@@ -215,7 +215,7 @@ class EngineAction(StrEnum):
 
 
 class EngineDecision(NodeMessage):
-    """How a job is to be."""
+    """What is decided about a job."""
 
     external_id: ExternalId
     revision: int = Field(ge=1)
@@ -235,7 +235,7 @@ class EngineDecision(NodeMessage):
 
 
 class EngineReply(NodeMessage):
-    """The answer to a report: it is on disk."""
+    """The answer to a report, which is on disk by then."""
 
     unreported: list[str] = Field(default_factory=list[str], description="Jobs not over that `present` did not name.")
     ended: list[str] = Field(
@@ -255,7 +255,7 @@ class EngineReply(NodeMessage):
 
 
 class Direct(NodeMessage):
-    """The command to a bridge: decisions, of which the newest revision on a job is in force."""
+    """The command to a bridge: decisions; for each job, the newest revision is in force."""
 
     type: Literal["direct"] = "direct"
     decisions: list[EngineDecision]
@@ -272,10 +272,10 @@ class EngineEnergyReport(NodeMessage):
 
 
 class EngineSavings(Message):
-    """What a dry run would have saved on the jobs that ended on a day of UTC.
+    """What a dry run would have saved on the jobs that ended on one UTC day.
 
-    A job that the last plan before its start held back would have run as it did, but that much later; every other one
-    as it did.
+    A job that the last plan before its start held back would have run as it did, only that much later; every other one
+    exactly as it did.
     """
 
     jobs: int = Field(description="Jobs that ran, and ended on this day.")
@@ -291,21 +291,21 @@ class EngineSavings(Message):
     would_carbon_gco2: float | None = Field(
         description="What these would have emitted, with the same energy in the hours in which they would have run."
     )
-    settled: bool = Field(description="Whether it stays so; before, it is reckoned again as energy and hours come in.")
+    settled: bool = Field(description="Whether it is final; until then it is recomputed as energy and hours come in.")
 
 
 class EngineDay(Message):
-    """How often each thing happened on a day of UTC."""
+    """How often each thing happened on one UTC day."""
 
     day: str
     counts: dict[str, int]
     savings: EngineSavings | None = Field(
-        default=None, description="Of a dry run, reckoned when the day is over; null: no job ended on it."
+        default=None, description="Of a dry run, computed when the day is over; null: no job ended on it."
     )
 
 
 class EngineDays(Message):
-    """Days of an engine with anything to tell, newest first."""
+    """The days of an engine on which anything happened, newest first."""
 
     items: list[EngineDay]
 
@@ -340,5 +340,5 @@ Json = dict[str, Any]
 
 
 def node_name(engine: str, node: str) -> str:
-    """Return the id under which an engine's node is known: it is never that of a host with an agent."""
+    """Return the id under which an engine's node is known, which is never that of a host with an agent."""
     return f"{engine}.{node}"[:63]

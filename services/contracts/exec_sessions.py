@@ -1,4 +1,4 @@
-"""Exec sessions: commands that run beside a job's own processes, for the one who asked for them."""
+"""Exec sessions: commands that run beside a job's own processes, for whoever asked for them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ExecInputAnswer(Message):
 
 
 class ExecEvent(Message):
-    """One event of a session: first `started`, then `output` and `notice`, and at last `exit`."""
+    """One event of a session: first `started`, then `output` and `notice`, and finally `exit`."""
 
     type: Literal["started", "output", "notice", "exit"]
     session_id: str | None = Field(default=None, description="`started`: where input is sent.")
@@ -106,11 +106,11 @@ class ExecEvent(Message):
     detail: str | None = Field(default=None, description="A notice for the user, or why the command ended.")
 
     def message(self) -> bytes:
-        """Return it as a server-sent event."""
+        """Return this event as a server-sent event."""
         return f"event: {self.type}\ndata: {self.model_dump_json(exclude_none=True)}\n\n".encode()
 
 
 def output_message(stream: str, data: bytes) -> bytes:
-    """Return an ``output`` event as a server-sent event; the same as ``message``, but fast."""
+    """Return an ``output`` event as a server-sent event, as ``message`` does, but faster."""
     head = f'event: output\ndata: {{"type":"output","stream":"{stream}","data":"'.encode()
     return b"".join((head, base64.b64encode(data), b'"}\n\n'))

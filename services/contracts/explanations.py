@@ -30,9 +30,9 @@ class JobAhead(Message):
 
 
 class QueuePlace(Message):
-    """A waiting job's place in the order in which the policy starts jobs, by a round on the present state.
+    """A waiting job's place in the order in which the policy starts jobs, according to a round on the present state.
 
-    Jobs that the caller may not see are counted, and never named.
+    Jobs that the caller may not see are counted, but never named.
     """
 
     position: int | None = Field(
@@ -48,7 +48,7 @@ class QueuePlace(Message):
 
 
 class AskedGpus(Message):
-    """The GPUs that the job asks for, and those of the cluster that would do."""
+    """The GPUs that the job asks for, and those in the cluster that would do."""
 
     min: int
     max: int
@@ -63,7 +63,7 @@ class AskedGpus(Message):
 
 
 class LengthEstimate(Message):
-    """How long the job still runs once it starts, on the gang in question. Figures are null where unknown."""
+    """How long the job will still run once it starts, on the gang in question. Figures are null where unknown."""
 
     seconds: float | None = None
     low_s: float | None = Field(default=None, description="10th percentile of earlier runs like it.")
@@ -108,7 +108,7 @@ class WaitingExplanation(Message):
 
 
 class NextStep(Message):
-    """What the next active round would do to a running job, by a round on the present state."""
+    """What the next active round would do to a running job, according to a round on the present state."""
 
     action: Literal["keep", "stop"]
     at: Instant | None = Field(default=None, description="When that round is due.")
@@ -138,7 +138,7 @@ class EndedExplanation(Message):
     """What came of a job. Times are sums over all its gangs."""
 
     exit_code: int | None = None
-    waited_s: float = Field(description="From submission to its end without GPUs.")
+    waited_s: float = Field(description="Time without GPUs, from submission to its end.")
     held_gpus_s: float = Field(description="Time in which it held GPUs.")
     starts: int
     preemptions: int
@@ -146,7 +146,7 @@ class EndedExplanation(Message):
 
 
 class Outcome(StrEnum):
-    """Whether the other policies' part is there."""
+    """Whether the comparison with other policies is available."""
 
     PENDING = "pending"
     READY = "ready"
@@ -176,10 +176,10 @@ class PolicyComparison(Message):
 
 
 class LeverEffect(Message):
-    """What one lever of the policy changes for a job, against the same job without that lever; the others stay.
+    """What one lever of the policy changes for a job, compared with the same job without that lever; the others stay.
 
-    Of a job that waits or runs: for what it has left, by the policy's own figures and the forecast. Of one that has
-    ended: by the ledger, as far as that tells. The effects of several levers do not add up to that of all.
+    For a job that waits or runs: over what it has left, by the policy's own figures and the forecast. For one that has
+    ended: by the ledger, as far as it can tell. The effects of several levers do not add up to the effect of all.
     """
 
     lever: Literal["width", "batch", "power_limit", "hours", "order", "sleep"]
@@ -194,10 +194,10 @@ class LeverEffect(Message):
 
 
 class Explanation(Message):
-    """A job, explained. Of `waiting`, `running` and `ended` one is set, by the job's state."""
+    """A job, explained. One of `waiting`, `running` and `ended` is set, according to the job's state."""
 
     job_id: str
-    number: int | None = Field(default=None, description="What people type for its id; see `Job`.")
+    number: int | None = Field(default=None, description="What people type as its id; see `Job`.")
     array_index: int | None = Field(default=None, description="Its index if it is a task of an array.")
     name: str
     state: JobState

@@ -73,7 +73,7 @@ class TenantLimits(Message):
         default=1.0,
         gt=0,
         le=1_000_000,
-        description="How much of the GPUs the tenant is to have against others, under policies that share between "
+        description="The tenant's weight in sharing the GPUs with others, under policies that share between "
         "tenants (`fair+` before a policy's name).",
     )
     requests_per_s: Real = Field(

@@ -49,7 +49,7 @@ _BOUNDS = {
 def explained(error: Mapping[str, Any]) -> str:
     """Return one of Pydantic's errors as what is wrong and what would be right, without the name of the field.
 
-    What was given is repeated if the error has it, it is short, and the field is none that may hold a secret.
+    The given value is repeated if the error has it, it is short, and the field cannot hold a secret.
     """
     kind = str(error["type"])
     context: Mapping[str, Any] = error.get("ctx") or {}
@@ -87,7 +87,7 @@ def first_error(error: ValidationError, *, without: Sequence[int | str] = (), wh
 
     Args:
         error: What Pydantic raised.
-        without: The beginning of the field's place that the reader knows already.
+        without: The beginning of the field's place, which the reader already knows.
         whole: What to call the document itself, for an error of no single field.
     """
     first = error.errors()[0]
@@ -99,7 +99,7 @@ def first_error(error: ValidationError, *, without: Sequence[int | str] = (), wh
 
 
 def no_such_zone(zone: str, known: Iterable[str]) -> str:
-    """Return that there is no such grid zone, which ones have a name like it, and which ones there are."""
+    """Return a sentence that there is no such grid zone, with the zones of similar names and those that exist."""
     names = sorted(known)
     by_folded = {name.casefold(): name for name in names}
     near = [by_folded[each] for each in difflib.get_close_matches(zone.casefold()[:_LONGEST_SHOWN], by_folded, n=3)]

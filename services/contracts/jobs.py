@@ -46,7 +46,7 @@ class GpuRequest(Message):
     memory_gib: Real | None = Field(default=None, gt=0, le=10_000, description="Minimum memory of each device.")
     slice: SliceName | None = Field(
         default=None,
-        description="Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It has one.",
+        description="Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one.",
     )
 
     @property
@@ -69,7 +69,7 @@ class GpuRequest(Message):
 
 
 class BatchRange(Message):
-    """Between which total batch sizes a policy may choose; the training code reads the one chosen."""
+    """The total batch sizes that a policy may choose from; the training code reads the chosen one."""
 
     min: Int = Field(ge=1, le=10**9, description="Samples per step of the whole gang.")
     max: Int = Field(ge=1, le=10**9)
@@ -250,7 +250,7 @@ class JobSpec(Message):
 
     @property
     def tasks(self) -> ArrayTasks | None:
-        """The tasks of the array; None of a single job."""
+        """The tasks of the array; None for a single job."""
         return None if self.array is None else read_array(self.array)
 
     def stop_at(self, running_at: datetime | None, asked_at: datetime | None) -> datetime | None:
@@ -374,7 +374,7 @@ def task_name(array_name: str, index: int) -> str:
 
 
 class JobBatch(Message):
-    """Several jobs, of which either all are accepted or none."""
+    """Several jobs, which are accepted all together or not at all."""
 
     jobs: list[JobSpec] = Field(min_length=1, max_length=MAX_BATCH_JOBS)
 
@@ -414,7 +414,7 @@ class Job(Message):
     id: str
     number: int | None = Field(
         default=None,
-        description="What people type for its id: 1, 2, ... in its tenant; a task has that of its array. Null if a "
+        description="What people type as its id: 1, 2, ... in its tenant; a task has that of its array. Null if a "
         "release without numbers accepted it.",
     )
     tenant_id: str
@@ -463,7 +463,7 @@ class Job(Message):
     exit_code: int | None = None
     checkpoint_nodes: list[str] = Field(
         default_factory=list[str],
-        description="The nodes that alone have the checkpoint of a job that waits: it starts on these, or waits for "
+        description="The only nodes that have the checkpoint of a job that waits: it starts on these, or waits for "
         "them; none if it may start anywhere.",
     )
     progress: JobProgress | None = None
@@ -483,7 +483,7 @@ class JobList(Message):
 
 
 class JobCounts(Message):
-    """How many jobs have not ended, by state, and why those wait that do."""
+    """How many jobs have not ended, by state, and why waiting ones wait."""
 
     queued: int = 0
     held: int = 0
@@ -498,10 +498,10 @@ class JobCounts(Message):
 
 
 class JobArray(Message):
-    """An array: jobs of one spec, its tasks, that were submitted, and can be cancelled and held, as one."""
+    """An array: jobs of one spec, its tasks, that are submitted, and can be cancelled and held, as one."""
 
     id: str
-    number: int | None = Field(default=None, description="As of a job; its tasks are `NUMBER.INDEX`.")
+    number: int | None = Field(default=None, description="As for a job; its tasks are `NUMBER.INDEX`.")
     tenant_id: str
     user: str | None = Field(
         default=None, description="Name of the user whose key submitted it; null if the key belonged to no user."
@@ -522,7 +522,7 @@ class JobArray(Message):
         default_factory=dict[str, int], description="Why queued and held tasks wait: how many, by reason."
     )
     next_task: str | None = Field(
-        default=None, description="Of the queued or, if there are none, the held tasks that of the lowest index."
+        default=None, description="The queued or, if there is none, the held task of the lowest index."
     )
     gpus: int = Field(description="GPUs that its tasks hold now.")
     submitted_at: Instant
@@ -542,7 +542,7 @@ class SubmittedJob(Message):
     """The answer to a submission. The job, or the array with all its tasks, is on disk by then."""
 
     id: str
-    number: int | None = Field(default=None, description="What people type for its id; see `Job`.")
+    number: int | None = Field(default=None, description="What people type as its id; see `Job`.")
     name: str
     state: JobState
     submitted_at: Instant

@@ -1,4 +1,4 @@
-"""Programs that start the processes of a distributed job themselves, and how to tell that a command is one of them."""
+"""Programs that start the processes of a distributed job themselves, and how to recognise them in a command."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _is_launcher(words: list[str], depth: int) -> bool:
 
 
 def _without_prefixes(words: list[str]) -> list[str]:
-    """Leave out assignments and programs that only prepare the one that follows them."""
+    """Strip assignments and programs that only prepare the one that follows them."""
     while words:
         program = PurePosixPath(words[0]).name
         if _ASSIGNMENT.match(words[0]) or words[0] in _PREFIXES:
@@ -150,7 +150,7 @@ def _shell_commands(arguments: list[str]) -> list[list[str]]:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the separators of a shell that are not in quotes."""
+    """Split at the separators of a shell that are outside quotes."""
     parts: list[str] = []
     start, quote, at = 0, "", 0
     while at < len(text):

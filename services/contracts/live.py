@@ -19,7 +19,7 @@ class LiveKind(Message):
 
 
 class LiveNode(Message):
-    """A node without the devices of service instances, which no policy gives away."""
+    """A node without the devices of service instances, which policies cannot give away."""
 
     kind: int = Field(ge=0, description="Index into the kinds.")
     gpus: int = Field(ge=0, description="GPUs that are not cut.")
@@ -27,7 +27,7 @@ class LiveNode(Message):
 
 
 class LiveSlice(Message):
-    """A MIG slice, without those of service instances and of GPUs that are kept for a fleet."""
+    """A MIG slice; those of service instances, and of GPUs kept for a fleet, are left out."""
 
     node: int = Field(ge=0, description="Index into the nodes.")
     gpu: int = Field(ge=0, description="Which of the node's GPUs that are cut.")
@@ -37,7 +37,7 @@ class LiveSlice(Message):
 
 
 class LiveRates(Message):
-    """Speed, in units of the smallest gang's, and draw of each GPU, by the sizes of the profile."""
+    """Speed, relative to the smallest gang's, and draw of each GPU, by the sizes of the profile."""
 
     speed: list[float]
     power_w: list[float]
@@ -79,7 +79,7 @@ class LiveJob(Message):
 
 
 class LiveState(Message):
-    """What a simulation of the present queue begins with."""
+    """What a simulation of the present queue starts from."""
 
     at_s: float = Field(description="Time of the snapshot, UTC seconds.")
     next_active_s: float = Field(description="When the next active round is due.")

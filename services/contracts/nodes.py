@@ -193,7 +193,7 @@ class NodeRegistration(NodeMessage):
     checkpoints: CheckpointPlace | None = Field(
         default=None,
         exclude_if=_is_none,
-        description="Where jobs' checkpoints are that name no folder: `shared` by all nodes, copied to a `store`, or "
+        description="Where jobs that name no folder keep checkpoints: `shared` by all nodes, copied to a `store`, or "
         "`local` to the node. Null: an agent of an earlier release.",
     )
     measures_only: bool = Field(
@@ -219,7 +219,7 @@ class NodeRegistration(NodeMessage):
 
     @property
     def role(self) -> NodeRole:
-        """What registers."""
+        """The role of what registers."""
         return NodeRole.ENGINE if self.driver == "engine" else NodeRole.AGENT
 
 
@@ -274,7 +274,7 @@ class NodeKeys(NodeMessage):
 
 
 class NodeEnroller(NodeKeys):
-    """Who enrols: its keys, and what it is."""
+    """The program that enrols: its keys and its role."""
 
     role: NodeRole | None = Field(default=None, description="Null: an agent or a bridge of the release before.")
 
@@ -290,7 +290,7 @@ class NodeCredential(NodeMessage):
 
 
 class NodeCertificate(NodeMessage):
-    """By what the control plane knows a node's agent from now on."""
+    """The certificate by which the control plane knows a node's agent from now on."""
 
     pem: str = Field(description="The certificate and its key.")
 
@@ -417,8 +417,8 @@ class DeviceReading(NodeMessage):
     meter_faults: Count = Field(
         default=0,
         exclude_if=lambda faults: not faults,
-        description="How many of the device's readings since its agent began were not taken for measurements, because "
-        "it cannot have used that; its energy was modelled instead.",
+        description="How many of the device's readings since its agent began were rejected, because it cannot have "
+        "used that much; its energy was modelled instead.",
     )
 
 
@@ -467,7 +467,7 @@ class Listener(NodeValue, unknown="unchecked"):
 
 
 class ClockMinute(NodeMessage):
-    """The clocks that the latency of a server's requests asked for in one minute of UTC, decided about every second."""
+    """The clocks that the latency of a server's requests asked for in one UTC minute, decided about every second."""
 
     start_at: Instant
     policy: ClockPolicy = Field(description="By which the last of them was decided.")
@@ -532,7 +532,7 @@ class RankStatus(NodeMessage):
 
 
 class PartitionState(NodeValue, unknown="pending"):
-    """How far a node is with a partition that was asked of it."""
+    """How far a node has got with a partition that it was asked for."""
 
     PENDING = "pending"
     """The node has not begun: work still runs on the GPU, or it has not heard of it yet."""
@@ -552,7 +552,7 @@ class WantedPartition(NodeMessage):
 
 
 class PartitionStatus(NodeMessage):
-    """How one GPU is cut now, and how far the node is with what is wanted of it."""
+    """How one GPU is cut now, and how far the node has got with what is wanted of it."""
 
     gpu: int = Field(ge=0, le=1_023)
     revision: int = Field(ge=0, lt=2**63, description="Of the wanted partition that `state` is about; 0 for none.")
@@ -573,7 +573,7 @@ class GpuPartitionSpec(Message):
 
 
 class GpuPartition(Message):
-    """How a GPU is to be cut, and how far its node is with that."""
+    """How a GPU is to be cut, and how far its node has got with that."""
 
     gpu: int
     revision: int
@@ -588,7 +588,7 @@ class GpuPartition(Message):
 
 
 class GpuFaultCause(NodeValue, unknown="other"):
-    """What is the matter with a GPU."""
+    """What is wrong with a GPU."""
 
     LOST = "lost"
     """It has fallen off the bus, or does not answer."""
@@ -613,7 +613,7 @@ class GpuFault(NodeMessage):
     detail: Text = Field(max_length=500)
     since: Instant
     ends_gangs: bool = Field(description="Whether gangs that hold the GPU cannot go on.")
-    lasts: bool = Field(description="Whether it is so now, and not only was.")
+    lasts: bool = Field(description="Whether it still holds.")
 
 
 class Heartbeat(NodeMessage):
@@ -638,7 +638,7 @@ class Heartbeat(NodeMessage):
         default=None,
         max_length=1_024,
         exclude_if=_is_none,
-        description="What is the matter with its GPUs, the worst of each. Null from an agent that does not look.",
+        description="What is wrong with its GPUs, the worst of each. Null from an agent that does not look.",
     )
 
 
@@ -702,7 +702,7 @@ class EnergyInterval(NodeMessage):
 
 
 class EnergyReport(NodeMessage):
-    """Intervals that are not acknowledged yet, oldest first."""
+    """Intervals that are not yet acknowledged, oldest first."""
 
     intervals: list[EnergyInterval] = Field(max_length=1_000)
 
@@ -761,11 +761,11 @@ class GpuHealth(Message):
     gpu: int = Field(description="Its index.")
     uuid: str
     drained: bool = Field(description="Whether an operator has taken it out of service.")
-    cause: GpuFaultCause | None = Field(default=None, description="What is the matter with it; null for nothing.")
+    cause: GpuFaultCause | None = Field(default=None, description="What is wrong with it; null for nothing.")
     detail: str = ""
     since: Instant | None = None
     ends_gangs: bool = Field(default=False, description="Whether gangs that held it were ended, and queued again.")
-    lasts: bool = Field(default=False, description="Whether it is so now; then it cannot be returned to service.")
+    lasts: bool = Field(default=False, description="Whether this still holds; then it cannot return to service.")
 
 
 class Node(Message):
@@ -790,7 +790,7 @@ class Node(Message):
     containers: bool
     checkpoints: CheckpointPlace | None = Field(
         default=None,
-        description="Where jobs' checkpoints are that name no folder: `shared` by all nodes, copied to a `store`, or "
+        description="Where jobs that name no folder keep checkpoints: `shared` by all nodes, copied to a `store`, or "
         "`local` to the node, to which jobs are then bound; null where the agent is of an earlier release.",
     )
     devices: list[DeviceInfo]
@@ -802,12 +802,12 @@ class Node(Message):
         default_factory=list[GpuHealth], description="Its GPUs that get no new work; none while all of them do."
     )
     gpus: int = Field(description="Slices are not counted, only the GPUs they are part of.")
-    gpus_in_use: int = Field(description="GPUs that a gang holds, or slices of which are held.")
+    gpus_in_use: int = Field(description="GPUs that a gang holds, whole or in slices.")
     power_w: float
     marked_intervals: int = Field(
         default=0,
-        description="How many of the node's intervals are not booked as its meters, or its reports, have it, because "
-        "its hardware cannot have used that. The `basis` of their lines in the ledger says which.",
+        description="How many of the node's intervals are not booked as metered or reported, because its hardware "
+        "cannot have used that much. The `basis` of their lines in the ledger says which.",
     )
     heartbeat_at: Instant | None
     lease_until: Instant | None

@@ -69,7 +69,7 @@ PlacementJob = ParallelLayout | ModelLayout | DataParallelLayout
 
 
 def placement_job(document: Any) -> PlacementJob:
-    """Return the job in a JSON document, which one of its keys identifies; for a job spec, its layout.
+    """Return the job in a JSON document, whose kind is told by one of its keys; for a job spec, its layout.
 
     Raises:
         ValidationError: The document is not a valid job of any form.

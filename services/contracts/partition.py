@@ -1,4 +1,4 @@
-"""Model variants on slices: what ``POST /v1/optimize/partition`` and ``wattshift plan partition`` take and answer."""
+"""Variants on slices: the input and output of ``POST /v1/optimize/partition`` and ``wattshift plan partition``."""
 
 from __future__ import annotations
 
@@ -35,10 +35,15 @@ class ModelVariant(Message):
 
 
 def check_floor(max_accuracy_loss_pct: float | None, best: str, accuracy_pct: float) -> None:
-    """Refuse an accuracy floor that no variant reaches; the best one is given with its accuracy.
+    """Refuse an accuracy floor that no variant reaches.
+
+    Args:
+        max_accuracy_loss_pct: The limit that implies the floor.
+        best: The most accurate variant.
+        accuracy_pct: Its accuracy.
 
     Raises:
-        ValueError: It is above the accuracy of the best variant.
+        ValueError: The floor is above the accuracy of the best variant.
     """
     if max_accuracy_loss_pct is None or max_accuracy_loss_pct >= 0:
         return
@@ -101,7 +106,7 @@ class PartitionApplication(Message):
 class PartitionRequest(Message):
     """Asks which model variants run on which MIG slices of some GPUs (Clover, equations 1 to 7).
 
-    Several applications share the GPUs by marginal benefit. Configurations are measured by a queue model.
+    Several applications share the GPUs by marginal benefit. Configurations are evaluated by a queue model.
     """
 
     gpus: Int = Field(ge=1, le=MAX_GPUS)
@@ -137,13 +142,13 @@ class PartitionRequest(Message):
 
 
 class PartitionProblem(PartitionRequest):
-    """The problem of a partition."""
+    """A partition problem."""
 
     kind: Literal["partition"] = "partition"
 
 
 class PartitionCandidate(Message):
-    """A configuration of an application that keeps its limits, and what it does by the queue model."""
+    """A configuration of an application that keeps its limits, and how it performs by the queue model."""
 
     instances: list[VariantInstances]
     objective_pct: float
@@ -153,7 +158,7 @@ class PartitionCandidate(Message):
 
 
 class ApplicationPlan(Message):
-    """What runs of an application, and what it does by the queue model."""
+    """What of an application runs, and how it performs by the queue model."""
 
     name: str
     gpus: int = Field(description="Its share of the GPUs.")
@@ -177,7 +182,7 @@ class ApplicationPlan(Message):
 
 
 class PartitionResult(SolveOutcome):
-    """A partition. `infeasible` if an application's limits are not kept by what was found."""
+    """A partition. `infeasible` if what was found does not keep an application's limits."""
 
     kind: Literal["partition"] = "partition"
     applications: list[ApplicationPlan]

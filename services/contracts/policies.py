@@ -65,7 +65,7 @@ class ActivePolicy(Message):
 
 
 class TenantShare(Message):
-    """What a tenant is to have of the GPUs, and has."""
+    """A tenant's share of the GPUs, and what it holds of them."""
 
     tenant_id: str
     weight: float

@@ -110,11 +110,12 @@ class ClassTerms(Message):
     )
 
     def admits(self, profile: ModeProfile, network_ms: float = 0.0) -> bool:
-        """Return whether a profile keeps the limits; without a measured value, a limit is not kept.
+        """Return whether a profile keeps the limits; a limit without a measured value is not kept.
 
         Args:
             profile: How a mode serves the class.
-            network_ms: Between client and instance, there and back; part of the time to the first token and of all.
+            network_ms: Round trip between client and instance; part of the time to the first token and of the whole
+                time.
         """
         pairs = (
             (self.max_latency_s, profile.latency_s, 1e-3 * network_ms),
@@ -124,7 +125,7 @@ class ClassTerms(Message):
         return all(limit is None or (found is not None and found + more <= limit) for limit, found, more in pairs)
 
     def latency_limits(self) -> LatencyLimits:
-        """Return the thresholds for clocks: the stated limits, and where there is none that of FREESH's Table 7."""
+        """Return the thresholds for clocks: the stated limits, or those of FREESH's Table 7 where none is stated."""
         paper = TABLE_7.get(self.name, LatencyLimits())
         return LatencyLimits(
             ttft_s=paper.ttft_s if self.max_ttft_ms is None else 1e-3 * self.max_ttft_ms,

@@ -1,4 +1,4 @@
-"""What was learned about a kind of job: the answers of ``GET /v1/jobs/{job_id}/profile``."""
+"""What was learned about a kind of job: the answer to ``GET /v1/jobs/{job_id}/profile``."""
 
 from __future__ import annotations
 

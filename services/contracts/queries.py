@@ -40,7 +40,7 @@ class PageQuery(Message):
 
 
 class MetricsQuery(Message):
-    """Whose figures."""
+    """Whose metrics to read."""
 
     agents: bool = Field(default=False, description="Those of the nodes' agents, in place of the services'.")
     own: bool = Field(default=False, description="Those of the gateway that answers alone.")
@@ -55,7 +55,7 @@ class AuditQuery(PageQuery):
 
 
 class SecretQuery(Message):
-    """Which of several secrets of one name."""
+    """Which of several secrets of the same name."""
 
     project: Name | None = Field(default=None, description="That of this project; by default that of the tenant.")
 
@@ -160,9 +160,9 @@ class NodeQuery(Message):
 
 
 class EngineDaysQuery(Message):
-    """How far back."""
+    """How many days to look back."""
 
-    days: int = Field(default=31, ge=1, le=3_660, description="Within so many days, today's among them.")
+    days: int = Field(default=31, ge=1, le=3_660, description="Within this many days, including today.")
 
 
 class PlanQuery(Message):

@@ -15,14 +15,14 @@ from services.core.domain.signal import Signal
 
 
 class HalfWidth(Message):
-    """Half of a 90 % interval: 9 times out of 10 the truth is no further from the figure. docs/method.md has how."""
+    """Half the width of a 90 % interval: 9 times out of 10 the true value lies within it (docs/method.md)."""
 
     energy_j: float
     carbon_gco2: float
 
 
 class CarbonAccounts(Message):
-    """Emissions by other accounts than `carbon_gco2`, which is location-based. Null: an input is unknown."""
+    """Emissions by accounts other than `carbon_gco2`, which is location-based. Null: an input is unknown."""
 
     facility_energy_j: float = Field(default=0, description="Energy of the devices and hosts, times PUE.")
     estimated_gco2: float = Field(
@@ -68,7 +68,10 @@ class ZoneIntensity(Message):
 
 
 class FunctionalUnit(Message):
-    """Software carbon intensity (SCI): emissions per unit of work, of jobs that succeeded wholly in the period."""
+    """Software carbon intensity (SCI): emissions per unit of work.
+
+    Only jobs that succeeded, and whose energy lies wholly in the period, count.
+    """
 
     unit: str = Field(description="`job`, `step`, `epoch`, `sample` or `1000 tokens`.")
     amount: float
@@ -81,7 +84,7 @@ class FunctionalUnit(Message):
 
 
 class LedgerHour(Message):
-    """What was used in an hour: of all and of idle GPUs, which only operators see."""
+    """What was used in an hour: by all GPUs, and by idle ones, which only operators see."""
 
     start_at: Instant
     covered_s: float = Field(
@@ -130,7 +133,7 @@ class FootprintQuery(LedgerQuery):
 
 
 class FootprintReport(Message):
-    """The sums of the ledger over a period, all of one moment."""
+    """The sums of the ledger over a period, all as of one moment."""
 
     start_at: Instant | None
     end_at: Instant = Field(description="The end of the period; the moment of the report if that came first.")
@@ -155,7 +158,7 @@ class FootprintReport(Message):
 
 
 class LedgerLine(Message):
-    """One line of the ledger: the energy that one owner used on one node in one interval. Null: not known.
+    """One line of the ledger: the energy that one owner used on one node in one interval. Null if unknown.
 
     The fields are the columns of exports, in their order. Every amount of a report is the exact sum of the column of
     that name: numbers are written as decimals that read back as the same binary number, and summed as decimals.
@@ -278,7 +281,7 @@ class RequestLine(Message):
 
 
 class ServersFootprint(Message):
-    """What the ledger has of all servers of pools."""
+    """What the ledger has for all servers of pools."""
 
     energy_j: float
     carbon_gco2: float
@@ -289,7 +292,7 @@ class ServersFootprint(Message):
 
 
 class RequestReport(Message):
-    """Requests of a period. They divide the energy of the servers' jobs and add nothing to it."""
+    """Requests of a period. They share out the energy of the servers' jobs and add nothing to it."""
 
     start_at: Instant | None
     end_at: Instant = Field(description="The end of the period; the moment of the report if that came first.")

@@ -114,7 +114,7 @@ class RoutedPool(Message):
 
 
 class Routed(Message):
-    """A server that requests are, or were just, sent to."""
+    """A server that requests are sent to, or were until just now."""
 
     id: str
     url: str
@@ -211,7 +211,7 @@ class UpstreamKey(Message):
 class UpstreamKeys(Message):
     """The keys of instances, and of all endpoints whose keys are secrets.
 
-    ``missing`` says, by endpoint, why one cannot be had.
+    ``missing`` says, by endpoint, why a key is not available.
     """
 
     keys: list[UpstreamKey]
@@ -219,7 +219,7 @@ class UpstreamKeys(Message):
 
 
 class HeldRequests(Message):
-    """How many requests one router process holds at servers that drain."""
+    """How many requests one router process holds at draining servers."""
 
     router: Name
     held: dict[str, Annotated[Int, Field(ge=0)]] = Field(max_length=10_000, description="By id of the server.")
@@ -272,7 +272,7 @@ class RouterState(Message):
 
 
 class LimitsState(Message):
-    """What a router process tells other routers of its tenants' limits, and a gateway other gateways."""
+    """What a router process tells other routers, and a gateway other gateways, about tenants' limits."""
 
     at_s: float = Field(description="When it was written, UTC seconds.")
     started_at_s: float = Field(description="When the process was started, UTC seconds.")

@@ -10,7 +10,7 @@ from services.contracts.schema import Instant, Message
 
 
 class LeverSaving(Message):
-    """What one lever saved, gCO2 with PUE; below zero: it cost that much."""
+    """What one lever saved, gCO2 with PUE; negative if it cost that much."""
 
     lever: str = Field(
         description="`order`, `width`, `batch`, `power_limit`, `hours`, `sleep`, in the order of their replays, and "
@@ -60,7 +60,7 @@ class DaySavings(SavingsTotals):
 
 
 class SavingsReport(Message):
-    """The days of a period that have been replayed, oldest first, and their sum; null: none has been."""
+    """The days of a period that have been replayed, oldest first, and their sum; null if there are none."""
 
     days: list[DaySavings]
     total: SavingsTotals | None

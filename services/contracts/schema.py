@@ -62,9 +62,9 @@ class NodeMessage(Message):
 
 
 class NodeValue(StrEnum):
-    """Values that an agent says, which may be of a later release: what is not known is read as `unknown` names.
+    """Values from an agent, which may be of a later release: unknown ones are read as the value that `unknown` names.
 
-    An older control plane would otherwise refuse all of a heartbeat, and give up the node with all that runs there.
+    An older control plane would otherwise refuse the whole heartbeat, and give up the node with all that runs there.
     """
 
     def __init_subclass__(cls, *, unknown: str) -> None:

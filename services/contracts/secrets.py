@@ -18,7 +18,7 @@ SecretFileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z
 
 
 def _value(value: Any) -> str:
-    """Check a secret's value; the message of the error never repeats it."""
+    """Check a secret's value; the error message never repeats it."""
     if (
         not isinstance(value, str)
         or not value
@@ -51,7 +51,7 @@ class SecretSpec(Message):
 
 
 class Secret(Message):
-    """What is known of a secret: everything but its value."""
+    """What is known about a secret: everything but its value."""
 
     name: str
     project: str | None
@@ -69,7 +69,7 @@ class SecretList(Message):
 class SecretUse(Message):
     """A secret that a job gets, as a variable or as a file.
 
-    The secret of the job's project comes before that of the whole tenant.
+    A secret of the job's project takes precedence over one of the whole tenant.
     """
 
     name: Name
@@ -101,9 +101,9 @@ class OpenedSecret(NodeMessage):
 
 
 class OpenedSecrets(NodeMessage):
-    """The secrets of a gang. ``missing`` says, for each that cannot be had, why in a sentence.
+    """The secrets of a gang. ``missing`` says, in a sentence for each, why a secret is not available.
 
-    ``instance_key`` is what an instance of a pool is to ask of those who send it requests.
+    ``instance_key`` is the key that an instance of a pool is to require with the requests sent to it.
     """
 
     secrets: list[OpenedSecret]

@@ -146,7 +146,7 @@ class ServerMode(Message):
 
 
 class PoolThresholds(Message):
-    """Number of tokens from which a request counts as long."""
+    """The numbers of tokens from which a request counts as long."""
 
     input_tokens: Int = Field(ge=1, le=10**9)
     output_tokens: Int = Field(ge=1, le=10**9)
@@ -323,11 +323,11 @@ class PoolSpec(SolveOptions):
 
     @property
     def plan_steps(self) -> int:
-        """How many steps of five minutes a plan is for."""
+        """How many steps of five minutes a plan covers."""
         return STEPS_AHEAD if self.plan_every_min is None else self.plan_every_min * 60 // int(STEP_S)
 
     def switching_wh(self, mode: ServerMode) -> tuple[float, float]:
-        """Return the energy of a start and of a stop of an instance, Wh: as stated, or at full power for its time."""
+        """Return the energy to start and to stop an instance, Wh: as stated, or full power for the time it takes."""
         classes = (each for part in self.partitions for each in part.classes)
         powers_w = [profile.power_w for each in classes for profile in each.profiles if profile.mode == mode.name]
         full_w = max(powers_w, default=0.0)

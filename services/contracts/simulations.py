@@ -93,14 +93,14 @@ class TrainingOptions(Message):
 
     batch_tuning: Literal["all", "half", "none"] = Field(
         default="all",
-        description="Whose batch size may follow the gang, under policies that use it; half of the jobs are drawn by "
+        description="Which jobs' batch size may follow the gang, under policies that use it; half of them are drawn by "
         "the seed.",
     )
 
     tenant_weights: dict[Word, Annotated[Real, Field(gt=0, le=1e6)]] = Field(
         default_factory=dict[str, float],
         max_length=10_000,
-        description="How much of the GPUs each tenant of the trace is to have against others, under policies that "
+        description="The weight of each tenant of the trace in sharing the GPUs with others, under policies that "
         "share between tenants (`fair+` before a policy's name); 1 where none is given.",
     )
 

@@ -1,4 +1,4 @@
-"""Options and results that all kinds of solve share."""
+"""Options and results shared by all kinds of solve."""
 
 from __future__ import annotations
 

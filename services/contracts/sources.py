@@ -19,7 +19,7 @@ _GIT_URL = re.compile(
 
 
 def _git_url(url: str) -> str:
-    """Return the address of a repository if git can be given it: no option, no helper program, no password."""
+    """Return a repository's address if it is safe to pass to git: no option, no helper program, no password."""
     if not _GIT_URL.fullmatch(url):
         raise ValueError(
             "must be https://HOST/PATH, ssh://USER@HOST/PATH or USER@HOST:PATH; credentials are given by a secret"
@@ -44,7 +44,7 @@ class GitSource(Message):
 
 
 class Source(Message):
-    """The job's files. Its working folder is what is unpacked on each node, or a folder in it."""
+    """The job's files. The job runs in what is unpacked on each node, or in a folder in it."""
 
     upload: Sha256 | None = Field(default=None, description="The SHA-256 of an archive that the tenant has uploaded.")
     git: GitSource | None = None
@@ -63,7 +63,7 @@ class UploadSpec(Message):
 
 
 class Upload(Message):
-    """An archive, and which part of it is there."""
+    """An archive, and how much of it has arrived."""
 
     sha256: str
     size_bytes: int

@@ -1,4 +1,4 @@
-"""Streams in Redis: their names, and a node's own as telemetry relays them."""
+"""Streams in Redis: their names, and how telemetry relays a node's own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GATEWAY_LIMITS_HASH = "wattshift:gateway-limits"
 
 
 def ended_session(session_id: str) -> str:
-    """Return the key that is there for as long as the cookie of a session that has ended would be valid."""
+    """Return the key that exists for as long as the cookie of an ended session would be valid."""
     return f"wattshift:ended-session:{session_id}"
 
 
@@ -55,7 +55,7 @@ LATENCY_FIELD = "report"
 
 
 class NodeStream(StrEnum):
-    """A stream of a node's own."""
+    """One of a node's own streams."""
 
     COMMANDS = "commands"
     LATENCY = "latency"
@@ -74,7 +74,7 @@ EntryId = Annotated[str, Field(pattern=r"^[0-9]{1,19}-[0-9]{1,19}$")]
 
 
 class StreamRead(NodeMessage):
-    """Remove an entry of a node's stream, or wait for others; asked again, nothing is lost."""
+    """Removes an entry of a node's stream, or waits for others; repeating the request loses nothing."""
 
     stream: NodeStream
     done: EntryId | None = Field(default=None, description="A command that is on the node's disk, and is removed.")

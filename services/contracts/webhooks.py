@@ -1,4 +1,4 @@
-"""Webhooks: who wants to hear of what, what was delivered, and the messages themselves.
+"""Webhooks: who is notified of what, what was delivered, and the messages themselves.
 
 Messages are signed by the Standard Webhooks specification (https://www.standardwebhooks.com).
 """
@@ -90,7 +90,7 @@ class WebhookList(Message):
 
 
 class WebhookChange(Message):
-    """Whether messages are sent. Events in the time that a webhook is disabled are not sent later."""
+    """Whether messages are sent. Events that happen while a webhook is disabled are not sent later."""
 
     enabled: Flag
 
@@ -151,7 +151,7 @@ class JobEnded(Message):
 
 
 class BudgetExceeded(Message):
-    """A budget that is exceeded; reported once in a month, or again after it was raised."""
+    """A budget that is exceeded; reported once a month, and again if it was raised."""
 
     budget_id: str
     tenant_id: str
@@ -165,7 +165,7 @@ class BudgetExceeded(Message):
 
 
 class NodeLost(Message):
-    """A node that sent no heartbeat until its lease had ended; its jobs are queued again."""
+    """A node that sent no heartbeat before its lease ended; its jobs are queued again."""
 
     node_id: str
     zone: str

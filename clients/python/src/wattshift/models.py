@@ -44,7 +44,7 @@ class After:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedGpus:
-    """The GPUs that the job asks for, and those of the cluster that would do.
+    """The GPUs that the job asks for, and those in the cluster that would do.
 
     Attributes:
         slice: Size of the MIG slice that it asks for; the figures below then count such slices.
@@ -65,7 +65,7 @@ class AskedGpus:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRange:
-    """Between which total batch sizes a policy may choose; the training code reads the one chosen.
+    """The total batch sizes that a policy may choose from; the training code reads the chosen one.
 
     Attributes:
         min: Samples per step of the whole gang.
@@ -77,7 +77,7 @@ class BatchRange:
 
 @dataclass(frozen=True, kw_only=True)
 class CarbonAccounts:
-    """Emissions by other accounts than `carbon_gco2`, which is location-based. Null: an input is unknown.
+    """Emissions by accounts other than `carbon_gco2`, which is location-based. Null: an input is unknown.
 
     Attributes:
         facility_energy_j: Energy of the devices and hosts, times PUE.
@@ -174,8 +174,8 @@ class DeviceReading:
             agent. The counter is used if the two differ by less than a factor of 2, and else the power. Null
             while it is not known.
         temperature_c: Degrees Celsius at the last look at its health; null of slices.
-        meter_faults: How many of the device's readings since its agent began were not taken for measurements,
-            because it cannot have used that; its energy was modelled instead.
+        meter_faults: How many of the device's readings since its agent began were rejected, because it cannot
+            have used that much; its energy was modelled instead.
     """
 
     index: int
@@ -216,7 +216,7 @@ class EndedExplanation:
     """What came of a job. Times are sums over all its gangs.
 
     Attributes:
-        waited_s: From submission to its end without GPUs.
+        waited_s: Time without GPUs, from submission to its end.
         held_gpus_s: Time in which it held GPUs.
     """
 
@@ -230,10 +230,10 @@ class EndedExplanation:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A job, explained. Of `waiting`, `running` and `ended` one is set, by the job's state.
+    """A job, explained. One of `waiting`, `running` and `ended` is set, according to the job's state.
 
     Attributes:
-        number: What people type for its id; see `Job`.
+        number: What people type as its id; see `Job`.
         array_index: Its index if it is a task of an array.
         reason: Stable code of why the job waits or how it ended.
         detail: The reason in words.
@@ -291,7 +291,7 @@ class FootprintLine:
 
 @dataclass(frozen=True, kw_only=True)
 class FootprintReport:
-    """The sums of the ledger over a period, all of one moment.
+    """The sums of the ledger over a period, all as of one moment.
 
     Attributes:
         end_at: The end of the period; the moment of the report if that came first.
@@ -347,7 +347,9 @@ class ForecastPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionalUnit:
-    """Software carbon intensity (SCI): emissions per unit of work, of jobs that succeeded wholly in the period.
+    """Software carbon intensity (SCI): emissions per unit of work.
+
+    Only jobs that succeeded, and whose energy lies wholly in the period, count.
 
     Attributes:
         unit: `job`, `step`, `epoch`, `sample` or `1000 tokens`.
@@ -384,9 +386,9 @@ class GpuHealth:
     Attributes:
         gpu: Its index.
         drained: Whether an operator has taken it out of service.
-        cause: What is the matter with it; null for nothing.
+        cause: What is wrong with it; null for nothing.
         ends_gangs: Whether gangs that held it were ended, and queued again.
-        lasts: Whether it is so now; then it cannot be returned to service.
+        lasts: Whether this still holds; then it cannot return to service.
     """
 
     gpu: int
@@ -401,7 +403,7 @@ class GpuHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPartition:
-    """How a GPU is to be cut, and how far its node is with that.
+    """How a GPU is to be cut, and how far its node has got with that.
 
     Attributes:
         sizes: In sevenths of the GPU, in the order of their places; empty: uncut.
@@ -428,7 +430,7 @@ class GpuRequest:
             sizes are worth it. By default `min`.
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
-        slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It has one.
+        slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one.
     """
 
     min: int = 1
@@ -459,7 +461,7 @@ class GridForecast:
 
 @dataclass(frozen=True, kw_only=True)
 class HalfWidth:
-    """Half of a 90 % interval: 9 times out of 10 the truth is no further from the figure. docs/method.md has how."""
+    """Half the width of a 90 % interval: 9 times out of 10 the true value lies within it (docs/method.md)."""
 
     energy_j: float
     carbon_gco2: float
@@ -525,7 +527,7 @@ class Job:
     """A job and its current state.
 
     Attributes:
-        number: What people type for its id: 1, 2, ... in its tenant; a task has that of its array. Null if a
+        number: What people type as its id: 1, 2, ... in its tenant; a task has that of its array. Null if a
             release without numbers accepted it.
         user: Name of the user whose key submitted it; null if the key belonged to no user.
         reason: Stable code of why the job waits or how it ended.
@@ -543,7 +545,7 @@ class Job:
             after it; null while neither is known, and on other engines.
         node_losses: How often it lost a GPU, or a node while most others stayed up, each within a day of the one
             before; after three times it is held, and a release begins the count anew.
-        checkpoint_nodes: The nodes that alone have the checkpoint of a job that waits: it starts on these, or
+        checkpoint_nodes: The only nodes that have the checkpoint of a job that waits: it starts on these, or
             waits for them; none if it may start anywhere.
         warnings: Budgets of its project that are exceeded and only warn.
         array_id: The array that it is a task of.
@@ -598,10 +600,10 @@ class JobAhead:
 
 @dataclass(frozen=True, kw_only=True)
 class JobArray:
-    """An array: jobs of one spec, its tasks, that were submitted, and can be cancelled and held, as one.
+    """An array: jobs of one spec, its tasks, that are submitted, and can be cancelled and held, as one.
 
     Attributes:
-        number: As of a job; its tasks are `NUMBER.INDEX`.
+        number: As for a job; its tasks are `NUMBER.INDEX`.
         user: Name of the user whose key submitted it; null if the key belonged to no user.
         name: Its tasks are named `NAME.INDEX`.
         state: Of its tasks together: `running`, `starting`, `preempting`, `queued` or `held` if any is, in this
@@ -612,7 +614,7 @@ class JobArray:
         last: The highest index.
         max_running: The most tasks that hold GPUs at once; null: no limit.
         waiting: Why queued and held tasks wait: how many, by reason.
-        next_task: Of the queued or, if there are none, the held tasks that of the lowest index.
+        next_task: The queued or, if there is none, the held task of the lowest index.
         gpus: GPUs that its tasks hold now.
         started_at: When its first task started.
         ended_at: When its last task ended; null before that.
@@ -829,7 +831,7 @@ class JobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthEstimate:
-    """How long the job still runs once it starts, on the gang in question. Figures are null where unknown.
+    """How long the job will still run once it starts, on the gang in question. Figures are null where unknown.
 
     Attributes:
         low_s: 10th percentile of earlier runs like it.
@@ -845,10 +847,10 @@ class LengthEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class LeverEffect:
-    """What one lever of the policy changes for a job, against the same job without that lever; the others stay.
+    """What one lever of the policy changes for a job, compared with the same job without that lever; the others stay.
 
-    Of a job that waits or runs: for what it has left, by the policy's own figures and the forecast. Of one that has
-    ended: by the ledger, as far as that tells. The effects of several levers do not add up to that of all.
+    For a job that waits or runs: over what it has left, by the policy's own figures and the forecast. For one that has
+    ended: by the ledger, as far as it can tell. The effects of several levers do not add up to the effect of all.
 
     Attributes:
         carbon_saved_gco2: Less emitted than without it, without PUE (of an ended job with it); null: unknown.
@@ -864,7 +866,7 @@ class LeverEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class NextStep:
-    """What the next active round would do to a running job, by a round on the present state.
+    """What the next active round would do to a running job, according to a round on the present state.
 
     Attributes:
         at: When that round is due.
@@ -886,14 +888,14 @@ class Node:
         closed: Why the node itself takes no new work, such as a full disk; null while it does.
         measures_only: Whether its agent only measures: no job of ours is placed on it.
         engine_node: The engine's node whose energy it measures; null for none.
-        checkpoints: Where jobs' checkpoints are that name no folder: `shared` by all nodes, copied to a `store`,
+        checkpoints: Where jobs that name no folder keep checkpoints: `shared` by all nodes, copied to a `store`,
             or `local` to the node, to which jobs are then bound; null where the agent is of an earlier release.
         partitions: How its GPUs are to be cut, for those that ever were.
         gpu_health: Its GPUs that get no new work; none while all of them do.
         gpus: Slices are not counted, only the GPUs they are part of.
-        gpus_in_use: GPUs that a gang holds, or slices of which are held.
-        marked_intervals: How many of the node's intervals are not booked as its meters, or its reports, have it,
-            because its hardware cannot have used that. The `basis` of their lines in the ledger says which.
+        gpus_in_use: GPUs that a gang holds, whole or in slices.
+        marked_intervals: How many of the node's intervals are not booked as metered or reported, because its
+            hardware cannot have used that much. The `basis` of their lines in the ledger says which.
         credential: How the node proves who it is.
         credential_since: Since when it has its credential, or has had it revoked.
         protections: What keeps jobs apart there; none where the agent is of an earlier release.
@@ -1032,9 +1034,9 @@ class Protection:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePlace:
-    """A waiting job's place in the order in which the policy starts jobs, by a round on the present state.
+    """A waiting job's place in the order in which the policy starts jobs, according to a round on the present state.
 
-    Jobs that the caller may not see are counted, and never named.
+    Jobs that the caller may not see are counted, but never named.
 
     Attributes:
         position: 1 for the first. Null: the policy does not rank the job now, or has no such order.
@@ -1078,7 +1080,7 @@ class RunningExplanation:
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """What is known of a secret: everything but its value.
+    """What is known about a secret: everything but its value.
 
     Attributes:
         version: Counts how often its value was set.
@@ -1102,7 +1104,7 @@ class SecretList:
 class SecretUse:
     """A secret that a job gets, as a variable or as a file.
 
-    The secret of the job's project comes before that of the whole tenant.
+    A secret of the job's project takes precedence over one of the whole tenant.
 
     Attributes:
         env: The variable that holds the value.
@@ -1203,7 +1205,7 @@ class SimulationSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The job's files. Its working folder is what is unpacked on each node, or a folder in it.
+    """The job's files. The job runs in what is unpacked on each node, or in a folder in it.
 
     Attributes:
         upload: The SHA-256 of an archive that the tenant has uploaded.
@@ -1277,7 +1279,7 @@ class SubmittedJob:
     """The answer to a submission. The job, or the array with all its tasks, is on disk by then.
 
     Attributes:
-        number: What people type for its id; see `Job`.
+        number: What people type as its id; see `Job`.
         count: Tasks of the array; null for a single job.
     """
 
@@ -1328,9 +1330,9 @@ class TrainingProblem:
         predictor: How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs'
             own progress; or `forest`, `mean`, `median`, `mean-of-all` or `median-of-all`, learned from jobs that
             have ended.
-        batch_tuning: Whose batch size may follow the gang, under policies that use it; half of the jobs are drawn
-            by the seed.
-        tenant_weights: How much of the GPUs each tenant of the trace is to have against others, under policies
+        batch_tuning: Which jobs' batch size may follow the gang, under policies that use it; half of them are
+            drawn by the seed.
+        tenant_weights: The weight of each tenant of the trace in sharing the GPUs with others, under policies
             that share between tenants (`fair+` before a policy's name); 1 where none is given.
         levers: Instead of the policy's results, say what each of its levers saves: the jobs are replayed under
             `fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.
@@ -1484,7 +1486,7 @@ class AfterFields(TypedDict, total=False):
 
 
 class BatchRangeFields(TypedDict, total=False):
-    """Between which total batch sizes a policy may choose; the training code reads the one chosen.
+    """The total batch sizes that a policy may choose from; the training code reads the chosen one.
 
     Attributes:
         min: Samples per step of the whole gang.
@@ -1517,7 +1519,7 @@ class GpuRequestFields(TypedDict, total=False):
             sizes are worth it. By default `min`.
         model: GPU model that the job needs, as nodes report it.
         memory_gib: Minimum memory of each device.
-        slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It has one.
+        slice: Size of the MIG slice that the job needs instead of a GPU, in sevenths of one. It gets one.
     """
 
     min: int
@@ -1637,7 +1639,7 @@ class ProgressFields(TypedDict, total=False):
 class SecretUseFields(TypedDict, total=False):
     """A secret that a job gets, as a variable or as a file.
 
-    The secret of the job's project comes before that of the whole tenant.
+    A secret of the job's project takes precedence over one of the whole tenant.
 
     Attributes:
         env: The variable that holds the value.
@@ -1664,7 +1666,7 @@ class ServiceTermsFields(TypedDict, total=False):
 
 
 class SourceFields(TypedDict, total=False):
-    """The job's files. Its working folder is what is unpacked on each node, or a folder in it.
+    """The job's files. The job runs in what is unpacked on each node, or in a folder in it.
 
     Attributes:
         upload: The SHA-256 of an archive that the tenant has uploaded.
@@ -1723,9 +1725,9 @@ class TrainingRequestFields(TypedDict, total=False):
         predictor: How job lengths are predicted: `perfect`; `none`, for policies that learn them from the jobs'
             own progress; or `forest`, `mean`, `median`, `mean-of-all` or `median-of-all`, learned from jobs that
             have ended.
-        batch_tuning: Whose batch size may follow the gang, under policies that use it; half of the jobs are drawn
-            by the seed.
-        tenant_weights: How much of the GPUs each tenant of the trace is to have against others, under policies
+        batch_tuning: Which jobs' batch size may follow the gang, under policies that use it; half of them are
+            drawn by the seed.
+        tenant_weights: The weight of each tenant of the trace in sharing the GPUs with others, under policies
             that share between tenants (`fair+` before a policy's name); 1 where none is given.
         levers: Instead of the policy's results, say what each of its levers saves: the jobs are replayed under
             `fifo`, then under the policy with one lever more each time. One policy, and not with jobs `live`.
